@@ -1,0 +1,134 @@
+"""Vectors to segments: the format at rest, ScaNN, versions and the store."""
+
+from scannery.indexer.analyser import Analyser
+from scannery.indexer.bm25 import CorpusStatistics, corpus_statistics, score_rows
+from scannery.indexer.cache import SegmentCache
+from scannery.indexer.datapoints import (
+    attribute_value,
+    attribute_values,
+    datapoint_schema,
+    identifier,
+    vector_value,
+    vectors_of,
+)
+from scannery.indexer.errors import (
+    AlreadyExistsError,
+    BuildError,
+    CorruptError,
+    FormatError,
+    IndexerError,
+    InvalidRecordError,
+    InvalidSpecError,
+    NotFoundError,
+    StoreError,
+)
+from scannery.indexer.exact import exact_search, unit_length
+from scannery.indexer.maintenance import (
+    GarbageReport,
+    VerifyReport,
+    collect_garbage,
+    measure_recall,
+    rollback,
+    verify,
+)
+from scannery.indexer.manifest import CurvePoint, Manifest, Recall, SegmentEntry
+from scannery.indexer.planner import AllowedRows, Found
+from scannery.indexer.postings import Postings
+from scannery.indexer.reader import OpenIndex, open_index
+from scannery.indexer.scann_config import SearchSettings
+from scannery.indexer.segment import Segment, open_segment
+from scannery.indexer.segment_writer import BuiltSegment, build_segment
+from scannery.indexer.sharding import shard_of
+from scannery.indexer.spec import (
+    AttributeType,
+    ChunkSpec,
+    Distance,
+    EncoderSpec,
+    IndexSpec,
+    Language,
+    LexicalSpec,
+    ScannSpec,
+    SourceFormat,
+    SourceSpec,
+    load_spec,
+    parse_spec,
+    spec_json_schema,
+)
+from scannery.indexer.store import Store, StoredObject
+from scannery.indexer.tuning import expected_recall
+from scannery.indexer.versions import (
+    commit,
+    latest_version,
+    list_indexes,
+    list_versions,
+    read_manifest,
+    segment_key,
+)
+
+__all__ = [
+    "AllowedRows",
+    "AlreadyExistsError",
+    "Analyser",
+    "AttributeType",
+    "BuildError",
+    "BuiltSegment",
+    "ChunkSpec",
+    "CorpusStatistics",
+    "CorruptError",
+    "CurvePoint",
+    "Distance",
+    "EncoderSpec",
+    "FormatError",
+    "Found",
+    "GarbageReport",
+    "IndexSpec",
+    "IndexerError",
+    "InvalidRecordError",
+    "InvalidSpecError",
+    "Language",
+    "LexicalSpec",
+    "Manifest",
+    "NotFoundError",
+    "OpenIndex",
+    "Postings",
+    "Recall",
+    "ScannSpec",
+    "SearchSettings",
+    "Segment",
+    "SegmentCache",
+    "SegmentEntry",
+    "SourceFormat",
+    "SourceSpec",
+    "Store",
+    "StoreError",
+    "StoredObject",
+    "VerifyReport",
+    "attribute_value",
+    "attribute_values",
+    "build_segment",
+    "collect_garbage",
+    "commit",
+    "corpus_statistics",
+    "datapoint_schema",
+    "exact_search",
+    "expected_recall",
+    "identifier",
+    "latest_version",
+    "list_indexes",
+    "list_versions",
+    "load_spec",
+    "measure_recall",
+    "open_index",
+    "open_segment",
+    "parse_spec",
+    "read_manifest",
+    "rollback",
+    "score_rows",
+    "segment_key",
+    "shard_of",
+    "spec_json_schema",
+    "unit_length",
+    "vector_value",
+    "vectors_of",
+    "verify",
+]

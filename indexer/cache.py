@@ -1,0 +1,106 @@
+"""The local cache of opened segments: their parts as files that can be memory-mapped.
+
+A segment is unpacked once per machine, into a folder named by its SHA-256, and mapped from there by every process.
+Each folder has `checks.json` with the size and SHA-256 of the other files; they are compared before anything is
+mapped or handed to native code, and a folder that fails is unpacked again from the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from scannery.indexer.segment_writer import file_sha256
+
+__all__ = ["SegmentCache", "default_cache_folder"]
+
+_LOG = logging.getLogger(__name__)
+_CHECKS = "checks.json"
+_DRAFT = "draft-"
+# Unpacked parts depend on the code that unpacks; a change of their layout takes a new folder.
+_LAYOUT = "v3"
+
+
+def default_cache_folder() -> Path:
+    """Return `$SCANNERY_CACHE_DIR`, or `scannery` in the user's cache folder."""
+    named = os.environ.get("SCANNERY_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(named) if named else Path(base or Path.home() / ".cache") / "scannery"
+
+
+class SegmentCache:
+    """Folders of unpacked segments, least recently opened first out when they exceed `max_bytes`."""
+
+    def __init__(self, folder: Path | None = None, *, max_bytes: int = 64 << 30) -> None:
+        self.folder = (folder or default_cache_folder()) / "segments" / _LAYOUT
+        self.max_bytes = max_bytes
+
+    def get(self, sha256: str, unpack: Callable[[Path], None]) -> Path:
+        """Return the checked folder of a segment; `unpack` fills an empty one if there is none."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        final = self.folder / sha256
+        if final.exists():
+            if _intact(final):
+                os.utime(final)
+                return final
+            _LOG.warning("cached segment %s is damaged; unpacking it again", sha256[:12])
+            _discard(final)
+        self._fill(final, unpack)
+        self._evict(keep=final)
+        return final
+
+    def _fill(self, final: Path, unpack: Callable[[Path], None]) -> None:
+        draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=self.folder))
+        try:
+            unpack(draft)
+            checks = {
+                path.relative_to(draft).as_posix(): [path.stat().st_size, file_sha256(path)]
+                for path in _files(draft)
+            }
+            (draft / _CHECKS).write_text(json.dumps(checks))
+            # Another process may have been faster; its folder has the same content.
+            with contextlib.suppress(OSError):
+                draft.rename(final)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def _evict(self, *, keep: Path) -> None:
+        folders = [path for path in self.folder.iterdir() if not path.name.startswith(_DRAFT)]
+        sizes = {path: sum(file.stat().st_size for file in _files(path)) for path in folders}
+        total = sum(sizes.values())
+        for path in sorted(folders, key=lambda item: item.stat().st_mtime):
+            if total <= self.max_bytes:
+                return
+            if path != keep:
+                # Processes that mapped its files keep them: an unlinked file lives until it is unmapped.
+                _discard(path)
+                total -= sizes[path]
+
+
+def _intact(folder: Path) -> bool:
+    try:
+        checks = json.loads((folder / _CHECKS).read_text())
+        return all(
+            (folder / name).stat().st_size == size and file_sha256(folder / name) == sha256
+            for name, (size, sha256) in checks.items()
+        )
+    except (OSError, ValueError, TypeError, AttributeError):
+        return False
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
+
+
+def _discard(folder: Path) -> None:
+    # Renamed first, so that nobody finds it half removed.
+    grave = folder.with_name(f"{_DRAFT}{folder.name}-{os.getpid()}")
+    with contextlib.suppress(OSError):
+        folder.rename(grave)
+    shutil.rmtree(grave, ignore_errors=True)

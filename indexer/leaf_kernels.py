@@ -1,0 +1,172 @@
+"""Fused kernels that scan the allowed rows of the leaves nearest to a query. They release the GIL.
+
+Shapes: N rows, L leaves, D dimensions, K hits, B classes of rank, T steps of a tail.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scannery.indexer.kernels import compiled, insert
+
+__all__ = ["TAIL_LOW", "TAIL_STEP", "count_tails", "leaves_needed", "scan_leaves"]
+
+TAIL_LOW = -1.0
+TAIL_STEP = 1 / 128
+"""Tails are tabulated from TAIL_LOW on, in such steps of the leaf's spread."""
+
+
+@compiled
+def _rank_class(rank: int) -> int:
+    """Return the class of a leaf by its rank for a query: 0, 1, 2–3, 4–7, … share one tail each."""
+    found = 0
+    while rank > 0:
+        rank >>= 1
+        found += 1
+    return found
+
+
+@compiled
+def _tail(
+    tails_BT: np.ndarray, rank: int, predicted: np.float32, spread: np.float32, score: np.float32
+) -> np.float32:
+    """Return the share of a leaf's rows that one expects to score above `score`."""
+    if spread <= 0:
+        return np.float32(1.0) if predicted >= score else np.float32(0.0)
+    step = (score - predicted) / spread
+    if step <= TAIL_LOW:
+        return np.float32(1.0)
+    at = int((step - TAIL_LOW) / TAIL_STEP)
+    share: np.float32 = tails_BT[_rank_class(rank), min(at, tails_BT.shape[1] - 1)]
+    return share
+
+
+@compiled
+def _missed(
+    order_L: np.ndarray,
+    predicted_L: np.ndarray,
+    spread_L: np.ndarray,
+    sizes_L: np.ndarray,
+    allowed_L: np.ndarray,
+    tails_BT: np.ndarray,
+    score: np.float32,
+    k: int,
+    above_L: np.ndarray,
+) -> None:
+    """Write, for each rank, how many hits one expects in the leaves from that rank on to `above_L` (L + 1).
+
+    A leaf has so many rows above the score of the k-th hit as its tail says. How many of these are allowed? As many
+    as of all its rows; or, where the filter prefers what is near to the query, as many as of all rows above that
+    score, of which k were found.
+    """
+    total = np.float32(0)
+    for rank in range(order_L.shape[0]):
+        leaf = order_L[rank]
+        share = _tail(tails_BT, rank, predicted_L[leaf], spread_L[leaf], score)
+        above_L[rank] = sizes_L[leaf] * share
+        total += above_L[rank]
+    near = min(np.float32(1.0), np.float32(k) / max(total, np.float32(1.0)))
+    above_L[order_L.shape[0]] = 0
+    for rank in range(order_L.shape[0] - 1, -1, -1):
+        leaf = order_L[rank]
+        share = max(near, np.float32(allowed_L[leaf]) / sizes_L[leaf])
+        above_L[rank] = min(np.float32(allowed_L[leaf]), above_L[rank] * share) + above_L[rank + 1]
+
+
+@compiled
+def leaves_needed(
+    order_L: np.ndarray,
+    predicted_L: np.ndarray,
+    spread_L: np.ndarray,
+    sizes_L: np.ndarray,
+    allowed_L: np.ndarray,
+    tails_BT: np.ndarray,
+    score: np.float32,
+    k: int,
+    budget: float,
+) -> int:
+    """Return after how many leaves, nearest first, at most `budget` of the k hits are expected in the others."""
+    above_L = np.empty(order_L.shape[0] + 1, np.float32)
+    _missed(order_L, predicted_L, spread_L, sizes_L, allowed_L, tails_BT, score, k, above_L)
+    for rank in range(order_L.shape[0] + 1):
+        if above_L[rank] <= budget:
+            break
+    return rank
+
+
+@compiled
+def scan_leaves(
+    vectors_ND: np.ndarray,
+    query_D: np.ndarray,
+    squared: bool,
+    starts_L: np.ndarray,
+    order_L: np.ndarray,
+    predicted_L: np.ndarray,
+    spread_L: np.ndarray,
+    sizes_L: np.ndarray,
+    mask_N: np.ndarray,
+    allowed_L: np.ndarray,
+    tails_BT: np.ndarray,
+    budget: float,
+    rows_K: np.ndarray,
+    scores_K: np.ndarray,
+) -> tuple[int, int, float]:
+    """Write the best allowed rows of the nearest leaves to `rows_K` and `scores_K`, which come filled with "no row".
+
+    Leaves are scanned in the given order until k rows are found and at most `budget` of them are expected
+    elsewhere. Returns how many leaves and rows were scanned, and how many hits are expected elsewhere.
+    """
+    k = rows_K.shape[0]
+    leaves = order_L.shape[0]
+    above_L = np.empty(leaves + 1, np.float32)
+    found, scanned, next_look = 0, 0, 0
+    dimensions = vectors_ND.shape[1]
+    for rank in range(leaves):
+        leaf = order_L[rank]
+        if allowed_L[leaf] > 0:
+            for row in range(starts_L[leaf], starts_L[leaf] + sizes_L[leaf]):
+                if not mask_N[row]:
+                    continue
+                scanned += 1
+                score = np.float32(0)
+                if squared:
+                    for component in range(dimensions):
+                        difference = vectors_ND[row, component] - query_D[component]
+                        score -= difference * difference
+                else:
+                    for component in range(dimensions):
+                        score += vectors_ND[row, component] * query_D[component]
+                found = insert(rows_K, scores_K, found, row, score)
+        if found == k and rank >= next_look:
+            _missed(order_L, predicted_L, spread_L, sizes_L, allowed_L, tails_BT, scores_K[k - 1], k, above_L)
+            if above_L[rank + 1] <= budget:
+                return rank + 1, scanned, above_L[rank + 1]
+            # A look costs a pass over all leaves, so looks grow rarer.
+            next_look = rank + 1 + rank // 8
+    return leaves, scanned, 0.0
+
+
+@compiled
+def count_tails(
+    scores_QR: np.ndarray,
+    leaf_R: np.ndarray,
+    rows_R: np.ndarray,
+    own_Q: np.ndarray,
+    rank_QL: np.ndarray,
+    predicted_QL: np.ndarray,
+    spread_QL: np.ndarray,
+    counts_BT: np.ndarray,
+) -> None:
+    """Count how far the scores of rows lie above what their leaves predict, in spreads, by class of rank.
+
+    The query's own row (`own_Q`, -1: none) is left out: no query is among what it looks for.
+    """
+    for query in range(scores_QR.shape[0]):
+        for position in range(scores_QR.shape[1]):
+            leaf = leaf_R[position]
+            spread = spread_QL[query, leaf]
+            if spread <= 0 or rows_R[position] == own_Q[query]:
+                continue
+            step = (scores_QR[query, position] - predicted_QL[query, leaf]) / spread
+            at = int(max(np.float32(0), (step - TAIL_LOW) / TAIL_STEP))
+            counts_BT[_rank_class(rank_QL[query, leaf]), min(at, counts_BT.shape[1] - 1)] += 1

@@ -1,0 +1,216 @@
+"""Look after an index at rest: verify it, roll it back, and collect what nothing refers to."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy as np
+
+from scannery.indexer.cache import SegmentCache
+from scannery.indexer.errors import IndexerError
+from scannery.indexer.exact import unit_length
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.reader import OpenIndex
+from scannery.indexer.segment import Segment, open_segment
+from scannery.indexer.store import Store, StoredObject
+from scannery.indexer.tuning import TUNED_K, recall_by_score
+from scannery.indexer.versions import (
+    commit,
+    list_versions,
+    manifest_key,
+    read_manifest,
+    segment_key,
+)
+
+__all__ = ["GarbageReport", "VerifyReport", "collect_garbage", "measure_recall", "rollback", "verify"]
+
+_LOG = logging.getLogger(__name__)
+SCRATCH_FOLDERS = ("stage/reuse", "stage/deletes")
+_SAMPLED_QUERIES = 200
+# Recall of a sample lies this far below the target by chance alone, in one of some hundred samples.
+_RECALL_SLACK = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """What `verify` found."""
+
+    version: int
+    segments: int
+    rows: int
+    recall: float | None
+    """Recall@10 of a sample of queries at the default settings; None if the segments could not be opened."""
+    problems: tuple[str, ...]
+    """One sentence for each thing that is wrong; empty if the version is sound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GarbageReport:
+    """What `collect_garbage` removed, or would remove."""
+
+    versions: tuple[int, ...]
+    segments: tuple[str, ...]
+    scratch: tuple[str, ...]
+    """Files that a build needs only while it runs, of builds that were killed."""
+    freed_bytes: int
+
+
+def verify(store: Store, index: str, version: int | None = None) -> VerifyReport:
+    """Read a whole version again and check it: every hash, row counts, unique ids, recall on a sample.
+
+    The local cache is not trusted: segments are read from the store.
+    """
+    manifest = read_manifest(store, index, version)
+    problems: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="scannery-verify-") as folder:
+        segments = _open_all(store, manifest, Path(folder), problems)
+        problems += _wrong_counts(segments) + _repeated_ids(segments)
+        complete = len(segments) == len(manifest.segments)
+        recall = measure_recall(OpenIndex(manifest, tuple(segments))) if complete else None
+        if recall is not None and manifest.recall and manifest.recall.reached:
+            target = manifest.spec.target_recall
+            if recall < target - _RECALL_SLACK:
+                problems.append(f"recall@{TUNED_K} of a sample is {recall:.3f}, the target is {target}")
+    return VerifyReport(
+        version=manifest.version,
+        segments=len(manifest.segments),
+        rows=manifest.rows,
+        recall=recall,
+        problems=tuple(problems),
+    )
+
+
+def measure_recall(index: OpenIndex, *, queries: int = _SAMPLED_QUERIES, seed: int = 1) -> float | None:
+    """Return recall@10 of the index at its default settings, against exact search, for vectors near stored ones.
+
+    None for an index without rows.
+    """
+    rows = [segment.rows for segment in index.segments]
+    if not sum(rows):
+        return None
+    generator = np.random.default_rng(seed)
+    queries_QD = np.concatenate(
+        [
+            segment.vectors(generator.integers(0, count, round(queries * count / sum(rows)) + 1))
+            for segment, count in zip(index.segments, rows, strict=True)
+        ]
+    )
+    lengths_Q1 = np.linalg.norm(queries_QD, axis=1, keepdims=True)
+    noise_QD = unit_length(generator.standard_normal(queries_QD.shape))
+    queries_QD = (queries_QD + 0.3 * lengths_Q1 * noise_QD).astype(np.float32)
+    found = [
+        segment.search(queries_QD, TUNED_K, settings=settings)[1]
+        for segment, settings in zip(index.segments, index.settings_for(), strict=True)
+    ]
+    truth = [segment.search(queries_QD, TUNED_K)[1] for segment in index.segments]
+    return float(recall_by_score(_best(found), _best(truth)).mean())
+
+
+def rollback(store: Store, index: str, version: int) -> Manifest:
+    """Publish the content of an earlier version as a new one, which servers then move to.
+
+    Nothing is copied or removed, so a rollback can itself be rolled back.
+    """
+    old = read_manifest(store, index, version)
+    for entry in old.segments:
+        store.size(segment_key(index, entry.key))
+    current = list_versions(store, index)[-1]
+    return commit(store, old.model_copy(update={"parent": current}))
+
+
+def collect_garbage(
+    store: Store,
+    index: str,
+    *,
+    keep: int = 3,
+    min_age: timedelta = timedelta(days=1),
+    dry_run: bool = False,
+) -> GarbageReport:
+    """Remove all but the newest `keep` versions, and the segments that no remaining version names.
+
+    What is younger than `min_age` stays: a build writes its segments before it commits the version that names
+    them. A running server is not disturbed, since it has its version open and in its own cache.
+
+    Raises:
+        NotFoundError: no such index.
+        CorruptError: a manifest that would be kept cannot be read; then nothing is removed.
+
+    """
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, got {keep}")
+    read_manifest(store, index)  # a clear NotFoundError
+    before = datetime.now(timezone.utc) - min_age
+    old_versions = _old_versions(store, index, keep, before)
+    kept = [read_manifest(store, index, v) for v in list_versions(store, index) if v not in old_versions]
+    named = {segment_key(index, entry.key) for manifest in kept for entry in manifest.segments}
+    orphans = [
+        item for item in store.list(f"{index}/segments") if item.key not in named and item.modified < before
+    ]
+    scratch = [
+        item
+        for folder in SCRATCH_FOLDERS
+        for item in store.list(f"{index}/{folder}")
+        if item.modified < before
+    ]
+    if not dry_run:
+        # Manifests first: a version must not outlive its segments.
+        for version in old_versions:
+            store.delete(manifest_key(index, version))
+        for item in (*orphans, *scratch):
+            store.delete(item.key)
+        store.remove_drafts(index, before)
+    return GarbageReport(
+        versions=tuple(old_versions),
+        segments=tuple(item.key for item in orphans),
+        scratch=tuple(item.key for item in scratch),
+        freed_bytes=sum(item.size_bytes for item in (*orphans, *scratch)),
+    )
+
+
+def _open_all(store: Store, manifest: Manifest, folder: Path, problems: list[str]) -> list[Segment]:
+    cache, opened = SegmentCache(folder), []
+    for entry in manifest.segments:
+        try:
+            opened.append(open_segment(store, manifest.index, entry, cache))
+        except IndexerError as error:
+            problems.append(error.message)
+    return opened
+
+
+def _wrong_counts(segments: Sequence[Segment]) -> list[str]:
+    return [
+        f"{segment.entry.key} has {len(segment.table)} rows, the manifest says {segment.entry.rows}"
+        for segment in segments
+        if not len(segment.table) == len(segment.searched_ND) == segment.entry.rows
+    ]
+
+
+def _repeated_ids(segments: Sequence[Segment]) -> list[str]:
+    seen: dict[str, str] = {}
+    repeated = []
+    for segment in segments:
+        for identifier in segment.ids.to_pylist():
+            first = seen.setdefault(identifier, segment.entry.key)
+            if first != segment.entry.key:
+                repeated.append(f"id {identifier!r} is in {first} and in {segment.entry.key}")
+    return repeated
+
+
+def _old_versions(store: Store, index: str, keep: int, before: datetime) -> list[int]:
+    written: dict[str, StoredObject] = {item.key: item for item in store.list(f"{index}/versions")}
+    return [
+        version
+        for version in list_versions(store, index)[:-keep]
+        if written[manifest_key(index, version)].modified < before
+    ]
+
+
+def _best(scores: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the best scores over all segments, best first (Q, K)."""
+    merged: np.ndarray = np.sort(np.concatenate(scores, axis=1), axis=1)[:, ::-1]
+    return merged[:, :TUNED_K]

@@ -1,0 +1,137 @@
+"""The manifest: one immutable JSON file that names everything a version of an index consists of."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from scannery.indexer.errors import CorruptError, FormatError
+from scannery.indexer.spec import IndexSpec
+
+__all__ = ["FORMAT_VERSION", "CurvePoint", "Manifest", "Recall", "SegmentEntry"]
+
+FORMAT_VERSION = 1
+"""Version of manifests and segments that this code writes; it reads all from 1 up to it."""
+
+
+_SEAL = b',\n  "sha256": "'
+"""Last key of a manifest: the SHA-256 of all bytes before it. Manifests of early days have none."""
+
+
+class _Record(BaseModel):
+    # Unknown keys of a later minor addition are ignored, so that an older reader keeps working.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class CurvePoint(_Record):
+    """One measured setting of a ScaNN segment."""
+
+    leaves: int
+    """Leaves searched."""
+    rescore: int
+    """Candidates rescored with exact vectors."""
+    recall: float
+    """Mean recall@k over the held-out queries."""
+    error: float
+    """Standard error of `recall`."""
+    query_us: float
+    """Time of one query in a batch on one core, in microseconds, when it was measured."""
+
+
+class SegmentEntry(_Record):
+    """One segment file as the manifest knows it."""
+
+    key: Annotated[str, Field(pattern=r"^segments/[0-9a-f]{64}\.parquet$")]
+    """Object key relative to the index folder."""
+    shard: Annotated[int, Field(ge=0)]
+    rows: Annotated[int, Field(ge=0)]
+    documents: Annotated[int, Field(ge=0)] | None = None
+    """Distinct `document_id` values; None in manifests of before this was counted."""
+    size_bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    kind: Literal["exact", "scann"]
+    """`exact` segments carry no ScaNN data and are scanned."""
+    curve: tuple[CurvePoint, ...] = ()
+    """Recall against cost, cheapest first; empty for `exact`."""
+
+
+class Recall(_Record):
+    """What the tuner measured for the whole version: segments weighted by their rows."""
+
+    k: int
+    target: float
+    measured: float
+    """Expected recall@k at the default settings."""
+    queries: int
+    """Held-out queries per segment."""
+    reached: bool
+    """False: no setting reaches the target, the best one is used."""
+
+
+class Manifest(_Record):
+    """A version of an index."""
+
+    format_version: int = FORMAT_VERSION
+    index: str
+    version: Annotated[int, Field(ge=1)]
+    parent: int | None = None
+    """The version this one was made from."""
+    created_at: datetime
+    spec: IndexSpec
+    encoder: dict[str, Any] | None = None
+    """Fingerprint of the encoder that made the vectors; None where the source had vectors."""
+    dimensions: Annotated[int, Field(ge=1)]
+    shards: Annotated[int, Field(ge=1)]
+    segments: tuple[SegmentEntry, ...]
+    log_sequence: Annotated[int, Field(ge=0)] = 0
+    """Mutations up to this sequence are in the segments."""
+    recall: Recall | None = None
+    statistics: dict[str, Any] = {}
+    """What the build counted and measured."""
+
+    @property
+    def rows(self) -> int:
+        """Datapoints in all segments."""
+        return sum(segment.rows for segment in self.segments)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segment files."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+    def to_json(self) -> bytes:
+        """Return the manifest as UTF-8 JSON, stable and indented: people read it."""
+        body = self.model_dump_json(indent=2).removesuffix("\n}").encode()
+        return body + _SEAL + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n'
+
+    @classmethod
+    def from_json(cls, data: bytes, *, origin: str) -> Manifest:
+        """Return the manifest in `data`; `origin` names the file in errors.
+
+        Raises:
+            FormatError: it was written by a later format version.
+            CorruptError: it is not a manifest.
+
+        """
+        body, sealed, digest = data.rpartition(_SEAL)
+        if sealed and digest[:64] != hashlib.sha256(body).hexdigest().encode():
+            raise CorruptError(f"{origin} is damaged: its SHA-256 is not the one at its end")
+        try:
+            header = _Header.model_validate_json(data)
+            if header.format_version > FORMAT_VERSION:
+                raise FormatError(
+                    f"{origin} has format version {header.format_version}, this Scannery reads up to "
+                    f"{FORMAT_VERSION}; upgrade it"
+                )
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise CorruptError(f"{origin} is damaged: {where}: {first['msg']}") from error
+
+
+class _Header(_Record):
+    format_version: int

@@ -1,0 +1,137 @@
+"""The words of a segment: term counts per row at rest, and an inverted index of them in the local cache.
+
+In the Parquet file a row has two lists, `_terms` (distinct, sorted) and `_term_counts` (how often each occurs in its
+title and text). When a segment is unpacked, they are turned around once, into flat arrays that are memory-mapped: for
+each term the rows it occurs in. Nothing in a segment depends on other segments; what BM25 needs of the whole corpus
+is summed when a query is answered.
+
+Shapes: N rows of the segment, T distinct terms, P postings (pairs of a term and a row).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scannery.indexer.analyser import Analyser
+from scannery.indexer.spec import LexicalSpec
+
+__all__ = ["COUNTS_COLUMN", "TERMS_COLUMN", "WORD_COLUMNS", "Postings", "term_columns", "write_postings"]
+
+TERMS_COLUMN = "_terms"
+COUNTS_COLUMN = "_term_counts"
+WORD_COLUMNS = (TERMS_COLUMN, COUNTS_COLUMN)
+
+BATCH_ROWS = 4096
+
+_TERM_BYTES = "term_bytes.npy"
+_TERM_STARTS = "term_starts.npy"
+_STARTS = "posting_starts.npy"
+_ROWS = "posting_rows.npy"
+_COUNTS = "posting_counts.npy"
+_LENGTHS = "lengths.npy"
+
+
+class Postings:
+    """For each term of a segment the rows it occurs in, memory-mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        def mapped(name: str) -> np.ndarray:
+            array: np.ndarray = np.load(folder / name, mmap_mode="r")
+            return array
+
+        self.rows_P = mapped(_ROWS)
+        """int32, ascending within a term."""
+        self.counts_P = mapped(_COUNTS)
+        """How often the term occurs in the row, int32."""
+        self.starts_T = mapped(_STARTS)
+        """Where the postings of each term begin, int64 (T + 1,)."""
+        self.lengths_N = mapped(_LENGTHS)
+        """Terms in each row, repeated ones counted, int32."""
+        self._term_bytes = mapped(_TERM_BYTES)
+        self._term_starts = mapped(_TERM_STARTS)
+
+    @cached_property
+    def documents(self) -> int:
+        """Rows that have at least one term."""
+        return int(np.count_nonzero(self.lengths_N))
+
+    @cached_property
+    def total_length(self) -> int:
+        """Terms in all rows."""
+        return int(self.lengths_N.sum(dtype=np.int64))
+
+    def number_of(self, term: str) -> int | None:
+        """Return the number of a term, or None if no row has it."""
+        wanted = term.encode("utf-8", "surrogatepass")
+        number = bisect_left(range(len(self._term_starts) - 1), wanted, key=self._term)
+        return number if number < len(self._term_starts) - 1 and self._term(number) == wanted else None
+
+    def frequency(self, number: int) -> int:
+        """Return how many rows have a term."""
+        return int(self.starts_T[number + 1] - self.starts_T[number])
+
+    def _term(self, number: int) -> bytes:
+        return bytes(self._term_bytes[self._term_starts[number] : self._term_starts[number + 1]])
+
+
+def term_columns(table: pa.Table, spec: LexicalSpec) -> dict[str, pa.ChunkedArray]:
+    """Return the columns `_terms` and `_term_counts` for the titles and texts of a table."""
+    analyser = Analyser(spec)
+    batches = table.select(["title", "text"]).to_batches(max_chunksize=BATCH_ROWS)
+    pairs = [_counted(batch, analyser) for batch in batches]
+    return {
+        TERMS_COLUMN: pa.chunked_array([terms for terms, _ in pairs], pa.list_(pa.string())),
+        COUNTS_COLUMN: pa.chunked_array([counts for _, counts in pairs], pa.list_(pa.int32())),
+    }
+
+
+def write_postings(table: pa.Table, folder: Path) -> None:
+    """Write the inverted index of a segment's `_terms` and `_term_counts` to a folder, for `Postings`."""
+    counts_P = pc.list_flatten(table.column(COUNTS_COLUMN)).to_numpy().astype(np.int32)
+    sizes_N = pc.list_value_length(table.column(TERMS_COLUMN)).to_numpy()
+    rows_P = np.repeat(np.arange(table.num_rows, dtype=np.int32), sizes_N)
+    numbers_P, terms_T = _numbered(pc.list_flatten(table.column(TERMS_COLUMN)))
+    order_P = np.argsort(numbers_P, kind="stable")
+    frequencies_T = np.bincount(numbers_P, minlength=len(terms_T))
+    lengths_N = np.bincount(rows_P, weights=counts_P, minlength=table.num_rows)
+    data_T = [term.encode() for term in terms_T]
+    arrays = {
+        _ROWS: rows_P[order_P],
+        _COUNTS: counts_P[order_P],
+        _STARTS: np.cumsum([0, *frequencies_T], dtype=np.int64),
+        _LENGTHS: lengths_N.astype(np.int32),
+        _TERM_BYTES: np.frombuffer(b"".join(data_T), np.uint8),
+        _TERM_STARTS: np.cumsum([0, *map(len, data_T)], dtype=np.int64),
+    }
+    for name, array in arrays.items():
+        np.save(folder / name, array)
+
+
+def _counted(batch: pa.RecordBatch, analyser: Analyser) -> tuple[pa.Array, pa.Array]:
+    columns = (batch.column(name).to_pylist() for name in ("title", "text"))
+    counted = [
+        sorted(Counter(analyser.terms(f"{title or ''}\n{text or ''}")).items())
+        for title, text in zip(*columns, strict=True)
+    ]
+    return (
+        pa.array([[term for term, _ in row] for row in counted], pa.list_(pa.string())),
+        pa.array([[count for _, count in row] for row in counted], pa.list_(pa.int32())),
+    )
+
+
+def _numbered(terms_P: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
+    """Return the number of each posting's term in sorted order, and the sorted terms."""
+    # In this order: all strings of a column in one chunk may be more than Arrow's 2 GB.
+    encoded = terms_P.dictionary_encode().unify_dictionaries().combine_chunks()
+    order_T = pc.sort_indices(encoded.dictionary).to_numpy()
+    rank_T = np.empty(len(order_T), np.int64)
+    rank_T[order_T] = np.arange(len(order_T))
+    codes_P = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return rank_T[codes_P], encoded.dictionary.take(pa.array(order_T)).to_pylist()

@@ -1,0 +1,98 @@
+"""ScaNN's files as parts of a segment, and back.
+
+Arrays with an entry per row become Parquet columns; the small rest (partitioner, codebook, config) rides in
+the file's metadata. ScaNN's searcher has no vectors of its own: candidates are rescored from the segment's.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import zstandard
+
+from scannery.indexer.errors import CorruptError
+
+__all__ = ["LEAF_COLUMN", "NATIVE_COLUMNS", "pack_columns", "pack_sidecar", "row_order", "unpack_assets"]
+
+LEAF_COLUMN = "_leaf"
+CODES_COLUMN = "_codes"
+SOAR_LEAF_COLUMN = "_soar_leaf"
+SOAR_CODES_COLUMN = "_soar_codes"
+NATIVE_COLUMNS = (LEAF_COLUMN, CODES_COLUMN, SOAR_LEAF_COLUMN, SOAR_CODES_COLUMN)
+
+_TOKENS = "datapoint_to_token.npy"
+_CODES = "hashed_dataset.npy"
+_SOAR_CODES = "hashed_dataset_soar.npy"
+# Files that a segment may carry in its metadata. A name from a file becomes a path, so the set is closed.
+_SIDECAR = ("ah_codebook.pb", "scann_assets.pbtxt", "scann_config.pb", "serialized_partitioner.pb")
+_KNOWN = {_TOKENS, _CODES, _SOAR_CODES, *_SIDECAR}
+
+
+def row_order(folder: Path) -> np.ndarray:
+    """Return the permutation that puts rows in leaf order: `new[i] = old[order[i]]`, int64 (rows,)."""
+    return np.argsort(_tokens(folder)[:, 0], kind="stable")
+
+
+def pack_columns(folder: Path, order: np.ndarray) -> dict[str, pa.Array]:
+    """Return ScaNN's per-row arrays as columns, permuted by `order`.
+
+    Raises:
+        CorruptError: ScaNN wrote a file that this format has no place for.
+    """
+    unknown = {path.name for path in folder.iterdir()} - _KNOWN
+    if unknown:
+        raise CorruptError(f"ScaNN wrote files this format has no place for: {', '.join(sorted(unknown))}")
+    tokens = _tokens(folder)[order]
+    columns = {LEAF_COLUMN: pa.array(tokens[:, 0]), CODES_COLUMN: _binary(np.load(folder / _CODES)[order])}
+    if tokens.shape[1] == 2:
+        columns[SOAR_LEAF_COLUMN] = pa.array(tokens[:, 1])
+        columns[SOAR_CODES_COLUMN] = _binary(np.load(folder / _SOAR_CODES)[order])
+    return columns
+
+
+def pack_sidecar(folder: Path) -> dict[str, str]:
+    """Return ScaNN's small files, by name, as base64 of zstd: Parquet metadata is text."""
+    compressor = zstandard.ZstdCompressor(level=9)
+    return {
+        name: base64.b64encode(compressor.compress((folder / name).read_bytes())).decode()
+        for name in _SIDECAR
+        if (folder / name).exists()
+    }
+
+
+def unpack_assets(folder: Path, table: pa.Table, sidecar: Mapping[str, str]) -> None:
+    """Write ScaNN's files to the empty `folder`, for the rows of `table` in their stored order."""
+    for name, text in sidecar.items():
+        if name not in _SIDECAR:
+            raise CorruptError(f"the segment carries an unknown ScaNN file {name!r}")
+        (folder / name).write_bytes(zstandard.ZstdDecompressor().decompress(base64.b64decode(text)))
+    leaves = [table.column(n).to_numpy() for n in (LEAF_COLUMN, SOAR_LEAF_COLUMN) if n in table.column_names]
+    # With SOAR, the two leaves of a row stand side by side.
+    np.save(folder / _TOKENS, np.stack(leaves, axis=1).ravel())
+    np.save(folder / _CODES, _bytes(table.column(CODES_COLUMN)))
+    if SOAR_CODES_COLUMN in table.column_names:
+        np.save(folder / _SOAR_CODES, _bytes(table.column(SOAR_CODES_COLUMN)))
+
+
+def _tokens(folder: Path) -> np.ndarray:
+    """Return the leaves of each row, int32 (rows, 1), or (rows, 2) with SOAR: -1 where a row has no second."""
+    tokens: np.ndarray = np.load(folder / _TOKENS)
+    return tokens.reshape(len(np.load(folder / _CODES, mmap_mode="r")), -1)
+
+
+def _binary(codes: np.ndarray) -> pa.Array:
+    codes = np.ascontiguousarray(codes)
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(codes.shape[1]), len(codes), [None, pa.py_buffer(codes)]
+    )
+
+
+def _bytes(column: pa.ChunkedArray) -> np.ndarray:
+    values = column.combine_chunks()
+    width = values.type.byte_width
+    flat = np.frombuffer(values.buffers()[1], np.uint8, len(values) * width, values.offset * width)
+    return flat.reshape(-1, width)

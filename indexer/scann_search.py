@@ -1,0 +1,86 @@
+"""Search with ScaNN: it proposes candidates from quantized codes, and we score those exactly.
+
+ScaNN could rescore by itself, but only from a copy of the vectors on its heap, per process. Ours are memory-mapped:
+shared by all processes, used by exact and filtered search too, and never copied when a segment opens. At 200,000 × 128
+both ways take the same time in batches and give the same recall; heap after load is 1 MB against 109 MB.
+
+Shapes: Q queries, D dimensions, C candidates, K hits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scannery.indexer import kernels
+from scannery.indexer.errors import CorruptError
+from scannery.indexer.exact import NO_ROW
+from scannery.indexer.spec import Distance
+
+__all__ = ["ScannSearcher", "load_searcher"]
+
+
+class ScannSearcher:
+    """An immutable ScaNN searcher with the vectors it was built from. Safe to use from several threads."""
+
+    def __init__(self, searcher: Any, vectors_ND: np.ndarray, distance: Distance) -> None:
+        # The wrapped searcher: the wrapper maps docids, which we never have.
+        self._native = searcher.searcher
+        self._vectors_ND = vectors_ND
+        self._squared = distance == "squared_l2"
+
+    def search(
+        self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows_QK int64 (NO_ROW where fewer than k were found) and scores_QK float32, best first.
+
+        Queries are contiguous float32, of length 1 for cosine. `rescore` candidates come from `leaves` leaves.
+        """
+        candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
+        rows_QK = np.full((len(queries_QD), k), NO_ROW, np.int64)
+        scores_QK = np.full((len(queries_QD), k), -np.inf, np.float32)
+        kernels.rescore(self._vectors_ND, queries_QD, candidates_QC, self._squared, rows_QK, scores_QK)
+        return rows_QK, scores_QK
+
+    def search_allowed(
+        self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int, allowed_N: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return rows_QK and scores_QK of allowed rows (bool mask) as `search` does, and how many were rescored.
+
+        `rescore` candidates come from `leaves` leaves, and those that are not allowed are dropped.
+        """
+        candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
+        candidates_QC[(candidates_QC < 0) | ~allowed_N[candidates_QC]] = NO_ROW
+        rows_QK = np.full((len(queries_QD), k), NO_ROW, np.int64)
+        scores_QK = np.full((len(queries_QD), k), -np.inf, np.float32)
+        kernels.rescore(self._vectors_ND, queries_QD, candidates_QC, self._squared, rows_QK, scores_QK)
+        return rows_QK, scores_QK, (candidates_QC != NO_ROW).sum(axis=1)
+
+    def _candidates(self, queries_QD: np.ndarray, count: int, leaves: int) -> np.ndarray:
+        count = min(count, len(self._vectors_ND))
+        if len(queries_QD) == 1:
+            # As many as there are: no padding. A batch of one would cost half as much again.
+            rows, _ = self._native.search(queries_QD[0], count, count, leaves)
+            only_1C: np.ndarray = rows.astype(np.int64)[None]
+            return only_1C
+        rows_QC, values_QC = self._native.search_batched(queries_QD, count, count, leaves, False, 0)
+        candidates_QC: np.ndarray = rows_QC.astype(np.int64)
+        candidates_QC[np.isnan(values_QC)] = NO_ROW  # ScaNN pads with row 0 and NaN
+        return candidates_QC
+
+
+def load_searcher(folder: Path, vectors_ND: np.ndarray, distance: Distance) -> ScannSearcher:
+    """Return the ScaNN searcher whose files are in `folder`. Their hashes must have been checked before.
+
+    Raises:
+        CorruptError: ScaNN refuses the files.
+    """
+    from scann.scann_ops.py import scann_ops_pybind
+
+    try:
+        searcher = scann_ops_pybind.load_searcher(str(folder), assets_backcompat_shim=False)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise CorruptError(f"ScaNN cannot load the segment's data: {error}") from error
+    return ScannSearcher(searcher, vectors_ND, distance)

@@ -1,0 +1,348 @@
+"""An open segment: immutable, memory-mapped, searchable by any number of threads.
+
+Shapes: Q queries, N rows of the segment, D dimensions, K hits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scannery.indexer.analyser import ANALYSER_VERSION
+from scannery.indexer.bm25 import score_rows
+from scannery.indexer.cache import SegmentCache
+from scannery.indexer.datapoints import vectors_of
+from scannery.indexer.errors import CorruptError, FormatError
+from scannery.indexer.exact import NO_ROW, exact_search, unit_length
+from scannery.indexer.leaves import Leaves, measure_leaves
+from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
+from scannery.indexer.planner import AllowedRows, Costs, Found, Planner, exact_found, measure_costs
+from scannery.indexer.postings import WORD_COLUMNS, Postings, write_postings
+from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_assets
+from scannery.indexer.scann_config import SearchSettings
+from scannery.indexer.scann_search import ScannSearcher, load_searcher
+from scannery.indexer.segment_writer import FORMAT_KEY, SEGMENT_KEY, file_sha256, search_vectors
+from scannery.indexer.spec import Distance
+from scannery.indexer.store import Store
+from scannery.indexer.tuning import pick_point
+from scannery.indexer.versions import segment_key
+
+__all__ = ["Segment", "open_segment"]
+
+_VECTORS = "vectors.npy"
+_GIVEN = "given.npy"
+_COLUMNS = "columns.arrow"
+_HASHES = "id_hashes.npy"
+_INFO = "segment.json"
+_WORDS = "words"
+_LEAVES = "leaves"
+_COSTS = "costs.json"
+
+
+class Segment:
+    """Datapoints of one shard, open for search. Made by `open_segment`."""
+
+    def __init__(self, entry: SegmentEntry, folder: Path) -> None:
+        info = json.loads((folder / _INFO).read_text())
+        self.entry = entry
+        self.distance: Distance = info["distance"]
+        self.searched_ND: np.ndarray = np.load(folder / _VECTORS, mmap_mode="r")
+        """The vectors as they are searched (length 1 for cosine), float32, memory-mapped."""
+        given = folder / _GIVEN
+        self._given_ND = np.load(given, mmap_mode="r") if given.exists() else self.searched_ND
+        self.table: pa.Table = pa.ipc.open_file(pa.memory_map(str(folder / _COLUMNS))).read_all()
+        """All columns but the vectors, memory-mapped, in row order."""
+        self._hashes_2N: np.ndarray = np.load(folder / _HASHES, mmap_mode="r")
+        self._searcher = (
+            load_searcher(folder / "scann", self.searched_ND, self.distance)
+            if entry.kind == "scann"
+            else None
+        )
+        self.leaves = Leaves.load(folder / _LEAVES) if self._searcher else None
+        self._most_leaves = max((point.leaves for point in entry.curve), default=0)
+        self._planner = self._planner_of(folder / _COSTS)
+        self.postings = Postings(folder / _WORDS) if (folder / _WORDS).exists() else None
+        """Where each word occurs; None if the segment was built without."""
+        with _COMPILING:
+            self._warm_up()
+
+    @property
+    def rows(self) -> int:
+        """Datapoints in the segment."""
+        return self.entry.rows
+
+    @property
+    def dimensions(self) -> int:
+        """Components of a vector."""
+        return int(self.searched_ND.shape[1])
+
+    @cached_property
+    def ids(self) -> pa.ChunkedArray:
+        """The ids, in row order."""
+        return self.table.column("id")
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return a column (text, title, an attribute, …) in row order; KeyError if there is none."""
+        return self.table.column(name)
+
+    def take(self, rows: Sequence[int] | np.ndarray, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the given rows of some or all columns, in the order given."""
+        table = self.table if columns is None else self.table.select(list(columns))
+        return table.take(pa.array(rows, pa.int64()))
+
+    def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return the vectors of the given rows as their user gave them, float32 `(len(rows), D)`."""
+        return np.asarray(self._given_ND[np.asarray(rows, np.int64)])
+
+    def row_of(self, identifier: str) -> int | None:
+        """Return the row of an id, or None."""
+        wanted = _hash(identifier)
+        hashes_N, rows_N = self._hashes_2N
+        position = int(np.searchsorted(hashes_N, wanted))
+        while position < len(hashes_N) and hashes_N[position] == wanted:
+            row = int(rows_N[position])
+            if self.ids[row].as_py() == identifier:
+                return row
+            position += 1
+        return None
+
+    def settings_for(self, target_recall: float) -> SearchSettings | None:
+        """Return the cheapest measured settings that meet a target recall (else the best); None if exact."""
+        if not self.entry.curve:
+            return None
+        point, _ = pick_point(self.entry.curve, target_recall)
+        return SearchSettings(leaves=point.leaves, rescore=point.rescore)
+
+    def allow(self, mask_N: np.ndarray) -> AllowedRows:
+        """Return the rows that a mask (bool, read-only) allows, as `find` takes them; worth keeping."""
+        return AllowedRows(mask_N, self.leaves)
+
+    def find(
+        self,
+        queries_QD: np.ndarray,
+        k: int,
+        *,
+        settings: SearchSettings | None = None,
+        allowed: AllowedRows | None = None,
+        target_recall: float = 0.95,
+    ) -> Found:
+        """Return what `search` does, and how it was found; with `allowed`, by the cheapest plan for so many rows.
+
+        Without settings, or with a target recall of 1, the search is exact. Settings chosen for a search without a
+        filter say how many candidates ScaNN's codes need; the leaves are those that the target recall needs.
+        """
+        queries_QD = self._prepared(queries_QD)
+        searcher = self._searcher
+        if searcher is None or self._planner is None or settings is None or target_recall >= 1:
+            return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed)
+        if allowed is not None:
+            return self._planner.search(queries_QD, k, allowed, settings, target_recall)
+        rows_QK, scores_QK = self._proposed(searcher, queries_QD, k, settings)
+        count = len(queries_QD)
+        return Found(
+            rows_QK,
+            scores_QK,
+            ["scann"] * count,
+            np.full(count, settings.leaves),
+            np.full(count, min(settings.rescored_for(k), self.rows)),
+            np.full(count, self._measured_recall(settings)),
+        )
+
+    def search(
+        self,
+        queries_QD: np.ndarray,
+        k: int,
+        *,
+        settings: SearchSettings | None = None,
+        allowed: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the best k rows of each query: rows_QK int64 and scores_QK float32, best first.
+
+        A query without k hits has row -1 and score minus infinity at the end; that happens only when the segment, or
+        what `allowed` leaves of it, has fewer than k rows. Bigger scores are better: inner products, or minus
+        the squared distance. Queries (float32, finite) need not be normalised.
+
+        Args:
+            queries_QD: the queries.
+            k: hits per query.
+            settings: ScaNN's knobs; None searches exactly.
+            allowed: bool (N,); other rows are not returned. The search is exact then.
+
+        """
+        queries_QD = self._prepared(queries_QD)
+        if self._searcher is None or settings is None or allowed is not None:
+            return exact_search(self.searched_ND, queries_QD, k, self.distance, allowed)
+        return self._proposed(self._searcher, queries_QD, k, settings)
+
+    def _prepared(self, queries_QD: np.ndarray) -> np.ndarray:
+        queries_QD = np.ascontiguousarray(queries_QD, np.float32)
+        return unit_length(queries_QD) if self.distance == "cosine" else queries_QD
+
+    def _proposed(
+        self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings
+    ) -> tuple[np.ndarray, np.ndarray]:
+        rows_QK, scores_QK = searcher.search(
+            queries_QD,
+            k,
+            rescore=settings.rescored_for(k),
+            leaves=min(settings.leaves, self._most_leaves),
+        )
+        return self._completed(queries_QD, rows_QK, scores_QK)
+
+    def _measured_recall(self, settings: SearchSettings) -> float:
+        """Return the recall that the tuner measured for settings that cost no more; 0 if it tried none."""
+        known = [
+            point.recall
+            for point in self.entry.curve
+            if point.leaves <= settings.leaves and point.rescore <= settings.rescore
+        ]
+        return max(known, default=0.0)
+
+    def _planner_of(self, costs: Path) -> Planner | None:
+        if self._searcher is None or self.leaves is None:
+            return None
+        known = Costs.from_json(costs.read_text()) if costs.exists() else None
+        return Planner(self.searched_ND, self.distance, self._searcher, self.leaves, known)
+
+    def time_plans(self) -> Costs | None:
+        """Return what each plan of a filtered search costs here, None where there is only one."""
+        settings = self.settings_for(_TIMED_TARGET)
+        if self._planner is None or self.leaves is None or settings is None:
+            return None
+        return measure_costs(self._planner, self.searched_ND, self.leaves, settings)
+
+    def _warm_up(self) -> None:
+        """Compile the kernels, or load them from numba's cache: no query should wait a third of a second for that.
+
+        With the very arrays of the segment, since code is compiled for read-only memory apart.
+        """
+        if self.rows:
+            query_1D = self.searched_ND[:1]
+            exact_search(self.searched_ND[:1], query_1D, 1, self.distance)
+            if self._searcher is not None and self._planner is not None:
+                query_1D = np.array(query_1D)
+                self._searcher.search(query_1D, 1, rescore=1, leaves=1)
+                mask_N = np.zeros(self.rows, bool)
+                mask_N[0] = True
+                mask_N.setflags(write=False)
+                settings = SearchSettings(leaves=1, rescore=1)
+                self._planner.propose(query_1D, 1, self.allow(mask_N), settings, 0.9, leaves=1)
+                self._planner.scan(query_1D, 1, self.allow(mask_N), 0.9)
+        if self.postings is not None:
+            score_rows(self.postings, {}, 1.0)
+
+    def _completed(
+        self, queries_QD: np.ndarray, rows_QK: np.ndarray, scores_QK: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Search exactly for the queries whose leaves held fewer rows than they can have hits."""
+        k = rows_QK.shape[1]
+        short_Q = rows_QK[:, min(k, self.rows) - 1] == NO_ROW
+        if short_Q.any():
+            rows_QK[short_Q], scores_QK[short_Q] = exact_search(
+                self.searched_ND, queries_QD[short_Q], k, self.distance
+            )
+        return rows_QK, scores_QK
+
+
+def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
+    """Return a segment, opened from the local cache or unpacked into it.
+
+    Raises:
+        NotFoundError: the file is not in the store.
+        CorruptError: the file is not what the manifest says.
+        FormatError: the file is of a later format.
+
+    """
+    key = segment_key(index, entry.key)
+    size = store.size(key)
+    if size != entry.size_bytes:
+        raise CorruptError(f"{key} has {size} bytes, the manifest says {entry.size_bytes}")
+
+    def unpack(folder: Path) -> None:
+        with store.open_file(key) as path:
+            if file_sha256(path) != entry.sha256:
+                raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
+            _unpack(path, folder, key)
+        costs = Segment(entry, folder).time_plans()
+        if costs:
+            (folder / _COSTS).write_text(costs.to_json())
+
+    return Segment(entry, cache.get(entry.sha256, unpack))
+
+
+def _unpack(path: Path, folder: Path, key: str) -> None:
+    with _READING:
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        metadata = file.schema_arrow.metadata or {}
+        format_version = int(metadata.get(FORMAT_KEY, b"0"))
+        if not 1 <= format_version <= FORMAT_VERSION:
+            raise FormatError(
+                f"{key} has segment format {format_version}; this Scannery reads up to {FORMAT_VERSION}"
+            )
+        info = json.loads(metadata[SEGMENT_KEY])
+        table = file.read()
+    given_ND = vectors_of(table.select(["embedding"]))
+    searched_ND = search_vectors(given_ND, info["distance"])
+    np.save(folder / _VECTORS, searched_ND)
+    if searched_ND is not given_ND:
+        np.save(folder / _GIVEN, given_ND)
+    if info["scann"]:
+        (folder / "scann").mkdir()
+        unpack_assets(folder / "scann", table, info["scann"]["files"])
+        leaf_N = table.column(LEAF_COLUMN).to_numpy()
+        searched_ND = np.load(folder / _VECTORS, mmap_mode="r")
+        measure_leaves(searched_ND, leaf_N, info["distance"], seed=0).save(folder / _LEAVES)
+    if info.get("lexical"):
+        _check_words(info["lexical"], key)
+        (folder / _WORDS).mkdir()
+        write_postings(table, folder / _WORDS)
+    native = [name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS) if name in table.column_names]
+    _write_columns(table.drop_columns(["embedding", *native]), folder / _COLUMNS)
+    np.save(folder / _HASHES, _sorted_hashes(table.column("id")))
+    (folder / _INFO).write_text(json.dumps({"distance": info["distance"]}))
+
+
+def _check_words(lexical: dict[str, Any], key: str) -> None:
+    if lexical.get("analyser", 0) > ANALYSER_VERSION:
+        raise FormatError(
+            f"{key} has words by version {lexical['analyser']} of the analyser; this Scannery knows up to "
+            f"{ANALYSER_VERSION}"
+        )
+
+
+_TIMED_TARGET = 0.95
+
+_READING = threading.Lock()
+"""One segment is decoded at a time: decoding uses all cores by itself, and memory twice over otherwise."""
+
+
+_COMPILING = threading.Lock()
+"""Segments are opened by several threads, and a first one compiles kernels. Compilers parse Python code, and where two
+threads do that at once, CPython 3.11 before 3.11.8 can fail with a SystemError about its own recursion depth."""
+
+
+def _write_columns(table: pa.Table, path: Path) -> None:
+    table = table.replace_schema_metadata(None).combine_chunks()
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _sorted_hashes(ids: pa.ChunkedArray) -> np.ndarray:
+    """Return sorted 64-bit hashes of the ids, and the row of each: uint64 (2, N)."""
+    hashes_N = np.fromiter((_hash(text) for text in ids.to_pylist()), np.uint64, len(ids))
+    order_N = np.argsort(hashes_N, kind="stable")
+    return np.stack([hashes_N[order_N], order_N.astype(np.uint64)])
+
+
+def _hash(identifier: str) -> np.uint64:
+    digest = hashlib.blake2b(identifier.encode("utf-8"), digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "little"))

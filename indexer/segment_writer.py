@@ -1,0 +1,213 @@
+"""Build a segment: datapoints in, one self-contained Parquet file out (docs/format.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from scannery.indexer.analyser import ANALYSER_VERSION
+from scannery.indexer.datapoints import datapoint_schema, vectors_of
+from scannery.indexer.errors import BuildError
+from scannery.indexer.exact import unit_length
+from scannery.indexer.manifest import FORMAT_VERSION, CurvePoint, SegmentEntry
+from scannery.indexer.postings import term_columns
+from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
+from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE, build_scann
+from scannery.indexer.scann_config import ScannConfig, choose_config
+from scannery.indexer.spec import Distance, IndexSpec
+
+__all__ = ["FORMAT_KEY", "SEGMENT_KEY", "BuiltSegment", "build_segment", "file_sha256", "search_vectors"]
+
+FORMAT_KEY = b"scannery.format"
+SEGMENT_KEY = b"scannery.segment"
+ROW_GROUP_ROWS = 1 << 16
+UNIT_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltSegment:
+    """A finished segment file, not yet in a store: write it to `segment_key(index, entry.key)`."""
+
+    path: Path
+    entry: SegmentEntry
+    statistics: dict[str, Any]
+    """Seconds by stage and the ScaNN configuration, for the build report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trained:
+    order: np.ndarray
+    columns: dict[str, pa.Array]
+    sidecar: dict[str, str]
+    curve: tuple[CurvePoint, ...]
+    seconds: dict[str, float]
+
+
+def build_segment(
+    table: pa.Table,
+    *,
+    spec: IndexSpec,
+    shard: int,
+    directory: Path,
+    threads: int | None = None,
+    queries: np.ndarray | None = None,
+) -> BuiltSegment:
+    """Write the datapoints of one shard as a segment file in `directory`.
+
+    `table` has the columns of `datapoint_schema`; others are dropped. Rows come out in leaf order where ScaNN
+    is used, else in input order. The input is not changed. `queries`, float32 (any number, dimensions), are like
+    those that users will ask: the segment is tuned for them too.
+
+    Raises:
+        BuildError: a vector is not finite, an id stands twice, or ScaNN failed; the message names the shard.
+
+    """
+    name = f"shard {shard} of index {spec.index!r}"
+    table = _conformed(table, spec, name)
+    dimensions = table.schema.field("embedding").type.list_size
+    config = choose_config(table.num_rows, dimensions, spec.distance, spec.scann)
+    started = time.perf_counter()
+    trained = _train(table, config, spec.distance, directory, name, threads, queries) if config else None
+    analysed = time.perf_counter()
+    for column, values in (term_columns(table, spec.lexical) if spec.lexical else {}).items():
+        table = table.append_column(column, values)
+    analysed = time.perf_counter() - analysed
+    if trained:
+        table = table.take(pa.array(trained.order))
+        for column, values in trained.columns.items():
+            table = table.append_column(column, values)
+    written = time.perf_counter()
+    path = _write(table.replace_schema_metadata(_metadata(spec, config, trained)), directory)
+    seconds = {"train": written - started - analysed, "write": time.perf_counter() - written}
+    if spec.lexical:
+        seconds["words"] = analysed
+    return _described(path, table, shard, config, trained, seconds)
+
+
+def search_vectors(vectors_ND: np.ndarray, distance: Distance) -> np.ndarray:
+    """Return the vectors as they are searched: scaled to length 1 for cosine, else (or if they are) as given."""
+    if distance != "cosine":
+        return vectors_ND
+    squares_N = np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64)
+    return (
+        vectors_ND if np.abs(squares_N - 1).max(initial=0) <= 2 * UNIT_TOLERANCE else unit_length(vectors_ND)
+    )
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
+    if table.num_rows == 0:
+        raise BuildError(f"{name}: there is nothing to build from")
+    dimensions = table.schema.field("embedding").type.list_size
+    schema = datapoint_schema(spec, dimensions)
+    table = table.select(schema.names).cast(schema).combine_chunks()
+    if not np.isfinite(vectors_of(table)).all():
+        raise BuildError(f"{name}: a vector has a value that is not finite")
+    if pc.count_distinct(table.column("id")).as_py() != table.num_rows:
+        raise BuildError(f"{name}: an id stands twice")
+    return table
+
+
+def _train(
+    table: pa.Table,
+    config: ScannConfig,
+    distance: Distance,
+    directory: Path,
+    name: str,
+    threads: int | None,
+    queries: np.ndarray | None,
+) -> _Trained:
+    with tempfile.TemporaryDirectory(prefix="scann-", dir=directory) as place:
+        folder = Path(place)
+        # The child reads them from there, so that this process need not hold a scaled copy meanwhile.
+        np.save(folder / VECTORS_FILE, search_vectors(vectors_of(table), distance))
+        if queries is not None:
+            np.save(folder / QUERIES_FILE, queries)
+        built = build_scann(config, distance, folder=folder, name=name, threads=threads)
+        order = row_order(built.folder)
+        return _Trained(
+            order=order,
+            columns=pack_columns(built.folder, order),
+            sidecar=pack_sidecar(built.folder),
+            curve=built.curve,
+            seconds=built.seconds,
+        )
+
+
+def _metadata(spec: IndexSpec, config: ScannConfig | None, trained: _Trained | None) -> dict[bytes, bytes]:
+    segment = {
+        "distance": spec.distance,
+        "kind": "scann" if trained else "exact",
+        "attributes": spec.attributes,
+        "lexical": spec.lexical and {"analyser": ANALYSER_VERSION, **spec.lexical.model_dump()},
+        "scann": trained and config and {"config": config.to_dict(), "files": trained.sidecar},
+    }
+    return {FORMAT_KEY: str(FORMAT_VERSION).encode(), SEGMENT_KEY: json.dumps(segment).encode()}
+
+
+def _write(table: pa.Table, directory: Path) -> Path:
+    """Write the table under the name of its own hash."""
+    draft = Path(tempfile.mkstemp(suffix=".parquet", dir=directory)[1])
+    plain = [name for name in table.column_names if name not in ("embedding", *NATIVE_COLUMNS)]
+    pq.write_table(
+        table,
+        draft,
+        row_group_size=ROW_GROUP_ROWS,
+        compression="zstd",
+        # Dictionaries pay for attributes and ids, never for vectors and codes, which do not repeat.
+        use_dictionary=[f"{name}.list.element" if _is_list(table, name) else name for name in plain],
+        # Splitting floats into byte streams makes them smaller and faster to read than any other encoding.
+        column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"},
+        write_page_checksum=True,
+        write_statistics=[name for name in plain if not _is_list(table, name)],
+    )
+    path = directory / f"{file_sha256(draft)}.parquet"
+    return Path(shutil.move(draft, path))
+
+
+def _is_list(table: pa.Table, name: str) -> bool:
+    return bool(pa.types.is_list(table.schema.field(name).type))
+
+
+def _described(
+    path: Path,
+    table: pa.Table,
+    shard: int,
+    config: ScannConfig | None,
+    trained: _Trained | None,
+    seconds: dict[str, float],
+) -> BuiltSegment:
+    entry = SegmentEntry(
+        key=f"segments/{path.name}",
+        shard=shard,
+        rows=table.num_rows,
+        documents=pc.count_distinct(table.column("document_id")).as_py(),
+        size_bytes=path.stat().st_size,
+        sha256=path.stem,
+        kind="scann" if trained else "exact",
+        curve=trained.curve if trained else (),
+    )
+    statistics: dict[str, Any] = {"seconds": seconds | (trained.seconds if trained else {})}
+    if trained and config:
+        statistics["scann"] = config.to_dict()
+        statistics["leaves_used"] = pc.count_distinct(table.column(LEAF_COLUMN)).as_py()
+    return BuiltSegment(path=path, entry=entry, statistics=statistics)

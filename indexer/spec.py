@@ -1,0 +1,368 @@
+"""The spec: what the user says about an index, parsed once, at the edge."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+
+from scannery.indexer.errors import InvalidSpecError
+
+__all__ = [
+    "AttributeType",
+    "ChunkSpec",
+    "Distance",
+    "EncoderSpec",
+    "IndexSpec",
+    "Language",
+    "LexicalSpec",
+    "ScannSpec",
+    "SourceFormat",
+    "SourceSpec",
+    "load_spec",
+    "parse_spec",
+    "spec_json_schema",
+]
+
+Distance = Literal["cosine", "dot", "squared_l2"]
+SourceFormat = Literal["auto", "datapoints", "managed"]
+AttributeType = Literal["string", "string_list", "int", "float", "bool", "timestamp"]
+
+
+def _check_shards(value: object) -> object:
+    # Before the union is tried, whose own errors speak of both branches.
+    if value == "auto" or (
+        isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SHARDS
+    ):
+        return value
+    raise ValueError(f"must be auto or an integer from 1 to {MAX_SHARDS}, got {value!r}")
+
+
+MAX_SHARDS = 4096
+Shards = Annotated[
+    Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_SHARDS)], BeforeValidator(_check_shards)
+]
+
+INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+ATTRIBUTE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
+
+# Columns that every segment has (docs/format.md). Those of our own future begin with "_", which no
+# attribute may, so that a new column never clashes with somebody's attribute.
+RESERVED_COLUMNS = frozenset(
+    {"id", "document_id", "embedding", "text", "title", "payload", "text_start", "text_end",
+     "time_start_s", "time_end_s", "sparse"}
+)  # fmt: skip
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+_FIELD_KEYS = ("id", "text", "title", "vector", "document_id", "payload")
+_OWN_FIELDS: dict[str, dict[str, str]] = {
+    "datapoints": {"id": "id", "document_id": "document_id", "vector": "embedding", "text": "text",
+                   "title": "title", "payload": "payload"},
+    "managed": {"id": "id", "vector": "embedding", "payload": "embedding_metadata"},
+}  # fmt: skip
+"""Formats whose records have fields with fixed names, which a spec therefore need not repeat."""
+
+
+class ChunkSpec(_Model):
+    """How the text of a document is cut into passages."""
+
+    max_tokens: Annotated[int, Field(ge=8, le=8192)] = 128
+    """Most tokens in a passage, as the encoder's tokenizer counts them, special tokens not counted."""
+
+    overlap_tokens: Annotated[int, Field(ge=0, le=4096)] = 16
+    """Tokens at the end of a passage that the next one begins with; less than half of `max_tokens`."""
+
+    @model_validator(mode="after")
+    def _overlap_leaves_room(self) -> ChunkSpec:
+        if self.overlap_tokens * 2 >= self.max_tokens:
+            raise ValueError(
+                f"overlap_tokens must be less than half of max_tokens ({self.max_tokens}), "
+                f"got {self.overlap_tokens}"
+            )
+        return self
+
+
+class SourceSpec(_Model):
+    """How input is read, and which fields of a record hold what."""
+
+    format: SourceFormat = "auto"
+    """`auto`: by the ending of each file. `managed`: the input layout of the managed ScaNN service; `datapoints`: what
+    `scannery index export` writes. Both have field names of their own, so nothing else of `source` is needed."""
+
+    id: str = "id"
+    """Field with the document's id, unique in the corpus. Folders of text offer `path`."""
+
+    text: str | None = None
+    """Field with the text to embed and to return."""
+
+    title: str | None = None
+    """Field with a title; it is embedded in front of each passage and returned with it."""
+
+    vector: str | None = None
+    """Field with a ready vector (list of numbers); with it, nothing is embedded."""
+
+    vector_bytes: Literal["float16", "float32", "float64"] | None = None
+    """Type of the numbers where the vector field holds raw little-endian bytes (binary columns of Parquet)."""
+
+    document_id: str | None = None
+    """Field that groups records into documents, where records are passages already. Default: the id."""
+
+    payload: str | None = None
+    """Field with JSON that is returned and never searched."""
+
+    chunk: ChunkSpec | None = None
+    """Cut the text into passages; without it, a record is one datapoint."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_fields(cls, data: object) -> object:
+        format = data.get("format") if isinstance(data, Mapping) else None
+        own = _OWN_FIELDS.get(format) if isinstance(format, str) else None
+        if own is None or not isinstance(data, Mapping):
+            return data
+        for key in _FIELD_KEYS:
+            if data.get(key) not in (None, own.get(key)):
+                raise ValueError(f"`{key}` cannot be set with `format: {format}`, got {data[key]!r}")
+        return {**data, **own}
+
+    @model_validator(mode="after")
+    def _has_something_to_index(self) -> SourceSpec:
+        if self.text is None and self.vector is None:
+            raise ValueError("needs `text`, `vector` or both, got neither")
+        if self.chunk is not None and (self.text is None or self.vector is not None):
+            raise ValueError("`chunk` needs `text` and no `vector`: a ready vector has no passages")
+        if self.vector_bytes is not None and self.vector is None:
+            raise ValueError("`vector_bytes` needs `vector`")
+        return self
+
+
+class EncoderSpec(_Model):
+    """The model that turns text into vectors."""
+
+    model: Annotated[str, Field(min_length=1, max_length=1024)]
+    """A sentence-transformers model: a name, or a local folder. Never runs remote code."""
+
+    device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
+    """Where it runs while building; serving chooses for itself."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Precision of the weights; `auto` takes bfloat16 where the device is fast at it and the vectors agree."""
+
+    dimensions: Annotated[int, Field(ge=1, le=16384)] | None = None
+    """Keep only the first so many dimensions (Matryoshka models)."""
+
+    query_prompt: str | None = None
+    """Put in front of every query; default: what the model names as its query prompt."""
+
+    document_prompt: str | None = None
+    """Put in front of every passage; default: what the model names as its document prompt."""
+
+    max_tokens: Annotated[int, Field(ge=8, le=131072)] | None = None
+    """Longest input in tokens, the rest is cut off; default: the model's own limit."""
+
+
+class ScannSpec(_Model):
+    """How ScaNN indexes a segment. Everything is chosen by size, dimensions and distance unless it is set here."""
+
+    exact_below_rows: Annotated[int, Field(ge=1000, le=10_000_000)] = 20_000
+    """Segments with fewer rows are scanned, which is as fast there and needs no training."""
+
+    leaves: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Leaves of the partitioning tree of a segment; default: twice the square root of its rows."""
+
+    training_rows: Annotated[int, Field(ge=1000)] | None = None
+    """Rows that the tree is trained on; default: 100 a leaf, at least 100,000."""
+
+    dimensions_per_block: Annotated[int, Field(ge=1, le=16)] | None = None
+    """Dimensions that share a code of four bits; default: 2, or 1 for vectors below 16 dimensions."""
+
+    anisotropic_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """How much errors along a vector count in its codes; not used with `squared_l2`."""
+
+    soar: bool | None = None
+    """Put each row into a second leaf too; default: from 100,000 rows. Never with `squared_l2`."""
+
+
+Language = Literal[
+    "none", "arabic", "armenian", "basque", "catalan", "danish", "dutch", "english", "finnish", "french", "german",
+    "greek", "hindi", "hungarian", "indonesian", "irish", "italian", "lithuanian", "nepali", "norwegian", "porter",
+    "portuguese", "romanian", "russian", "serbian", "spanish", "swedish", "tamil", "turkish", "yiddish",
+]  # fmt: skip
+
+
+class LexicalSpec(_Model):
+    """How words are indexed. `lexical: true` takes the defaults."""
+
+    language: Language = "english"
+    """Whose rules reduce words to stems (Snowball); `none` keeps them, for mixed languages."""
+
+    stop_words: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=10_000)] = []
+    """Words that are not indexed. Frequent words count little in any case; without them, queries are faster."""
+
+
+def _lexical(value: object) -> object:
+    # Before the model is tried, so that errors do not speak of a union.
+    if isinstance(value, bool):
+        return LexicalSpec() if value else None
+    if value is None or isinstance(value, (Mapping, LexicalSpec)):
+        return value
+    raise ValueError(f"must be true, false or a mapping with `language` and `stop_words`, got {value!r}")
+
+
+def _or_boolean(schema: dict[str, Any]) -> None:
+    schema["anyOf"] = [{"type": "boolean"}, *schema["anyOf"]]
+
+
+Lexical = Annotated[LexicalSpec | None, BeforeValidator(_lexical), Field(json_schema_extra=_or_boolean)]
+
+
+class IndexSpec(_Model):
+    """Everything that decides what an index is. Two equal specs over equal input make equal indexes."""
+
+    index: str
+    """Name: lower-case letters, digits, `-` and `_`, at most 63."""
+
+    source: SourceSpec
+    encoder: EncoderSpec | None = None
+    """Needed unless the source has vectors; with vectors it serves text queries."""
+
+    distance: Distance = "cosine"
+    attributes: Annotated[dict[str, AttributeType], Field(max_length=256)] = {}
+    """Fields of a record to keep as typed, filterable attributes."""
+
+    lexical: Lexical = None
+    """Also index the words of title and text (BM25): `true`, or how."""
+
+    shards: Shards = "auto"
+    """Hash partitions of the datapoints; `auto`: one per million expected rows."""
+
+    target_recall: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
+    """Share of the true nearest neighbours that a default search finds, on average."""
+
+    scann: ScannSpec = ScannSpec()
+    """For experts: parameters of the index itself."""
+
+    @field_validator("index")
+    @classmethod
+    def _index_name(cls, value: str) -> str:
+        if not INDEX_NAME.fullmatch(value):
+            raise ValueError(f"must match {INDEX_NAME.pattern} (it becomes a folder name), got {value!r}")
+        return value
+
+    @field_validator("attributes")
+    @classmethod
+    def _attribute_names(cls, value: dict[str, AttributeType]) -> dict[str, AttributeType]:
+        for name in value:
+            if not ATTRIBUTE_NAME.fullmatch(name):
+                raise ValueError(f"attribute name must match {ATTRIBUTE_NAME.pattern}, got {name!r}")
+            if name in RESERVED_COLUMNS:
+                raise ValueError(f"attribute name {name!r} is reserved; rename the field in the input")
+        return value
+
+    @field_serializer("lexical", mode="wrap")
+    def _lexical_as_written(
+        self, value: LexicalSpec | None, handler: SerializerFunctionWrapHandler
+    ) -> bool | dict[str, Any]:
+        # As people write it, and as readers know it that only know true and false.
+        if value is None or value == LexicalSpec():
+            return value is not None
+        written: dict[str, Any] = handler(value)
+        return written
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> IndexSpec:
+        if self.encoder is None and self.source.vector is None:
+            raise ValueError("`encoder` is required unless `source.vector` names a field with vectors")
+        if self.lexical and self.source.text is None:
+            raise ValueError("`lexical: true` needs `source.text`")
+        if self.source.format == "managed" and self.source.payload in self.attributes:
+            raise ValueError(f"attribute name {self.source.payload!r} is taken with `format: managed`")
+        return self
+
+
+def parse_spec(data: object) -> IndexSpec:
+    """Return the spec in `data`, a mapping as YAML or JSON gives it.
+
+    Raises:
+        InvalidSpecError: names the first wrong key by its dotted path; for an unknown key, the nearest valid one.
+
+    """
+    if not isinstance(data, Mapping):
+        raise InvalidSpecError(f"the spec must be a mapping of keys, got {type(data).__name__}")
+    try:
+        return IndexSpec.model_validate(dict(data))
+    except ValidationError as error:
+        raise _explain(error) from error
+
+
+def load_spec(path: str | Path) -> IndexSpec:
+    """Return the spec in a YAML (or JSON) file.
+
+    Raises:
+        InvalidSpecError: the file cannot be read, is not YAML, or does not describe an index.
+
+    """
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSpecError(f"cannot read the spec {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise InvalidSpecError(f"{path} is not valid YAML: {error}") from error
+    try:
+        return parse_spec(data)
+    except InvalidSpecError as error:
+        raise InvalidSpecError(f"{path}: {error.message}", field=error.field) from error
+
+
+def spec_json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of SPEC.yaml, for editors and validators."""
+    schema = IndexSpec.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Scannery index spec"} | {
+        key: value for key, value in schema.items() if key != "title"
+    }
+
+
+def _explain(error: ValidationError) -> InvalidSpecError:
+    # A misspelt key comes as two errors, an unknown and a missing one: the first tells more.
+    first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+    field = ".".join(str(part) for part in first["loc"]) or None
+    if first["type"] == "extra_forbidden":
+        return InvalidSpecError(_unknown_key(first["loc"]), field=field)
+    what = first["msg"].removeprefix("Value error, ")
+    got = "" if "got" in what or first["type"] == "missing" else f", got {first['input']!r}"
+    return InvalidSpecError(f"{field or 'spec'}: {what}{got}", field=field)
+
+
+def _unknown_key(location: tuple[int | str, ...]) -> str:
+    *parents, key = (str(part) for part in location)
+    valid = sorted(_keys_at(IndexSpec, parents))
+    near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
+    hint = f"did you mean `{near[0]}`?" if near else f"valid keys: {', '.join(valid)}"
+    return f"unknown key `{'.'.join([*parents, key])}`; {hint}"
+
+
+def _keys_at(model: type[BaseModel], path: list[str]) -> Iterator[str]:
+    for part in path:
+        annotation = model.model_fields[part].annotation
+        candidates = (annotation, *get_args(annotation))
+        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    yield from model.model_fields

@@ -1,0 +1,112 @@
+"""Versions of an index: numbered manifests, of which the highest is current."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+
+from scannery.indexer.errors import AlreadyExistsError, CorruptError, NotFoundError
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.spec import INDEX_NAME
+from scannery.indexer.store import Store
+
+__all__ = [
+    "commit",
+    "latest_version",
+    "list_indexes",
+    "list_versions",
+    "manifest_key",
+    "read_manifest",
+    "segment_key",
+]
+
+_MANIFEST = re.compile(r"[^/]+/versions/(?P<version>[0-9]{8})\.json")
+
+
+def list_indexes(store: Store) -> list[str]:
+    """Return the names of the indexes that have at least one version, sorted."""
+    return [name for name in store.folders() if list_versions(store, name)]
+
+
+def list_versions(store: Store, index: str) -> list[int]:
+    """Return the versions of an index, ascending; empty if there is no such index."""
+    if not INDEX_NAME.fullmatch(index):
+        return []
+    matches = (_MANIFEST.fullmatch(item.key) for item in store.list(f"{index}/versions"))
+    return sorted(int(match["version"]) for match in matches if match)
+
+
+def latest_version(store: Store, index: str) -> int | None:
+    """Return the current version of an index, or None if it has none."""
+    return max(list_versions(store, index), default=None)
+
+
+def read_manifest(store: Store, index: str, version: int | None = None) -> Manifest:
+    """Return the manifest of a version, by default the current one.
+
+    Raises:
+        NotFoundError: no such index or version; the message names those that exist.
+        CorruptError, FormatError: the manifest cannot be read.
+
+    """
+    if version is None:
+        version = latest_version(store, index)
+        if version is None:
+            raise NotFoundError(_no_such_index(store, index), field="index")
+    key = manifest_key(index, version)
+    try:
+        data = store.read(key)
+    except NotFoundError as error:
+        raise NotFoundError(_no_such_version(store, index, version), field="version") from error
+    manifest = Manifest.from_json(data, origin=key)
+    if (manifest.index, manifest.version) != (index, version):
+        raise CorruptError(f"{key} is the manifest of version {manifest.version} of index {manifest.index!r}")
+    return manifest
+
+
+def commit(store: Store, manifest: Manifest) -> Manifest:
+    """Publish a manifest as the next version after its parent; from then on it is the current one.
+
+    The segments that it names must be in the store already. The conditional put is the commit: of two builders that
+    started from the same parent one wins.
+
+    Returns:
+        The manifest as published, with its version and time.
+
+    Raises:
+        AlreadyExistsError: somebody else published a version since the parent; nothing was changed.
+
+    """
+    version = (manifest.parent or 0) + 1
+    published = manifest.model_copy(update={"version": version, "created_at": datetime.now(timezone.utc)})
+    try:
+        store.create(manifest_key(manifest.index, version), published.to_json())
+    except AlreadyExistsError as error:
+        raise AlreadyExistsError(
+            f"index {manifest.index!r}: version {version} was published by another build meanwhile; "
+            "run this one again to build on top of it"
+        ) from error
+    return published
+
+
+def segment_key(index: str, key: str) -> str:
+    """Return the store key of a segment named in the manifest of `index`."""
+    return f"{index}/{key}"
+
+
+def manifest_key(index: str, version: int) -> str:
+    """Return the store key of a manifest."""
+    return f"{index}/versions/{version:08d}.json"
+
+
+def _no_such_index(store: Store, index: str) -> str:
+    names = list_indexes(store)
+    known = f"it has {', '.join(names)}" if names else "it has none"
+    return f"there is no index {index!r} in {store.uri}; {known}"
+
+
+def _no_such_version(store: Store, index: str, version: int) -> str:
+    versions = list_versions(store, index)
+    if not versions:
+        return _no_such_index(store, index)
+    return f"index {index!r} has no version {version}; it has {', '.join(map(str, versions))}"
