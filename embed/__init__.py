@@ -1,0 +1,35 @@
+"""Text to vectors: encoders, batching, devices, chunking."""
+
+from __future__ import annotations
+
+from scannery.embed.chunking import Chunker, Passage
+from scannery.embed.encoder import Encoder
+from scannery.embed.errors import (
+    DeviceError,
+    EmbedError,
+    FingerprintMismatchError,
+    InvalidArgumentError,
+    InvalidModelError,
+    InvalidTextError,
+    ModelNotFoundError,
+    RecompilationError,
+)
+from scannery.embed.fingerprint import Fingerprint, require_match
+from scannery.embed.statistics import EncoderStatistics
+
+__all__ = [
+    "Chunker",
+    "DeviceError",
+    "EmbedError",
+    "Encoder",
+    "EncoderStatistics",
+    "Fingerprint",
+    "FingerprintMismatchError",
+    "InvalidArgumentError",
+    "InvalidModelError",
+    "InvalidTextError",
+    "ModelNotFoundError",
+    "Passage",
+    "RecompilationError",
+    "require_match",
+]

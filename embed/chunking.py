@@ -1,0 +1,297 @@
+"""Long texts to passages: at most so many tokens, cut where a reader would cut, with their place in the text.
+
+Legend: N tokens of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from scannery.embed.errors import InvalidArgumentError, InvalidTextError
+from scannery.embed.tokenization import text_problem
+from scannery.embed.transcripts import Marks, find_marks
+
+__all__ = ["Chunker", "Passage"]
+
+# How good a place is to cut: inside a word, between words, at the end of a line, of a sentence, of a paragraph,
+# where somebody else begins to speak.
+WORD, LINE, SENTENCE, PARAGRAPH, TURN = 1, 2, 3, 4, 5
+
+LINE_BREAK = re.compile(r"\n\s*")
+PARAGRAPH_BREAK = re.compile(r"\n[ \t\r]*\n\s*")
+# Closing quotes and brackets belong to the sentence. Scripts without spaces need none after the full stop.
+SENTENCE_BREAK = re.compile(r"[.!?…؟।॥։]+[\"'”’»)\]*_]*\s+|[。！？｡]+[”’」』）]*\s*")
+
+SPACES = np.array([code for code in range(0x3001) if chr(code).isspace()], np.uint32)
+PLAN_PASSAGES = 256
+BLOCK_CHARS = 1 << 16
+"""Texts are tokenised in blocks of about this size, so that the token objects of a book never exist at once."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A piece of a text."""
+
+    text: str
+    """Exactly `source[start:end]`."""
+
+    start: int
+    """First character in the source."""
+
+    end: int
+    """One past the last character in the source."""
+
+    embedding_text: str
+    """What to embed: `text` without cue numbers, timing lines and time marks. The same object where it has none."""
+
+    tokens: int
+    """Tokens of `embedding_text`, special ones not counted."""
+
+    time_start_s: float | None = None
+    """Seconds from the start of the recording, from the last mark before the passage or at its start."""
+
+    time_end_s: float | None = None
+    """Likewise from the end of the last cue, or the first mark after the passage."""
+
+    speakers: tuple[str, ...] = ()
+    """Who speaks in it, in order of appearance, where the transcript names them."""
+
+
+class Chunker:
+    """Cuts texts into passages that a given tokenizer counts as at most `max_tokens`. Safe to share between threads.
+
+    Passages follow each other in the text. Each begins with up to `overlap_tokens` tokens of the end of the one
+    before, from the start of a sentence if there is one in reach, else of a word. A passage ends at the best
+    place in its second half: a change of speaker, or else the end of a paragraph, a sentence, a line, a word.
+    """
+
+    def __init__(self, tokenizer_json: str, max_tokens: int, overlap_tokens: int) -> None:
+        """Take a Hugging Face `tokenizer.json` as text.
+
+        Raises:
+            InvalidArgumentError: max_tokens is below 8, or the overlap is not less than half of it.
+
+        """
+        from tokenizers import Tokenizer
+
+        if max_tokens < 8:
+            raise InvalidArgumentError(f"max_tokens must be at least 8, got {max_tokens}", field="max_tokens")
+        if not 0 <= overlap_tokens * 2 < max_tokens:
+            raise InvalidArgumentError(
+                f"overlap_tokens must be from 0 to less than half of max_tokens ({max_tokens}), got {overlap_tokens}",
+                field="overlap_tokens",
+            )
+        self.max_tokens = max_tokens
+        self.overlap_tokens = overlap_tokens
+        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def split(self, text: str) -> list[Passage]:
+        """Return the passages of `text`, in order; none for a text without a single token.
+
+        Takes time and memory linear in the text.
+
+        Raises:
+            InvalidTextError: the text is not a string, or not valid Unicode.
+
+        """
+        if problem := text_problem(text):
+            raise InvalidTextError(problem, index=0)
+        marks = find_marks(text)
+        spoken = self._tokenize(text, marks)
+        passages: list[Passage] = []
+        first, done, limit, ahead = 0, 0, self.max_tokens, PLAN_PASSAGES
+        while done < len(spoken):
+            plan = self._plan(spoken, first, done, limit, ahead)
+            drafts = [_draft(text, marks, int(spoken.starts[i]), int(spoken.ends[j - 1])) for i, j in plan]
+            counts = self._count([draft[2] for draft in drafts])
+            over = self._first_over(plan, counts)
+            passages += [_passage(text, marks, *d, n) for d, n in zip(drafts[:over], counts, strict=False)]
+            done = plan[over - 1][1] if over else done
+            if over == len(plan):
+                first, limit = self._following(spoken, *plan[-1]), self.max_tokens
+                ahead = min(2 * ahead, PLAN_PASSAGES)
+            else:
+                # Cut out of the text, a piece can have more tokens than inside it (a cut word, a lost space).
+                first = plan[over][0]
+                limit = max(1, spoken.size(*plan[over]) - (counts[over] - self.max_tokens))
+                ahead = max(
+                    1, over
+                )  # what was planned beyond is lost, so look less far ahead: time stays linear
+        return passages
+
+    def _tokenize(self, text: str, marks: Marks) -> _Spoken:
+        """Return the offsets of all tokens outside hidden spans, and how good a cut in front of each is."""
+        spans: list[np.ndarray] = []
+        blocks = list(_blocks(text))
+        for at in range(0, len(blocks), 8):
+            group = blocks[at : at + 8]
+            encodings = self._tokenizer.encode_batch([text[s:e] for s, e in group], add_special_tokens=False)
+            for (start, _), encoding in zip(group, encodings, strict=True):
+                spans.append(np.array(encoding.offsets, np.int64).reshape(-1, 2) + start)
+        return _spoken(text, np.concatenate([np.empty((0, 2), np.int64), *spans]), marks)
+
+    def _plan(self, spoken: _Spoken, first: int, done: int, limit: int, ahead: int) -> list[tuple[int, int]]:
+        """Return up to `ahead` consecutive passages as token ranges, of which the first has at most `limit` tokens.
+
+        The first begins at the token `first`, and all tokens in front of `done` are in passages already.
+        """
+        plan: list[tuple[int, int]] = []
+        while done < len(spoken) and len(plan) < ahead:
+            end = self._cut(spoken, first, done, limit)
+            plan.append((first, end))
+            first, done, limit = self._following(spoken, first, end), end, self.max_tokens
+        return plan
+
+    def _cut(self, spoken: _Spoken, first: int, done: int, limit: int) -> int:
+        furthest = max(first + 1, spoken.after(first, limit))
+        if furthest == len(spoken):
+            return furthest
+        # The best place in the second half, and the last of those that are equally good. Only if there is none at
+        # all, as in the middle of a very long word, is it the last good one in the first half.
+        for nearest in (spoken.after(first, limit // 2 + 1), first + 1):
+            nearest = min(max(nearest, first + 1, done + 1), furthest)  # noqa: PLW2901
+            levels = spoken.levels[nearest : furthest + 1]
+            if levels.max() > 0:
+                return nearest + len(levels) - 1 - int(np.argmax(levels[::-1]))
+        return furthest
+
+    def _following(self, spoken: _Spoken, first: int, end: int) -> int:
+        """Return where the passage after `[first, end)` starts."""
+        if end == len(spoken) or self.overlap_tokens == 0:
+            return end
+        start = max(first + 1, spoken.before(end, self.overlap_tokens))
+        window = spoken.levels[start:end]
+        for level in (SENTENCE, WORD):
+            if (window >= level).any():
+                return start + int(np.argmax(window >= level))
+        return start
+
+    def _count(self, texts: list[str]) -> list[int]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [len(encoding.ids) for encoding in encodings]
+
+    def _first_over(self, plan: list[tuple[int, int]], counts: list[int]) -> int:
+        over = (k for k, (i, j) in enumerate(plan) if counts[k] > self.max_tokens and j - i > 1)
+        return next(over, len(plan))
+
+
+@dataclass(frozen=True)
+class _Spoken:
+    """The tokens of a text that are embedded and are more than space; `[first, end)` below are ranges of them."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+    """Their characters, without the space in front that some tokenizers make part of a token."""
+
+    levels: np.ndarray
+    """How good a cut in front of each is (int8)."""
+
+    positions: np.ndarray
+    """Their positions among all tokens that are embedded, those of nothing but space included."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def size(self, first: int, end: int) -> int:
+        """Return the number of tokens in `[first, end)`."""
+        return int(self.positions[end - 1] - self.positions[first]) + 1
+
+    def after(self, first: int, size: int) -> int:
+        """Return the largest `end` for which `[first, end)` is at most `size` tokens."""
+        return int(np.searchsorted(self.positions, self.positions[first] + size))
+
+    def before(self, end: int, size: int) -> int:
+        """Return the smallest `first` for which `[first, end)` is at most `size` tokens."""
+        return int(np.searchsorted(self.positions, self.positions[end - 1] - size, side="right"))
+
+
+def _spoken(text: str, spans_N2: np.ndarray, marks: Marks) -> _Spoken:
+    starts_N, ends_N = _visible(spans_N2, marks.hidden)
+    is_space = np.isin(np.frombuffer(text.encode("utf-32-le"), np.uint32), SPACES)
+    while (inside := (starts_N < ends_N) & is_space[np.minimum(starts_N, len(text) - 1)]).any():
+        starts_N = starts_N + inside
+    while (inside := (starts_N < ends_N) & is_space[ends_N - 1]).any():
+        ends_N = ends_N - inside
+    positions_N = np.flatnonzero(starts_N < ends_N)
+    starts_N, ends_N = starts_N[positions_N], ends_N[positions_N]
+    return _Spoken(starts_N, ends_N, _levels(text, starts_N, ends_N, marks), positions_N)
+
+
+def _draft(text: str, marks: Marks, start: int, end: int) -> tuple[int, int, str]:
+    """Return the span, and its text without the hidden spans."""
+    first = bisect_right(marks.hidden, (start, -1))
+    if first and marks.hidden[first - 1][1] > start:
+        first -= 1
+    pieces, at = [], start
+    for hidden_start, hidden_end in marks.hidden[first:]:
+        if hidden_start >= end:
+            break
+        pieces.append(text[at:hidden_start])
+        at = hidden_end
+    return start, end, text[start:end] if not pieces else "".join([*pieces, text[at:end]])
+
+
+def _passage(text: str, marks: Marks, start: int, end: int, embedding_text: str, tokens: int) -> Passage:
+    time_start_s, time_end_s = marks.time_range(start, end)
+    return Passage(
+        text=embedding_text if len(embedding_text) == end - start else text[start:end],
+        start=start,
+        end=end,
+        embedding_text=embedding_text,
+        tokens=tokens,
+        time_start_s=time_start_s,
+        time_end_s=time_end_s,
+        speakers=marks.speakers_of(start, end),
+    )
+
+
+def _blocks(text: str) -> Iterator[tuple[int, int]]:
+    """Yield consecutive spans of about BLOCK_CHARS that end at a line break, or at a space, if they can."""
+    start = 0
+    while len(text) - start > 2 * BLOCK_CHARS:
+        end = start + 2 * BLOCK_CHARS
+        cuts = (text.rfind(space, start + BLOCK_CHARS, end) for space in ("\n", " "))
+        end = next((cut for cut in cuts if cut > 0), end)
+        yield start, end
+        start = end
+    yield start, len(text)
+
+
+def _visible(spans_N2: np.ndarray, hidden: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    starts_N, ends_N = spans_N2[:, 0], spans_N2[:, 1]
+    if not hidden:
+        return starts_N, ends_N
+    edges = np.array(hidden, np.int64)
+    # The last hidden span that begins before the token ends; hidden spans do not overlap each other.
+    at = np.searchsorted(edges[:, 0], ends_N - 1, side="right") - 1
+    visible = (at < 0) | (edges[at, 1] <= starts_N)
+    return starts_N[visible], ends_N[visible]
+
+
+def _levels(text: str, starts_N: np.ndarray, ends_N: np.ndarray, marks: Marks) -> np.ndarray:
+    """Return how good a cut in front of each token is, int8 `(N,)`."""
+    levels_N = np.zeros(len(starts_N), np.int8)
+    levels_N[1:][starts_N[1:] > ends_N[:-1]] = WORD
+    patterns = [(LINE_BREAK, LINE), (SENTENCE_BREAK, SENTENCE)]
+    if marks.cue_ends_s is None:  # between cues, a blank line means nothing
+        patterns.append((PARAGRAPH_BREAK, PARAGRAPH))
+    for pattern, level in patterns:
+        _raise_levels(levels_N, starts_N, [m.end() for m in pattern.finditer(text)], level)
+    for turn, label_end in zip(marks.turn_positions, marks.label_ends, strict=True):
+        # Never between a name and the first word it introduces.
+        first, last = np.searchsorted(starts_N, (turn, label_end))
+        levels_N[first : last + 1] = 0
+    _raise_levels(levels_N, starts_N, marks.turn_positions, TURN)
+    return levels_N
+
+
+def _raise_levels(levels_N: np.ndarray, starts_N: np.ndarray, positions: list[int], level: int) -> None:
+    at = np.searchsorted(starts_N, np.array(positions, np.int64))
+    levels_N[at[at < len(levels_N)]] = level

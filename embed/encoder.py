@@ -1,0 +1,360 @@
+"""The encoder: text in, vectors out, equal to what the model's own library gives.
+
+Legend: N texts, B texts in a batch, D dimensions.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from scannery.embed.batching import Batch
+from scannery.embed.cores import on_one_core
+from scannery.embed.devices import Device, Work, open_device
+from scannery.embed.errors import InvalidArgumentError, InvalidTextError
+from scannery.embed.fingerprint import Fingerprint, hash_model_folder
+from scannery.embed.models import find_model, load_modules, module_folders
+from scannery.embed.precision import worst_cosine
+from scannery.embed.statistics import EncoderStatistics
+from scannery.embed.tokenization import FastTokens, Features, Tokens, text_problem, tokens_for
+
+if TYPE_CHECKING:
+    from scannery.embed.chunking import Chunker
+
+__all__ = ["Encoder", "Invalid"]
+
+T = TypeVar("T")
+Invalid: TypeAlias = Literal["raise", "nan"]
+"""What becomes of a text that has no vector: an error for the call, or a row of NaN for the text."""
+
+NOT_FINITE = "the model gives it a vector that is not finite"
+
+# Sentences of many lengths and scripts, written for this: what a smaller type must not change.
+PROBE_TEXTS = (
+    "Hi", "electric cars and the climate", "Wie entstehen Vulkane?", "Что такое машинное обучение?",
+    "機械学習とは何ですか。", "Numbers: 3.14159, 2,718, -40 °C, 1e-9 and 0x7f; symbols: §, €, →, ≥.",
+    "The editor asked the engineer why the build had failed again, and the engineer, who had slept for three "
+    "hours, said that the build had not failed: it had merely not yet succeeded.",
+    "Bread rises because yeast turns sugar into gas. The gas is caught in a net of gluten, which kneading makes "
+    "strong and time makes soft. Salt slows the yeast down, and cold slows it further, so that a dough which rests "
+    "in the refrigerator overnight tastes of more than flour and water. Heat ends all of this within minutes.",
+)  # fmt: skip
+
+
+class Encoder:
+    """Turns texts into vectors with one model on one device. Safe to share between threads.
+
+    Make one with `Encoder.load`. A process may fork after that, as long as it has not encoded anything yet.
+
+    >>> encoder = Encoder.load("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
+    >>> encoder.encode_queries(["how do volcanoes form"]).shape
+    (1, 384)
+    """
+
+    def __init__(self, model: Any, fingerprint: Fingerprint, device: Device) -> None:
+        """Take a loaded model; `Encoder.load` is the usual way."""
+        self.fingerprint = fingerprint
+        self._tokenizer = getattr(model, "tokenizer", None)
+        self._documents = tokens_for(model, fingerprint.document_prompt or None, "document")
+        self._queries = tokens_for(model, fingerprint.query_prompt or None, "query")
+        self._device = device
+        self._statistics = EncoderStatistics()
+        self._lock = threading.Lock()
+        if isinstance(self._documents, FastTokens) and isinstance(self._queries, FastTokens):
+            optional = on_one_core(lambda: self._mask_is_optional(model, self._documents))
+            self._documents.mask_is_optional = self._queries.mask_is_optional = optional
+        elif device.fixed_shapes:
+            raise InvalidArgumentError(
+                f"device {device.name} needs a model with a plain tokenizer, {fingerprint.model} has none",
+                field="device",
+            )
+        device.place(model, self._forward, self._probes())
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        dimensions: int | None = None,
+        query_prompt: str | None = None,
+        document_prompt: str | None = None,
+        max_tokens: int | None = None,
+        threads: int | None = None,
+    ) -> Encoder:
+        """Return the encoder for `model`, a sentence-transformers model: a name, or a local folder.
+
+        Args:
+            model: looked for as a folder, in installed packages, in the hub's cache, then on the hub.
+            device: `auto` (CUDA if there is one, else the CPU), `cpu`, `cuda` or `cuda:1`, `xla`.
+            dtype: `auto`, `float32`, `bfloat16` or `float16`. `auto` takes the device's fastest type if its vectors
+                have a cosine of at least 0.999 to those of float32 on a set of probes, else float32.
+            dimensions: keep only this many leading components, for models trained for it (Matryoshka).
+            query_prompt: text in front of every query; None takes the model's own.
+            document_prompt: likewise for documents.
+            max_tokens: cut texts off after this many tokens; None takes the model's own limit.
+            threads: cores to use on a CPU; None takes all that torch sees (OMP_NUM_THREADS limits them).
+
+        Raises:
+            ModelNotFoundError: there is no such model.
+            InvalidModelError: it is damaged, incomplete, or wants code of its own to be run.
+            InvalidArgumentError: an option does not fit the model or the device.
+            DeviceError: this machine has no such device.
+        """
+        folder = find_model(model)
+        with ThreadPoolExecutor(1) as background:
+            hashes = background.submit(lambda: hash_model_folder(folder, module_folders(folder)))
+            modules = on_one_core(lambda: load_modules(folder))
+        _limit_tokens(modules, max_tokens)
+        weights_sha256, config_sha256 = hashes.result()
+        fingerprint = Fingerprint(
+            model=str(model),
+            weights_sha256=weights_sha256,
+            config_sha256=config_sha256,
+            modules=tuple(type(module).__name__ for module in modules),
+            dimensions=_dimensions(modules, dimensions),
+            max_tokens=_max_tokens(modules),
+            query_prompt=_prompt(modules, query_prompt, ("query",)),
+            document_prompt=_prompt(modules, document_prompt, ("document", "passage", "corpus")),
+        )
+        return cls(
+            modules,
+            fingerprint,
+            open_device(device, dtype, threads=threads, max_tokens=fingerprint.max_tokens),
+        )
+
+    @property
+    def dimensions(self) -> int:
+        """Components of a vector."""
+        return self.fingerprint.dimensions
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens, special ones included, after which a text is cut off."""
+        return self.fingerprint.max_tokens
+
+    @property
+    def device(self) -> str:
+        """The device it runs on, such as `cpu` or `cuda:0`."""
+        return self._device.name
+
+    @property
+    def dtype(self) -> str:
+        """The type it computes in: `float32`, `bfloat16` or `float16`. Vectors are always float32."""
+        return self._device.dtype
+
+    def encode_documents(self, texts: Sequence[str], *, invalid: Invalid = "raise") -> np.ndarray:
+        """Return the vectors of `texts`, float32 `(len(texts), dimensions)`, in input order.
+
+        Args:
+            texts: any number, of any length; what is beyond `max_tokens` is not read.
+            invalid: `nan` gives a text without a vector a row of NaN instead of failing the call.
+
+        Raises:
+            InvalidTextError: a text is not a string, not valid Unicode, or the model has no finite vector for it.
+        """
+        return self._encode(texts, self._documents, invalid)
+
+    def encode_queries(self, texts: Sequence[str], *, invalid: Invalid = "raise") -> np.ndarray:
+        """Return the vectors of `texts` as queries, float32 `(len(texts), dimensions)`, in input order.
+
+        Arguments and errors are those of `encode_documents`.
+        """
+        return self._encode(texts, self._queries, invalid)
+
+    def encode_stream(
+        self, texts: Iterable[str], *, invalid: Invalid = "raise"
+    ) -> Generator[np.ndarray, None, None]:
+        """Yield the vectors of `texts` as documents in blocks, float32 `(n, dimensions)`, in input order.
+
+        Memory stays constant however long the stream is: at most three blocks (of 4,096 texts on a CPU) are held.
+        Texts are read and tokenised one block ahead of the computation.
+
+        Raises:
+            InvalidTextError: as `encode_documents`; the index counts from the start of the stream.
+        """
+        iterator = iter(texts)
+        windows = iter(lambda: list(islice(iterator, self._device.window_texts)), [])
+        yield from self._blocks(windows, self._documents, invalid)
+
+    def chunker(self, max_tokens: int, overlap_tokens: int) -> Chunker:
+        """Return a chunker that counts tokens as this encoder does.
+
+        Raises:
+            InvalidArgumentError: the encoder would cut off passages of `max_tokens`, or the overlap is too large.
+        """
+        from scannery.embed.chunking import Chunker
+
+        tokenizer: Any = self._tokenizer
+        if not getattr(tokenizer, "is_fast", False):
+            raise InvalidArgumentError(f"{self.fingerprint.model} has no tokenizer that gives offsets")
+        room = self.max_tokens - tokenizer.num_special_tokens_to_add()
+        if max_tokens > room:
+            raise InvalidArgumentError(
+                f"max_tokens must be at most {room}, what {self.fingerprint.model} reads of a text; got {max_tokens}",
+                field="max_tokens",
+            )
+        return Chunker(tokenizer.backend_tokenizer.to_str(), max_tokens, overlap_tokens)
+
+    def statistics(self) -> EncoderStatistics:
+        """Return the counts since the encoder was loaded."""
+        with self._lock:
+            return self._statistics
+
+    def _encode(self, texts: Sequence[str], tokens: Tokens, invalid: Invalid) -> np.ndarray:
+        if isinstance(texts, str):
+            raise InvalidArgumentError("texts must be a sequence of strings, got one string", field="texts")
+        size = self._device.window_texts
+        windows = (texts[at : at + size] for at in range(0, len(texts), size))
+        vectors_ND = np.empty((len(texts), self.dimensions), np.float32)
+        at = 0
+        for block_ND in self._blocks(windows, tokens, invalid):
+            vectors_ND[at : at + len(block_ND)] = block_ND
+            at += len(block_ND)
+        return vectors_ND
+
+    def _blocks(
+        self, windows: Iterator[Sequence[str]], tokens: Tokens, invalid: Invalid
+    ) -> Iterator[np.ndarray]:
+        if invalid not in ("raise", "nan"):
+            raise InvalidArgumentError(f"invalid must be 'raise' or 'nan', got {invalid!r}", field="invalid")
+        at = 0
+        for window, (problems, items, lengths_N) in _one_ahead(windows, partial(_prepare, tokens)):
+            started = time.perf_counter()
+            _refuse(problems, at, invalid)
+            vectors_ND = self._compute(tokens, items, lengths_N)
+            problems |= {int(row): NOT_FINITE for row in np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))}
+            _refuse(problems, at, invalid)
+            vectors_ND[list(problems)] = np.nan
+            at += len(window)
+            self._count(seconds=time.perf_counter() - started)
+            yield vectors_ND
+
+    def _compute(self, tokens: Tokens, items: list[Any], lengths_N: np.ndarray) -> np.ndarray:
+        vectors_ND = np.empty((len(items), self.dimensions), np.float32)
+        batches = list(self._device.batches(lengths_N))
+
+        def emit(batch: Batch, vectors_BD: np.ndarray) -> None:
+            vectors_ND[batch.positions] = vectors_BD[: len(batch.positions)]
+
+        def collate(batch: Batch) -> Features:
+            return tokens.collate([items[row] for row in batch.positions], batch.bucket)
+
+        def work() -> Work:
+            for batch in batches:
+                yield batch, partial(collate, batch)
+
+        self._device.run(work(), emit)
+        computed = sum(batch.bucket.rows * batch.bucket.width for batch in batches)
+        total = int(lengths_N.sum())
+        self._count(texts=len(items), tokens=total, padding_tokens=computed - total)
+        return vectors_ND
+
+    def _forward(self, model: Any, features: Features) -> Any:
+        vectors_BD = model(features, task=features["task"])["sentence_embedding"]
+        return vectors_BD[:, : self.dimensions].float()
+
+    def _probes(self) -> list[Features]:
+        """Return a batch of documents, and one of queries where these could take another path through the model."""
+        probes = [
+            tokens.collate(tokens.prepare(PROBE_TEXTS)[0]) for tokens in (self._documents, self._queries)
+        ]
+        ignored = set() if "Router" in self.fingerprint.modules else {"task"}
+        constants = [
+            {k: v for k, v in p.items() if not hasattr(v, "shape") and k not in ignored} for p in probes
+        ]
+        return probes if constants[0] != constants[1] else probes[:1]
+
+    def _mask_is_optional(self, model: Any, tokens: Tokens) -> bool:
+        """Return whether a missing attention mask means the same to this model as one of all ones."""
+        import torch
+
+        with torch.inference_mode():
+            full = tokens.collate(tokens.prepare([PROBE_TEXTS[-1]] * 2)[0])
+            bare = {name: value for name, value in full.items() if name != "attention_mask"}
+            expected_ND = self._forward(model, full).numpy()
+        return worst_cosine(expected_ND, model, self._forward, bare) > 0.99999
+
+    def _count(self, **counts: Any) -> None:
+        with self._lock:
+            self._statistics += EncoderStatistics(**counts)
+
+
+def _one_ahead(
+    windows: Iterator[Sequence[str]], prepare: Callable[[Sequence[str]], T]
+) -> Iterator[tuple[Sequence[str], T]]:
+    """Yield each window with `prepare(window)`, which runs in a thread while the one before is worked on."""
+    current = next(windows, None)
+    if current is None:
+        return
+    following = next(windows, None)
+    if following is None:  # one window, such as a query: no thread is worth it
+        yield current, prepare(current)
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="scannery-tokenize") as background:
+        ready: Future[T] = background.submit(prepare, current)
+        while current is not None:
+            done = ready.result()
+            if following is not None:
+                ready = background.submit(prepare, following)
+            yield current, done
+            current, following = following, next(windows, None) if following is not None else None
+
+
+def _prepare(tokens: Tokens, texts: Sequence[str]) -> tuple[dict[int, str], list[Any], np.ndarray]:
+    """Return what is wrong with which texts, and the tokens of all; those of wrong texts are of an empty one."""
+    problems = {row: problem for row, text in enumerate(texts) if (problem := text_problem(text))}
+    return problems, *tokens.prepare(["" if row in problems else text for row, text in enumerate(texts)])
+
+
+def _refuse(problems: dict[int, str], at: int, invalid: Invalid) -> None:
+    """Raise for the first wrong text of a window whose first text has the position `at`."""
+    if problems and invalid == "raise":
+        row = min(problems)
+        raise InvalidTextError(problems[row], index=at + row)
+
+
+def _limit_tokens(model: Any, max_tokens: int | None) -> None:
+    if max_tokens is None:
+        return
+    limit = _max_tokens(model)
+    if not 3 <= max_tokens <= limit:
+        raise InvalidArgumentError(
+            f"max_tokens must be from 3 to {limit}, got {max_tokens}", field="max_tokens"
+        )
+    model.max_seq_length = max_tokens
+
+
+def _max_tokens(model: Any) -> int:
+    limit = model.max_seq_length
+    # Tokenizers without a limit say 10^30, static models infinity.
+    return 1 << 30 if limit is None or limit > 1 << 30 else int(limit)
+
+
+def _dimensions(model: Any, dimensions: int | None) -> int:
+    ask = getattr(model, "get_embedding_dimension", None) or model.get_sentence_embedding_dimension
+    size = int(ask())
+    if dimensions is None:
+        return min(size, model.truncate_dim or size)
+    if not 1 <= dimensions <= size:
+        raise InvalidArgumentError(
+            f"dimensions must be from 1 to {size}, got {dimensions}", field="dimensions"
+        )
+    return dimensions
+
+
+def _prompt(model: Any, prompt: str | None, names: tuple[str, ...]) -> str:
+    """Return the prompt that SentenceTransformer.encode_query and encode_document would use."""
+    if prompt is not None:
+        return prompt
+    name = next((name for name in names if name in model.prompts), model.default_prompt_name)
+    return str(model.prompts.get(name) or "")

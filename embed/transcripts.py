@@ -1,0 +1,149 @@
+r"""Who speaks when: the marks in a transcript that say so, found without changing the text.
+
+Understood are WebVTT and SRT cues, `[hh:mm:ss]` and `[mm:ss]` marks anywhere (also as Markdown escapes them,
+`\[04:02\]`), speaker turns `**Name:** …` at the start of a line, and WebVTT voice tags `<v Name>`.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+__all__ = ["Marks", "find_marks"]
+
+CLOCK = r"(?:(\d{1,3}):)?(\d{1,2}):(\d{2})(?:[.,](\d{1,3}))?"
+TIMING = re.compile(rf"^[ \t]*{CLOCK}[ \t]+-->[ \t]+{CLOCK}[^\n]*\n?", re.MULTILINE)
+VTT_BLOCK = re.compile(r"^(?:\ufeff?WEBVTT|NOTE|STYLE|REGION)\b", re.MULTILINE)
+BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+VOICE = re.compile(r"<v(?:\.[^\s>]*)?[ \t]+([^>\n]{1,200})>")
+TAG = re.compile(r"</?(?:v|c|b|i|u|ruby|rt|lang)(?:[.\s][^>\n]{0,200})?>|<\d[\d:.]*>")
+MARK = re.compile(rf"\\?\[{CLOCK}\\?\][ \t]*")
+TURN = re.compile(r"^[ \t]*\*\*([^*\n]{1,80}?)(?::\*\*|\*\*:)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Positions are characters of the text, times are seconds; every list is in the order of the text."""
+
+    hidden: list[tuple[int, int]] = field(default_factory=list)
+    """Spans that are notation, not speech: they are never embedded."""
+
+    time_positions: list[int] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+    """From `time_positions[i]` on, the recording is at `times_s[i]`."""
+
+    cue_ends_s: list[float] | None = None
+    """End of each cue, where times come from cues."""
+
+    turn_positions: list[int] = field(default_factory=list)
+    speakers: list[str] = field(default_factory=list)
+    """From `turn_positions[i]` on, `speakers[i]` speaks."""
+
+    label_ends: list[int] = field(default_factory=list)
+    """Where the name itself ends: what it introduces follows there."""
+
+    def time_range(self, start: int, end: int) -> tuple[float | None, float | None]:
+        """Return when the text from `start` to `end` is spoken, in seconds; None where nothing says so."""
+        if not self.times_s:
+            return None, None
+        first = bisect_right(self.time_positions, start) - 1
+        last = bisect_right(self.time_positions, end - 1) - 1
+        begins = self.times_s[first] if first >= 0 else None
+        if self.cue_ends_s is not None:
+            return begins, self.cue_ends_s[last] if last >= 0 else None
+        return begins, self.times_s[last + 1] if last + 1 < len(self.times_s) else None
+
+    def speakers_of(self, start: int, end: int) -> tuple[str, ...]:
+        """Return who speaks from `start` to `end`, in order, each once."""
+        first = max(0, bisect_right(self.turn_positions, start) - 1)
+        last = bisect_right(self.turn_positions, end - 1)
+        return tuple(dict.fromkeys(self.speakers[first:last]))
+
+
+def find_marks(text: str) -> Marks:
+    """Return the marks in `text`. Linear in its length; a text without any costs one pass."""
+    turns = [(m.start(), m.end(), m[1].strip()) for m in TURN.finditer(text)] if "**" in text else []
+    if "-->" in text and TIMING.search(text):
+        return _cue_marks(text, turns)
+    marks = [(m, _seconds(*m.groups())) for m in MARK.finditer(text)] if "[" in text else []
+    marks = [(m, t) for m, t in marks if t is not None]
+    kept = _rising([t for _, t in marks if t is not None])
+    return Marks(
+        hidden=[m.span() for m, _ in marks],
+        time_positions=[marks[i][0].start() for i in kept],
+        times_s=[t for i in kept if (t := marks[i][1]) is not None],
+        turn_positions=[start for start, _, _ in turns],
+        speakers=[name for _, _, name in turns],
+        label_ends=[end for _, end, _ in turns],
+    )
+
+
+def _cue_marks(text: str, turns: list[tuple[int, int, str]]) -> Marks:
+    timings = list(TIMING.finditer(text))
+    hidden = [(_identifier_start(text, m.start()), m.end()) for m in timings]
+    hidden += [_block(text, m.start()) for m in VTT_BLOCK.finditer(text)]
+    hidden += [m.span() for m in TAG.finditer(text)]
+    # A voice tag holds to the end of its cue or to the next tag; unlabelled cues go on with the last speaker.
+    turns = sorted(turns + [(m.start(), m.end(), m[1].strip()) for m in VOICE.finditer(text)])
+    spans = [m.groups() for m in timings]
+    return Marks(
+        hidden=_merged(hidden),
+        time_positions=[m.start() for m in timings],
+        times_s=[_seconds(*groups[:4]) or 0.0 for groups in spans],
+        cue_ends_s=[_seconds(*groups[4:]) or 0.0 for groups in spans],
+        turn_positions=[start for start, _, _ in turns],
+        speakers=[name for _, _, name in turns],
+        label_ends=[end for _, end, _ in turns],
+    )
+
+
+def _identifier_start(text: str, timing: int) -> int:
+    """Return where the cue whose timing line starts at `timing` begins: there, or at the identifier line above."""
+    if timing == 0:
+        return 0
+    line = text.rfind("\n", 0, timing - 1) + 1
+    above = text[text.rfind("\n", 0, max(0, line - 1)) + 1 : line]
+    is_identifier = text[line:timing].strip() and not above.strip() and "-->" not in text[line:timing]
+    return line if is_identifier else timing
+
+
+def _block(text: str, start: int) -> tuple[int, int]:
+    end = BLANK_LINE.search(text, start)
+    return start, end.end() if end else len(text)
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _seconds(hours: str | None, minutes: str, seconds: str, fraction: str | None) -> float | None:
+    if int(seconds) > 59 or (hours is not None and int(minutes) > 59):
+        return None
+    whole = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
+    return whole + (int(fraction) / 10 ** len(fraction) if fraction else 0.0)
+
+
+def _rising(times: list[float]) -> list[int]:
+    """Return the positions of a longest non-decreasing run of marks: one mistyped hour must not spoil the rest."""
+    tails: list[float] = []
+    ends: list[int] = []
+    before: list[int] = []
+    for i, time in enumerate(times):
+        at = bisect_right(tails, time)
+        before.append(ends[at - 1] if at else -1)
+        tails[at : at + 1] = [time]
+        ends[at : at + 1] = [i]
+    kept = []
+    i = ends[-1] if ends else -1
+    while i >= 0:
+        kept.append(i)
+        i = before[i]
+    return kept[::-1]
