@@ -1,0 +1,48 @@
+"""Beam pipelines: build, update, compact, export, evaluate. Beam itself is imported when one runs."""
+
+from scannery.pipelines.building import build
+from scannery.pipelines.compacting import CompactReport, compact
+from scannery.pipelines.deadletters import REASONS, DeadLetter
+from scannery.pipelines.errors import (
+    InputChangedError,
+    InputNotFoundError,
+    ModeError,
+    NothingToIndexError,
+    OutputError,
+    PipelineError,
+    RunnerError,
+    SpecConflictError,
+    StageDamagedError,
+    TooManyDeadLettersError,
+    UnknownFormatError,
+)
+from scannery.pipelines.exporting import ExportedFile, ExportReport, export
+from scannery.pipelines.progress import Progress, ProgressCallback
+from scannery.pipelines.report import BuildReport
+from scannery.pipelines.runners import RUNNERS
+
+__all__ = [
+    "REASONS",
+    "RUNNERS",
+    "BuildReport",
+    "CompactReport",
+    "DeadLetter",
+    "ExportReport",
+    "ExportedFile",
+    "InputChangedError",
+    "InputNotFoundError",
+    "ModeError",
+    "NothingToIndexError",
+    "OutputError",
+    "PipelineError",
+    "Progress",
+    "ProgressCallback",
+    "RunnerError",
+    "SpecConflictError",
+    "StageDamagedError",
+    "TooManyDeadLettersError",
+    "UnknownFormatError",
+    "build",
+    "compact",
+    "export",
+]

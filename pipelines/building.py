@@ -1,0 +1,246 @@
+"""Build an index from input files, or bring it up to date with them: plan, run the chain, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from scannery.indexer.datapoints import identifier
+from scannery.indexer.errors import NotFoundError
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.sharding import shard_of
+from scannery.indexer.spec import IndexSpec, parse_spec
+from scannery.indexer.store import Store
+from scannery.indexer.versions import read_manifest
+from scannery.pipelines.compatibility import check_compatible, needs_rewriting
+from scannery.pipelines.errors import ModeError, NothingToIndexError
+from scannery.pipelines.job import Job, Mode
+from scannery.pipelines.outcomes import check_record
+from scannery.pipelines.planning import cut_input, dimensions_of, shards_of
+from scannery.pipelines.progress import ProgressCallback
+from scannery.pipelines.report import BuildReport
+from scannery.pipelines.runners import check_engine, import_beam
+from scannery.pipelines.running import Engine, execute
+from scannery.pipelines.sources import Part, arrange, find_files, ids_to_delete
+from scannery.pipelines.units import WorkUnit, group, key_of
+from scannery.pipelines.update_stage import Touch, write_deletes
+
+if TYPE_CHECKING:
+    from scannery.embed import Encoder
+
+__all__ = ["MODES", "build", "build_id", "new_job"]
+
+MODES: tuple[Mode, ...] = ("upsert", "full")
+
+
+def build(
+    spec: IndexSpec | Mapping[str, Any],
+    inputs: Sequence[str],
+    store_uri: str,
+    *,
+    mode: str = "upsert",
+    deletes: Iterable[str] = (),
+    runner: str | None = None,
+    runner_options: Sequence[str] = (),
+    progress: ProgressCallback | None = None,
+    max_dead_letters: float | None = None,
+) -> BuildReport:
+    """Build the index that `spec` describes from all records in `inputs`, and commit it as a new version.
+
+    Where the index exists it is updated: documents of the input are added, or replaced with all of their passages,
+    and all others stay. What earlier runs finished is not done again, so a build that was killed goes on where it
+    stood, and one whose input changed embeds what changed. Records that cannot be indexed become dead letters.
+
+    Args:
+        spec: what to build.
+        inputs: files, folders and patterns, local or in object stores (sources.find_files). May be empty if there
+            are `deletes`; the spec of the index stays as it is then.
+        store_uri: where the index lives; a local folder is created.
+        mode: `upsert` as above, or `full`: the input is the whole index, and what it has no longer is removed.
+        deletes: ids of documents to remove from an existing index (of datapoints, where these are not parts of
+            documents). Ids that are not there are counted. One that is in the input too is removed all the same.
+        runner: which engine runs the pipeline (runners.RUNNERS); default `local`, in this process.
+        runner_options: options for that engine, as on a command line.
+        progress: called from another thread as work gets done.
+        max_dead_letters: fail without a version if more records are refused: a number from 1 (or 0), or a share of
+            all records below 1.
+
+    Raises:
+        InvalidSpecError: `spec` is a mapping that does not describe an index.
+        InvalidRecordError: an id in `deletes` cannot be one.
+        PipelineError: see errors.py; a build that fails leaves no version, and what was finished is reused.
+        EmbedError: the encoder cannot be loaded.
+        IndexerError: the store failed, a segment could not be built, or another build committed meanwhile.
+
+    """
+    spec = spec if isinstance(spec, IndexSpec) else parse_spec(spec)
+    clock = _Clock()
+    check_engine(runner, runner_options, [*inputs, store_uri])
+    gone = {identifier(value, field="deletes") for value in deletes}
+    _check_mode(mode, inputs, gone)
+    files = arrange(find_files(inputs), spec.source) if inputs else []
+    gone |= ids_to_delete(files) if mode == "upsert" else set()  # a full build has what its input has
+    store = Store.open(store_uri, create=bool(inputs))
+    parent = _current(store, spec.index, needed=not inputs)
+    if parent is not None and not files:
+        spec = parent.spec
+    parts, limit = cut_input(files, spec, progress)
+    encoders, encoder = _load_encoder(spec if files else None)
+    clock.lap("plan")
+    job = dataclasses.replace(
+        _job(spec, store, parts, encoder, parent, "full" if mode == "full" else "upsert"),
+        deletes=len(gone),
+        max_dead_letters=max_dead_letters,
+        started_at=clock.started_at,
+        plan_seconds=clock.laps["plan"],
+    )
+    units = group(parts, limit, job.recipe)
+    touches = _touches(job, store, gone if parent else (), parent)
+    if not units and not gone:
+        raise NothingToIndexError("no record could be indexed (the input is empty)")
+    job = dataclasses.replace(job, build_id=build_id(job, units, touches))
+    engine = Engine(runner=runner, options=runner_options, encoders=encoders)
+    record = execute(job, store, units, touches, engine, progress)
+    check_record(record, job)
+    manifest = read_manifest(store, job.index, record.version)
+    seconds = {**record.statistics["seconds"], "wall": clock.wall_s}
+    return BuildReport.of(record, manifest, store=job.store_uri, files=len(files), seconds=seconds)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.started_at = time.time()
+        self._started = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    @property
+    def wall_s(self) -> float:
+        return round(time.perf_counter() - self._started, 3)
+
+    def lap(self, name: str) -> None:
+        self.laps[name] = self.wall_s
+
+
+def _check_mode(mode: str, inputs: Sequence[str], gone: set[str]) -> None:
+    if mode not in MODES:
+        raise ModeError(f"mode must be one of {', '.join(MODES)}, got {mode!r}", field="mode")
+    if mode == "full" and gone:
+        raise ModeError(
+            "a full build removes what its input leaves out; give deletes to an update", field="deletes"
+        )
+    if not inputs and not gone:
+        raise ModeError("give inputs, ids to delete, or both", field="inputs")
+
+
+def _load_encoder(spec: IndexSpec | None) -> tuple[Any, Encoder | None]:
+    """Return the handle that workers in this process find the encoder by, and the encoder."""
+    import_beam()
+    from scannery.pipelines.chain import load_encoder, new_encoder_handle
+
+    encoders = new_encoder_handle()
+    encoder_spec = spec.encoder if spec else None
+    return encoders, None if encoder_spec is None else encoders.acquire(lambda: load_encoder(encoder_spec))
+
+
+def _job(
+    spec: IndexSpec,
+    store: Store,
+    parts: Sequence[Part],
+    encoder: Encoder | None,
+    parent: Manifest | None,
+    mode: Mode,
+) -> Job:
+    """Return the job, without what the caller chose and without the name that depends on its input.
+
+    Raises:
+        SpecConflictError: rows of the index and of the spec do not mix.
+
+    """
+    updates = mode == "upsert" and parent is not None
+    if parent is not None and not parts and updates:  # only deletes: nothing is read, nothing encoded
+        dimensions, fingerprint = parent.dimensions, parent.encoder
+    else:
+        dimensions = dimensions_of(spec, parts, encoder, parent)
+        fingerprint = _fingerprint(encoder, parent)
+    if parent is not None and updates:
+        check_compatible(spec, parent, dimensions=dimensions, fingerprint=fingerprint)
+    return new_job(
+        spec,
+        store,
+        dimensions=dimensions,
+        shards=shards_of(spec, parts, parent),
+        fingerprint=fingerprint,
+        parent=parent,
+        mode="upsert" if updates else "full",
+    )
+
+
+def new_job(
+    spec: IndexSpec,
+    store: Store,
+    *,
+    dimensions: int,
+    shards: int,
+    fingerprint: dict[str, Any] | None,
+    parent: Manifest | None,
+    mode: Mode,
+) -> Job:
+    """Return a job, without what the caller of `build` chose and without a name."""
+    recipe = {
+        "source": spec.source.model_dump(),
+        "attributes": spec.attributes,
+        "distance": spec.distance,
+        "encoder": fingerprint["digest"] if fingerprint and spec.source.vector is None else None,
+        "dimensions": dimensions,
+        "shards": shards,
+    }
+    return Job(
+        store_uri=str(store.local_root or store.uri),
+        spec=spec,
+        dimensions=dimensions,
+        shards=shards,
+        fingerprint=fingerprint,
+        recipe=recipe,
+        build_id="",
+        parent=parent.version if parent else None,
+        mode=mode,
+        merge=mode == "upsert" and parent is not None and needs_rewriting(spec, parent),
+    )
+
+
+def build_id(job: Job, units: Sequence[WorkUnit], touches: Mapping[int, Touch]) -> str:
+    """Return the name of a build: equal for builds that do the same."""
+    # Not of the mode: a first build and its repetition, which is an update, are one build.
+    spec, keys = job.spec.model_dump(mode="json"), [unit.key for unit in units]
+    return key_of("build", spec, job.recipe, keys, job.merge, sorted(touches.items()))[:16]
+
+
+def _fingerprint(encoder: Encoder | None, parent: Manifest | None) -> dict[str, Any] | None:
+    """Return the encoder's fingerprint; as the index has it if it is the same, under whatever name it was loaded."""
+    if encoder is None:
+        return None
+    known = parent.encoder if parent is not None else None
+    same = known is not None and known.get("digest") == encoder.fingerprint.digest
+    return known if same else encoder.fingerprint.to_dict()
+
+
+def _touches(job: Job, store: Store, gone: Iterable[str], parent: Manifest | None) -> dict[int, Touch]:
+    """Return what happens to shards besides new rows: deletes, and making anew what the spec has changed."""
+    by_shard: dict[int, list[str]] = {}
+    for document in gone:
+        by_shard.setdefault(shard_of(document, job.shards), []).append(document)
+    touches = {shard: Touch(write_deletes(store, job.index, ids)) for shard, ids in by_shard.items()}
+    if job.merge and parent is not None:
+        touches = {entry.shard: Touch() for entry in parent.segments} | touches
+    return touches
+
+
+def _current(store: Store, index: str, *, needed: bool) -> Manifest | None:
+    try:
+        return read_manifest(store, index)
+    except NotFoundError:
+        if needed:
+            raise
+        return None

@@ -1,0 +1,99 @@
+"""Compact an index: every shard with several segments gets one in their place."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.store import Store
+from scannery.indexer.versions import read_manifest
+from scannery.pipelines.building import build_id, new_job
+from scannery.pipelines.progress import ProgressCallback
+from scannery.pipelines.runners import check_engine
+from scannery.pipelines.running import Engine, execute
+from scannery.pipelines.update_stage import Touch
+
+__all__ = ["CompactReport", "compact"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompactReport:
+    """What `compact` did."""
+
+    index: str
+    version: int
+    up_to_date: bool
+    """No shard had several segments, so no version was made."""
+
+    shards: tuple[int, ...]
+    """Shards whose segments were merged."""
+
+    segments_before: int
+    segments: int
+    rows: int
+    size_bytes_before: int
+    size_bytes: int
+    recall: float | None
+    recall_reached: bool
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values."""
+        return dataclasses.asdict(self)
+
+
+def compact(
+    index: str,
+    store_uri: str,
+    *,
+    runner: str | None = None,
+    runner_options: Sequence[str] = (),
+    progress: ProgressCallback | None = None,
+) -> CompactReport:
+    """Merge the segments of every shard that has several, and commit the result as a new version.
+
+    The datapoints are the same before and after. A run that was killed goes on where it stood.
+
+    Raises:
+        NotFoundError: no such store or index, or a segment is missing.
+        CorruptError: a segment is damaged.
+        AlreadyExistsError: somebody else committed a version meanwhile.
+        BuildError: ScaNN failed.
+
+    """
+    started, started_at = time.perf_counter(), time.time()
+    check_engine(runner, runner_options, [store_uri])
+    store = Store.open(store_uri)
+    before = after = read_manifest(store, index)
+    counts = Counter(entry.shard for entry in before.segments)
+    shards = tuple(sorted(shard for shard, count in counts.items() if count > 1))
+    if shards:
+        job = new_job(before.spec, store, dimensions=before.dimensions, shards=before.shards,
+                      fingerprint=before.encoder, parent=before, mode="upsert")  # fmt: skip
+        touches = {shard: Touch() for shard in shards}
+        job = dataclasses.replace(job, merge=True, started_at=started_at)
+        job = dataclasses.replace(job, build_id=build_id(job, [], touches))
+        record = execute(job, store, [], touches, Engine(runner=runner, options=runner_options), progress)
+        after = read_manifest(store, index, record.version)
+    return _report(before, after, shards, time.perf_counter() - started)
+
+
+def _report(before: Manifest, after: Manifest, shards: tuple[int, ...], seconds: float) -> CompactReport:
+    return CompactReport(
+        index=after.index,
+        version=after.version,
+        up_to_date=after.version == before.version,
+        shards=shards,
+        segments_before=len(before.segments),
+        segments=len(after.segments),
+        rows=after.rows,
+        size_bytes_before=before.size_bytes,
+        size_bytes=after.size_bytes,
+        recall=after.recall.measured if after.recall else None,
+        recall_reached=after.recall is None or after.recall.reached,
+        seconds=round(seconds, 3),
+    )

@@ -1,0 +1,113 @@
+"""Dead letters: every record that does not become a datapoint, with the reason: nothing is lost silently.
+
+They are JSON lines, one per record or file. `source` and `line` (JSONL, CSV) or `row` (Parquet, Avro) say where
+it was, both counted from 1; `excerpt` is the start of the record as it was read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["EXCERPT_CHARACTERS", "REASONS", "DeadLetter", "count_categories", "count_reasons", "excerpt_of",
+           "json_lines"]  # fmt: skip
+
+REASONS: Mapping[str, str] = MappingProxyType({
+    "unreadable_file": "the file cannot be opened: permission, or gone since it was listed",
+    "damaged_file": "the file is damaged or cut off; records before the damage are kept, the rest is lost",
+    "malformed": "it cannot be parsed: not a JSON object, a row that does not fit the header, an array not of rows",
+    "encoding": "the record is not valid UTF-8",
+    "too_large": "the record is larger than 64 MiB",
+    "missing_id": "the id field is absent or null",
+    "id": "the id is not a string or integer of 1 to 512 bytes without control characters",
+    "duplicate_id": "an earlier record of the same build has this id",
+    "deleted_id": "a file in `delete/` names the id too (managed layout)",
+    "missing_text": "the text field is absent, null or blank",
+    "text": "the text or title is not a string, or the encoder refuses it",
+    "missing_vector": "the vector field is absent or null",
+    "vector": "the vector is not a flat list of numbers",
+    "vector_size": "the vector has another number of dimensions than the index",
+    "vector_value": "the vector has NaN, infinite or huge values, or is all zeros under cosine",
+    "sparse_vector": "the record has a sparse embedding, which an index cannot hold yet (managed layout)",
+    "deny": "the record denies tokens of a namespace, and the spec has no attribute for them (managed layout)",
+    "attribute": "an attribute does not fit its type in the spec",
+    "payload": "the payload is not JSON (a CSV cell), or holds NaN or infinity",
+})  # fmt: skip
+"""The closed set of reasons, and what each means."""
+
+EXCERPT_CHARACTERS = 400
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeadLetter:
+    """One record, or one file, that did not become a datapoint."""
+
+    reason: str
+    """A key of `REASONS`."""
+
+    message: str
+    source: str
+    """URI or path of the input file."""
+
+    line: int | None = None
+    row: int | None = None
+    field: str | None = None
+    """The input field that is wrong, or None where the record as a whole is."""
+
+    id: str | None = None
+    excerpt: str = ""
+    category: str | None = None
+    """What the managed service calls the error; None for other layouts, and where it has no such error."""
+
+    def __post_init__(self) -> None:
+        if self.reason not in REASONS:
+            raise ValueError(f"reason must be one of {sorted(REASONS)}, got {self.reason!r}")
+
+    def to_json(self) -> str:
+        """Return one line of JSON, without the newline; fields that are None are left out."""
+        fields = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        # ASCII, because an excerpt of a broken record may hold lone surrogates, which UTF-8 cannot.
+        return json.dumps(fields)
+
+    @classmethod
+    def from_json(cls, line: str) -> DeadLetter:
+        """Return the dead letter that `to_json` wrote."""
+        return cls(**json.loads(line))
+
+
+def json_lines(letters: Iterable[DeadLetter]) -> bytes:
+    """Return dead letters as the content of a file."""
+    return "".join(f"{letter.to_json()}\n" for letter in letters).encode()
+
+
+def excerpt_of(record: object) -> str:
+    """Return the start of a record for a human reader: at most 400 characters, whatever the record is."""
+    if isinstance(record, bytes):
+        # A character is at most four bytes, so this never cuts less than the excerpt needs.
+        text = record[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "backslashreplace")
+    elif isinstance(record, str):
+        text = record
+    else:
+        text = json.dumps(record, default=_shortened, ensure_ascii=False)
+    return text if len(text) <= EXCERPT_CHARACTERS else text[: EXCERPT_CHARACTERS - 1] + "…"
+
+
+def count_reasons(letters: Iterable[DeadLetter]) -> dict[str, int]:
+    """Return how many dead letters have each reason; reasons without any are left out."""
+    counts: dict[str, int] = {}
+    for letter in letters:
+        counts[letter.reason] = counts.get(letter.reason, 0) + 1
+    return counts
+
+
+def count_categories(letters: Iterable[DeadLetter]) -> dict[str, int]:
+    """Return how many dead letters have each of the managed service's categories; those without are left out."""
+    return dict(Counter(letter.category for letter in letters if letter.category is not None))
+
+
+def _shortened(value: Any) -> str:
+    return repr(value)[:EXCERPT_CHARACTERS]

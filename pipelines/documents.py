@@ -1,0 +1,206 @@
+"""Records → documents: validated, typed, or a dead letter that says why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from scannery.indexer.datapoints import (
+    MAX_ID_BYTES,
+    attribute_value,
+    attribute_values,
+    identifier,
+    vector_value,
+)
+from scannery.indexer.errors import InvalidRecordError
+from scannery.indexer.spec import IndexSpec
+from scannery.pipelines.deadletters import DeadLetter
+from scannery.pipelines.sources import Record
+from scannery.pipelines.sources.parts import SPAN
+
+__all__ = ["Document", "to_document", "vector_size"]
+
+# Room for "#" and the number of a passage: at most 64 Mi passages of a 64 MiB document.
+PASSAGE_SUFFIX_BYTES = 9
+
+
+Span = tuple[int | None, int | None, float | None, float | None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Document:
+    """A record that may enter the index."""
+
+    id: str
+    document_id: str
+    title: str | None
+    text: str | None
+    vector: np.ndarray | None
+    """float32, `(dimensions,)`."""
+
+    attributes: Mapping[str, Any]
+    payload: str | None
+    """JSON text."""
+
+    span: Span | None
+    """Where an exported passage stands in its document: text_start, text_end, time_start_s, time_end_s."""
+
+    record: Record
+    """Where it came from."""
+
+
+def to_document(record: Record, spec: IndexSpec, dimensions: int) -> Document | DeadLetter:
+    """Return the document in `record`, or the dead letter with the first thing that is wrong with it."""
+    known: str | None = None
+    try:
+        known = _id(record.fields, spec)
+        return Document(
+            id=known,
+            document_id=_document_id(record.fields, spec) or known,
+            title=_title(record.fields, spec),
+            text=_text(record.fields, spec),
+            vector=_vector(record.fields, spec, dimensions),
+            attributes=_encodable(attribute_values(record.fields, spec)),
+            payload=_payload(record.fields, spec),
+            span=_span(record.fields, spec),
+            record=record,
+        )
+    except InvalidRecordError as error:
+        return record.reject(error.reason, error.message, field=error.field, id=known)
+
+
+def vector_size(record: Record, spec: IndexSpec) -> int | None:
+    """Return the number of dimensions of the record's vector, or None where it has no valid one."""
+    try:
+        vector = _vector(record.fields, spec, None)
+    except InvalidRecordError:
+        return None
+    return None if vector is None else int(vector.size)
+
+
+def _id(fields: Mapping[str, Any], spec: IndexSpec) -> str:
+    name = spec.source.id
+    if fields.get(name) is None:
+        raise _missing("missing_id", name, fields)
+    value = identifier(fields[name], field=name)
+    limit = MAX_ID_BYTES - PASSAGE_SUFFIX_BYTES
+    if spec.source.chunk is not None and len(value.encode()) > limit:
+        message = f"{name}: must be at most {limit} bytes long where texts are cut into passages"
+        raise InvalidRecordError(message, reason="id", field=name)
+    return value
+
+
+def _document_id(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
+    name = spec.source.document_id
+    if name is None:
+        return None
+    if fields.get(name) is None:
+        raise _missing("missing_id", name, fields)
+    return identifier(fields[name], field=name)
+
+
+def _text(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
+    name = spec.source.text
+    if name is None:
+        return None
+    value = fields.get(name)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        if spec.source.vector is not None:  # the vector is what is searched; the text only comes along
+            return None
+        raise _missing("missing_text", name, fields)
+    return _string(value, name)
+
+
+def _title(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
+    name = spec.source.title
+    if name is None or fields.get(name) is None:
+        return None
+    return _string(fields[name], name).strip() or None
+
+
+def _string(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        message = f"{name}: must be a string, got {type(value).__name__}"
+        raise InvalidRecordError(message, reason="text", field=name)
+    _encodable({name: value})
+    return value
+
+
+def _vector(fields: Mapping[str, Any], spec: IndexSpec, dimensions: int | None) -> np.ndarray | None:
+    name = spec.source.vector
+    if name is None:
+        return None
+    if fields.get(name) is None:
+        raise _missing("missing_vector", name, fields)
+    value = _numbers(fields[name], spec)
+    with np.errstate(over="ignore"):  # what overflows float32 becomes infinite, and is refused as that
+        return vector_value(value, dimensions, field=name, distance=spec.distance)
+
+
+def _numbers(value: object, spec: IndexSpec) -> object:
+    """Return the numbers in raw bytes, other values as they are."""
+    if not isinstance(value, bytes):
+        return value
+    name, kind = spec.source.vector, spec.source.vector_bytes
+    if kind is None:  # four bytes are one float32 or two float16: both would look like vectors
+        what = "holds bytes; say of which type with source.vector_bytes"
+        raise InvalidRecordError(f"{name}: {what}", reason="vector", field=name)
+    number = np.dtype(kind).newbyteorder("<")
+    if len(value) % number.itemsize:
+        what = f"has {len(value)} bytes, which is not a multiple of {number.itemsize} ({kind})"
+        raise InvalidRecordError(f"{name}: {what}", reason="vector", field=name)
+    return np.frombuffer(value, number)
+
+
+def _span(fields: Mapping[str, Any], spec: IndexSpec) -> Span | None:
+    if spec.source.format != "datapoints":
+        return None
+    start, end, *times = (attribute_value(fields.get(name), kind, field=name) for name, kind in SPAN.items())
+    return start, end, times[0], times[1]
+
+
+def _payload(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
+    name = spec.source.payload
+    value = None if name is None else fields.get(name)
+    if name is None or value is None:
+        return None
+    try:
+        # Text that is JSON already (a CSV cell, a Parquet string column) stays what it says.
+        parsed = json.loads(value) if isinstance(value, str) else value
+        payload = json.dumps(parsed, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRecordError(f"{name}: not JSON: {error}", reason="payload", field=name) from error
+    _encodable({name: payload})
+    return payload
+
+
+def _encodable(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `values`; raise where a string has lone surrogates, which JSON can write and UTF-8 cannot."""
+    for name, value in values.items():
+        for text in _strings(value):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                message = f"{name}: not UTF-8: {error.reason}"
+                raise InvalidRecordError(message, reason="encoding", field=name) from error
+    return values
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        yield from (item for item in value if isinstance(item, str))
+
+
+def _missing(reason: str, name: str, fields: Mapping[str, Any]) -> InvalidRecordError:
+    present = ", ".join(sorted(str(field) for field in fields)[:12]) or "no fields"
+    is_blank = isinstance(fields.get(name), str)
+    what = (
+        "is blank" if is_blank else "is null" if name in fields else f"is missing; the record has {present}"
+    )
+    return InvalidRecordError(f"{name}: {what}", reason=reason, field=name)

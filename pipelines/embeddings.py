@@ -1,0 +1,108 @@
+"""Embeddings files: the vectors of a work unit as Parquet, one row group per shard.
+
+They have the columns of `datapoint_schema` and, for the build itself: `_content_hash` (passages.py), `_speakers` of the
+passage, `_record` (its number within the unit) and `_source`, `_line`, `_row` (where the record was).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scannery.indexer.datapoints import datapoint_schema
+from scannery.indexer.sharding import shard_of
+from scannery.indexer.spec import IndexSpec
+from scannery.pipelines.passages import EmbeddedDocument, Piece
+
+__all__ = ["embeddings_schema", "write_embeddings"]
+
+SPEAKERS = "speakers"
+"""The attribute that the chunker fills, where the spec has it as a list of strings and the record does not."""
+
+
+def embeddings_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
+    """Return the Arrow schema of an embeddings file."""
+    own = [
+        pa.field("_content_hash", pa.binary(16)),
+        pa.field("_speakers", pa.list_(pa.string())),
+        pa.field("_record", pa.int64(), nullable=False),
+        pa.field("_source", pa.string(), nullable=False),
+        pa.field("_line", pa.int64()),
+        pa.field("_row", pa.int64()),
+    ]
+    return pa.schema([*datapoint_schema(spec, dimensions), *own])
+
+
+def write_embeddings(
+    path: Path, documents: Sequence[EmbeddedDocument], spec: IndexSpec, *, dimensions: int, shards: int
+) -> dict[int, int]:
+    """Write the embeddings file of a unit and return which row group each of its shards has.
+
+    Within a shard the rows keep the order of the input, and a document's passages stand together.
+    """
+    schema = embeddings_schema(spec, dimensions)
+    by_shard: dict[int, list[tuple[int, EmbeddedDocument]]] = {}
+    for record, embedded in enumerate(documents):
+        by_shard.setdefault(shard_of(embedded.document.document_id, shards), []).append((record, embedded))
+    row_groups = {shard: group for group, shard in enumerate(sorted(by_shard))}
+    # Floats as split byte streams are smaller and faster to read; vectors never repeat, so no dictionary.
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        use_dictionary=["title", "_source", "payload"],
+        column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"},
+        write_page_checksum=True,
+    ) as writer:
+        for shard in sorted(by_shard):
+            table = _table(by_shard[shard], schema, spec)
+            writer.write_table(table, row_group_size=table.num_rows)
+    return row_groups
+
+
+def _table(rows: Sequence[tuple[int, EmbeddedDocument]], schema: pa.Schema, spec: IndexSpec) -> pa.Table:
+    columns: dict[str, list[Any]] = {name: [] for name in schema.names if name != "embedding"}
+    for record, embedded in rows:
+        for number, piece in enumerate(embedded.pieces):
+            for name, value in _row(record, embedded, number, piece, spec).items():
+                columns[name].append(value)
+    vectors_ND = np.concatenate([embedded.vectors for _, embedded in rows]).astype(np.float32, copy=False)
+    kind = schema.field("embedding").type
+    arrays: dict[str, pa.Array] = {
+        name: pa.array(values, schema.field(name).type) for name, values in columns.items()
+    }
+    arrays["embedding"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.reshape(-1)), type=kind)
+    return pa.table([arrays[name] for name in schema.names], schema=schema)
+
+
+def _row(
+    record: int, embedded: EmbeddedDocument, number: int, piece: Piece, spec: IndexSpec
+) -> dict[str, Any]:
+    document = embedded.document
+    speakers = list(piece.speakers) or None
+    attributes = dict(document.attributes)
+    if spec.attributes.get(SPEAKERS) == "string_list" and attributes[SPEAKERS] is None:
+        attributes[SPEAKERS] = speakers
+    return {
+        "id": document.id if spec.source.chunk is None else f"{document.id}#{number}",
+        "document_id": document.document_id,
+        "title": document.title,
+        "text": piece.text,
+        "text_start": piece.start,
+        "text_end": piece.end,
+        "time_start_s": piece.time_start_s,
+        "time_end_s": piece.time_end_s,
+        "payload": document.payload,
+        **attributes,
+        "_content_hash": embedded.content_hash,
+        "_speakers": speakers,
+        "_record": record,
+        "_source": document.record.source,
+        "_line": document.record.line,
+        "_row": document.record.row,
+    }

@@ -1,0 +1,52 @@
+"""Errors across workers: a runner hands on text at best, so the error travels inside the message and is restored."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from scannery.embed import errors as embed_errors
+from scannery.indexer import errors as indexer_errors
+from scannery.pipelines import errors as pipeline_errors
+
+__all__ = ["StageFailedError", "carried", "restored"]
+
+_MARK = re.compile(r"<<scannery-error (\{.*?\}) scannery-error>>")
+_KNOWN: dict[str, Any] = {
+    name: getattr(module, name)
+    for module in (embed_errors, indexer_errors, pipeline_errors)
+    for name in module.__all__
+}
+
+
+class StageFailedError(Exception):
+    """A stage failed on purpose; the message holds the error in a form that `restored` reads."""
+
+
+@contextlib.contextmanager
+def carried() -> Iterator[None]:
+    """Turn an error of ours into one that survives the way from a worker to whoever started the build."""
+    try:
+        yield
+    except tuple(_KNOWN.values()) as error:
+        body = json.dumps(
+            {"kind": type(error).__name__, "message": str(error), "field": getattr(error, "field", None)}
+        )
+        raise StageFailedError(f"<<scannery-error {body} scannery-error>>") from error
+
+
+def restored(failure: BaseException) -> Exception | None:
+    """Return the error that `carried` packed into a runner's failure, or None if it was something else."""
+    match = _MARK.search(str(failure))
+    if match is None:
+        return None
+    data = json.loads(match[1])
+    kind = _KNOWN.get(data["kind"], pipeline_errors.PipelineError)
+    try:
+        error: Exception = kind(data["message"], field=data["field"])
+    except TypeError:  # an error that wants more than a message
+        error = pipeline_errors.PipelineError(data["message"], field=data["field"])
+    return error

@@ -1,0 +1,98 @@
+"""Rows that an index has already: read back from its segments, and compared with new ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from scannery.indexer.datapoints import datapoint_schema, vectors_of
+from scannery.indexer.errors import CorruptError
+from scannery.indexer.manifest import SegmentEntry
+from scannery.indexer.segment_writer import file_sha256
+from scannery.indexer.store import Store
+from scannery.indexer.versions import segment_key
+from scannery.pipelines.job import Job
+
+__all__ = ["read_segment", "unchanged_documents"]
+
+
+def read_segment(
+    entry: SegmentEntry, job: Job, store: Store, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Return some or all columns of a segment as the job's spec has them; attributes that it lacks are null.
+
+    Raises:
+        CorruptError: the file is not what the manifest says.
+        NotFoundError: it is missing.
+
+    """
+    key = segment_key(job.index, entry.key)
+    schema = datapoint_schema(job.spec, job.dimensions)
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
+    with store.open_file(key) as path:
+        if path.stat().st_size != entry.size_bytes or file_sha256(path) != entry.sha256:
+            raise CorruptError(
+                f"{key} is damaged: its SHA-256 is not the one in the manifest; build the whole index again (--full)"
+            )
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            stored = [name for name in schema.names if name in file.schema_arrow.names]
+            table = file.read(columns=stored)
+    for field in schema:
+        if field.name not in stored:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return table.select(schema.names).replace_schema_metadata(None).cast(schema)
+
+
+def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:
+    """Return the documents that have the same rows in both tables.
+
+    Vectors that were made here are not compared: the same text under the same encoder has the same vector, up to
+    what batches and devices make of the last bits, which is no reason to replace it.
+    """
+    columns = [name for name in new.column_names if name != "embedding" or not job.embeds]
+    shared = _shared(old, new)
+    if not len(shared):
+        return set()
+    old, new = (
+        table.select(columns).filter(pc.is_in(table.column("document_id"), value_set=shared))
+        for table in (old, new)
+    )
+    places = pc.index_in(new.column("id"), value_set=old.column("id").combine_chunks())
+    found = pc.is_valid(places)
+    same_N = _equal_rows(old.take(places.filter(found)), new.filter(found))
+    same = Counter(new.filter(found).filter(pa.array(same_N)).column("document_id").to_pylist())
+    before, after = (Counter(table.column("document_id").to_pylist()) for table in (old, new))
+    return {name for name, count in same.items() if count == before[name] == after[name]}
+
+
+def _shared(old: pa.Table, new: pa.Table) -> pa.Array:
+    names = pc.unique(new.column("document_id"))
+    return names.filter(pc.is_in(names, value_set=pc.unique(old.column("document_id"))))
+
+
+def _equal_rows(one: pa.Table, other: pa.Table) -> np.ndarray:
+    """Return which rows of two tables with the same schema are equal, position by position."""
+    same_N = np.ones(one.num_rows, bool)
+    for name in one.column_names:
+        same_N &= _equal_values(one, other, name)
+    return same_N
+
+
+def _equal_values(one: pa.Table, other: pa.Table, name: str) -> np.ndarray:
+    left, right = one.column(name), other.column(name)
+    if name == "embedding":
+        equal_N: np.ndarray = (vectors_of(one) == vectors_of(other)).all(axis=1)
+        return equal_N
+    if pa.types.is_list(left.type):  # Arrow does not compare lists
+        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+        return np.fromiter((a == b for a, b in pairs), bool, len(left))
+    equal = pc.fill_null(pc.equal(left, right), False)
+    nulls = pc.and_(pc.is_null(left), pc.is_null(right))
+    result: np.ndarray = pc.or_(equal, nulls).to_numpy(zero_copy_only=False)
+    return result

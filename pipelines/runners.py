@@ -1,0 +1,120 @@
+"""Which engine runs a pipeline. The default needs nothing but this machine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from scannery.pipelines.errors import RunnerError
+
+__all__ = ["RUNNERS", "check_engine", "check_runner", "import_beam", "new_pipeline"]
+
+RUNNERS = {
+    # Beam's own "DirectRunner" first looks for a binary to download, and its multi-process mode hangs for ever when
+    # a worker dies.
+    "local": None,
+    "portable": "PortableRunner",
+    "dask": "apache_beam.runners.dask.dask_runner.DaskRunner",
+    "dataflow": "DataflowRunner",
+    "flink": "FlinkRunner",
+    "spark": "SparkRunner",
+}
+"""Names for `--runner`, and the runner of Beam that each stands for."""
+
+
+# Options without which an engine would fail after minutes, or run somewhere else than meant.
+_NEEDED = {
+    "portable": ("job_endpoint",),
+    "dataflow": ("project", "region", "temp_location"),
+    "flink": ("flink_master",),
+    "spark": ("spark_master_url",),
+}
+# Their job servers know options that Beam's Python side does not.
+_OPEN = ("portable", "flink", "spark")
+_DEFAULTS = ("[auto]", "local[4]")
+
+
+def import_beam() -> Any:
+    """Return Beam, imported now and not before: it takes seconds, and warns about clouds that nobody asked for."""
+    logging.disable(logging.WARNING)
+    try:
+        import apache_beam
+    finally:
+        logging.disable(logging.NOTSET)
+    return apache_beam
+
+
+def check_runner(runner: str | None) -> str:
+    """Return the name of the runner; raise RunnerError where it is unknown."""
+    name = (runner or "local").lower()
+    if name not in RUNNERS:
+        raise RunnerError(f"unknown runner {runner!r}; use one of {', '.join(RUNNERS)}", field="runner")
+    return name
+
+
+def check_engine(runner: str | None, options: Sequence[str], locations: Sequence[str]) -> None:
+    """Check what can be checked of a runner and its options before anything is read, started or uploaded.
+
+    Args:
+        runner: its name.
+        options: as on a command line.
+        locations: inputs and store; an engine in a cloud must be able to reach them.
+
+    Raises:
+        RunnerError: unknown runner or option, an option is missing, or the engine cannot reach a location.
+
+    """
+    name = check_runner(runner)
+    if not options and name not in _NEEDED:
+        return
+    known, unknown = _parsed(options)
+    missing = [f"--{option}" for option in _NEEDED.get(name, ()) if known.get(option) in (None, *_DEFAULTS)]
+    if missing:
+        raise RunnerError(f"runner {name!r} needs {', '.join(missing)}", field="runner_options")
+    if unknown and name not in _OPEN:
+        raise RunnerError(f"runner {name!r}: unknown option {', '.join(unknown)}", field="runner_options")
+    local = [location for location in locations if "://" not in location or location.startswith("file:")]
+    if name == "dataflow" and local:
+        raise RunnerError(f"Dataflow cannot reach {', '.join(local)}; use gs://", field="runner")
+
+
+def _parsed(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options that Beam knows, and the words that it does not."""
+    import_beam()
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from apache_beam.runners.dask import dask_runner  # its options are known once it is imported
+
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
+    for kind in {PipelineOptions, dask_runner.DaskOptions, *_subclasses(PipelineOptions)}:
+        with contextlib.suppress(argparse.ArgumentError):  # options that two kinds have
+            kind._add_argparse_args(parser)
+    try:
+        known, unknown = parser.parse_known_args(list(options))
+    except (argparse.ArgumentError, SystemExit) as error:
+        raise RunnerError(f"runner options: {error}", field="runner_options") from error
+    return vars(known), unknown
+
+
+def _subclasses(kind: Any) -> set[Any]:
+    return {child for direct in kind.__subclasses__() for child in (direct, *_subclasses(direct))}
+
+
+def new_pipeline(runner: str | None, options: Sequence[str]) -> Any:
+    """Return an empty `beam.Pipeline` for a runner and its options, given as on a command line.
+
+    Raises:
+        RunnerError: unknown runner, or options that Beam refuses.
+
+    """
+    name = check_runner(runner)
+    beam = import_beam()
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
+
+    try:
+        return beam.Pipeline(runner=RUNNERS[name] or FnApiRunner(), options=PipelineOptions(list(options)))
+    except (ValueError, ImportError, SystemExit) as error:
+        raise RunnerError(f"runner {name!r}: {error}", field="runner_options") from error

@@ -1,0 +1,268 @@
+"""Second stage: the row groups of a shard become one segment, with duplicates left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from scannery.indexer.analyser import ANALYSER_VERSION
+from scannery.indexer.errors import AlreadyExistsError
+from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
+from scannery.indexer.segment_writer import BuiltSegment, build_segment
+from scannery.indexer.store import Store
+from scannery.indexer.versions import segment_key
+from scannery.pipelines.counts import Counts, ShardOutcome
+from scannery.pipelines.deadletters import DeadLetter, count_reasons, json_lines
+from scannery.pipelines.embeddings import embeddings_schema
+from scannery.pipelines.errors import StageDamagedError
+from scannery.pipelines.job import Job, embeddings_key, sealed, stage_key
+from scannery.pipelines.questions import questions_of
+from scannery.pipelines.stored import forget_unit, has_size, open_embeddings, read_stage
+from scannery.pipelines.units import key_of
+
+if TYPE_CHECKING:
+    from scannery.embed import Encoder
+
+EncoderSource = Callable[[], "Encoder"]
+"""Gives the encoder, and loads it only then."""
+
+__all__ = [
+    "EncoderSource",
+    "RowGroup",
+    "build_shard",
+    "finished_shard",
+    "new_rows",
+    "read_row_group",
+    "record_shard",
+    "shard_key",
+    "update_key",
+    "write_segment",
+]
+
+
+class RowGroup(NamedTuple):
+    """The rows that one unit has for one shard: what goes through the shuffle in place of vectors."""
+
+    ordinal: int
+    unit: str
+    group: int
+    lost: tuple[int, ...] = ()
+    """Rows of the group that are duplicates of records in other shards (resolve_stage.py)."""
+
+    @classmethod
+    def from_json(cls, text: str) -> RowGroup:
+        """Return the row group that `to_json` wrote."""
+        ordinal, unit, group, lost = json.loads(text)
+        return cls(ordinal, unit, group, tuple(lost))
+
+    def to_json(self) -> str:
+        """Return the reference as it travels through Beam."""
+        return json.dumps(self)
+
+
+def shard_key(job: Job, shard: int, rows: Sequence[RowGroup]) -> str:
+    """Return the hash of everything that the segment of a shard is made of."""
+    spec = job.spec
+    units = [(item.unit, item.group, item.lost) for item in sorted(rows)]
+    scann = spec.scann.model_dump()
+    words = spec.lexical and {"analyser": ANALYSER_VERSION, **spec.lexical.model_dump()}
+    return key_of("segments", FORMAT_VERSION, spec.distance, words, scann, job.shards, shard, units)
+
+
+def update_key(
+    job: Job,
+    shard: int,
+    rows: Sequence[RowGroup],
+    base: Sequence[SegmentEntry],
+    changes: Sequence[object] = (),
+) -> str:
+    """Return the hash of everything that the segments of a shard are made of where older ones are built upon."""
+    keys = [entry.key for entry in base]
+    return key_of("update", shard_key(job, shard, rows), job.spec.attributes, keys, changes)
+
+
+def finished_shard(key: str, job: Job, store: Store) -> ShardOutcome | None:
+    """Return the outcome of a shard that an earlier run built from the same rows, or None."""
+    text = read_stage(store, job.index, "segments", key)
+    if text is None:
+        return None
+    outcome = ShardOutcome.from_json(text)
+    for entry in outcome.entries:
+        if not has_size(store, segment_key(job.index, entry.key), entry.size_bytes):
+            return None
+    return dataclasses.replace(outcome, counts=outcome.counts.without_work())
+
+
+def build_shard(
+    key: str,
+    shard: int,
+    rows: Sequence[RowGroup],
+    job: Job,
+    store: Store,
+    *,
+    threads: int | None = None,
+    encoder: EncoderSource | None = None,
+) -> ShardOutcome:
+    """Build the segment of a shard and put it in the store; of records with the same id the first one wins.
+
+    Holds the shard in memory: its vectors, and its texts.
+
+    Raises:
+        BuildError: ScaNN failed.
+        StageDamagedError: an embeddings file is damaged; it is made again by the next run.
+
+    """
+    started = time.perf_counter()
+    table, letters, lost = new_rows(rows, job, store)
+    merged = time.perf_counter()
+    built = (
+        write_segment(table, shard, job, store, threads=threads, encoder=encoder) if table.num_rows else None
+    )
+    seconds = {"merge": round(merged - started, 6), "segment": round(time.perf_counter() - merged, 6)}
+    outcome = ShardOutcome(
+        key=key,
+        shard=shard,
+        entries=(built.entry,) if built else (),
+        counts=Counts(
+            documents=-len(letters), passages=-lost, dead_letters=count_reasons(letters), seconds=seconds
+        ),
+        statistics=built.statistics if built else {},
+    )
+    outcome = record_shard(outcome, letters, job, store)
+    # An update with the same input finds by this that there is nothing to do, without reading anything.
+    again = update_key(job, shard, rows, outcome.entries)
+    record_shard(dataclasses.replace(outcome, key=again), letters, job, store)
+    return outcome
+
+
+def record_shard(
+    outcome: ShardOutcome, letters: Sequence[DeadLetter], job: Job, store: Store
+) -> ShardOutcome:
+    """Record the outcome and its dead letters, and return the outcome that counts.
+
+    Training is not deterministic, so of two builds at once that made the same segment one record must win; else
+    the next run would find another segment than the version has, and commit it for nothing.
+    """
+    if letters:
+        store.write(stage_key(job.index, "segments", f"{outcome.key}.dead.jsonl"), json_lines(letters))
+    # Last, since it is what says that the segments are there.
+    marker = stage_key(job.index, "segments", f"{outcome.key}.json")
+    try:
+        store.create(marker, sealed(outcome.to_json()))
+    except AlreadyExistsError:
+        if (earlier := finished_shard(outcome.key, job, store)) is not None:
+            return earlier
+        store.write(marker, sealed(outcome.to_json()))  # damaged, or its segment is gone
+    return outcome
+
+
+def new_rows(rows: Sequence[RowGroup], job: Job, store: Store) -> tuple[pa.Table, list[DeadLetter], int]:
+    """Return the rows of the first record with each id, dead letters for the others, and how many rows went."""
+    table = _read(sorted(rows), job, store)
+    by_document = job.spec.source.document_id is None
+    keep_N = _first_of_each(table, by="document_id" if by_document else "id")
+    keep_N &= ~table.column("_lost").to_numpy()
+    if keep_N.all():
+        return table, [], 0
+    letters = list(_duplicates(table, keep_N, by_document=by_document))
+    return table.filter(pa.array(keep_N)), letters, int((~keep_N).sum())
+
+
+def write_segment(
+    table: pa.Table,
+    shard: int,
+    job: Job,
+    store: Store,
+    *,
+    threads: int | None = None,
+    encoder: EncoderSource | None = None,
+) -> BuiltSegment:
+    """Build a segment, tuned for questions if there is an encoder, and put it into the store."""
+    # A small segment is not tuned, and needs no encoder.
+    tuned = encoder is not None and table.num_rows >= job.spec.scann.exact_below_rows
+    queries = questions_of(table, encoder()) if encoder is not None and tuned else None
+    with tempfile.TemporaryDirectory(prefix="scannery-") as folder:
+        built = build_segment(
+            table, spec=job.spec, shard=shard, directory=Path(folder), threads=threads, queries=queries
+        )
+        store.write_file(segment_key(job.index, built.entry.key), built.path)
+    return built
+
+
+def read_row_group(item: RowGroup, job: Job, store: Store, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the rows that one unit has for one shard.
+
+    Raises:
+        StageDamagedError: the file is damaged; the next run makes it again.
+
+    """
+    try:
+        with (
+            open_embeddings(store, job.index, item.unit) as path,
+            pq.ParquetFile(path, page_checksum_verification=True) as file,
+        ):
+            return file.read_row_group(item.group, columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        forget_unit(store, job.index, item.unit)
+        key = embeddings_key(job.index, item.unit)
+        raise StageDamagedError(f"{key} is damaged ({error}); run the build again") from error
+
+
+def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:
+    own = [pa.field("_unit", pa.int64()), pa.field("_lost", pa.bool_())]
+    schema = pa.schema([*embeddings_schema(job.spec, job.dimensions), *own])
+    tables = [schema.empty_table()]
+    for number, item in enumerate(rows):
+        table = read_row_group(item, job, store)
+        lost_N = np.zeros(table.num_rows, bool)
+        lost_N[list(item.lost)] = True
+        table = table.append_column("_unit", pa.array(np.full(table.num_rows, number, np.int64)))
+        tables.append(table.append_column("_lost", pa.array(lost_N)).select(schema.names).cast(schema))
+    return pa.concat_tables(tables)
+
+
+def _first_of_each(table: pa.Table, *, by: str) -> np.ndarray:
+    """Return which rows stay: those of the first record with each id. A record's passages share its fate."""
+    codes_N = pc.dictionary_encode(table.column(by).combine_chunks()).indices.to_numpy()
+    units_N, records_N = table.column("_unit").to_numpy(), table.column("_record").to_numpy()
+    changes = np.flatnonzero(np.diff(units_N) | np.diff(records_N)) + 1
+    starts = np.zeros(table.num_rows, np.int64)
+    starts[changes] = 1
+    number_N = np.cumsum(starts)
+    # Rows are in input order, so the first row with a code belongs to the record that wins.
+    _, first_C = np.unique(codes_N, return_index=True)
+    kept: np.ndarray = number_N == number_N[first_C][codes_N]
+    return kept
+
+
+def _duplicates(table: pa.Table, keep: np.ndarray, *, by_document: bool) -> Iterator[DeadLetter]:
+    columns = ["id", "document_id", "text", "_unit", "_record", "_source", "_line", "_row"]
+    lost = table.select(columns).filter(pa.array(~keep)).to_pylist()
+    previous = None
+    for row in lost:
+        record = (row["_unit"], row["_record"])
+        if record != previous:
+            yield _duplicate(row, by_document=by_document)
+        previous = record
+
+
+def _duplicate(row: dict[str, Any], *, by_document: bool) -> DeadLetter:
+    return DeadLetter(
+        reason="duplicate_id",
+        message="an earlier record has this id and is kept",
+        source=row["_source"],
+        line=row["_line"],
+        row=row["_row"],
+        id=row["document_id"] if by_document else row["id"],
+        excerpt=(row["text"] or "")[:200],
+    )

@@ -1,0 +1,195 @@
+"""Input files → records: the formats, how their files are cut into parts, and how parts are read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
+
+from scannery.indexer.spec import SourceSpec
+from scannery.pipelines.deadletters import DeadLetter
+from scannery.pipelines.errors import InputChangedError, SpecConflictError, UnknownFormatError
+from scannery.pipelines.sources import arrays, columns, delimited, lines, managed, texts
+from scannery.pipelines.sources.locations import InputFile, find_files, stamp_of
+from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
+
+__all__ = [
+    "SUFFIXES",
+    "Fields",
+    "InputFile",
+    "Part",
+    "Record",
+    "arrange",
+    "find_files",
+    "ids_to_delete",
+    "read_part",
+    "split_file",
+]
+
+SUFFIXES = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+    ".csv": "csv", ".tsv": "tsv",
+    ".parquet": "parquet", ".pq": "parquet",
+    ".avro": "avro",
+    ".npy": "npy", ".fvecs": "fvecs", ".bvecs": "bvecs",
+    ".txt": "text", ".text": "text", ".md": "text", ".markdown": "text", ".vtt": "text", ".srt": "text",
+}  # fmt: skip
+"""File name endings and their formats; those of text, JSON lines and CSV may be followed by .gz or .zst."""
+
+COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
+COMPRESSIBLE = frozenset({"jsonl", "csv", "tsv", "text"})
+
+# A compressed file can only be read from its beginning, so n parts cost n/2 times its decompression.
+MAX_COMPRESSED_PARTS = 64
+TYPICAL_COMPRESSION = 4
+
+
+def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
+    """Return the files that have records, each with the files that say something about it.
+
+    Raises:
+        UnknownFormatError: no source reads a file of this type; at most five are named.
+        SpecConflictError: the files do not fit the spec, or each other.
+
+    """
+    if source.format == "managed":
+        return managed.arrange(files)
+    found = {file.source for file in files}
+    vectors = [file for file in files if _kind(file) in arrays.FORMATS]
+    ids = {file.source + arrays.IDS_SUFFIX for file in vectors} & found
+    _check_formats([file for file in files if file.source not in ids])
+    _check_vectors(vectors, ids, source)
+    return [
+        dataclasses.replace(file, companions=_companions(file, ids))
+        for file in files
+        if file.source not in ids
+    ]
+
+
+def ids_to_delete(files: Sequence[InputFile]) -> set[str]:
+    """Return the ids that files of the input say to delete (managed layout)."""
+    return {id for file in files if file.layout == "managed" for id in managed.deletes_of(file)}
+
+
+def _companions(file: InputFile, ids: set[str]) -> tuple[str, ...]:
+    return (file.path + arrays.IDS_SUFFIX,) if file.source + arrays.IDS_SUFFIX in ids else ()
+
+
+def _check_vectors(files: Sequence[InputFile], ids: set[str], source: SourceSpec) -> None:
+    if files and source.vector is None:
+        raise SpecConflictError(f"source.vector: must be set for {files[0].source}, which has nothing but vectors",
+                                field="source.vector")  # fmt: skip
+    numbered = [file.source for file in files if file.source + arrays.IDS_SUFFIX not in ids]
+    if len(numbered) > 1:
+        raise SpecConflictError(
+            f"{numbered[0]} and {numbered[1]} both number their rows from 0; give each a file of ids beside it "
+            f"(such as {numbered[0]}{arrays.IDS_SUFFIX}, one id a line)",
+            field="input",
+        )
+
+
+def _kind(file: InputFile) -> str:
+    return (_format_of(file.path) or ("", ""))[0]
+
+
+def _check_formats(files: Sequence[InputFile]) -> None:
+    unknown = [file.source for file in files if _format_of(file.path) is None]
+    if unknown:
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        raise UnknownFormatError(
+            f"cannot tell the format of {', '.join(unknown[:5])}{more}; known endings: {' '.join(SUFFIXES)} "
+            "(text formats also with .gz or .zst). A pattern such as 'folder/**/*.md' leaves other files out",
+            field="input",
+        )
+
+
+def split_file(file: InputFile, limit: int) -> Iterator[Part]:
+    """Yield the parts of a file in order, about `limit` bytes each; an empty file has none.
+
+    A file that cannot be opened, or whose index of rows is damaged, is one part with a `problem`.
+    """
+    found = managed.format_of(file.path) if file.layout == "managed" else _format_of(file.path)
+    if found is None:
+        raise UnknownFormatError(f"cannot tell the format of {file.source}", field="input")
+    format, compression = found
+    if compression:
+        limit = max(limit, file.size_bytes * TYPICAL_COMPRESSION // MAX_COMPRESSED_PARTS)
+    try:
+        stamp = _stamp(file)
+        for part in _split(file, format, compression, limit):
+            yield dataclasses.replace(part, stamp=stamp)
+    except DamagedError as error:
+        yield _problem(file, format, "damaged_file", error)
+    except OSError as error:
+        yield _problem(file, format, "unreadable_file", error)
+
+
+def read_part(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
+    """Yield the records of a part in order, and a dead letter for each that cannot be parsed.
+
+    Raises:
+        InputChangedError: the file is not what it was while planning, or cannot be read any more. A dead letter
+            would be remembered under the hash of the good content.
+
+    """
+    if part.problem is not None:
+        yield DeadLetter(reason=part.problem, source=part.source, message=part.message)
+        return
+    try:
+        yield from _read(part, fields)
+        changed = _stamp(part) != part.stamp
+    except OSError as error:
+        raise InputChangedError(
+            f"{part.source} cannot be read any more: {error}; run the build again"
+        ) from error
+    if changed:
+        raise InputChangedError(f"{part.source} changed while it was read; run the build again")
+
+
+def _read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
+    if part.format == "jsonl":
+        yield from lines.read(part, fields)
+    elif part.format in delimited.DELIMITERS:
+        yield from delimited.read(part, fields)
+    elif part.format == "parquet":
+        yield from columns.read_parquet(part, fields)
+    elif part.format == "avro":
+        yield from columns.read_avro(part, fields)
+    elif part.format in arrays.FORMATS:
+        yield from arrays.read(part, fields)
+    elif part.format in managed.FORMATS:
+        yield from managed.read(part, fields)
+    else:
+        yield from texts.read(part, fields)
+
+
+def _split(file: InputFile, format: str, compression: str, limit: int) -> Iterator[Part]:
+    if format in managed.FORMATS:
+        return managed.split(file, format, compression, limit)
+    if format in arrays.FORMATS:
+        return arrays.split(file, format, limit)
+    if format in delimited.DELIMITERS:
+        return delimited.split(file, format, compression, limit)
+    by_rows = {"parquet": columns.split_parquet, "avro": columns.split_avro}
+    if format in by_rows:
+        return by_rows[format](file, limit)
+    return lines.split(file, compression, limit) if format == "jsonl" else texts.split(file, compression)
+
+
+def _stamp(file: InputFile | Part) -> str:
+    return "|".join(stamp_of(file.base, path) for path in (file.path, *file.companions))
+
+
+def _problem(file: InputFile, format: str, reason: str, error: Exception) -> Part:
+    return Part(base=file.base, path=file.path, format=format, problem=reason, message=str(error), records=0)
+
+
+def _format_of(path: str) -> tuple[str, str] | None:
+    suffixes = [suffix.lower() for suffix in PurePosixPath(path).suffixes]
+    compression = COMPRESSIONS.get(suffixes[-1], "") if suffixes else ""
+    if compression:
+        suffixes.pop()
+    format = SUFFIXES.get(suffixes[-1]) if suffixes else None
+    if format is None or (compression and format not in COMPRESSIBLE):
+        return None
+    return format, compression

@@ -1,0 +1,94 @@
+"""JSON lines, plain or compressed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+
+from scannery.pipelines.deadletters import DeadLetter, excerpt_of
+from scannery.pipelines.sources.locations import InputFile
+from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
+from scannery.pipelines.sources.streams import lines_of, read_blocks
+
+__all__ = ["json_record", "read", "read_lines", "split"]
+
+
+def split(file: InputFile, compression: str, limit: int) -> Iterator[Part]:
+    """Yield parts of about `limit` bytes each, cut after a newline.
+
+    The cuts depend on the bytes before them only, so a file that grew keeps its earlier parts.
+    """
+    start, first, offset, count, digest = 0, 1, 0, 0, blake2b(digest_size=16)
+
+    def part(end: int | None) -> Part:
+        return Part(base=file.base, path=file.path, format="jsonl", compression=compression, start=start,
+                    end=end, first=first, records=count, size_bytes=offset - start,
+                    digest=digest.hexdigest())  # fmt: skip
+
+    try:
+        for block in read_blocks(file.base, file.path, compression):
+            begin = 0
+            while (cut := block.find(b"\n", max(begin, begin + limit - (offset - start) - 1))) >= 0:
+                digest.update(block[begin : cut + 1])
+                count += block.count(b"\n", begin, cut + 1)
+                offset += cut + 1 - begin
+                yield part(offset)
+                start, first, begin, count, digest = (
+                    offset,
+                    first + count,
+                    cut + 1,
+                    0,
+                    blake2b(digest_size=16),
+                )
+            digest.update(block[begin:])
+            count += block.count(b"\n", begin)
+            offset += len(block) - begin
+    except DamagedError:
+        count += 1
+        yield part(None)  # its reader meets the damage too, and says where
+        return
+    if offset > start:
+        count += 1
+        yield part(offset)
+
+
+def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
+    """Yield the records of a part in order; a line that is not a JSON object is a dead letter."""
+    yield from read_lines(part, json_record)
+
+
+def read_lines(
+    part: Part, parse: Callable[[bytes, str, int], Record | DeadLetter]
+) -> Iterator[Record | DeadLetter]:
+    """Yield what `parse` makes of each line (its bytes, the file, its number); blank lines are passed over."""
+    number = part.first
+    try:
+        for line in lines_of(read_blocks(part.base, part.path, part.compression, part.start, part.end)):
+            if not line.isspace():
+                yield parse(line, part.source, number)
+            number += 1
+    except DamagedError as error:
+        yield DeadLetter(reason="damaged_file", source=part.source, line=number,
+                         message=f"{error}; nothing from line {number} on was read")  # fmt: skip
+
+
+def json_record(line: bytes, source: str, number: int) -> Record | DeadLetter:
+    """Return the JSON object in a line, or a dead letter."""
+
+    def reject(reason: str, message: str) -> DeadLetter:
+        return DeadLetter(
+            reason=reason, message=message, source=source, line=number, excerpt=excerpt_of(line)
+        )
+
+    if len(line) > MAX_RECORD_BYTES:
+        return reject("too_large", f"the line is longer than {MAX_RECORD_BYTES} bytes")
+    try:
+        record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except UnicodeDecodeError as error:
+        return reject("encoding", f"not UTF-8: {error.reason} at byte {error.start} of the line")
+    except (ValueError, RecursionError) as error:
+        return reject("malformed", f"not JSON: {error}")
+    if not isinstance(record, dict):
+        return reject("malformed", f"must be a JSON object, got {type(record).__name__}")
+    return Record(record, source, line=number)

@@ -1,0 +1,258 @@
+"""Inputs as users name them → the files they mean: local paths, globs, folders and object stores."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.store import ObjectStore, from_url
+
+from scannery.indexer.spec import SourceFormat
+from scannery.pipelines.errors import InputNotFoundError
+
+__all__ = ["InputFile", "find_files", "find_remote", "open_bytes", "stamp_of"]
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://")
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+@dataclasses.dataclass(frozen=True)
+class InputFile:
+    """One file of the input."""
+
+    base: str
+    """The folder that the input named: an absolute path, or a URI."""
+
+    path: str
+    """The file relative to `base`, with `/`; it is the id of a text file's document."""
+
+    size_bytes: int
+    tag: str | None
+    """What the object store says identifies the content; None for local files, whose bytes are hashed instead."""
+
+    layout: SourceFormat = "auto"
+    """How its format is found: by its ending, or as part of a layout (SourceSpec.format)."""
+
+    companions: tuple[str, ...] = ()
+    """Files of the input that say something about this one, relative to `base`; they have no records."""
+
+    @property
+    def source(self) -> str:
+        """Path or URI of the file."""
+        return f"{self.base.rstrip('/')}/{self.path}"
+
+
+def stamp_of(base: str, path: str) -> str:
+    """Return a text that changes when the file does: without reading it, so almost always.
+
+    Raises:
+        OSError: there is no such file any more.
+
+    """
+    if _SCHEME.match(base):
+        try:
+            return _tag(obstore.head(object_store(base), path))
+        except Exception as error:
+            raise OSError(f"{base}/{path}: {error}") from error
+    status = (Path(base) / path).stat()
+    return f"{status.st_size}:{status.st_mtime_ns}:{status.st_ino}"
+
+
+def find_files(inputs: Sequence[str]) -> list[InputFile]:
+    """Return the files that `inputs` name, in the order given and by path within a folder or glob.
+
+    An input is a file, a folder (everything below it, except names that begin with `.` or `_`), or a pattern with
+    `*`, `?`, `[…]` and `**`; local, or in an object store (`gs://`, `s3://`, `az://`). A file named twice counts once.
+
+    Raises:
+        InputNotFoundError: an input names no file.
+
+    """
+    if not inputs:
+        raise InputNotFoundError("no input given", field="input")
+    found: dict[str, InputFile] = {}
+    for location in inputs:
+        files = sorted(_find(str(location)), key=lambda file: file.path)
+        if not files:
+            raise InputNotFoundError(f"input {location!r} names no file", field="input")
+        for file in files:
+            found.setdefault(file.source, file)
+    return list(found.values())
+
+
+def open_bytes(base: str, path: str) -> BinaryIO:
+    """Return a seekable reader of the file's bytes.
+
+    Raises:
+        OSError: it cannot be opened.
+
+    """
+    if not _SCHEME.match(base):
+        return (Path(base) / path).open("rb")
+    try:
+        reader = obstore.open_reader(object_store(base), path)
+    except Exception as error:
+        raise OSError(f"{base}/{path}: {error}") from error
+    return io.BufferedReader(_RemoteFile(reader), 1 << 16)
+
+
+class _RemoteFile(io.RawIOBase):
+    """An object as a file of Python's own kind, which Arrow, Avro and `with` expect."""
+
+    def __init__(self, reader: obstore.ReadableFile) -> None:
+        self._reader = reader
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return int(self._reader.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._reader.tell())
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = memoryview(self._reader.read(len(buffer)))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@functools.lru_cache(maxsize=64)
+def object_store(base: str) -> ObjectStore:
+    """Return the object store whose keys are relative to the folder `base`, a URI."""
+    return from_url(base)
+
+
+def _find(location: str) -> Iterator[InputFile]:
+    scheme = _SCHEME.match(location)
+    if scheme is None:
+        yield from _find_local(location)
+    elif scheme[1] == "file":
+        yield from _find_local(unquote(urlsplit(location).path))
+    else:
+        yield from find_remote(location)
+
+
+def _find_local(location: str) -> Iterator[InputFile]:
+    path = Path(os.path.abspath(Path(location).expanduser()))  # noqa: PTH100 -- resolve() would follow links
+    if path.is_dir():
+        yield from _walk(path, None)
+    elif path.exists():
+        yield _local_file(path.parent, path)
+    elif _WILDCARD.search(location):
+        base, pattern = _split_pattern(str(path))
+        yield from _walk(Path(base), pattern)
+
+
+def _walk(base: Path, pattern: re.Pattern[str] | None) -> Iterator[InputFile]:
+    for folder, folders, names in os.walk(base):
+        if pattern is None:
+            folders[:] = [name for name in folders if _is_visible(name)]
+        for name in names:
+            path = Path(folder) / name
+            relative = path.relative_to(base).as_posix()
+            if _is_visible(name) if pattern is None else pattern.fullmatch(relative):
+                yield _local_file(base, path)
+
+
+def _local_file(base: Path, path: Path) -> InputFile:
+    try:
+        status = path.stat()
+        size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+    except OSError:  # a dangling link, say: reading it makes the dead letter
+        size = 0
+    return InputFile(base.as_posix(), path.relative_to(base).as_posix(), size, None)
+
+
+def find_remote(location: str) -> Iterator[InputFile]:
+    """Yield the files that a URI of an object store names."""
+    if _WILDCARD.search(location):
+        base, pattern = _split_pattern(location)
+        yield from (file for file in _list(base) if pattern.fullmatch(file.path))
+        return
+    parent, _, name = location.rpartition("/")
+    file = _head(parent, name) if name and not parent.endswith("/") else None
+    if file is not None:
+        yield file
+        return
+    for file in _list(location.rstrip("/")):
+        if all(_is_visible(part) for part in PurePosixPath(file.path).parts):
+            yield file
+
+
+def _head(base: str, name: str) -> InputFile | None:
+    try:
+        meta = obstore.head(object_store(base), name)
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        raise InputNotFoundError(f"cannot look at {base}/{name}: {error}", field="input") from error
+    return _remote_file(base, meta)
+
+
+def _list(base: str) -> Iterator[InputFile]:
+    try:
+        for batch in obstore.list(object_store(base)):
+            yield from (_remote_file(base, meta) for meta in batch if meta["size"] > 0)
+    except Exception as error:
+        raise InputNotFoundError(f"cannot list {base}: {error}", field="input") from error
+
+
+def _remote_file(base: str, meta: obstore.ObjectMeta) -> InputFile:
+    return InputFile(base, meta["path"], meta["size"], _tag(meta))
+
+
+def _tag(meta: obstore.ObjectMeta) -> str:
+    return f"{meta['e_tag'] or meta['last_modified'].isoformat()}:{meta['size']}"
+
+
+def _is_visible(name: str) -> bool:
+    # "_SUCCESS", "_temporary", ".crc", ".DS_Store": what tools leave beside data.
+    return not name.startswith((".", "_"))
+
+
+def _split_pattern(location: str) -> tuple[str, re.Pattern[str]]:
+    """Return the folder above the first wildcard, and the rest as a regular expression on relative paths."""
+    parts = location.split("/")
+    fixed = next(i for i, part in enumerate(parts) if _WILDCARD.search(part))
+    return "/".join(parts[:fixed]) or "/", re.compile(_expression(parts[fixed:]))
+
+
+def _expression(parts: Sequence[str]) -> str:
+    # `**` is any number of folders; as the last part, everything below.
+    pieces = []
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        if part == "**":
+            pieces.append(".*" if last else "(?:[^/]+/)*")
+        else:
+            pieces.append(_component(part) + ("" if last else "/"))
+    return "".join(pieces)
+
+
+def _component(part: str) -> str:
+    tokens = re.findall(r"\[!?\]?[^\]]*\]|\*+|\?|.", part, flags=re.DOTALL)
+    return "".join(_token(token) for token in tokens)
+
+
+def _token(token: str) -> str:
+    if token.startswith("*"):
+        return "[^/]*"
+    if token == "?":
+        return "[^/]"
+    if len(token) > 2 and token.startswith("["):
+        negated = token[1] == "!"
+        return f"[{'^' if negated else ''}{re.escape(token[2 if negated else 1 : -1]).replace(chr(92) + '-', '-')}]"
+    return re.escape(token)

@@ -1,0 +1,132 @@
+"""What passes between sources and the pipeline: fields wanted, parts of files, and the records in them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from scannery.indexer.spec import AttributeType, IndexSpec
+from scannery.pipelines.deadletters import DeadLetter, excerpt_of
+
+__all__ = ["MAX_RECORD_BYTES", "SPAN", "DamagedError", "Fields", "Part", "Record"]
+
+MAX_RECORD_BYTES = 64 * 2**20
+"""A longer line is a dead letter: one record must never decide how much memory a worker needs."""
+
+
+SPAN: Mapping[str, AttributeType] = MappingProxyType(
+    {"text_start": "int", "text_end": "int", "time_start_s": "float", "time_end_s": "float"}
+)
+"""Fields of an exported datapoint that say where its text stands in its document."""
+
+
+class DamagedError(Exception):
+    """The bytes of a file end early or do not decode; becomes a dead letter of reason `damaged_file`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """A file, or a slice of one, that is read by one worker; small enough to be held in memory.
+
+    Two parts with the same `identity` have the same records.
+    """
+
+    base: str
+    """The folder that the input named: a local path or a URI."""
+
+    path: str
+    """The file relative to `base`, with `/`."""
+
+    format: str
+    compression: str = ""
+    start: int = 0
+    """First byte (lines, CSV; after decompression) or first row (Parquet, Avro)."""
+
+    end: int | None = None
+    """Where it ends, exclusive; None: at the end of the file, damage included."""
+
+    first: int = 1
+    """Line or row number of the first record, as people count."""
+
+    records: int = 1
+    """How many records it has, roughly: for estimates only."""
+
+    size_bytes: int = 0
+    digest: str = ""
+    """Hash of its content, or the object store's tag of the file."""
+
+    companions: tuple[str, ...] = ()
+    """Files that say something about this one, relative to `base`: its ids, or the ids that are deleted."""
+
+    companion_start: int = 0
+    """First byte of a companion that belongs to this part (files of ids)."""
+
+    stamp: str = ""
+    """What the file looked like when it was planned (`locations.stamp_of`): tells whether it changed since."""
+
+    problem: str | None = None
+    """Why the file could not even be opened while planning: a dead-letter reason; `message` has the details."""
+
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "companions", tuple(self.companions))  # JSON gives a list back
+
+    @property
+    def source(self) -> str:
+        """Path or URI of the file."""
+        return f"{self.base.rstrip('/')}/{self.path}"
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Everything that the records in it, and the dead letters about it, depend on."""
+        return (self.source, self.path, self.format, self.compression, self.start, self.end, self.first,
+                self.digest, self.problem)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """The input fields that a spec needs, so that columns nobody asked for are never read."""
+
+    id: str
+    vector: str | None
+    names: frozenset[str]
+    attributes: Mapping[str, AttributeType]
+
+    @classmethod
+    def of(cls, spec: IndexSpec) -> Fields:
+        """Return the fields that `spec` names in its source and its attributes."""
+        source = spec.source
+        named = {source.id, source.text, source.title, source.vector, source.document_id, source.payload}
+        more: Iterable[str] = SPAN if source.format == "datapoints" else ()
+        names = frozenset({name for name in named if name} | {*spec.attributes, *more})
+        return cls(source.id, source.vector, names, spec.attributes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One record as the file has it, before any validation."""
+
+    fields: Mapping[str, Any]
+    source: str
+    line: int | None = None
+    row: int | None = None
+    ignored: tuple[str, ...] = ()
+    """What the record has and the spec does not name, where that is told (managed.py)."""
+
+    def reject(
+        self,
+        reason: str,
+        message: str,
+        *,
+        field: str | None = None,
+        id: str | None = None,
+        category: str | None = None,
+    ) -> DeadLetter:
+        """Return the dead letter that says why this record is not indexed."""
+        return DeadLetter(
+            reason=reason, message=message, source=self.source, line=self.line, row=self.row, field=field,
+            id=id, excerpt=excerpt_of(self.fields), category=category,
+        )  # fmt: skip

@@ -1,0 +1,114 @@
+"""Bytes → lines: decompression that keeps everything before the damage, and lines with a bounded length."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO, Protocol
+
+import zstandard
+
+from scannery.pipelines.sources.locations import open_bytes
+from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError
+
+__all__ = ["BLOCK_BYTES", "lines_of", "read_blocks"]
+
+BLOCK_BYTES = 1 << 20
+
+# Small, because what a call has decompressed before it meets the damage is lost with it; and because zeros
+# compress a thousandfold, so it bounds what one call can return.
+_COMPRESSED_BYTES = 1 << 14
+
+
+def read_blocks(
+    base: str, path: str, compression: str, start: int = 0, end: int | None = None
+) -> Iterator[bytes]:
+    """Yield the (decompressed) bytes `start` to `end` of a file, in blocks.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+        DamagedError: it ends early or does not decompress; every block before was yielded.
+
+    """
+    with open_bytes(base, path) as raw:
+        if not compression:
+            raw.seek(start)
+            yield from _until(_plain(raw), start, end)
+        else:
+            yield from _until(_skip(_decompressed(raw, compression), start), start, end)
+
+
+def lines_of(blocks: Iterator[bytes], limit: int = MAX_RECORD_BYTES) -> Iterator[bytes]:
+    """Yield lines with their newline; of a line longer than `limit` only the first `limit` + 1 bytes."""
+    pending: list[bytes] = []
+    size = 0
+    for block in blocks:
+        for piece in io.BytesIO(block):  # splits at b"\n" only, as bytes.splitlines does not
+            if size <= limit:
+                pending.append(piece[: limit + 1 - size])
+                size += len(pending[-1])
+            if piece.endswith(b"\n"):
+                yield b"".join(pending)
+                pending, size = [], 0
+    if pending:
+        yield b"".join(pending)
+
+
+class _Decoder(Protocol):
+    """What zlib's and zstandard's streaming decoders share."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+def _new_decoder(compression: str) -> _Decoder:
+    if compression == "gz":
+        return zlib.decompressobj(wbits=31)
+    return zstandard.ZstdDecompressor().decompressobj()
+
+
+def _decompressed(raw: BinaryIO, compression: str) -> Iterator[bytes]:
+    decoder, begun = _new_decoder(compression), False
+    while data := raw.read(_COMPRESSED_BYTES):
+        while data:
+            begun = True
+            try:
+                block = decoder.decompress(data)
+            except (zlib.error, zstandard.ZstdError) as error:
+                raise DamagedError(f"does not decompress: {error}") from error
+            if block:
+                yield block
+            data = b""
+            if decoder.eof:  # files may be joined: the next member follows, or padding with zeros
+                data = decoder.unused_data.lstrip(b"\0")
+                decoder, begun = _new_decoder(compression), False
+    if begun:
+        raise DamagedError("the compressed data ends early")
+
+
+def _plain(raw: BinaryIO) -> Iterator[bytes]:
+    while block := raw.read(BLOCK_BYTES):
+        yield bytes(block)  # obstore's readers return a buffer object of their own
+
+
+def _skip(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:
+    for block in blocks:
+        if size < len(block):
+            yield block[size:]
+        size = max(0, size - len(block))
+
+
+def _until(blocks: Iterator[bytes], start: int, end: int | None) -> Iterator[bytes]:
+    room = None if end is None else end - start
+    for block in blocks:
+        if room is None:
+            yield block
+            continue
+        yield block[:room]
+        room -= len(block)
+        if room <= 0:
+            return

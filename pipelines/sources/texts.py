@@ -1,0 +1,67 @@
+"""Text and Markdown files: one file is one record of `id`, `path`, `name`, `folder` and `text`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import PurePosixPath
+
+from scannery.pipelines.deadletters import DeadLetter, excerpt_of
+from scannery.pipelines.sources.locations import InputFile
+from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
+from scannery.pipelines.sources.streams import read_blocks
+
+__all__ = ["read", "split"]
+
+
+def split(file: InputFile, compression: str) -> Iterator[Part]:
+    """Yield the one part of the file."""
+    digest, size = blake2b(digest_size=16), 0
+    try:
+        for block in read_blocks(file.base, file.path, compression):
+            digest.update(block)
+            size += len(block)
+    except DamagedError:
+        digest.update(b"damaged")
+    yield Part(base=file.base, path=file.path, format="text", compression=compression, size_bytes=size,
+               digest=digest.hexdigest())  # fmt: skip
+
+
+def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
+    """Yield the file as one record; `id` and `path` are its path below the input's folder."""
+    try:
+        data = _content(part)
+    except DamagedError as error:
+        # Half a text would look whole to everybody who finds it, so none of it is indexed.
+        yield DeadLetter(reason="damaged_file", source=part.source, message=str(error), id=part.path)
+        return
+    try:
+        if len(data) > MAX_RECORD_BYTES:
+            yield _reject(part, "too_large", f"the text is longer than {MAX_RECORD_BYTES} bytes", data)
+            return
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        yield _reject(part, "encoding", f"not UTF-8: {error.reason} at byte {error.start}", data)
+        return
+    path = PurePosixPath(part.path)
+    folder = "" if path.parent == PurePosixPath(".") else str(path.parent)
+    yield Record(
+        {"id": part.path, "path": part.path, "name": path.name.split(".")[0], "folder": folder, "text": text},
+        part.source,
+    )
+
+
+def _content(part: Part) -> bytes:
+    blocks, size = [], 0
+    for block in read_blocks(part.base, part.path, part.compression):
+        blocks.append(block)
+        size += len(block)
+        if size > MAX_RECORD_BYTES:
+            break
+    return b"".join(blocks)
+
+
+def _reject(part: Part, reason: str, message: str, data: bytes) -> DeadLetter:
+    return DeadLetter(
+        reason=reason, source=part.source, message=message, id=part.path, excerpt=excerpt_of(data)
+    )
