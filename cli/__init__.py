@@ -1,0 +1,1 @@
+"""The scannery command: thin, it parses and prints."""

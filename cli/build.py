@@ -1,0 +1,241 @@
+"""`scannery build`: from input files to a new version of an index."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from scannery.cli.output import size_text
+
+if TYPE_CHECKING:
+    from scannery.pipelines import BuildReport, ProgressCallback
+    from scannery.pipelines import Progress as BuildProgress
+
+__all__ = ["build", "quiet_beam"]
+
+STAGES = {"plan": "reading input", "embed": "embedding", "segment": "building segments", "done": "done"}
+
+
+def build(
+    spec: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="What to build (docs/spec.md).")],
+    store: Annotated[
+        str, typer.Option("--store", "-s", metavar="URI", help="Folder or bucket for the index.")
+    ],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", metavar="URI...", help="File, folder or pattern, here or in gs://, s3://, az://."
+        ),
+    ] = None,
+    rest: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- RUNNER OPTIONS]", help="Options for the runner.")
+    ] = None,
+    mode: Annotated[
+        str,
+        typer.Option(
+            metavar="upsert|full",
+            help="upsert: documents that the input does not mention stay. full: they are removed.",
+        ),
+    ] = "upsert",
+    full: Annotated[bool, typer.Option("--full", help="The input is the whole index: --mode full.")] = False,
+    deletes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--delete", metavar="ID|@FILE", help="Remove a document, or those named in a file's lines."
+        ),
+    ] = None,
+    runner: Annotated[
+        str | None,
+        typer.Option(help="local (default), portable, dask, dataflow, flink or spark.", show_default=False),
+    ] = None,
+    max_dead_letters: Annotated[
+        str | None,
+        typer.Option(metavar="N|SHARE", help="Fail if more records are refused: 100, 0.01 or 1%."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, for machines.")] = False,
+) -> None:
+    """Build an index from files, or bring it up to date with them.
+
+    An index that exists is updated: documents are added or replaced, none is removed unless --full or --delete says
+    so. What an earlier run finished is not done again. Records that cannot be indexed go to a dead-letter file.
+    """
+    limit = _limit(max_dead_letters)
+    more_inputs, runner_options = _split(rest or [])
+    # Imported late: Beam and the encoder take seconds, which `scannery --help` should not.
+    from scannery.indexer import load_spec
+    from scannery.pipelines import build as run_build
+
+    parsed = load_spec(spec)
+    gone = _deletes(deletes or [])
+    with quiet_beam(), _bar() as progress:
+        report = run_build(
+            parsed,
+            [*(inputs or []), *more_inputs],
+            store,
+            mode="full" if full else mode,
+            deletes=gone,
+            runner=runner,
+            runner_options=runner_options,
+            progress=progress,
+            max_dead_letters=limit,
+        )
+    if as_json:
+        typer.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        _print(report, store)
+
+
+def _split(rest: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words that belong to --input (the shell expands `--input *.jsonl`) and the runner's options."""
+    first = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+    return list(rest[:first]), list(rest[first:])
+
+
+def _deletes(values: Sequence[str]) -> list[str]:
+    """Return the ids that --delete names: each value is one, or `@` and a file with one on each line."""
+    ids: list[str] = []
+    for value in values:
+        if not value.startswith("@"):
+            ids.append(value)
+            continue
+        try:
+            text = Path(value[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"--delete: cannot read {value[1:]}: {error}") from error
+        ids += [line for line in text.split("\n") if line.strip()]
+    return [value.rstrip("\r") for value in ids]
+
+
+def _limit(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf") or (value > 1 and not value.is_integer()):
+        raise typer.BadParameter(f"--max-dead-letters must be a number or a share such as 1%, got {text!r}")
+    return value
+
+
+@contextlib.contextmanager
+def quiet_beam() -> Iterator[None]:
+    """Keep Beam from logging the traceback of an error that is printed as one line anyway."""
+    logger = logging.getLogger("apache_beam")
+    before = logger.level
+    if not logging.getLogger().isEnabledFor(logging.DEBUG):
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[ProgressCallback | None]:
+    """Give a callback that draws a progress bar on a terminal, and None elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description:<18}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[detail]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield _Drawing(bar)
+
+
+class _Drawing:
+    """Draws where a build stands; a new stage starts a new bar, with a rate of its own."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._stage = ""
+        self._task: TaskID | None = None
+
+    def __call__(self, progress: BuildProgress) -> None:
+        if progress.stage != self._stage or self._task is None:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._stage = progress.stage
+            self._task = self._bar.add_task(STAGES[progress.stage], total=None, detail="")
+        dead = f", {progress.dead:,} refused" if progress.dead else ""
+        detail = f"{progress.passages:,} datapoints{dead}" if progress.passages or dead else ""
+        self._bar.update(self._task, completed=progress.done, total=progress.total or None, detail=detail)
+
+
+def _print(report: BuildReport, store: str) -> None:
+    console = Console(highlight=False)
+    if report.up_to_date:
+        console.print(f"[green]✓[/green] {report.index} is already up to date: version {report.version}")
+    else:
+        console.print(f"[green]✓[/green] {report.index}: version {report.version}")
+    for label, text in _facts(report):
+        console.print(f"[bold]{label:<12}[/bold]{text}", soft_wrap=True)
+    if report.dead:
+        console.print(f"[yellow]![/yellow] {report.dead:,} records were refused:")
+        for reason, count in sorted(report.dead_letters.items(), key=lambda item: -item[1]):
+            console.print(f"    {count:>8,}  {reason}")
+        console.print(f"    see {report.store}/{report.dead_letters_key}", soft_wrap=True)
+        for category, count in sorted(report.record_errors.items(), key=lambda item: -item[1]):
+            console.print(f"    {count:>8,}  {category} for the managed service")
+    if report.ignored:
+        names = ", ".join(f"{name} ({count:,})" for name, count in report.ignored.items())
+        console.print(f"[yellow]![/yellow] left out, as the spec does not name it: {names}", soft_wrap=True)
+    if report.not_in_input and report.files:
+        console.print(
+            f"[yellow]![/yellow] {report.not_in_input:,} documents of the index are not in this input and were kept; "
+            "--full removes them",
+            soft_wrap=True,
+        )
+    if not report.recall_reached:
+        console.print(
+            f"[yellow]![/yellow] recall target {report.target_recall} not reached: {report.recall:.3f}; "
+            "the best setting is used (`scann` in the spec has parameters to try)",
+            soft_wrap=True,
+        )
+    if not report.up_to_date:
+        console.print(
+            f'Next: scannery search "…" --index {report.index} --store {store}', soft_wrap=True, markup=False
+        )
+
+
+def _facts(report: BuildReport) -> Iterator[tuple[str, str]]:
+    yield "documents", f"{report.documents:,} from {report.files:,} file(s), {size_text(report.input_bytes)}"
+    if report.mode == "upsert":
+        yield "changes", _changes(report)
+    yield "datapoints", f"{report.passages:,} in {report.shards} shard(s), {size_text(report.index_bytes)}"
+    if report.embedded:
+        yield (
+            "embedded",
+            (
+                f"{report.embedded:,} at {report.passages_per_s:,.0f}/s ({report.tokens_per_s:,.0f} tokens/s, "
+                f"{report.padding_share:.1%} padding) on {report.device}, {report.dtype}"
+            ),
+        )
+    if report.reused:
+        yield "reused", f"{report.reused:,} that were embedded before"
+    if report.recall is not None:
+        yield "recall@10", f"{report.recall:.3f}, target {report.target_recall}"
+    stages = [
+        f"{name} {value:.1f} s" for name, value in report.seconds.items() if name != "wall" and value >= 0.05
+    ]
+    yield "time", f"{report.seconds['wall']:.1f} s" + (f" ({', '.join(stages)})" if stages else "")
+
+
+def _changes(report: BuildReport) -> str:
+    counts = (("added", report.added), ("replaced", report.replaced), ("removed", report.removed),
+              ("unchanged", report.unchanged), ("to delete not found", report.unknown_deletes))  # fmt: skip
+    return ", ".join(f"{count:,} {name}" for name, count in counts if count) or "none"

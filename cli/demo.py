@@ -1,0 +1,218 @@
+"""`scannery demo`: the sample corpus built, served and asked, for real and in under a minute."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from scannery.cli.build import quiet_beam
+from scannery.cli.options import JsonOption
+from scannery.cli.output import hit_json, print_json
+from scannery.cli.sample import EPISODES_PATH, SPEC_PATH, Question, questions, shared_words
+
+if TYPE_CHECKING:  # Torch and Beam take seconds to import, which `scannery --help` should not.
+    from scannery.client import Hit, Index
+    from scannery.pipelines import BuildReport
+
+__all__ = ["demo"]
+
+SNIPPET_CHARS, SHORT_CHARS = 200, 64
+"""Length of the text shown of the first hit, and of the others: one line of a narrow terminal."""
+
+_console = Console(highlight=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One question, its hits, and how long the call took, server and wire included."""
+
+    question: Question
+    hits: list[Hit]
+    milliseconds: float
+
+
+def demo(
+    ask: Annotated[
+        list[str] | None, typer.Argument(metavar="[QUESTION]...", help="Your own questions instead of ours.")
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", help="Build into this folder, and keep it. Default: a temporary one."),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary store.")] = False,
+    k: Annotated[int, typer.Option("-k", min=1, max=50, help="Hits to show for each question.")] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Build a bundled sample corpus of 300 podcast episodes, serve it, and ask it questions."""
+    asked = [Question(question=text, expect=(), within=k) for text in ask or ()]
+    with _store(store, keep=keep) as folder:
+        report = _build(folder, quiet=as_json)
+        if not as_json:
+            _print_report(report)
+        with _served(folder, report.index) as (index, address):
+            answers = _ask(index, asked or [item for item in questions() if item.demo], k)
+        if as_json:
+            print_json(_as_json(report, answers))
+            return
+        _console.print(f"[bold]Serve[/bold]  gRPC on {address}, asked through the Python SDK\n")
+        for answer in answers:
+            _print_answer(answer)
+        _print_lesson(answers)
+        _print_next_steps(folder if store or keep else None, report.index)
+
+
+@contextlib.contextmanager
+def _store(chosen: Path | None, *, keep: bool) -> Iterator[Path]:
+    if chosen is not None:
+        yield chosen
+    elif keep:
+        yield Path(tempfile.mkdtemp(prefix="scannery-demo-"))
+    else:
+        with tempfile.TemporaryDirectory(prefix="scannery-demo-") as folder:
+            yield Path(folder)
+
+
+def _build(store: Path, *, quiet: bool) -> BuildReport:
+    waiting = (
+        contextlib.nullcontext()
+        if quiet
+        else _console.status("Building: reading, embedding and indexing the sample, some ten seconds …")
+    )
+    with waiting, quiet_beam():
+        from scannery.indexer.spec import load_spec
+        from scannery.pipelines import build
+
+        return build(load_spec(SPEC_PATH), [str(EPISODES_PATH)], str(store))
+
+
+@contextlib.contextmanager
+def _served(store: Path, name: str) -> Iterator[tuple[Index, str]]:
+    """Serve the store on a free loopback port for as long as the context lasts."""
+    import scannery
+    from scannery.serving import Server, ServerConfig
+
+    with (
+        Server(ServerConfig(store=str(store), listen="127.0.0.1:0")) as server,
+        scannery.connect(server.address) as client,
+    ):
+        yield client.index(name), server.address
+
+
+def _ask(index: Index, asked: Sequence[Question], k: int) -> list[Answer]:
+    # The first query loads the encoder, and the first filter compiles a kernel: once in the life of a server,
+    # so their times would say nothing about the questions.
+    index.search("warm up", k=1, where={"minutes": {"$gte": 30}})
+    return [_answer(index, question, k) for question in asked]
+
+
+def _answer(index: Index, question: Question, k: int) -> Answer:
+    started = time.perf_counter()
+    hits = index.search(question.question, k=k, where=question.where or None)
+    return Answer(question=question, hits=list(hits), milliseconds=(time.perf_counter() - started) * 1000)
+
+
+def _print_report(report: BuildReport) -> None:
+    done = "was there already" if report.up_to_date else f"in {report.seconds['wall']:.1f} s"
+    _console.print(
+        f"[bold]Build[/bold]  {report.documents} podcast episodes → {report.passages} vectors of "
+        f"{report.dimensions} dimensions, {done}"
+    )
+
+
+def _print_answer(answer: Answer) -> None:
+    question = answer.question
+    where = f"  where {json.dumps(question.where)}" if question.where else ""
+    _console.print(
+        f"[bold cyan]{escape(question.question)}[/bold cyan]{escape(where)}  "
+        f"[dim]{answer.milliseconds:.0f} ms[/dim]"
+    )
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
+    table.add_column(justify="right", style="dim")
+    table.add_column(style="green")
+    table.add_column()
+    for rank, hit in enumerate(answer.hits, start=1):
+        table.add_row(
+            str(rank), f"{hit.score:.2f}", _described(hit, SNIPPET_CHARS if rank == 1 else SHORT_CHARS)
+        )
+    _console.print(Padding(table, (0, 0, 0, 1)) if answer.hits else "   no hits")
+    if answer.hits:
+        words = ", ".join(_shared(question, answer.hits[0])) or "[bold]none[/bold]"
+        _console.print(f"   [dim]words shared by the question and hit 1:[/dim] {words}")
+    _console.print()
+
+
+def _described(hit: Hit, snippet_chars: int) -> str:
+    title, show = escape(hit.title or hit.id), escape(str(hit.attributes.get("show", "")))
+    published = hit.attributes.get("published")
+    date = f", {published:%Y-%m-%d}" if isinstance(published, dt.datetime) else ""
+    return (
+        f"[bold]{title}[/bold]  [dim]{show}{date}[/dim]\n{escape(_shortened(hit.text or '', snippet_chars))}"
+    )
+
+
+def _shortened(text: str, chars: int) -> str:
+    return text if len(text) <= chars else text[: chars - 1].rsplit(" ", 1)[0] + " …"
+
+
+def _shared(question: Question, hit: Hit) -> list[str]:
+    return shared_words(question.question, f"{hit.title or ''} {hit.text or ''}")
+
+
+def _print_lesson(answers: Sequence[Answer]) -> None:
+    found = [answer for answer in answers if answer.hits]
+    unmatched = sum(not _shared(answer.question, answer.hits[0]) for answer in found)
+    if unmatched:
+        _console.print(
+            f"{unmatched} of {len(found)} first hits have no word in common with their question: they were found by "
+            "meaning,\nand a search for the words alone would have missed them.\n",
+            soft_wrap=True,
+        )
+
+
+def _print_next_steps(kept: Path | None, index: str) -> None:
+    store = shlex.quote(str(kept or "./demo-store"))
+    search = f"scannery search --index {index}"
+    steps = [
+        *([] if kept else [f"scannery demo --store {store}    # the same, and keeps the store"]),
+        f'{search} --store {store} "overcoming a fear of flying"',
+        f"""{search} --store {store} "something quick to cook" --where '{{"minutes": {{"$lte": 30}}}}'""",
+        f"scannery serve --store {store}    # and, in another terminal:",
+        f'{search} --target 127.0.0.1:7077 "why do whales sing"',
+        f"cp {shlex.quote(str(SPEC_PATH))} my-spec.yaml    # adapt it to your data, then:",
+        f"scannery build my-spec.yaml --input my-data.jsonl --store {store}",
+    ]
+    _console.print("[bold]Next[/bold]")
+    for step in steps:
+        # Not wrapped: a command must survive being copied.
+        _console.print(f"  {escape(step)}", soft_wrap=True)
+
+
+def _as_json(report: BuildReport, answers: Sequence[Answer]) -> dict[str, Any]:
+    return {
+        "build": report.to_dict(),
+        "answers": [
+            {
+                "question": answer.question.question,
+                "where": answer.question.where,
+                "milliseconds": round(answer.milliseconds, 3),
+                "hits": [
+                    {**hit_json(hit), "shared_words": _shared(answer.question, hit)} for hit in answer.hits
+                ],
+            }
+            for answer in answers
+        ],
+    }

@@ -1,0 +1,94 @@
+"""What the command says when something goes wrong, and its exit codes.
+
+| code | meaning |
+| ---: | --- |
+| 0 | done |
+| 1 | done, and the answer is no: a check that found damage, a build that indexed nothing |
+| 2 | wrong usage or bad input; trying again will not help |
+| 3 | not found: store, index, datapoint, model, input file |
+| 4 | not now: no server there, no answer in time, overload, another writer was faster, the store cannot be reached |
+| 5 | something is damaged or has a defect |
+| 6 | not allowed |
+| 130 | interrupted |
+"""
+
+from __future__ import annotations
+
+__all__ = ["EXIT_CODES", "INTERRUPTED", "NO", "UNEXPECTED", "exit_code", "is_expected", "one_line"]
+
+NO, USAGE, NOT_FOUND, NOT_NOW, DEFECT, NOT_ALLOWED = range(1, 7)
+UNEXPECTED = DEFECT
+INTERRUPTED = 130
+
+# By name, so that looking up an error of one room does not import all the others. The nearest base counts.
+EXIT_CODES: dict[str, int] = {
+    "scannery.client.errors.ScanneryError": DEFECT,
+    "scannery.client.errors.InvalidArgumentError": USAGE,
+    "scannery.client.errors.NotFoundError": NOT_FOUND,
+    "scannery.client.errors.AlreadyExistsError": NOT_NOW,
+    "scannery.client.errors.FailedPreconditionError": USAGE,
+    "scannery.client.errors.UnauthenticatedError": NOT_ALLOWED,
+    "scannery.client.errors.PermissionDeniedError": NOT_ALLOWED,
+    "scannery.client.errors.ResourceExhaustedError": NOT_NOW,
+    "scannery.client.errors.DeadlineExceededError": NOT_NOW,
+    "scannery.client.errors.CancelledError": NOT_NOW,
+    "scannery.client.errors.UnavailableError": NOT_NOW,
+    "scannery.client.errors.UnimplementedError": USAGE,
+    "scannery.indexer.errors.IndexerError": DEFECT,
+    "scannery.indexer.errors.InvalidSpecError": USAGE,
+    "scannery.indexer.errors.InvalidRecordError": USAGE,
+    "scannery.indexer.errors.NotFoundError": NOT_FOUND,
+    "scannery.indexer.errors.AlreadyExistsError": NOT_NOW,
+    "scannery.indexer.errors.StoreError": NOT_NOW,
+    "scannery.serving.errors.ServingError": DEFECT,
+    "scannery.serving.errors.InvalidRequestError": USAGE,
+    "scannery.serving.errors.ConfigError": USAGE,
+    "scannery.serving.errors.UnknownIndexError": NOT_FOUND,
+    "scannery.serving.errors.UnknownDatapointError": NOT_FOUND,
+    "scannery.serving.errors.UnsupportedError": USAGE,
+    "scannery.serving.errors.EncoderUnavailableError": USAGE,
+    "scannery.serving.errors.LexicalUnavailableError": USAGE,
+    "scannery.serving.errors.DeadlineError": NOT_NOW,
+    "scannery.serving.errors.OverloadedError": NOT_NOW,
+    "scannery.serving.errors.BindError": NOT_NOW,
+    "scannery.serving.errors.ClosedError": NOT_NOW,
+    "scannery.embed.errors.EmbedError": DEFECT,
+    "scannery.embed.errors.ModelNotFoundError": NOT_FOUND,
+    "scannery.embed.errors.InvalidArgumentError": USAGE,
+    "scannery.embed.errors.InvalidTextError": USAGE,
+    "scannery.embed.errors.FingerprintMismatchError": USAGE,
+    "scannery.pipelines.errors.PipelineError": DEFECT,
+    "scannery.pipelines.errors.InputNotFoundError": NOT_FOUND,
+    "scannery.pipelines.errors.ModeError": USAGE,
+    "scannery.pipelines.errors.StageDamagedError": NOT_NOW,
+    "scannery.pipelines.errors.UnknownFormatError": USAGE,
+    "scannery.pipelines.errors.SpecConflictError": USAGE,
+    "scannery.pipelines.errors.OutputError": USAGE,
+    "scannery.pipelines.errors.RunnerError": USAGE,
+    "scannery.pipelines.errors.CollectionError": USAGE,
+    "scannery.pipelines.errors.MissingPackageError": USAGE,
+    "scannery.pipelines.errors.InputChangedError": NOT_NOW,
+    "scannery.pipelines.errors.NothingToIndexError": NO,
+    "scannery.pipelines.errors.TooManyDeadLettersError": NO,
+    "builtins.KeyboardInterrupt": INTERRUPTED,
+}
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code for an error."""
+    return next((EXIT_CODES[name] for name in _names(error) if name in EXIT_CODES), UNEXPECTED)
+
+
+def is_expected(error: BaseException) -> bool:
+    """Return whether the error's own text says all there is to say."""
+    return any(name in EXIT_CODES for name in _names(error))
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error on one line; with its type where that is news."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if is_expected(error) else f"{type(error).__name__}: {text}"
+
+
+def _names(error: BaseException) -> list[str]:
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__]

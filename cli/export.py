@@ -1,0 +1,85 @@
+"""`scannery index export`: the datapoints of a version as Parquet or JSON lines."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from scannery.pipelines import ExportReport
+    from scannery.pipelines.exporting import RowsCallback
+
+__all__ = ["export"]
+
+
+def export(
+    name: Annotated[str, typer.Argument(metavar="INDEX", help="Name of the index.")],
+    store: Annotated[str, typer.Option("--store", help="Folder or bucket with the indexes.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", metavar="PATH", help="File (.parquet, .jsonl, .jsonl.gz, …) or folder, or a URI."
+        ),
+    ],
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="parquet, jsonl, jsonl.gz or jsonl.zst; default: as the file ends, else parquet.",
+            show_default=False,
+        ),
+    ] = None,
+    version: Annotated[int | None, typer.Option("--version", min=1, help="Default: the current one.")] = None,
+    vectors: Annotated[bool, typer.Option("--vectors/--no-vectors", help="Write the vectors, too.")] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, for machines.")] = False,
+) -> None:
+    """Write all datapoints of a version to files: ids, vectors, texts, attributes, payloads.
+
+    A folder gets one file a segment, and a spec (`_spec.yaml`) that builds an equal index from them.
+    """
+    # Imported late: PyArrow takes time that `scannery --help` should not.
+    from scannery.pipelines.exporting import export as run_export
+
+    with _bar() as progress:
+        report = run_export(name, store, output, format=format, version=version, vectors=vectors,
+                            overwrite=overwrite, progress=progress)  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(report.to_dict(), indent=2))
+    else:
+        _print(report)
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[RowsCallback | None]:
+    """Give a callback that draws a progress bar on a terminal, and None elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("exporting"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("export", total=None)
+        yield lambda rows, total: bar.update(task, completed=rows, total=total)
+
+
+def _print(report: ExportReport) -> None:
+    console = Console(highlight=False)
+    without = "" if report.vectors else " without vectors"
+    console.print(
+        f"[green]✓[/green] {report.index}, version {report.version}: {report.rows:,} datapoints{without} in "
+        f"{len(report.files)} file(s), {report.size_bytes / 2**20:,.1f} MiB, {report.seconds:.1f} s",
+        soft_wrap=True,
+    )
+    if report.spec is not None and report.files and report.files[0].name.startswith("part-"):
+        folder = report.output.rstrip("/")
+        console.print(
+            f"Next: scannery build {folder}/_spec.yaml --input {folder} --store …",
+            soft_wrap=True,
+            markup=False,
+        )

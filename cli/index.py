@@ -1,0 +1,249 @@
+"""`scannery index …`: look at an index at rest, check it, roll it back, clean up after it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from scannery.cli.build import quiet_beam
+from scannery.cli.errors import NO
+from scannery.cli.output import print_json, size_text
+from scannery.cli.plots import plot_curves
+from scannery.indexer import (
+    Manifest,
+    Store,
+    collect_garbage,
+    list_indexes,
+    list_versions,
+    read_manifest,
+    rollback,
+    spec_json_schema,
+    verify,
+)
+
+__all__ = ["index_app"]
+
+index_app = typer.Typer(no_args_is_help=True, help="Look at, check, roll back and clean up indexes.")
+
+StoreOption = Annotated[str, typer.Option("--store", help="Folder or bucket with the indexes.")]
+NameArgument = Annotated[str, typer.Argument(metavar="INDEX", help="Name of the index.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Default: the current one.")]
+
+_console = Console()
+
+
+@index_app.command("list")
+def list_command(store: StoreOption, as_json: JsonOption = False) -> None:
+    """List the indexes of a store."""
+    opened = Store.open(store)
+    manifests = [read_manifest(opened, name) for name in list_indexes(opened)]
+    if as_json:
+        print_json([_summary(manifest) for manifest in manifests])
+        return
+    table = Table("index", "version", "datapoints", "dimensions", "distance", "size", "made")
+    for manifest in manifests:
+        table.add_row(
+            manifest.index,
+            str(manifest.version),
+            f"{manifest.rows:,}",
+            str(manifest.dimensions),
+            manifest.spec.distance,
+            size_text(manifest.size_bytes),
+            _time(manifest),
+        )
+    _console.print(table if manifests else f"There is no index in {store}.")
+
+
+@index_app.command("show")
+def show_command(
+    name: NameArgument,
+    store: StoreOption,
+    version: VersionOption = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw recall against cost.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a version: counts, shards, sizes, encoder, recall, and how it was built."""
+    manifest = read_manifest(Store.open(store), name, version)
+    if plot:
+        plot_curves(manifest, plot)
+    if as_json:
+        typer.echo(manifest.to_json().decode(), nl=False)
+        return
+    _print_facts(manifest)
+    _print_segments(manifest)
+
+
+@index_app.command("versions")
+def versions_command(name: NameArgument, store: StoreOption, as_json: JsonOption = False) -> None:
+    """List the versions of an index; the last one is current."""
+    opened = Store.open(store)
+    read_manifest(opened, name)  # a clear error if there is no such index
+    manifests = [read_manifest(opened, name, number) for number in list_versions(opened, name)]
+    if as_json:
+        print_json([_summary(manifest) for manifest in manifests])
+        return
+    table = Table("version", "parent", "datapoints", "segments", "size", "recall", "made")
+    for manifest in manifests:
+        table.add_row(
+            str(manifest.version),
+            str(manifest.parent or ""),
+            f"{manifest.rows:,}",
+            str(len(manifest.segments)),
+            size_text(manifest.size_bytes),
+            f"{manifest.recall.measured:.3f}" if manifest.recall else "",
+            _time(manifest),
+        )
+    _console.print(table)
+
+
+@index_app.command("verify")
+def verify_command(
+    name: NameArgument, store: StoreOption, version: VersionOption = None, as_json: JsonOption = False
+) -> None:
+    """Read every file again and check hashes, counts, ids and recall."""
+    report = verify(Store.open(store), name, version)
+    if as_json:
+        print_json({**report.__dict__})
+    for problem in report.problems if not as_json else ():
+        _console.print(f"[red]✗[/red] {problem}", highlight=False)
+    if report.problems:
+        raise typer.Exit(NO)
+    if not as_json:
+        recall = "" if report.recall is None else f", recall@10 {report.recall:.3f} on a sample"
+        _console.print(
+            f"[green]✓[/green] version {report.version} of {name}: {report.segments} segments, "
+            f"{report.rows:,} datapoints{recall}",
+            highlight=False,
+        )
+
+
+@index_app.command("rollback")
+def rollback_command(
+    name: NameArgument,
+    store: StoreOption,
+    to: Annotated[int, typer.Option("--to", min=1, help="Version whose content to publish again.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Publish an earlier version again, as a new version."""
+    manifest = rollback(Store.open(store), name, to)
+    if as_json:
+        print_json(_summary(manifest))
+    else:
+        _console.print(f"{name} is at version {manifest.version}, which has the content of version {to}.")
+
+
+@index_app.command("gc")
+def gc_command(
+    name: NameArgument,
+    store: StoreOption,
+    keep: Annotated[int, typer.Option("--keep", min=1, help="Newest versions to keep.")] = 3,
+    min_age_hours: Annotated[
+        float, typer.Option("--min-age-hours", min=0, help="Leave what is younger: a build may be using it.")
+    ] = 24.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove old versions, and segments that no kept version names."""
+    report = collect_garbage(
+        Store.open(store), name, keep=keep, min_age=timedelta(hours=min_age_hours), dry_run=dry_run
+    )
+    if as_json:
+        print_json({**report.__dict__})
+        return
+    verb = "Would remove" if dry_run else "Removed"
+    _console.print(
+        f"{verb} {len(report.versions)} version(s) and {len(report.segments)} segment(s), "
+        f"{len(report.scratch)} file(s) of builds that were killed, "
+        f"{size_text(report.freed_bytes)}.",
+        highlight=False,
+    )
+
+
+@index_app.command("compact")
+def compact_command(
+    name: NameArgument,
+    store: StoreOption,
+    rest: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- RUNNER OPTIONS]", help="Options for the runner.")
+    ] = None,
+    runner: Annotated[
+        str | None, typer.Option(help="local (default), portable, dask, dataflow, flink or spark.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge the segments of every shard that has several into one, as a new version."""
+    from scannery.pipelines import compact  # Beam takes seconds
+
+    with quiet_beam():
+        report = compact(name, store, runner=runner, runner_options=rest or [])
+    if as_json:
+        print_json(report.to_dict())
+        return
+    text = (
+        f"{name} has one segment a shard already: version {report.version}."
+        if report.up_to_date
+        else f"{name} is at version {report.version}: {report.segments_before} segments became {report.segments}, "
+        f"{size_text(report.size_bytes_before)} became {size_text(report.size_bytes)}, in {report.seconds:.1f} s."
+    )
+    _console.print(text, highlight=False)
+
+
+@index_app.command("schema")
+def schema_command() -> None:
+    """Print the JSON Schema of SPEC.yaml, for editors and validators."""
+    print_json(spec_json_schema())
+
+
+def _print_facts(manifest: Manifest) -> None:
+    facts = Table.grid(padding=(0, 2))
+    recall = manifest.recall
+    encoder = manifest.spec.encoder
+    rows = [
+        ("index", f"{manifest.index}, version {manifest.version}, made {_time(manifest)}"),
+        ("datapoints", f"{manifest.rows:,} in {manifest.shards} shard(s), {size_text(manifest.size_bytes)}"),
+        ("vectors", f"{manifest.dimensions} dimensions, {manifest.spec.distance}"),
+        ("encoder", encoder.model if encoder else "none: the source has vectors"),
+        ("attributes", ", ".join(f"{k}: {v}" for k, v in manifest.spec.attributes.items()) or "none"),
+    ]
+    if recall:
+        note = "" if recall.reached else " [red](no setting reaches the target)[/red]"
+        rows.append(("recall", f"recall@{recall.k} {recall.measured:.3f}, target {recall.target}{note}"))
+    for label, text in rows:
+        facts.add_row(f"[bold]{label}[/bold]", text)
+    _console.print(facts, highlight=False)
+
+
+def _print_segments(manifest: Manifest) -> None:
+    table = Table("shard", "segment", "kind", "datapoints", "size")
+    for entry in manifest.segments:
+        table.add_row(
+            str(entry.shard), entry.sha256[:12], entry.kind, f"{entry.rows:,}", size_text(entry.size_bytes)
+        )
+    _console.print(table)
+
+
+def _summary(manifest: Manifest) -> dict[str, object]:
+    return {
+        "index": manifest.index,
+        "version": manifest.version,
+        "parent": manifest.parent,
+        "rows": manifest.rows,
+        "segments": len(manifest.segments),
+        "size_bytes": manifest.size_bytes,
+        "dimensions": manifest.dimensions,
+        "distance": manifest.spec.distance,
+        "recall": manifest.recall.measured if manifest.recall else None,
+        "created_at": manifest.created_at.isoformat(),
+    }
+
+
+def _time(manifest: Manifest) -> str:
+    return manifest.created_at.strftime("%Y-%m-%d %H:%M UTC")

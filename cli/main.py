@@ -1,0 +1,128 @@
+"""The `scannery` command: its sub-commands, and how errors end it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+import scannery
+from scannery.cli.build import build
+from scannery.cli.demo import demo
+from scannery.cli.errors import INTERRUPTED, exit_code, is_expected, one_line
+from scannery.cli.evaluate import evaluate, recall
+from scannery.cli.export import export
+from scannery.cli.get import get
+from scannery.cli.index import index_app
+from scannery.cli.search import search
+from scannery.cli.serve import serve
+
+__all__ = ["app", "main", "run"]
+
+app = typer.Typer(
+    name="scannery",
+    no_args_is_help=True,
+    # Errors are ours to print: one line, and a traceback only with --debug.
+    pretty_exceptions_enable=False,
+    help="Turn a corpus into a search service.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"scannery {scannery.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks and debug logs.", envvar="SCANNERY_DEBUG")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Turn a corpus into a search service."""
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+
+
+# One line per command; each sits in a module of its own, which imports what is slow only when it runs.
+app.command(no_args_is_help=True)(build)
+app.command(no_args_is_help=True)(search)
+app.command(no_args_is_help=True)(get)
+app.command(no_args_is_help=True)(evaluate)
+app.command(no_args_is_help=True)(recall)
+app.command(no_args_is_help=True)(serve)
+index_app.command("export", no_args_is_help=True)(export)
+app.add_typer(index_app, name="index")
+app.command()(demo)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, print what went wrong, and return the exit code (`scannery.cli.errors` has the table)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = app(arguments, standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (`| head`) has enough; the interpreter must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("interrupted", err=True)
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001  the last line of defence: no traceback without --debug
+        return _failed(error, debug=_debug(arguments))
+    if status == INTERRUPTED:  # typer's word for Ctrl-C
+        typer.echo("interrupted", err=True)
+    return status if isinstance(status, int) else 0
+
+
+def run() -> NoReturn:
+    """Be the command: `main`, and then the end of the process."""
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status == INTERRUPTED:
+        # Threads of torch may still compute; a normal exit would destroy them while they run, which aborts.
+        os._exit(status)
+    sys.exit(status)
+
+
+def _failed(error: Exception, *, debug: bool) -> int:
+    usage = getattr(error, "format_message", None)
+    if usage is not None:  # a usage error; which class that is depends on the version of typer
+        typer.echo(f"error: {' '.join(usage().split())}{_help_hint(error)}", err=True)
+        return 2
+    if debug:
+        traceback.print_exception(error)
+    hint = "" if debug or is_expected(error) else " (--debug shows where)"
+    typer.echo(f"error: {one_line(error)}{hint}", err=True)
+    return exit_code(error)
+
+
+def _help_hint(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return f" (see `{context.command_path} --help`)" if context is not None else ""
+
+
+def _debug(arguments: Sequence[str]) -> bool:
+    return "--debug" in arguments or os.environ.get("SCANNERY_DEBUG", "").lower() in (
+        "1",
+        "true",
+        "yes",
+        "on",
+    )
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,160 @@
+"""Hits and datapoints on paper: JSON for machines, a table on a terminal, plain text elsewhere."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from scannery.client import Datapoint, Explanation, Hit, Hits
+
+__all__ = [
+    "hit_json",
+    "point_json",
+    "print_explanation",
+    "print_hits",
+    "print_json",
+    "print_points",
+    "size_text",
+]
+
+PASSAGE_LINES = 3
+"""Lines of a passage in the table; `--json` and plain text have all of it."""
+
+
+def print_json(value: object) -> None:
+    """Print JSON, indented, as it is: without escapes for other scripts."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size for people: 5.2 MiB."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def hit_json(hit: Hit) -> dict[str, Any]:
+    """Return a hit as JSON values."""
+    group = {} if hit.group is None else {"group": _plain(hit.group)}
+    sides = {"dense_score": hit.dense_score, "lexical_score": hit.lexical_score}
+    scores = {"score": hit.score, **{name: score for name, score in sides.items() if score is not None}}
+    return {"id": hit.id, "document_id": hit.document_id, **scores, **_rest(hit), **group}
+
+
+def point_json(point: Datapoint) -> dict[str, Any]:
+    """Return a datapoint as JSON values."""
+    vector = {} if point.vector is None else {"vector": point.vector.tolist()}
+    return {"id": point.id, "document_id": point.document_id, **_rest(point), **vector}
+
+
+def print_hits(hits: Hits) -> None:
+    """Print hits for people: a table on a terminal, else a block of plain text for each."""
+    console = Console()
+    if not hits:
+        typer.echo("No hits.")
+    elif console.is_terminal:
+        console.print(_table(hits))
+    else:
+        for rank, hit in enumerate(hits, 1):
+            typer.echo(f"{rank}. {hit.score:.4f}  " + "\n   ".join(_lines(hit)))
+
+
+def print_explanation(explanation: Explanation) -> None:
+    """Print how a query was answered: a line for each segment, then the times and the expected recall."""
+    typer.echo("\nHow it was answered")
+    for plan in explanation.segments:
+        leaves = f", {plan.leaves_searched:,} leaves" if plan.leaves_searched else ""
+        typer.echo(
+            f"  segment {plan.segment} (shard {plan.shard}): {plan.plan}; {plan.rows_allowed:,} of "
+            f"{plan.rows:,} rows allowed{leaves}, {plan.candidates:,} rows compared"
+        )
+    times = " · ".join(f"{name} {spent / 1000:.2f} ms" for name, spent in explanation.stages_us.items())
+    typer.echo(f"  {times}\n  expected recall {explanation.expected_recall:.3f}")
+
+
+def print_points(points: Iterable[Datapoint]) -> None:
+    """Print datapoints for people, one block each."""
+    for point in points:
+        typer.echo("\n   ".join(_lines(point)))
+
+
+def _table(hits: Hits) -> Table:
+    table = Table(show_lines=True, pad_edge=False)
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("from", ratio=2, overflow="fold")
+    table.add_column("passage", ratio=3)
+    width = max(20, (Console().width - 16) * 3 // 5)
+    for rank, hit in enumerate(hits, 1):
+        source = Text(_heading(hit), style="bold")
+        if details := _details(hit):
+            source.append(f"\n{details}", style="dim")
+        passage = _shortened(_one_line(hit.text or ""), PASSAGE_LINES * width)
+        table.add_row(str(rank), f"{hit.score:.4f}", source, Text(passage))
+    return table
+
+
+def _lines(point: Datapoint) -> list[str]:
+    lines = [_heading(point), f"id: {point.id}", _details(point), _one_line(point.text or "")]
+    return [line for line in lines if line]
+
+
+def _heading(point: Datapoint) -> str:
+    title = _one_line(point.title or point.document_id)
+    return title if point.time_start_s is None else f"{title} at {_clock(point.time_start_s)}"
+
+
+def _details(point: Datapoint) -> str:
+    return " · ".join(f"{name}: {_shown(value)}" for name, value in point.attributes.items())
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, dt.datetime):
+        midnight = (value.hour, value.minute, value.second, value.microsecond) == (0, 0, 0, 0)
+        return value.date().isoformat() if midnight else value.isoformat(" ", "seconds")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _rest(point: Datapoint) -> dict[str, Any]:
+    optional = {
+        "title": point.title,
+        "text": point.text,
+        "text_start": point.text_start,
+        "text_end": point.text_end,
+        "time_start_s": point.time_start_s,
+        "time_end_s": point.time_end_s,
+        "payload": point.payload,
+    }
+    attributes = {name: _plain(value) for name, value in point.attributes.items()}
+    return {name: value for name, value in optional.items() if value is not None} | {"attributes": attributes}
+
+
+def _plain(value: object) -> object:
+    return value.isoformat() if isinstance(value, dt.datetime) else value
+
+
+def _one_line(text: str) -> str:
+    # Control characters of a stranger's text must not reach the terminal.
+    return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))
+
+
+def _shortened(text: str, size: int) -> str:
+    return text if len(text) <= size else text[: size - 1].rsplit(" ", 1)[0] + "…"
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

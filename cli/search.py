@@ -1,0 +1,109 @@
+"""`scannery search`: ask an index."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from scannery.cli.options import (
+    FieldsOption,
+    IndexOption,
+    JsonOption,
+    StoreOption,
+    TargetOption,
+    TimeoutOption,
+    connected,
+    parsed_json,
+)
+from scannery.cli.output import hit_json, print_explanation, print_hits, print_json
+from scannery.client import Fusion, Like, Mode, QueryLike
+
+__all__ = ["search"]
+
+
+def search(
+    index: IndexOption,
+    query: Annotated[str | None, typer.Argument(help="What to look for, in words.")] = None,
+    target: TargetOption = None,
+    store: StoreOption = None,
+    k: Annotated[int, typer.Option("-k", help="Hits wanted, 1 to 10000.")] = 10,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON", help='Only datapoints like this: \'{"show": "x", "year": {"$gte": 2020}}\''
+        ),
+    ] = None,
+    mode: Annotated[Mode, typer.Option("--mode", "-m", help="By meaning, by words, or both.")] = "dense",
+    alpha: Annotated[
+        float | None, typer.Option(help="Hybrid: weight of the dense side, 0 to 1 [default: 0.5].")
+    ] = None,
+    fusion: Annotated[
+        Fusion | None, typer.Option(help="Hybrid: how two rankings become one [default: reciprocal_rank].")
+    ] = None,
+    like: Annotated[
+        str | None, typer.Option(metavar="ID", help="More like this datapoint, instead of a query.")
+    ] = None,
+    vector: Annotated[
+        str | None, typer.Option(metavar="JSON", help="A vector (list of numbers), instead of a query.")
+    ] = None,
+    max_per_group: Annotated[int | None, typer.Option(help="At most so many hits per group.")] = None,
+    group_by: Annotated[
+        str | None, typer.Option(help="Attribute that makes a group [default: document].")
+    ] = None,
+    offset: Annotated[int, typer.Option(help="Skip so many of the best hits.")] = 0,
+    min_score: Annotated[float | None, typer.Option(help="Only hits with at least this score.")] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Compare with every allowed datapoint.")] = False,
+    target_recall: Annotated[float | None, typer.Option(help="Share of the true neighbours to find.")] = None,
+    leaves: Annotated[int | None, typer.Option(help="Leaves to search, instead of a target recall.")] = None,
+    rescore: Annotated[
+        int | None, typer.Option(help="Candidates to rescore, instead of a target recall.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Also say how it was answered.")] = False,
+    fields: FieldsOption = None,
+    timeout: TimeoutOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Search an index with words, a vector, or a datapoint."""
+    asked = _query(query, like, parsed_json(vector, "--vector"))
+    with connected(target, store, timeout_s=timeout) as client:
+        hits = client.index(index).search(
+            asked,
+            k,
+            where=parsed_json(where, "--where"),
+            mode=mode,
+            alpha=alpha,
+            fusion=fusion,
+            max_per_group=max_per_group,
+            group_by=group_by,
+            offset=offset,
+            min_score=min_score,
+            exact=exact,
+            target_recall=target_recall,
+            leaves=leaves,
+            rescore=rescore,
+            explain=explain,
+            fields=fields or None,
+        )
+    if as_json:
+        explained = {"explanation": asdict(hits.explanation)} if hits.explanation else {}
+        found = {"index": index, "version": hits.version, "hits": [hit_json(hit) for hit in hits]}
+        print_json(found | explained)
+    else:
+        print_hits(hits)
+        if hits.explanation:
+            print_explanation(hits.explanation)
+
+
+def _query(query: str | None, like: str | None, vector: object) -> QueryLike:
+    given = [value for value in (query, like, vector) if value is not None]
+    if len(given) != 1:
+        raise typer.BadParameter("give exactly one of QUERY, --like and --vector")
+    if like is not None:
+        return Like(like)
+    if query is not None:
+        return query
+    if not isinstance(vector, list) or not vector:
+        raise typer.BadParameter("--vector must be a list of numbers")
+    return vector

@@ -1,0 +1,104 @@
+"""The synchronous client. Its methods only name the calls; `scannery.client.calls` has their substance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from google.protobuf.message import Message
+from typing_extensions import Self, Unpack
+
+from scannery.client import calls
+from scannery.client.calls import Call
+from scannery.client.queries import Queries, QueryLike, SearchOptions
+from scannery.client.results import Datapoint, Hits, IndexInfo
+from scannery.client.transport import Transport
+
+__all__ = ["Client", "Index"]
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+ResultT = TypeVar("ResultT")
+
+
+class Client:
+    """A connection to a server, or to a store in this process. Made by `scannery.connect`.
+
+    Safe to use from several threads. A context manager: leaving it closes the client.
+    """
+
+    def __init__(self, transport: Transport, *, timeout_s: float) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+
+    def index(self, name: str) -> Index:
+        """Return a handle on an index. Nothing is asked yet: an index that is not there shows at the first call."""
+        return Index(self, name)
+
+    def indexes(self) -> list[IndexInfo]:
+        """Return the indexes there are, by name, without their segments and specs."""
+        found, token = self._run(calls.list_indexes(""))
+        while token:
+            page, token = self._run(calls.list_indexes(token))
+            found += page
+        return found
+
+    def close(self) -> None:
+        """Let go of connections and memory; later calls fail."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, call: Call[RequestT, ResponseT, ResultT]) -> ResultT:
+        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
+        return call.parse(self._transport.call(call.method, call.request, timeout_s))
+
+
+class Index:
+    """A handle on one index. Every method raises a `ScanneryError` if it fails."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self.name = name
+
+    def search(self, query: QueryLike, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
+        """Return the k best datapoints for a query, best first; equal scores by id.
+
+        Args:
+            query: a text, which the index's encoder turns into a vector; a vector; or `Like(id)`.
+            k: hits wanted, 1 to 10,000. Fewer come back only if fewer are allowed.
+            options: see `SearchOptions`.
+
+        """
+        return self._client._run(calls.search(self.name, query, k, **options))
+
+    def search_many(self, queries: Queries, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
+        """Return the hits of each query, in their order; far cheaper than one call each. At most 1,000 queries."""
+        return self._client._run(calls.search_many(self.name, queries, k, **options))
+
+    def get(
+        self,
+        ids: Sequence[str],
+        *,
+        fields: Sequence[str] | None = None,
+        vectors: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Datapoint | None]:
+        """Return the datapoints with these ids (at most 1,000), in their order; None for one that is not there."""
+        return self._client._run(
+            calls.get(self.name, ids, fields=fields, vectors=vectors, timeout_s=timeout_s)
+        )
+
+    def stats(self, *, timeout_s: float | None = None) -> IndexInfo:
+        """Return what the index is: version, rows, dimensions, attributes, encoder, recall, segments, spec."""
+        return self._client._run(calls.get_index(self.name, timeout_s=timeout_s))
+
+    def __repr__(self) -> str:
+        return f"Index({self.name!r})"

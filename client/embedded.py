@@ -1,0 +1,64 @@
+"""The engine in this process: the handlers of the server, called with the same messages.
+
+The engine is imported when a store is opened, and not before: a client of a server never loads it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import Message
+from grpc import StatusCode
+
+from scannery.client.calls import Method
+from scannery.client.errors import ScanneryError
+from scannery.client.status import error_from_status
+
+__all__ = ["EmbeddedTransport"]
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+
+class EmbeddedTransport:
+    """Calls into a service of this process. Safe to use from several threads."""
+
+    def __init__(self, store: str | Path) -> None:
+        from scannery.serving.catalog import Catalog
+        from scannery.serving.service import Service
+
+        try:
+            self._service = Service(Catalog.open(store))
+        except Exception as error:
+            raise _translated(error) from error
+        self._closed = False
+
+    def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
+        """Return the answer; raise a ScanneryError."""
+        from scannery.serving.deadline import Deadline
+
+        if self._closed:
+            raise error_from_status(StatusCode.CANCELLED, "the client is closed", None)
+        try:
+            response = self._service.call(method.path, request, Deadline.after(timeout_s))
+        except Exception as error:
+            raise _translated(error) from error
+        if not isinstance(response, method.response):
+            raise TypeError(f"{method.path} answered with a {type(response).__name__}")
+        return response
+
+    def close(self) -> None:
+        """Close the indexes."""
+        self._closed = True
+        self._service.close()
+
+
+def _translated(error: Exception) -> ScanneryError:
+    from scannery.serving.status import status_of
+
+    code, message, detail = status_of(error)
+    if code is StatusCode.INTERNAL:
+        # There is no server with a log, and nobody here to keep a secret from.
+        return error_from_status(code, f"internal error: {type(error).__name__}: {error}", None)
+    return error_from_status(code, message, detail)

@@ -1,0 +1,191 @@
+"""The `where` argument: dictionaries to filter messages.
+
+Here only the grammar is checked. What the index has, and of which type, is the server's to say.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from scannery.client.errors import InvalidArgumentError
+from scannery.v1 import types_pb2 as pb
+
+__all__ = ["Scalar", "Where", "build_filter", "build_value"]
+
+Scalar: TypeAlias = str | int | float | bool | dt.datetime | dt.date
+"""A value to compare with. Naive datetimes and dates are UTC; timestamps may be ISO 8601 strings too."""
+
+Where: TypeAlias = Mapping[
+    str, "Scalar | Mapping[str, Scalar | Collection[Scalar] | Mapping[str, Any]] | Sequence[Where] | Where"
+]
+"""For example `{"show": "gotime", "year": {"$gte": 2020}}`; several keys must all match."""
+
+# Deeper is refused by the server; this bound only keeps a dictionary that holds itself from recursing for ever.
+_MAX_DEPTH = 40
+_INT64 = range(-(2**63), 2**63)
+
+_COMPARISONS = {
+    "$eq": pb.OPERATOR_EQ,
+    "$ne": pb.OPERATOR_NE,
+    "$gt": pb.OPERATOR_GT,
+    "$gte": pb.OPERATOR_GTE,
+    "$lt": pb.OPERATOR_LT,
+    "$lte": pb.OPERATOR_LTE,
+}
+_MEMBERSHIPS = {"$in": pb.OPERATOR_IN, "$nin": pb.OPERATOR_NIN}
+_FIELD_OPERATORS = (*_COMPARISONS, *_MEMBERSHIPS, "$exists", "$not")
+_LOGICAL_OPERATORS = ("$and", "$or", "$not")
+
+
+def build_filter(where: Where, *, path: str = "where") -> pb.Filter:
+    """Return the filter message for a `where` dictionary; an empty one allows everything.
+
+    Raises:
+        InvalidArgumentError: it is not in the grammar; `field` is the path to the place.
+
+    """
+    return _filter(where, path, 0)
+
+
+def build_value(value: object, *, path: str) -> pb.Value:
+    """Return the message for a scalar."""
+    for kinds, build in _BUILDERS:
+        if isinstance(value, kinds):
+            return build(value, path)
+    hint = "; use $in for several values" if isinstance(value, (list, tuple, set, frozenset)) else ""
+    hint = '; use {"$exists": false}' if value is None else hint
+    raise _invalid(path, f"must be a string, number, boolean, date or datetime, got {_shown(value)}{hint}")
+
+
+def _filter(where: object, path: str, depth: int) -> pb.Filter:
+    if depth > _MAX_DEPTH:
+        raise _invalid(path.split("[", 1)[0], f"is nested more than {_MAX_DEPTH} deep")
+    if not isinstance(where, Mapping):
+        raise _invalid(path, f"must be a dictionary, got {_shown(where)}")
+    return _joined([_entry(key, value, path, depth) for key, value in where.items()])
+
+
+def _entry(key: object, value: object, path: str, depth: int) -> pb.Filter:
+    if not isinstance(key, str) or not key:
+        raise _invalid(path, f"keys must be names of attributes or operators, got {_shown(key)}")
+    here = f"{path}.{key}"
+    if not key.startswith("$"):
+        return _field(key, value, here, depth)
+    if key == "$not":
+        return pb.Filter(negation=_filter(value, here, depth + 1))
+    if key not in _LOGICAL_OPERATORS:
+        raise _invalid(here, f"unknown operator; {_nearest(key, _LOGICAL_OPERATORS)}")
+    filters = pb.FilterList(
+        filters=[_filter(item, f"{here}[{i}]", depth + 1) for i, item in enumerate(_items(value, here))]
+    )
+    return pb.Filter(all_of=filters) if key == "$and" else pb.Filter(any_of=filters)
+
+
+def _field(name: str, value: object, path: str, depth: int) -> pb.Filter:
+    if not isinstance(value, Mapping):
+        return _condition(name, pb.OPERATOR_EQ, [build_value(value, path=path)])
+    if not value:
+        raise _invalid(path, f"needs a value or one of {', '.join(_FIELD_OPERATORS)}")
+    return _joined([_operator(name, key, operand, path, depth) for key, operand in value.items()])
+
+
+def _operator(name: str, key: object, operand: object, path: str, depth: int) -> pb.Filter:
+    here = f"{path}.{key}"
+    if depth > _MAX_DEPTH:
+        raise _invalid(path.split(".$not", 1)[0], f"is nested more than {_MAX_DEPTH} deep")
+    if not isinstance(key, str) or key not in _FIELD_OPERATORS:
+        raise _invalid(here, f"unknown operator; {_nearest(str(key), _FIELD_OPERATORS)}")
+    if key == "$not":
+        return pb.Filter(negation=_field(name, operand, here, depth + 1))
+    if key == "$exists":
+        if not isinstance(operand, (bool, np.bool_)):
+            raise _invalid(here, f"must be true or false, got {_shown(operand)}")
+        return _condition(name, pb.OPERATOR_EXISTS, [pb.Value(bool_value=bool(operand))])
+    if key in _MEMBERSHIPS:
+        values = [build_value(item, path=f"{here}[{i}]") for i, item in enumerate(_items(operand, here))]
+        return _condition(name, _MEMBERSHIPS[key], values)
+    return _condition(name, _COMPARISONS[key], [build_value(operand, path=here)])
+
+
+def _condition(name: str, operator: pb.Operator.ValueType, values: Sequence[pb.Value]) -> pb.Filter:
+    return pb.Filter(condition=pb.Condition(field=name, operator=operator, values=values))
+
+
+def _joined(filters: list[pb.Filter]) -> pb.Filter:
+    if not filters:
+        return pb.Filter()
+    return filters[0] if len(filters) == 1 else pb.Filter(all_of=pb.FilterList(filters=filters))
+
+
+def _items(value: object, path: str) -> list[object]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(
+        value, (Sequence, set, frozenset, np.ndarray)
+    ):
+        raise _invalid(path, f"must be a list, got {_shown(value)}")
+    if len(value) == 0:
+        raise _invalid(path, "must not be empty")
+    return list(value)
+
+
+def _int(value: Any, path: str) -> pb.Value:
+    if int(value) not in _INT64:
+        raise _invalid(path, f"must fit 64 bits, got {value}")
+    return pb.Value(int_value=int(value))
+
+
+def _float(value: Any, path: str) -> pb.Value:
+    if not math.isfinite(value):
+        raise _invalid(path, f"must be finite, got {value}")
+    return pb.Value(float_value=float(value))
+
+
+def _string(value: Any, path: str) -> pb.Value:
+    try:
+        return pb.Value(string_value=value)
+    except (UnicodeEncodeError, ValueError) as error:
+        raise _invalid(path, f"is not valid Unicode: {_shown(value)}") from error
+
+
+def _datetime(value: Any, path: str) -> pb.Value:
+    aware = value if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
+    micros = (aware - _EPOCH) // dt.timedelta(microseconds=1)
+    message = pb.Value()
+    message.timestamp_value.seconds, fraction = divmod(micros, 1_000_000)
+    message.timestamp_value.nanos = fraction * 1000
+    return message
+
+
+def _date(value: Any, path: str) -> pb.Value:
+    return _datetime(dt.datetime(value.year, value.month, value.day), path)
+
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+# In this order: a bool is an int, and a datetime is a date.
+_BUILDERS: tuple[tuple[tuple[type, ...], Callable[[Any, str], pb.Value]], ...] = (
+    ((bool, np.bool_), lambda value, _: pb.Value(bool_value=bool(value))),
+    ((str,), _string),
+    ((int, np.integer), _int),
+    ((float, np.floating), _float),
+    ((dt.datetime,), _datetime),
+    ((dt.date,), _date),
+)
+
+
+def _nearest(name: str, valid: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"it must be one of {', '.join(valid)}"
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+def _invalid(path: str, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{path}: {what}", field=path)

@@ -1,0 +1,295 @@
+"""What calls return: plain immutable objects; messages of the wire stay inside."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from scannery.v1 import index_pb2, search_pb2, types_pb2
+
+__all__ = [
+    "AttributeValue",
+    "Datapoint",
+    "EncoderInfo",
+    "Explanation",
+    "Hit",
+    "Hits",
+    "IndexInfo",
+    "RecallInfo",
+    "SegmentInfo",
+    "SegmentPlan",
+    "parse_get",
+    "parse_hits",
+    "parse_index",
+    "parse_many",
+]
+
+AttributeValue: TypeAlias = str | list[str] | int | float | bool | dt.datetime
+"""Timestamps are datetimes with the time zone UTC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datapoint:
+    """One row of an index."""
+
+    id: str
+    document_id: str
+    """The document it is a passage of; the id itself where documents are not cut."""
+    title: str | None = None
+    text: str | None = None
+    """The passage."""
+    attributes: dict[str, AttributeValue] = field(default_factory=dict)
+    """Without those that are not set."""
+    payload: Any = None
+    """Parsed JSON."""
+    text_start: int | None = None
+    """Where the passage lies in the document's text, in characters: `text[text_start:text_end]`."""
+    text_end: int | None = None
+    time_start_s: float | None = None
+    """Where it lies in the recording, in seconds."""
+    time_end_s: float | None = None
+    vector: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """float32 `(dimensions,)`, read-only; only if asked for. Not part of the comparison of two objects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit(Datapoint):
+    """A datapoint that a search found."""
+
+    score: float
+    """Bigger is better. Cosine and dot: the inner product; squared_l2: minus the squared distance. Lexical: BM25.
+    Hybrid: what `fusion` makes of both."""
+    dense_score: float | None = None
+    """Hybrid: the score by vector, if that side found it."""
+    lexical_score: float | None = None
+    """Hybrid: the BM25 score, if the lexical side found it."""
+    group: AttributeValue | None = None
+    """What `max_per_group` grouped by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentPlan:
+    """What was done in one segment."""
+
+    segment: str
+    """First 12 digits of its hash."""
+    shard: int
+    plan: str
+    """`scann`; `exact`; with a filter `exact_allowed` (all allowed rows), `leaves` (allowed rows of the nearest
+    leaves), `scann_allowed` (more candidates than needed, checked), or `none` (no vectors were compared)."""
+    rows: int
+    rows_allowed: int
+    """By the filter."""
+    leaves_searched: int
+    """0 where there are none, or all rows were compared."""
+    candidates: int
+    """Rows that were compared by their vectors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """How a query was answered."""
+
+    segments: tuple[SegmentPlan, ...]
+    stages_us: dict[str, int]
+    """Microseconds by stage, in the order of the work; of a batch, those of all queries with the same filter."""
+    expected_recall: float
+
+
+class Hits(list[Hit]):
+    """The hits of one query, best first, and the snapshot that answered it."""
+
+    version: int = 0
+    """Version of the index."""
+    sequence: int = 0
+    """Mutations up to this sequence were visible."""
+    explanation: Explanation | None = None
+    """If asked for with `explain`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInfo:
+    """The model that encodes text queries."""
+
+    model: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallInfo:
+    """What was measured after the build."""
+
+    k: int
+    target: float
+    measured: float
+    reached: bool
+    """False: no setting reaches the target; the best one is used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentInfo:
+    """One segment file."""
+
+    key: str
+    shard: int
+    rows: int
+    size_bytes: int
+    kind: str
+    """`exact` or `scann`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexInfo:
+    """What an index is, as it is being served."""
+
+    name: str
+    version: int
+    created_at: dt.datetime
+    rows: int
+    dimensions: int
+    distance: Literal["cosine", "dot", "squared_l2"]
+    attributes: dict[str, str]
+    """Name → `string`, `string_list`, `int`, `float`, `bool` or `timestamp`."""
+    lexical: bool
+    encoder: EncoderInfo | None
+    shards: int
+    size_bytes: int
+    sequence: int
+    recall: RecallInfo | None
+    """None where nothing was measured: segments that are searched exactly have recall 1."""
+    segments: tuple[SegmentInfo, ...]
+    """Empty in a list of indexes."""
+    spec: dict[str, Any]
+    """Empty in a list of indexes."""
+
+
+def parse_hits(response: search_pb2.SearchResponse) -> Hits:
+    """Return the hits of a response."""
+    return _hits(response, response.version, response.sequence)
+
+
+def parse_many(response: search_pb2.SearchManyResponse) -> list[Hits]:
+    """Return the hits of each query of a response."""
+    return [_hits(result, response.version, response.sequence) for result in response.results]
+
+
+def parse_get(ids: Iterable[str], response: search_pb2.GetResponse) -> list[Datapoint | None]:
+    """Return one datapoint per id, None where there is none."""
+    found = {point.id: Datapoint(**_fields(point)) for point in response.datapoints}
+    return [found.get(identifier) for identifier in ids]
+
+
+def parse_index(message: index_pb2.IndexInfo) -> IndexInfo:
+    """Return the description of an index."""
+    recall, encoder = message.recall, message.encoder
+    return IndexInfo(
+        name=message.name,
+        version=message.version,
+        created_at=message.created_at.ToDatetime(tzinfo=dt.timezone.utc),
+        rows=message.rows,
+        dimensions=message.dimensions,
+        distance=_DISTANCES[message.distance],
+        attributes={
+            name: index_pb2.AttributeType.Name(kind).removeprefix("ATTRIBUTE_TYPE_").lower()
+            for name, kind in sorted(message.attributes.items())
+        },
+        lexical=message.lexical,
+        encoder=EncoderInfo(model=encoder.model, fingerprint=encoder.fingerprint)
+        if message.HasField("encoder")
+        else None,
+        shards=message.shards,
+        size_bytes=message.size_bytes,
+        sequence=message.sequence,
+        recall=RecallInfo(k=recall.k, target=recall.target, measured=recall.measured, reached=recall.reached)
+        if message.HasField("recall")
+        else None,
+        segments=tuple(
+            SegmentInfo(key=s.key, shard=s.shard, rows=s.rows, size_bytes=s.size_bytes, kind=s.kind)
+            for s in message.segments
+        ),
+        spec=json.loads(message.spec_json) if message.spec_json else {},
+    )
+
+
+_DISTANCES: dict[int, Literal["cosine", "dot", "squared_l2"]] = {
+    index_pb2.DISTANCE_COSINE: "cosine",
+    index_pb2.DISTANCE_DOT: "dot",
+    index_pb2.DISTANCE_SQUARED_L2: "squared_l2",
+}
+
+
+def _hits(message: search_pb2.SearchResponse | search_pb2.HitList, version: int, sequence: int) -> Hits:
+    hits = Hits(_hit(hit) for hit in message.hits)
+    hits.version, hits.sequence = version, sequence
+    if message.HasField("explanation"):
+        hits.explanation = _explanation(message.explanation)
+    return hits
+
+
+def _explanation(message: search_pb2.Explanation) -> Explanation:
+    return Explanation(
+        segments=tuple(
+            SegmentPlan(
+                segment=plan.segment,
+                shard=plan.shard,
+                plan=plan.plan,
+                rows=plan.rows,
+                rows_allowed=plan.rows_allowed,
+                leaves_searched=plan.leaves_searched,
+                candidates=plan.candidates,
+            )
+            for plan in message.segments
+        ),
+        stages_us={stage.stage: stage.duration_us for stage in message.stages},
+        expected_recall=message.expected_recall,
+    )
+
+
+def _hit(message: search_pb2.Hit) -> Hit:
+    group = _value(message.group) if message.HasField("group") else None
+    sides = {
+        name: getattr(message, name) for name in ("dense_score", "lexical_score") if message.HasField(name)
+    }
+    return Hit(**_fields(message.datapoint), score=message.score, group=group, **sides)
+
+
+def _fields(point: types_pb2.Datapoint) -> dict[str, Any]:
+    fields: dict[str, Any] = {"id": point.id, "document_id": point.document_id}
+    for name in _OPTIONAL:
+        if point.HasField(name):
+            fields[name] = getattr(point, name)
+    if point.attributes:
+        values = ((name, _value(value)) for name, value in sorted(point.attributes.items()))
+        fields["attributes"] = {name: value for name, value in values if value is not None}
+    if point.HasField("payload_json"):
+        fields["payload"] = json.loads(point.payload_json)
+    if point.HasField("vector"):
+        fields["vector"] = np.frombuffer(point.vector.packed, dtype="<f4")
+    return fields
+
+
+_OPTIONAL: tuple[Literal["title", "text", "text_start", "text_end", "time_start_s", "time_end_s"], ...] = (
+    "title",
+    "text",
+    "text_start",
+    "text_end",
+    "time_start_s",
+    "time_end_s",
+)
+
+
+def _value(message: types_pb2.Value) -> AttributeValue | None:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return None
+    if kind == "string_list_value":
+        return list(message.string_list_value.values)
+    if kind == "timestamp_value":
+        return message.timestamp_value.ToDatetime(tzinfo=dt.timezone.utc)
+    value: AttributeValue = getattr(message, kind)
+    return value

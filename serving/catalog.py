@@ -1,0 +1,267 @@
+"""The indexes of a store, open, and their move to new versions.
+
+A snapshot is replaced as a whole, by one assignment; queries that hold the old one finish on it, and its memory goes
+with the last of them. A version that cannot be opened changes nothing: the one before keeps answering.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scannery.indexer import (
+    IndexerError,
+    Manifest,
+    SegmentCache,
+    Store,
+    latest_version,
+    open_index,
+    read_manifest,
+)
+from scannery.serving.encoding import EncoderPool
+from scannery.serving.errors import (
+    ClosedError,
+    EncoderUnavailableError,
+    InvalidRequestError,
+    UnknownIndexError,
+)
+from scannery.serving.masks import MaskCache
+from scannery.serving.snapshot import Snapshot
+
+__all__ = ["Catalog", "Watcher"]
+
+_LOG = logging.getLogger(__name__)
+
+CHECK_EVERY_S = 1.0
+MAX_BACKOFF_S = 60.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    snapshot: Snapshot | None = None
+    error: IndexerError | None = None
+    """Why the current version is not open."""
+    checked_at_s: float = float("-inf")
+    failures: int = 0
+    retry_at_s: float = float("-inf")
+
+
+class Catalog:
+    """Snapshots by the name of the index. Safe to use from several threads.
+
+    As it is, an index is opened when it is first asked for, and looked after when it is asked for again. A `Watcher`
+    does both in the background instead, and then no request ever waits for a file.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        only: Iterable[str] | None = None,
+        encoders: EncoderPool | None = None,
+        cache: SegmentCache | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._only = None if only is None else frozenset(only)
+        self._encoders = encoders or EncoderPool()
+        self._cache = cache
+        self._clock = clock
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self.watched = False
+        """Whether somebody calls `refresh` all the time."""
+
+    @classmethod
+    def open(cls, uri: str | Path, *, device: str = "auto") -> Catalog:
+        """Return the catalog of a store; NotFoundError or StoreError if there is none."""
+        return cls(Store.open(uri), encoders=EncoderPool(device=device))
+
+    def names(self) -> list[str]:
+        """Return the names of the indexes that can be asked for, sorted."""
+        self._check_open()
+        if not self.watched:
+            return sorted(self._stored())
+        return sorted(name for name, entry in self._entries.items() if entry.snapshot)
+
+    def states(self) -> dict[str, bool]:
+        """Return for each index whether it answers."""
+        return {name: entry.snapshot is not None for name, entry in list(self._entries.items())}
+
+    def snapshot(self, name: str) -> Snapshot:
+        """Return the current snapshot of an index.
+
+        Raises:
+            UnknownIndexError: there is no such index; the message names those that there are.
+            CorruptError, FormatError, StoreError: it is there and cannot be opened.
+
+        """
+        self._check_open()
+        if not name:
+            raise InvalidRequestError.at("index", "must not be empty")
+        entry = self._entries.get(name) if self.watched else self._looked_after(name)
+        if entry is None:
+            raise self._unknown(name)
+        if entry.snapshot is None:
+            raise entry.error or self._unknown(name)
+        return entry.snapshot
+
+    def manifest(self, name: str) -> Manifest:
+        """Return the manifest of an index; without a watcher, the index is not opened for it.
+
+        Raises:
+            UnknownIndexError, CorruptError, FormatError, StoreError
+
+        """
+        if self.watched:
+            return self.snapshot(name).manifest
+        return read_manifest(self._store, name)
+
+    def refresh(self, *, encoders: bool = False) -> None:
+        """Open new indexes and versions, and drop indexes that are gone. With `encoders`, load theirs first.
+
+        Raises:
+            StoreError: the store cannot be listed; everything stays as it is.
+
+        """
+        stored = self._stored()
+        with self._lock:
+            for name, version in stored.items():
+                if not self._closed:
+                    self._refresh_one(name, version, encoders=encoders)
+            for name in self._entries.keys() - stored.keys():
+                _LOG.info("index %s is gone", name)
+                del self._entries[name]
+
+    def close(self) -> None:
+        """Let go of all indexes; queries that run finish on what they hold."""
+        self._closed = True
+        with self._lock:
+            self._entries = {}
+
+    def _stored(self) -> dict[str, int]:
+        names = (name for name in self._store.folders() if self._only is None or name in self._only)
+        return {name: version for name in names if (version := latest_version(self._store, name)) is not None}
+
+    def _looked_after(self, name: str) -> _Entry | None:
+        entry = self._entries.get(name)
+        if entry is not None and self._clock() - entry.checked_at_s < CHECK_EVERY_S:
+            return entry
+        # Whoever has a snapshot does not wait while somebody else opens one.
+        if not self._lock.acquire(blocking=entry is None or entry.snapshot is None):
+            return entry
+        try:
+            self._check_open()
+            return self._refresh_one(name, self._version_of(name))
+        finally:
+            self._lock.release()
+
+    def _version_of(self, name: str) -> int | None:
+        return latest_version(self._store, name) if self._only is None or name in self._only else None
+
+    def _refresh_one(self, name: str, version: int | None, *, encoders: bool = False) -> _Entry | None:
+        if version is None:
+            self._entries.pop(name, None)
+            return None
+        # Not kept before it is known to exist: asking for nonsense must not cost memory.
+        entry = self._entries.setdefault(name, _Entry())
+        now = self._clock()
+        entry.checked_at_s = now
+        current = entry.snapshot
+        if (current is None or current.manifest.version != version) and now >= entry.retry_at_s:
+            self._open(entry, name, version, encoders=encoders)
+        return entry
+
+    def _open(self, entry: _Entry, name: str, version: int, *, encoders: bool) -> None:
+        reuse = entry.snapshot.segments if entry.snapshot else ()
+        try:
+            index = open_index(self._store, name, version, cache=self._cache, reuse=reuse)
+        except IndexerError as error:
+            entry.failures += 1
+            entry.error = error
+            entry.retry_at_s = self._clock() + min(MAX_BACKOFF_S, 2.0 ** min(entry.failures, 10))
+            _LOG.error("index %s: version %d cannot be opened: %s", name, version, error)
+            return
+        # Segments that stay keep what is known about them.
+        masks = entry.snapshot.masks if entry.snapshot else MaskCache()
+        snapshot = Snapshot(index, self._encoders, masks)
+        if encoders:
+            _load_encoder(snapshot)
+        entry.snapshot, entry.error, entry.failures = snapshot, None, 0
+        _LOG.info("index %s: version %d, %d datapoints", name, version, index.manifest.rows)
+
+    def _unknown(self, name: str) -> UnknownIndexError:
+        names = self.names()
+        known = f"there are: {', '.join(names[:20])}" if names else "there are none"
+        return UnknownIndexError(f"index: there is no index {name!r:.100}; {known}", field="index")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the engine is closed")
+
+
+class Watcher:
+    """A thread that keeps a catalog up to date."""
+
+    def __init__(
+        self, catalog: Catalog, *, every_s: float = CHECK_EVERY_S, after: Callable[[], None] | None = None
+    ) -> None:
+        self._catalog = catalog
+        self._every_s = every_s
+        self._after = after
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="scannery-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Open everything, and then keep looking. Returns when all indexes are open.
+
+        Raises:
+            StoreError: the store cannot be read.
+
+        """
+        self._catalog.refresh(encoders=True)
+        self._catalog.watched = True
+        self._report()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop looking; waits for the version that is being opened."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        trouble = ""
+        while not self._stop.wait(self._every_s):
+            try:
+                self._catalog.refresh(encoders=True)
+                self._report()
+                trouble = ""
+            except Exception as error:  # noqa: BLE001  the next look may succeed; without it, old versions stay for ever
+                if str(error) != trouble:  # said once, not every second
+                    _LOG.error(
+                        "cannot look for new versions: %s",
+                        error,
+                        exc_info=not isinstance(error, IndexerError),
+                    )
+                trouble = str(error)
+
+    def _report(self) -> None:
+        if self._after:
+            self._after()
+
+
+def _load_encoder(snapshot: Snapshot) -> None:
+    if snapshot.manifest.spec.encoder is None:
+        return
+    try:
+        # The first text loads what the model loads lazily, too.
+        snapshot.encoder.encode(["warm"])
+    except EncoderUnavailableError as error:
+        # Vector queries work all the same.
+        _LOG.warning("%s", error)

@@ -1,0 +1,97 @@
+"""How a server runs. Checked when it is made."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from dataclasses import dataclass, field
+
+from scannery.serving.errors import ConfigError
+
+__all__ = ["ServerConfig", "split_address"]
+
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
+
+
+def _default_threads() -> int:
+    return max(4, 2 * (os.cpu_count() or 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The options of a server."""
+
+    store: str
+    """Folder or URI of the store."""
+
+    listen: str = "127.0.0.1:7077"
+    """`host:port`; port 0 takes a free one."""
+
+    indexes: tuple[str, ...] = ()
+    """Serve only these; none: all of the store."""
+
+    insecure: bool = False
+    """Allow an address beyond loopback although nothing authenticates the callers."""
+
+    threads: int = field(default_factory=_default_threads)
+    """Requests worked on at once in a process; a stream takes one for as long as it is open."""
+
+    queue: int = 256
+    """Requests that may wait for a thread; further ones are refused at once with RESOURCE_EXHAUSTED."""
+
+    max_request_bytes: int = 64 << 20
+    """Longest message accepted: 1,000 query vectors of 16,384 dimensions."""
+
+    max_request_s: float = 300.0
+    """A request takes at most so long, whatever deadline it brings."""
+
+    check_every_s: float = 1.0
+    """How often to look for new versions, in seconds."""
+
+    drain_s: float = 10.0
+    """How long running requests may go on after a stop, in seconds."""
+
+    device: str = "auto"
+    """Where the encoder of text queries runs: `auto`, `cpu`, `cuda` or `xla`."""
+
+    share_port: bool = False
+    """Listen with SO_REUSEPORT, so that several processes can share the port."""
+
+    def __post_init__(self) -> None:
+        host, _ = split_address(self.listen)
+        if not self.insecure and not _is_loopback(host):
+            raise ConfigError(
+                f"listen: {self.listen} can be reached from other machines, and this server authenticates nobody; "
+                "listen on 127.0.0.1, or allow it with --insecure",
+                field="listen",
+            )
+        for name, least, most in (
+            ("threads", 1, 1024),
+            ("queue", 0, 65536),
+            ("max_request_bytes", 1 << 16, (1 << 31) - 1),
+            ("max_request_s", 0.001, 86400),
+            ("check_every_s", 0.01, 3600),
+            ("drain_s", 0, 3600),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"{name}: must be {least} to {most}, got {value}", field=name)
+
+
+def split_address(listen: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; ConfigError if it is something else."""
+    match = _ADDRESS.fullmatch(listen)
+    if not match or int(match["port"]) > 65535:
+        raise ConfigError(f"listen: must be host:port, got {listen!r}", field="listen")
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        # Any other name may resolve to anything.
+        return False

@@ -1,0 +1,139 @@
+"""Text queries to vectors: the encoder that an index names, and a cache of what was asked lately.
+
+Shapes: Q queries, D dimensions.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scannery.indexer import Manifest
+from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from scannery.embed import Encoder
+
+__all__ = ["EncoderPool", "QueryEncoder"]
+
+CACHED_QUERIES = 4096
+
+
+class QueryEncoder:
+    """Encodes queries, and remembers the last ones. Safe to use from several threads."""
+
+    def __init__(self, encoder: Encoder, *, cached: int = CACHED_QUERIES) -> None:
+        self._encoder = encoder
+        self._cached = cached
+        self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+        self.hits = 0
+        self.misses = 0
+
+    @property
+    def dimensions(self) -> int:
+        """Components of a vector."""
+        return self._encoder.dimensions
+
+    def encode(self, texts: Sequence[str], *, path: str = "query") -> np.ndarray:
+        """Return the vectors of query texts, float32 (Q, D).
+
+        Raises:
+            InvalidRequestError: a text cannot be encoded; `path` names the field.
+
+        """
+        from scannery.embed import InvalidTextError
+
+        known = {text: vector for text in texts if (vector := self._recall(text)) is not None}
+        missing = [text for text in dict.fromkeys(texts) if text not in known]
+        if missing:
+            try:
+                vectors = self._encoder.encode_queries(missing)
+            except InvalidTextError as error:
+                raise InvalidRequestError.at(path, f"cannot be encoded: {error}") from error
+            known |= dict(zip(missing, vectors, strict=True))
+            self._remember({text: known[text] for text in missing})
+        return np.stack([known[text] for text in texts])
+
+    def _recall(self, text: str) -> np.ndarray | None:
+        with self._lock:
+            vector = self._vectors.get(text)
+            if vector is None:
+                self.misses += 1
+            else:
+                self.hits += 1
+                self._vectors.move_to_end(text)
+            return vector
+
+    def _remember(self, vectors: dict[str, np.ndarray]) -> None:
+        with self._lock:
+            self._vectors.update(vectors)
+            while len(self._vectors) > self._cached:
+                self._vectors.popitem(last=False)
+
+
+class EncoderPool:
+    """The encoders of a process: indexes that name the same one share it. Safe to use from several threads."""
+
+    def __init__(self, *, device: str = "auto") -> None:
+        self._device = device
+        self._encoders: dict[str, QueryEncoder] = {}
+        self._lock = threading.Lock()
+
+    def encoder_of(self, manifest: Manifest) -> QueryEncoder:
+        """Return the encoder for text queries of an index; it is loaded at the first call.
+
+        Only what the manifest names is ever loaded, never what a request says.
+
+        Raises:
+            EncoderUnavailableError: the index has none, or not one that can be loaded and made its vectors.
+
+        """
+        if manifest.spec.encoder is None:
+            raise EncoderUnavailableError(
+                f"index {manifest.index!r} has no encoder, so it cannot be asked with text; ask with a vector",
+                field="query",
+            )
+        spec = manifest.spec.encoder.model_dump(exclude={"device", "dtype"})
+        key = json.dumps([spec, manifest.encoder, manifest.dimensions], sort_keys=True)
+        # One load at a time: loading a model takes all the memory bandwidth there is.
+        with self._lock:
+            if key not in self._encoders:
+                self._encoders[key] = QueryEncoder(_load(manifest, self._device))
+            return self._encoders[key]
+
+
+def _load(manifest: Manifest, device: str) -> Encoder:
+    # Takes seconds (torch), and vector queries never need it.
+    from scannery.embed import EmbedError, Encoder, Fingerprint, require_match
+
+    spec = manifest.spec.encoder
+    if spec is None:
+        raise EncoderUnavailableError(f"index {manifest.index!r} has no encoder", field="query")
+    try:
+        encoder = Encoder.load(
+            spec.model,
+            device=device,
+            dimensions=spec.dimensions,
+            query_prompt=spec.query_prompt,
+            document_prompt=spec.document_prompt,
+            max_tokens=spec.max_tokens,
+        )
+        if manifest.encoder is not None:
+            require_match(Fingerprint.from_dict(manifest.encoder), encoder.fingerprint)
+    except EmbedError as error:
+        raise EncoderUnavailableError(
+            f"index {manifest.index!r} cannot be asked with text: {error}", field="query"
+        ) from error
+    if encoder.dimensions != manifest.dimensions:
+        raise EncoderUnavailableError(
+            f"index {manifest.index!r} cannot be asked with text: its vectors have {manifest.dimensions} dimensions, "
+            f"those of {spec.model} have {encoder.dimensions}",
+            field="query",
+        )
+    return encoder

@@ -1,0 +1,101 @@
+"""The lexical side of a search: the best rows of a snapshot by BM25.
+
+Statistics are those of all segments of the snapshot, without the filter, so that a score does not depend on how the
+index is sharded, nor on what is asked besides.
+
+Shapes: M rows that match, T terms.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from scannery.indexer import Analyser, Language, LexicalSpec, Postings, corpus_statistics, score_rows
+from scannery.serving.errors import InvalidRequestError, LexicalUnavailableError
+from scannery.serving.ranking import EMPTY, Ranking, best
+from scannery.serving.requests import ById, ByText, Query
+from scannery.serving.snapshot import Snapshot
+
+__all__ = ["WordSearch"]
+
+
+class WordSearch:
+    """Some queries, as terms, over one snapshot.
+
+    Raises:
+        LexicalUnavailableError: the index has no words.
+        InvalidRequestError: a query is a vector, which has no words.
+        UnknownDatapointError: a query names a datapoint that is not there.
+
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, queries: Sequence[Query], mode: str, *, paths: Sequence[str]
+    ) -> None:
+        self._snapshot = snapshot
+        self._postings, spec = _words_of(snapshot, mode)
+        analyser = _analyser(spec.language, tuple(spec.stop_words))
+        self._terms = [
+            analyser.terms(_text(snapshot, query, mode, path))
+            for query, path in zip(queries, paths, strict=True)
+        ]
+
+    def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], most: int) -> Ranking:
+        """Return the best rows for a query, at most `most`, by score and then by id; rows without its words never.
+
+        Args:
+            query: its number.
+            allowed: the segments to search by number, each with the mask of the rows that may be returned.
+            most: rows wanted.
+
+        """
+        terms = self._terms[query]
+        corpus = corpus_statistics(self._postings, terms)
+        # In the order of the query, in which every segment adds them up.
+        weights = {
+            term: corpus.idf(term) * n for term, n in Counter(terms).items() if term in corpus.frequencies
+        }
+        if not weights:
+            return EMPTY
+        found = [
+            (number, *score_rows(self._postings[number], weights, corpus.average_length, mask))
+            for number, mask in allowed
+        ]
+        return best(found, most, self._snapshot.segments)
+
+
+def _words_of(snapshot: Snapshot, mode: str) -> tuple[list[Postings], LexicalSpec]:
+    spec = snapshot.manifest.spec.lexical
+    if spec is None:
+        raise LexicalUnavailableError(
+            f"mode: index {snapshot.manifest.index!r} has no words for {mode} search; build it with `lexical: true`",
+            field="mode",
+        )
+    postings = [segment.postings for segment in snapshot.segments if segment.postings is not None]
+    if len(postings) < len(snapshot.segments):
+        raise LexicalUnavailableError(
+            f"mode: index {snapshot.manifest.index!r} was built before words were kept, and has none for {mode} "
+            "search; build it again",
+            field="mode",
+        )
+    return postings, spec
+
+
+@lru_cache(maxsize=64)
+def _analyser(language: Language, stop_words: tuple[str, ...]) -> Analyser:
+    """Return the analyser of an index; kept, since it remembers stems."""
+    return Analyser(LexicalSpec(language=language, stop_words=list(stop_words)))
+
+
+def _text(snapshot: Snapshot, query: Query, mode: str, path: str) -> str:
+    if isinstance(query, ByText):
+        return query.text
+    if not isinstance(query, ById):
+        raise InvalidRequestError.at(path, f"{mode} search needs a text, a vector has no words")
+    number, row = snapshot.require(query.id, path=path)
+    point = snapshot.segments[number].take([row], ["title", "text"]).to_pylist()[0]
+    return f"{point['title'] or ''}\n{point['text'] or ''}"

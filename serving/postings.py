@@ -1,0 +1,169 @@
+"""Attribute indexes: for each distinct value of a field, in order, the rows that have it.
+
+One structure for all types: equality takes one run of rows, an order takes a range of runs, and a filter costs as
+much as it matches, instead of a look at every row. Built when a field is first filtered by.
+
+Shapes: V distinct values, P postings (rows, once for each value they have), N rows of a segment.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scannery.indexer import Segment
+
+__all__ = ["Field", "IdField", "Operator", "Postings"]
+
+Operator = Literal["eq", "gt", "gte", "lt", "lte"]
+
+
+class Field(Protocol):
+    """Which rows have which values of one field. Masks are bool (N,), and the caller's to change."""
+
+    def among(self, values: Iterable[Any]) -> np.ndarray:
+        """Return which rows equal one of the values; lists, if any element does."""
+
+    def compare(self, operator: Operator, value: Any) -> np.ndarray:
+        """Return which rows equal a value, or lie on a side of it; lists, if any element does."""
+
+    def exists(self) -> np.ndarray:
+        """Return which rows have the field."""
+
+
+class Postings:
+    """The index of one column. Immutable; safe to use from several threads."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        # Tables have one chunk, unless they are empty or made by a test.
+        array = column.combine_chunks()
+        array = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+        self._rows = len(array)
+        self._missing = np.flatnonzero(~_bools(pc.is_valid(array))) if array.null_count else _NONE
+        self._type = array.type.value_type if pa.types.is_list(array.type) else array.type
+        rows_P, values = _flattened(array)
+        self._values, codes_P = _distinct(values)
+        order_P = np.argsort(codes_P, kind="stable")
+        self._rows_P = rows_P[order_P].astype(np.int32)
+        self._starts: np.ndarray = np.searchsorted(codes_P[order_P], np.arange(len(self._values) + 1))
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that this takes."""
+        values: int = self._values.nbytes
+        return int(values + self._rows_P.nbytes + self._starts.nbytes + self._missing.nbytes)
+
+    def among(self, values: Iterable[Any]) -> np.ndarray:
+        """Return which rows equal one of the values."""
+        mask_N = np.zeros(self._rows, bool)
+        for value in values:
+            low, high = self._place(value)
+            mask_N[self._rows_P[self._starts[low] : self._starts[high]]] = True
+        return mask_N
+
+    def compare(self, operator: Operator, value: Any) -> np.ndarray:
+        """Return which rows equal a value, or lie on a side of it."""
+        low, high = self._place(value)
+        start, stop = {
+            "eq": (low, high),
+            "gt": (high, len(self._values)),
+            "gte": (low, len(self._values)),
+            "lt": (0, low),
+            "lte": (0, high),
+        }[operator]
+        mask_N = np.zeros(self._rows, bool)
+        mask_N[self._rows_P[self._starts[start] : self._starts[stop]]] = True
+        return mask_N
+
+    def exists(self) -> np.ndarray:
+        """Return which rows have the field."""
+        mask_N = np.ones(self._rows, bool)
+        mask_N[self._missing] = False
+        return mask_N
+
+    def _place(self, value: Any) -> tuple[int, int]:
+        """Return where a value's run of distinct values begins and ends: as long as 1, or 0 if nothing has it."""
+        if pa.types.is_timestamp(self._type):
+            value = pa.scalar(value, self._type).value
+        if isinstance(self._values, np.ndarray):
+            bounds = [int(np.searchsorted(self._values, value, side)) for side in ("left", "right")]
+            return bounds[0], bounds[1]
+        strings = _Strings(self._values)
+        return bisect_left(strings, value), bisect_right(strings, value)
+
+
+class IdField:
+    """The ids of a segment, which it has an index of already; for orders, postings are made."""
+
+    def __init__(self, segment: Segment, postings: Callable[[], Postings]) -> None:
+        self._segment = segment
+        self._postings = postings
+
+    def among(self, values: Iterable[Any]) -> np.ndarray:
+        """Return which rows have one of the ids."""
+        mask_N = np.zeros(self._segment.rows, bool)
+        mask_N[[row for row in map(self._segment.row_of, values) if row is not None]] = True
+        return mask_N
+
+    def compare(self, operator: Operator, value: Any) -> np.ndarray:
+        """Return which ids equal a value, or lie on a side of it."""
+        if operator == "eq":
+            return self.among([value])
+        return self._postings().compare(operator, value)
+
+    def exists(self) -> np.ndarray:
+        """Return all rows: each has an id."""
+        return np.ones(self._segment.rows, bool)
+
+
+class _Strings(Sequence[str]):
+    """An arrow array as a sequence of str, which bisect wants."""
+
+    def __init__(self, array: pa.StringArray) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._array[position].as_py()
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def _flattened(array: pa.Array) -> tuple[np.ndarray, pa.Array]:
+    """Return the row and the value of each posting, nulls left out."""
+    if pa.types.is_list(array.type):
+        rows_P, values = pc.list_parent_indices(array).to_numpy(zero_copy_only=False), pc.list_flatten(array)
+    else:
+        rows_P, values = np.arange(len(array)), array
+    if values.null_count:
+        valid = pc.is_valid(values)
+        rows_P, values = rows_P[_bools(valid)], values.filter(valid)
+    return rows_P, values
+
+
+def _distinct(values: pa.Array) -> tuple[Any, np.ndarray]:
+    """Return the distinct values, ascending (arrow strings, or a NumPy array), and the number of each value."""
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        encoded = values.dictionary_encode()
+        # Arrow sorts strings by bytes of UTF-8, which is the order of code points, as Python's.
+        order_V = pc.array_sort_indices(encoded.dictionary).to_numpy()
+        number_V = np.empty(len(order_V), np.int64)
+        number_V[order_V] = np.arange(len(order_V))
+        codes_P = number_V[encoded.indices.to_numpy()] if len(values) else _NONE
+        return encoded.dictionary.take(pa.array(order_V)), codes_P
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.int64())
+    distinct_V, codes_P = np.unique(values.to_numpy(zero_copy_only=False), return_inverse=True)
+    return distinct_V, codes_P
+
+
+def _bools(array: pa.Array) -> np.ndarray:
+    return np.asarray(array.to_numpy(zero_copy_only=False), bool)

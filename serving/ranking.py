@@ -1,0 +1,124 @@
+"""Ranked rows of several segments, and how they are merged.
+
+Shapes: Q queries, M rows per segment and query, H hits of one query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scannery.indexer import Segment
+
+__all__ = ["EMPTY", "Ranking", "best", "by_score_and_id", "merge"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """Rows of a snapshot's segments, best first."""
+
+    segments: np.ndarray
+    """Number of the segment of each hit, int64 (H,)."""
+    rows: np.ndarray
+    """Row in that segment, int64 (H,)."""
+    scores: np.ndarray
+    """float32 (H,), descending."""
+    dense: np.ndarray | None = None
+    """Hybrid search: the score by vector, NaN where that side did not find the row."""
+    lexical: np.ndarray | None = None
+    """Hybrid search: the score by words, NaN where that side did not find the row."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, selection: np.ndarray | slice) -> Ranking:
+        """Return the hits that a mask, positions or a slice select."""
+        dense, lexical = (side if side is None else side[selection] for side in (self.dense, self.lexical))
+        return Ranking(self.segments[selection], self.rows[selection], self.scores[selection], dense, lexical)
+
+
+EMPTY = Ranking(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+
+
+def best(
+    found: Sequence[tuple[int, np.ndarray, np.ndarray]], most: int, segments: Sequence[Segment]
+) -> Ranking:
+    """Return the best rows of one query over all segments, at most `most`, by score and then by id.
+
+    Unlike `merge`, which takes what is cut already, this is right to the id also at the cut.
+
+    Args:
+        found: per segment its number, rows and scores, in any order.
+        most: rows to keep.
+        segments: all segments of the snapshot, for the ids.
+
+    """
+    numbers = np.concatenate(
+        [np.full(len(rows), number, np.int64) for number, rows, _ in found] or [EMPTY.rows]
+    )
+    rows = np.concatenate([rows for _, rows, _ in found] or [EMPTY.rows])
+    scores = np.concatenate([scores for _, _, scores in found] or [EMPTY.scores])
+    if len(scores) > most:
+        kept = scores >= np.partition(scores, len(scores) - most)[len(scores) - most]
+        numbers, rows, scores = numbers[kept], rows[kept], scores[kept]
+    return by_score_and_id(Ranking(numbers, rows, scores), segments).at(slice(0, most))
+
+
+def by_score_and_id(ranking: Ranking, segments: Sequence[Segment]) -> Ranking:
+    """Return the same rows in order, whatever order they are in."""
+    ranking = ranking.at(np.argsort(-ranking.scores, kind="stable"))
+    equal = ranking.scores[1:] == ranking.scores[:-1]
+    return _by_id_where_equal(ranking, segments) if equal.any() else ranking
+
+
+def merge(
+    found: Sequence[tuple[int, np.ndarray, np.ndarray]],
+    queries: int,
+    most: int,
+    segments: Sequence[Segment],
+) -> list[Ranking]:
+    """Return the best rows of each query over all segments, at most `most`, by score and then by id.
+
+    Args:
+        found: per segment its number, rows_QM (negative where there is none) and scores_QM.
+        queries: how many.
+        most: rows to keep per query. Of equal scores at this cut, those that stand first in their segment stay.
+        segments: all segments of the snapshot, for the ids.
+
+    """
+    if not found:
+        return [EMPTY] * queries
+    numbers_S = np.concatenate([np.full(rows.shape[1], number) for number, rows, _ in found])
+    rows_QS = np.concatenate([rows for _, rows, _ in found], axis=1)
+    scores_QS = np.concatenate([scores for _, _, scores in found], axis=1)
+    order_QS = np.argsort(-scores_QS, axis=1, kind="stable")
+    return [
+        _ranking(numbers_S, rows_QS[q], scores_QS[q], order_QS[q], most, segments) for q in range(queries)
+    ]
+
+
+def _ranking(
+    numbers_S: np.ndarray,
+    rows_S: np.ndarray,
+    scores_S: np.ndarray,
+    order_S: np.ndarray,
+    most: int,
+    segments: Sequence[Segment],
+) -> Ranking:
+    order = order_S[rows_S[order_S] >= 0][:most]
+    ranking = Ranking(numbers_S[order], rows_S[order], scores_S[order])
+    ties = np.flatnonzero(ranking.scores[1:] == ranking.scores[:-1])
+    return _by_id_where_equal(ranking, segments) if len(ties) else ranking
+
+
+def _by_id_where_equal(ranking: Ranking, segments: Sequence[Segment]) -> Ranking:
+    ids: list[str] = [""] * len(ranking)
+    for number in np.unique(ranking.segments).tolist():
+        positions = np.flatnonzero(ranking.segments == number)
+        names = segments[number].take(ranking.rows[positions], ["id"]).column(0).to_pylist()
+        for position, name in zip(positions.tolist(), names, strict=True):
+            ids[position] = name
+    scores = ranking.scores.tolist()
+    return ranking.at(np.array(sorted(range(len(ids)), key=lambda i: (-scores[i], ids[i])), np.int64))

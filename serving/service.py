@@ -1,0 +1,277 @@
+"""The handlers of the wire contract, without a wire: messages in, messages out, errors raised.
+
+The server puts gRPC around them, the embedded client calls them; so both give the same answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from google.protobuf.message import Message
+from grpc import StatusCode
+
+from scannery.indexer import IndexerError, Manifest
+from scannery.serving import engine, hydrate, limits
+from scannery.serving.catalog import Catalog
+from scannery.serving.deadline import Deadline
+from scannery.serving.errors import InvalidRequestError, UnknownIndexError, UnsupportedError
+from scannery.serving.explain import Trace
+from scannery.serving.filters import AllOf, Node, parse_filter
+from scannery.serving.info import index_info
+from scannery.serving.ranking import Ranking
+from scannery.serving.requests import (
+    Options,
+    Query,
+    check_count,
+    check_sequence,
+    parse_fields,
+    parse_identifier,
+    parse_matrix,
+    parse_options,
+    parse_query,
+)
+from scannery.serving.snapshot import Snapshot
+from scannery.serving.status import status_of
+from scannery.v1 import index_pb2, search_pb2
+
+__all__ = ["INDEX_SERVICE", "SEARCH_SERVICE", "Service", "UnaryMethod"]
+
+SEARCH_SERVICE = "scannery.v1.SearchService"
+INDEX_SERVICE = "scannery.v1.IndexService"
+_LOG = logging.getLogger(__name__)
+
+DEFAULT_PAGE = 100
+MAX_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class UnaryMethod:
+    """A method with one request and one answer."""
+
+    request: type[Message]
+    # Each handler takes its own kind of request; `Service.call` checks that it gets it.
+    handle: Callable[[Any, Deadline], Message]
+
+
+class Service:
+    """Every method of SearchService and IndexService over one catalog. Safe to use from several threads."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.methods: dict[str, UnaryMethod] = {
+            f"/{SEARCH_SERVICE}/Search": UnaryMethod(search_pb2.SearchRequest, self.search),
+            f"/{SEARCH_SERVICE}/SearchMany": UnaryMethod(search_pb2.SearchManyRequest, self.search_many),
+            f"/{SEARCH_SERVICE}/Get": UnaryMethod(search_pb2.GetRequest, self.get),
+            f"/{INDEX_SERVICE}/ListIndexes": UnaryMethod(index_pb2.ListIndexesRequest, self.list_indexes),
+            f"/{INDEX_SERVICE}/GetIndex": UnaryMethod(index_pb2.GetIndexRequest, self.get_index),
+            f"/{INDEX_SERVICE}/Upsert": UnaryMethod(index_pb2.UpsertRequest, _no_writes),
+            f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, _no_writes),
+        }
+        """By full path."""
+
+    def call(self, path: str, request: Message, deadline: Deadline) -> Message:
+        """Return the answer of the method at `path`; raise what its handler raises."""
+        method = self.methods[path]
+        if not isinstance(request, method.request):
+            raise TypeError(f"{path} takes a {method.request.__name__}, got a {type(request).__name__}")
+        deadline.check()
+        return method.handle(request, deadline)
+
+    def close(self) -> None:
+        """Close the catalog."""
+        self._catalog.close()
+
+    def search(self, request: search_pb2.SearchRequest, deadline: Deadline) -> search_pb2.SearchResponse:
+        """Answer one query."""
+        snapshot = self._catalog.snapshot(request.index)
+        options = parse_options(request.options, snapshot.manifest)
+        query = parse_query(request.query, snapshot.manifest)
+        trace = Trace(1, wanted=options.explain)
+        rankings = engine.search(snapshot, [query], options, deadline, paths=["query"], trace=trace)
+        with trace.stage("hydrate"):
+            [hits] = _hits(rankings, snapshot, options)
+        manifest = snapshot.manifest
+        return search_pb2.SearchResponse(
+            hits=hits,
+            version=manifest.version,
+            sequence=manifest.log_sequence,
+            explanation=trace.message(0, snapshot.segments) if options.explain else None,
+        )
+
+    def search_many(
+        self, request: search_pb2.SearchManyRequest, deadline: Deadline
+    ) -> search_pb2.SearchManyResponse:
+        """Answer many queries from one snapshot."""
+        snapshot = self._catalog.snapshot(request.index)
+        options = parse_options(request.options, snapshot.manifest)
+        queries = _queries(request, snapshot, options)
+        filters = _filters(request, snapshot, options, len(queries))
+        deadline.check()
+        rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
+        results = [
+            search_pb2.HitList(hits=hits, explanation=explanation)
+            for hits, explanation in zip(_hits(rankings, snapshot, options), explanations, strict=True)
+        ]
+        manifest = snapshot.manifest
+        return search_pb2.SearchManyResponse(
+            results=results, version=manifest.version, sequence=manifest.log_sequence
+        )
+
+    def search_stream(
+        self, requests: Iterable[search_pb2.SearchStreamRequest], deadline: Deadline
+    ) -> Iterator[search_pb2.SearchStreamResponse]:
+        """Answer requests one after the other; an error is an answer."""
+        for request in requests:
+            response = search_pb2.SearchStreamResponse(tag=request.tag)
+            try:
+                self._answer(request, response, deadline)
+            except Exception as error:  # noqa: BLE001  every error is the answer of its request alone
+                code, _, detail = status_of(error)
+                if code is StatusCode.INTERNAL:
+                    _LOG.error("unexpected error", exc_info=error)
+                response.error.CopyFrom(search_pb2.StreamError(code=code.value[0], detail=detail))
+            yield response
+
+    def get(self, request: search_pb2.GetRequest, deadline: Deadline) -> search_pb2.GetResponse:
+        """Return datapoints by id."""
+        snapshot = self._catalog.snapshot(request.index)
+        manifest = snapshot.manifest
+        check_count("ids", len(request.ids), limits.MAX_GET_IDS)
+        check_sequence(request.min_sequence, manifest)
+        fields = parse_fields(request.return_fields, manifest.spec, vector=request.return_vector)
+        ids = [parse_identifier(text, f"ids[{i}]") for i, text in enumerate(request.ids)]
+        places = [snapshot.find(identifier) for identifier in ids]
+        deadline.check()
+        found = [place for place in places if place is not None]
+        return search_pb2.GetResponse(
+            datapoints=hydrate.datapoints(found, snapshot.segments, manifest.spec, fields),
+            missing_ids=[text for text, place in zip(ids, places, strict=True) if place is None],
+            version=manifest.version,
+            sequence=manifest.log_sequence,
+        )
+
+    def list_indexes(
+        self, request: index_pb2.ListIndexesRequest, deadline: Deadline
+    ) -> index_pb2.ListIndexesResponse:
+        """Return a page of indexes; the token of a page is the last name of the one before."""
+        size = request.page_size if request.HasField("page_size") else DEFAULT_PAGE
+        if not 1 <= size <= MAX_PAGE:
+            raise InvalidRequestError.at("page_size", f"must be 1 to {MAX_PAGE}, got {size}")
+        names = [name for name in self._catalog.names() if name > request.page_token]
+        page = names[:size]
+        infos = [index_info(manifest, details=False) for manifest in map(self._readable, page) if manifest]
+        token = page[-1] if len(names) > size else ""
+        return index_pb2.ListIndexesResponse(indexes=infos, next_page_token=token)
+
+    def get_index(self, request: index_pb2.GetIndexRequest, deadline: Deadline) -> index_pb2.GetIndexResponse:
+        """Return what an index is."""
+        snapshot = self._catalog.snapshot(request.index)
+        return index_pb2.GetIndexResponse(index=index_info(snapshot.manifest, details=True))
+
+    def _readable(self, name: str) -> Manifest | None:
+        try:
+            return self._catalog.manifest(name)
+        except (IndexerError, UnknownIndexError) as error:
+            # One that is broken, or just went away, hides none of the others.
+            _LOG.warning("index %s is left out of the list: %s", name, error)
+            return None
+
+    def _answer(
+        self,
+        request: search_pb2.SearchStreamRequest,
+        response: search_pb2.SearchStreamResponse,
+        deadline: Deadline,
+    ) -> None:
+        deadline.check()
+        kind = request.WhichOneof("request")
+        if kind == "search":
+            response.search.CopyFrom(self.search(request.search, deadline))
+        elif kind == "search_many":
+            response.search_many.CopyFrom(self.search_many(request.search_many, deadline))
+        else:
+            raise InvalidRequestError.at("request", "needs a search or a search_many")
+
+
+def _queries(request: search_pb2.SearchManyRequest, snapshot: Snapshot, options: Options) -> Sequence[Query]:
+    manifest = snapshot.manifest
+    if request.HasField("vectors") and request.queries:
+        raise InvalidRequestError.at("vectors", "cannot be set together with `queries`")
+    count = len(request.queries)
+    if request.HasField("vectors"):
+        count = len(request.vectors.packed) // (4 * max(1, request.vectors.dimensions))
+    check_count("queries", count, limits.MAX_QUERIES)
+    if count * (options.k + options.offset) > limits.MAX_BATCH_HITS:
+        raise InvalidRequestError.at(
+            "queries",
+            f"{count} with {options.k + options.offset} hits each exceed {limits.MAX_BATCH_HITS} hits in one call",
+        )
+    if request.HasField("vectors"):
+        return parse_matrix(request.vectors, manifest)
+    return [parse_query(query, manifest, path=f"queries[{i}]") for i, query in enumerate(request.queries)]
+
+
+def _filters(
+    request: search_pb2.SearchManyRequest, snapshot: Snapshot, options: Options, queries: int
+) -> list[Node | None]:
+    if not request.where_each:
+        return [options.where] * queries
+    if len(request.where_each) != queries:
+        raise InvalidRequestError.at(
+            "where_each", f"must have one filter for each of {queries} queries, got {len(request.where_each)}"
+        )
+    attributes = snapshot.manifest.spec.attributes
+    each = (
+        parse_filter(message, attributes, path=f"where_each[{i}]")
+        for i, message in enumerate(request.where_each)
+    )
+    return [_both(options.where, node) for node in each]
+
+
+def _both(one: Node | None, other: Node | None) -> Node | None:
+    if one is None or other is None:
+        return one or other
+    return AllOf((one, other))
+
+
+def _search_by_filter(
+    snapshot: Snapshot,
+    queries: Sequence[Query],
+    filters: Sequence[Node | None],
+    options: Options,
+    deadline: Deadline,
+) -> tuple[list[Ranking], list[search_pb2.Explanation | None]]:
+    """Search the queries that share a filter together; explain each if asked to."""
+    numbers: dict[Node | None, list[int]] = {}
+    for number, node in enumerate(filters):
+        numbers.setdefault(node, []).append(number)
+    rankings: dict[int, Ranking] = {}
+    explanations: list[search_pb2.Explanation | None] = [None] * len(queries)
+    for node, group in numbers.items():
+        trace = Trace(len(group), wanted=options.explain)
+        found = engine.search(
+            snapshot,
+            [queries[number] for number in group],
+            replace(options, where=node),
+            deadline,
+            paths=[f"queries[{number}]" for number in group],
+            trace=trace,
+        )
+        rankings.update(zip(group, found, strict=True))
+        if options.explain:
+            for position, number in enumerate(group):
+                explanations[number] = trace.message(position, snapshot.segments)
+    return [rankings[number] for number in range(len(queries))], explanations
+
+
+def _hits(rankings: Sequence[Ranking], snapshot: Snapshot, options: Options) -> list[list[search_pb2.Hit]]:
+    group_by = options.group_by if options.max_per_group is not None else None
+    return hydrate.hits(
+        rankings, snapshot.segments, snapshot.manifest.spec, options.fields, group_by=group_by
+    )
+
+
+def _no_writes(request: Message, deadline: Deadline) -> Message:
+    raise UnsupportedError("this server takes no live updates; build a new version with `scannery build`")

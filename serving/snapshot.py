@@ -1,0 +1,53 @@
+"""What one query sees: an immutable version of an index, with what was derived from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scannery.indexer import Manifest, OpenIndex, Segment
+from scannery.serving.encoding import EncoderPool, QueryEncoder
+from scannery.serving.errors import UnknownDatapointError
+from scannery.serving.masks import MaskCache
+
+__all__ = ["Snapshot"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """A version of an index. Readers hold it as long as they need it, and take no lock."""
+
+    index: OpenIndex
+    encoders: EncoderPool
+    masks: MaskCache = field(default_factory=MaskCache)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the version consists of."""
+        return self.index.manifest
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments, open."""
+        return self.index.segments
+
+    @property
+    def encoder(self) -> QueryEncoder:
+        """The encoder of text queries, loaded if it was not; EncoderUnavailableError if it cannot be."""
+        return self.encoders.encoder_of(self.manifest)
+
+    def find(self, identifier: str) -> tuple[int, int] | None:
+        """Return the number of the segment and the row of a datapoint, or None."""
+        for number, segment in enumerate(self.segments):
+            row = segment.row_of(identifier)
+            if row is not None:
+                return number, row
+        return None
+
+    def require(self, identifier: str, *, path: str) -> tuple[int, int]:
+        """Return where a datapoint is; UnknownDatapointError if it is nowhere."""
+        found = self.find(identifier)
+        if found is None:
+            raise UnknownDatapointError(
+                f"{path}: index {self.manifest.index!r} has no datapoint {identifier!r:.200}", field=path
+            )
+        return found

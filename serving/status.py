@@ -1,0 +1,64 @@
+"""Errors to gRPC statuses: the one table."""
+
+from __future__ import annotations
+
+from grpc import StatusCode
+
+from scannery.indexer import errors as indexer
+from scannery.serving import errors as serving
+from scannery.v1.types_pb2 import ErrorDetail
+
+__all__ = ["DETAIL_KEY", "status_of"]
+
+DETAIL_KEY = "scannery-error-bin"
+"""Trailing metadata that holds a serialised `ErrorDetail`."""
+
+# All trailing metadata together may have 8 KiB, and the message travels twice: once with three bytes for each byte
+# that is not ASCII, once in base64.
+_MAX_MESSAGE_BYTES = 1200
+_MAX_FIELD_BYTES = 400
+
+# The first class that matches counts, so bases come last.
+_CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
+    (serving.InvalidRequestError, StatusCode.INVALID_ARGUMENT),
+    (serving.UnknownIndexError, StatusCode.NOT_FOUND),
+    (serving.UnknownDatapointError, StatusCode.NOT_FOUND),
+    (serving.UnsupportedError, StatusCode.UNIMPLEMENTED),
+    (serving.EncoderUnavailableError, StatusCode.FAILED_PRECONDITION),
+    (serving.LexicalUnavailableError, StatusCode.FAILED_PRECONDITION),
+    (serving.DeadlineError, StatusCode.DEADLINE_EXCEEDED),
+    (serving.OverloadedError, StatusCode.RESOURCE_EXHAUSTED),
+    (serving.ClosedError, StatusCode.UNAVAILABLE),
+    (indexer.InvalidRecordError, StatusCode.INVALID_ARGUMENT),
+    (indexer.NotFoundError, StatusCode.NOT_FOUND),
+    (indexer.AlreadyExistsError, StatusCode.ALREADY_EXISTS),
+    (indexer.CorruptError, StatusCode.DATA_LOSS),
+    (indexer.FormatError, StatusCode.FAILED_PRECONDITION),
+    (indexer.StoreError, StatusCode.UNAVAILABLE),
+    (MemoryError, StatusCode.RESOURCE_EXHAUSTED),
+)
+
+
+def status_of(error: Exception) -> tuple[StatusCode, str, ErrorDetail]:
+    """Return the status, message and detail for an error.
+
+    One that nobody expected becomes INTERNAL without its text, which may tell what callers should not know; whoever
+    answers strangers writes it to a log.
+    """
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+    if code is None:
+        message = f"internal error ({type(error).__name__}); the log of the server says more"
+        return StatusCode.INTERNAL, message, ErrorDetail(message=message)
+    message = _shortened(str(error) or type(error).__name__, _MAX_MESSAGE_BYTES)
+    field = getattr(error, "field", None) or ""
+    retry_after_s: float = getattr(error, "retry_after_s", None) or 0
+    detail = ErrorDetail(
+        field=_shortened(field, _MAX_FIELD_BYTES), message=message, retry_after_ms=round(retry_after_s * 1000)
+    )
+    return code, message, detail
+
+
+def _shortened(text: str, size_bytes: int) -> str:
+    # Messages may quote requests, which hold any Unicode but must be sent as UTF-8.
+    data = text.encode("utf-8", "replace")
+    return (data if len(data) <= size_bytes else data[:size_bytes]).decode("utf-8", "ignore")
