@@ -1,0 +1,1 @@
+"""Benchmarks: each module is a command that measures side by side and prints a Markdown report."""

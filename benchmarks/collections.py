@@ -1,0 +1,91 @@
+"""Classic test collections with relevance judgements, as files that `scannery build` and `scannery evaluate` read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.report import shared_data
+
+__all__ = ["COLLECTIONS", "Collection", "cisi", "cranfield"]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents as (id, title, text), queries by id, and judgements by query (bigger is more relevant)."""
+
+    name: str
+    documents: tuple[tuple[str, str, str], ...]
+    queries: dict[str, str]
+    judgements: dict[str, dict[str, int]]
+
+    def write(self, folder: Path) -> None:
+        """Write `corpus.jsonl`, `queries.jsonl` and `qrels.tsv` in the layout of BEIR."""
+        folder.mkdir(parents=True, exist_ok=True)
+        documents = ({"id": name, "title": title, "text": text} for name, title, text in self.documents)
+        _write_lines(folder / "corpus.jsonl", map(json.dumps, documents))
+        queries = ({"_id": name, "text": text} for name, text in self.queries.items())
+        _write_lines(folder / "queries.jsonl", map(json.dumps, queries))
+        pairs = (
+            f"{query}\t{document}\t{level}"
+            for query, levels in self.judgements.items()
+            for document, level in levels.items()
+        )
+        _write_lines(folder / "qrels.tsv", ["query-id\tcorpus-id\tscore", *pairs])
+
+
+def cranfield() -> Collection:
+    """Return Cranfield 1400: abstracts on aerodynamics. Level 1, the best, becomes 4; rows with -1 are dropped."""
+    folder = shared_data("ir-cranfield")
+    judgements: dict[str, dict[str, int]] = {}
+    for line in (folder / "cranqrel").read_text().splitlines():
+        query, document, level = line.split()[:3]
+        if int(level) > 0:
+            judgements.setdefault(query, {})[document] = 5 - int(level)
+    queries = [text["W"] for _, text in _entries(folder / "cran.qry")]
+    return Collection(
+        "Cranfield",
+        tuple(_documents(folder / "cran.all.1400")),
+        # The judgements count the queries; the numbers in the file have gaps.
+        {str(number): text for number, text in enumerate(queries, 1)},
+        judgements,
+    )
+
+
+def cisi() -> Collection:
+    """Return CISI: abstracts on library science; every judged document is relevant (1)."""
+    folder = shared_data("ir-cisi")
+    judgements: dict[str, dict[str, int]] = {}
+    for line in (folder / "CISI.REL").read_text().splitlines():
+        query, document = line.split()[:2]
+        judgements.setdefault(query, {})[document] = 1
+    queries = {name: text["W"] for name, text in _entries(folder / "CISI.QRY")}
+    return Collection("CISI", tuple(_documents(folder / "CISI.ALL")), queries, judgements)
+
+
+COLLECTIONS = {"cranfield": cranfield, "cisi": cisi}
+
+
+def _documents(path: Path) -> Iterator[tuple[str, str, str]]:
+    for name, fields in _entries(path):
+        # Two documents of Cranfield are empty; an index has no place for those.
+        if fields.get("W"):
+            yield name, fields.get("T", ""), fields["W"]
+
+
+def _entries(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the number and the fields of each entry of a SMART file: `.I 7`, then `.T`, `.W`, … with lines below."""
+    for entry in re.split(r"^\.I +", path.read_text(encoding="latin-1"), flags=re.MULTILINE)[1:]:
+        number, _, body = entry.partition("\n")
+        parts = re.split(r"^\.([A-Z])[ \t]*$", body, flags=re.MULTILINE)
+        fields: dict[str, str] = {}
+        for letter, text in zip(parts[1::2], parts[2::2], strict=True):
+            fields.setdefault(letter, " ".join(text.split()))
+        yield str(int(number)), fields
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

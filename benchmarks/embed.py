@@ -1,0 +1,390 @@
+"""Embedding engine: speed and fidelity against sentence-transformers, retrieval quality, memory, latency, XLA.
+
+    python -m benchmarks.embed [speed] [quality] [memory] [latency]
+    PYTHONPATH=src:. PJRT_DEVICE=CPU .venv-xla/bin/python -m benchmarks.embed xla        (after `make test-xla`)
+
+Real passages: the podcast transcripts of the real data folder, as paragraphs (mixed lengths) and as the chunker
+cuts them. Peers run side by side in one process, in turns; what counts are the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import environment, shared_data, table
+from scannery.embed import Encoder
+from scannery.embed.batching import bucket_batches, choose_buckets
+from scannery.embed.devices import cosines
+from scannery.embed.models import find_model
+
+MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+SHOWS = ("gotime", "founderstalk", "practicalai")
+
+
+def main() -> None:
+    """Run the parts that are named on the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parts = {"speed": speed, "quality": quality, "memory": memory, "latency": latency, "xla": xla}
+    parser.add_argument("parts", nargs="*", choices=[*parts, []], help="default: all but xla")
+    parser.add_argument("--passages", type=int, default=700, help="passages for `speed`")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds for `speed`")
+    parser.add_argument("--peak-rss", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peak_rss:
+        print(peak_rss_kib(arguments.peak_rss))
+        return
+    packages = ["torch", "transformers", "sentence-transformers", "tokenizers"]
+    print(environment(*packages, *(["torch_xla"] if "xla" in arguments.parts else [])), "\n")
+    for name in arguments.parts or ["speed", "quality", "memory", "latency"]:
+        print(f"## {name}\n")
+        parts[name](arguments)
+
+
+# --- speed
+
+
+def speed(arguments: argparse.Namespace) -> None:
+    """Passages a second, in turns with SentenceTransformer.encode, and the share of the processor's own limit."""
+    import torch
+
+    reference = sentence_transformer()
+    encoders = {
+        "float32": Encoder.load(MODEL, device="cpu", dtype="float32"),
+        "auto": Encoder.load(MODEL, device="cpu"),
+    }
+    peak = {"float32": gemm_peak(torch.float32), "bfloat16": gemm_peak(torch.bfloat16)}
+    print(
+        f"GEMM peak of the model's shapes: {', '.join(f'{k} {v / 1e9:.0f} GFLOP/s' for k, v in peak.items())}\n"
+    )
+    flop = linear_flop_per_token(reference)
+    rows = []
+    for kind, texts in (("paragraphs", paragraphs()), ("chunks", chunks(encoders["float32"]))):
+        texts = texts[: arguments.passages]  # noqa: PLW2901
+        calls: dict[str, Callable[[], np.ndarray]] = {
+            "encode(batch_size=32)": partial(reference.encode, texts, batch_size=32, show_progress_bar=False)
+        }
+        calls |= {name: partial(encoder.encode_documents, texts) for name, encoder in encoders.items()}
+        seconds, vectors = in_turns(calls, arguments.rounds)
+        base = seconds["encode(batch_size=32)"]
+        before = encoders["auto"].statistics()
+        encoders["auto"].encode_documents(texts)
+        tokens = (encoders["auto"].statistics() - before).tokens
+        for name in calls:
+            pairs = list(zip(base, seconds[name], strict=True))
+            wall, cpu = (statistics.median(b[i] / s[i] for b, s in pairs) for i in (0, 1))
+            dtype = encoders[name].dtype if name in encoders else "float32"
+            median, used = (statistics.median(s[i] for s in seconds[name]) for i in (0, 1))
+            rows.append([
+                f"{kind}, {len(texts)}", name if name not in encoders else f"Scannery {dtype}",
+                f"{len(texts) / median:.0f}", f"{tokens / median:.0f}",
+                f"{wall:.2f}", f"{used / tokens * 1e6:.0f}", f"{cpu:.2f}",
+                f"{cosines(vectors[name], vectors['encode(batch_size=32)']).min():.5f}",
+                f"{tokens * flop / median / peak[dtype]:.0%}",
+            ])  # fmt: skip
+    speedups = ["speed-up", "CPU µs/token", "speed-up in CPU time"]
+    header = ["texts", "encoder", "passages/s", "tokens/s", *speedups, "min cosine", "share of GEMM peak"]
+    print(table(header, rows))
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], np.ndarray]], rounds: int
+) -> tuple[dict[str, list[tuple[float, float]]], Any]:
+    """Return seconds of wall and of CPU time per call and round, and the vectors.
+
+    Callers take turns so that all see the same machine.
+    """
+    vectors = {name: call() for name, call in calls.items()}  # also the warm-up
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            started, used = time.perf_counter(), time.process_time()
+            call()
+            seconds[name].append((time.perf_counter() - started, time.process_time() - used))
+    return seconds, vectors
+
+
+def gemm_peak(dtype: Any) -> float:
+    """Return the best FLOP/s this machine reaches, all cores, on the model's largest matrices laid out beforehand."""
+    import torch
+
+    x, weight = torch.randn(4096, 384).to(dtype), torch.randn(1536, 384).to(dtype)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    best = float("inf")
+    for _ in range(30):
+        started = time.perf_counter()
+        if dtype is torch.float32:
+            torch.nn.functional.linear(x, weight)
+        else:
+            torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        best = min(best, time.perf_counter() - started)
+    return 2 * 4096 * 384 * 1536 / best
+
+
+def linear_flop_per_token(model: Any) -> int:
+    """Return the floating-point operations of all Linear layers of the transformer for a token."""
+    import torch
+
+    linears = [m for n, m in model[0].named_modules() if isinstance(m, torch.nn.Linear) and "pooler" not in n]
+    return sum(2 * m.in_features * m.out_features for m in linears)
+
+
+# --- quality
+
+
+def quality(_: argparse.Namespace) -> None:
+    """nDCG@10 with the fast path and with float32, on two classic collections."""
+    rows = []
+    exact, fast = Encoder.load(MODEL, device="cpu", dtype="float32"), Encoder.load(MODEL, device="cpu")
+    for name, (documents, queries, relevant) in {"Cranfield": cranfield(), "CISI": cisi()}.items():
+        scores = [ndcg_at_10(encoder, documents, queries, relevant) for encoder in (exact, fast)]
+        rows.append(
+            [
+                name,
+                f"{len(documents)} / {len(relevant)}",
+                *(f"{s:.4f}" for s in scores),
+                f"{scores[1] - scores[0]:+.4f}",
+            ]
+        )
+    print(table(["collection", "documents / queries", "float32", fast.dtype, "difference"], rows))
+
+
+def ndcg_at_10(
+    encoder: Encoder, documents: dict[int, str], queries: dict[int, str], relevant: dict[int, set[int]]
+) -> float:
+    """Return the mean nDCG@10 with binary gains over the queries that have a relevant document."""
+    ids = np.array(list(documents))
+    asked = [query for query in queries if relevant.get(query)]
+    scores_QN = (
+        encoder.encode_queries([queries[q] for q in asked])
+        @ encoder.encode_documents(list(documents.values())).T
+    )
+    discounts = 1 / np.log2(np.arange(2, 12))
+    values = []
+    for query, scores_N in zip(asked, scores_QN, strict=True):
+        top = ids[np.argsort(-scores_N, kind="stable")[:10]]
+        gains = np.array([document in relevant[query] for document in top])
+        values.append((gains * discounts).sum() / discounts[: min(10, len(relevant[query]))].sum())
+    return float(np.mean(values))
+
+
+def cranfield() -> Any:
+    """Return documents, queries and relevant documents; query ids are ordinals, and level -1 is no judgement."""
+    documents = smart(shared_data("ir-cranfield", "cran.all.1400").read_text(errors="replace"))
+    queries = smart(shared_data("ir-cranfield", "cran.qry").read_text(errors="replace"))
+    relevant: dict[int, set[int]] = {}
+    for line in shared_data("ir-cranfield", "cranqrel").read_text().splitlines():
+        query, document, level = map(int, line.split()[:3])
+        if level > 0:
+            relevant.setdefault(query, set()).add(document)
+    return documents, dict(enumerate(queries.values(), 1)), relevant
+
+
+def cisi() -> Any:
+    """Return documents, queries and relevant documents."""
+    documents = smart(shared_data("ir-cisi", "CISI.ALL").read_text(errors="replace"))
+    queries = smart(shared_data("ir-cisi", "CISI.QRY").read_text(errors="replace"))
+    relevant: dict[int, set[int]] = {}
+    for line in shared_data("ir-cisi", "CISI.REL").read_text().splitlines():
+        query, document = map(int, line.split()[:2])
+        relevant.setdefault(query, set()).add(document)
+    return documents, queries, relevant
+
+
+def smart(text: str) -> dict[int, str]:
+    """Return id → title and body of a collection in the SMART format."""
+    records = {}
+    for record in re.split(r"^\.I\s+", text, flags=re.MULTILINE)[1:]:
+        fields = re.findall(
+            r"^\.([TW])[^\n]*\n(.*?)(?=^\.[A-Z]\s|\Z)", record, flags=re.MULTILINE | re.DOTALL
+        )
+        # Cranfield repeats the title at the start of the body.
+        parts = dict(fields)
+        body = " ".join(parts.get("W", "").split())
+        title = " ".join(parts.get("T", "").split())
+        records[int(record.split(None, 1)[0])] = body if body.startswith(title) else f"{title} {body}"
+    return records
+
+
+# --- memory
+
+
+def memory(_: argparse.Namespace) -> None:
+    """Peak memory of a process that streams passages; it must not depend on how many."""
+    rows: list[list[object]] = []
+    peaks: list[int] = []
+    for count in (10_000, 100_000):
+        command = [sys.executable, "-m", "benchmarks.embed", "--peak-rss", str(count)]
+        peaks.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) // 1024)
+        rows.append([count, peaks[-1]])
+    rows.append(["ratio", f"{peaks[1] / peaks[0]:.3f}"])
+    print(table(["passages", "peak RSS, MiB"], rows))
+
+
+def peak_rss_kib(count: int) -> int:
+    """Return this process' peak memory after a stream of `count` beginnings of passages, short to take less time."""
+    import resource
+
+    encoder = Encoder.load(MODEL, device="cpu")
+    texts = [text[:60] for text in paragraphs()]
+    stream = (f"{n} {texts[n % len(texts)]}" for n in range(count))
+    if sum(len(block) for block in encoder.encode_stream(stream)) != count:
+        raise SystemExit("vectors were lost")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+# --- latency
+
+
+def latency(_: argparse.Namespace) -> None:
+    """Time of one short query, and the time to load."""
+    started = time.perf_counter()
+    encoder = Encoder.load(MODEL, device="cpu")
+    loaded = time.perf_counter() - started
+    reference = sentence_transformer()
+    question = "how do volcanoes form and why do they erupt"
+    rows = []
+    for name, call in {
+        "SentenceTransformer.encode": lambda: reference.encode([question], show_progress_bar=False),
+        f"Scannery {encoder.dtype}": lambda: encoder.encode_queries([question]),
+    }.items():
+        first = timed(call)
+        times = sorted(timed(call) for _ in range(300))
+        rows.append([name, *(f"{t * 1000:.2f}" for t in (first, times[150], times[285]))])
+    print(table(["encoder", "first query, ms", "p50, ms", "p95, ms"], rows))
+    print(f"\nLoading, with the import of torch and sentence-transformers: {loaded:.1f} s")
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Return how long `call` takes, in seconds."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+# --- XLA
+
+
+def xla(_: argparse.Namespace) -> None:
+    """Compilations after warm-up, difference to the CPU, padding, and the two ways to compile."""
+    from scannery.embed import xla as device
+    from scannery.embed.xla import compilations
+
+    device.BUDGET_TOKENS = 2048  # what a TPU likes would take a CPU half a minute a batch
+    here = Encoder.load(MODEL, device="cpu", dtype="float32")
+    there = Encoder.load(MODEL, device="xla")
+    corpus = chunks(here)
+    texts = [" ".join(text.split()[: n % 200]) for n, text in enumerate(paragraphs()[:400])]  # all lengths
+    started = time.perf_counter()
+    there.encode_documents(corpus[:64])
+    warm, first = compilations(), time.perf_counter() - started
+    vectors = there.encode_documents(texts)
+    there.encode_queries(texts[:5])
+    rows: list[list[Any]] = [
+        ["programs compiled by warm-up", warm],
+        ["shapes", ", ".join(f"{b.rows}×{b.width}" for b in there._device.buckets)],  # type: ignore[attr-defined]
+        ["warm-up and first 64 passages, s", f"{first:.1f}"],
+        ["programs compiled after warm-up, 400 passages of all lengths and 5 queries", compilations() - warm],
+        [
+            "largest difference to the CPU, float32",
+            f"{np.abs(vectors - here.encode_documents(texts)).max():.1e}",
+        ],
+    ]
+    for kind, sample in (("paragraphs", paragraphs()), ("chunks", corpus)):
+        rows.append([f"padding share, {len(sample)} {kind}", f"{padding_share(here, sample):.1%}"])
+    for name, seconds in both_ways(there).items():
+        rows.append([f"one batch of 8×128 again, {name}, ms", f"{seconds * 1000:.0f}"])
+    print(table(["XLA", ""], rows))
+
+
+def padding_share(encoder: Encoder, texts: list[str]) -> float:
+    """Return the padding share with buckets chosen from the first window, at a TPU's batch size."""
+    from scannery.embed import xla as device
+
+    lengths = encoder._documents.prepare(texts)[1]
+    size = device.XlaDevice.window_texts
+    buckets = choose_buckets(lengths[:size], encoder.max_tokens, 16_384, device.MAX_GRAPHS)
+    windows = [lengths[at : at + size] for at in range(0, len(lengths), size)]
+    batches = [batch for window in windows for batch in bucket_batches(window, buckets)]
+    return 1 - float(lengths.sum() / sum(b.bucket.rows * b.bucket.width for b in batches))
+
+
+def both_ways(encoder: Encoder) -> dict[str, float]:
+    """Return the seconds of one batch, traced lazily and compiled by Dynamo, each after its compilation."""
+    import torch
+    import torch_xla
+
+    model, where = encoder._device._model, torch_xla.device()  # type: ignore[attr-defined]
+    ids = torch.randint(1000, 20_000, (8, 128)).to(where)
+    features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def step(input_ids: Any, attention_mask: Any) -> Any:
+        return model({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
+
+    def run(way: Any) -> Any:
+        return way(**features).cpu()
+
+    ways = {
+        "torch_xla.compile": torch_xla.compile(step, full_graph=True),
+        "torch.compile(backend='openxla')": torch.compile(step, backend="openxla"),
+    }
+    result = {}
+    with torch.no_grad():
+        for name, way in ways.items():
+            run(way)
+            result[name] = statistics.median(timed(partial(run, way)) for _ in range(5))
+    return result
+
+
+# --- texts
+
+
+def sentence_transformer() -> Any:
+    """Return the reference, as its own library loads it."""
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(find_model(MODEL)), device="cpu", local_files_only=True)
+
+
+def paragraphs() -> list[str]:
+    """Return the paragraphs of the transcripts in a fixed random order: real text of very mixed length."""
+    texts = [p for text in transcripts() for p in re.split(r"\n\s*\n", text) if len(p) > 20]
+    random.Random(1).shuffle(texts)
+    return texts
+
+
+def chunks(encoder: Encoder) -> list[str]:
+    """Return the passages that an index of the transcripts would have, in a fixed random order."""
+    chunker = encoder.chunker(128, 16)
+    texts = [p.embedding_text for text in transcripts() for p in chunker.split(text)]
+    random.Random(2).shuffle(texts)
+    return texts
+
+
+def transcripts() -> Iterator[str]:
+    """Yield some of the transcripts, the same at every run."""
+    for show in SHOWS:
+        with tarfile.open(shared_data("podcasts-changelog", f"{show}.tar.gz")) as archive:
+            members = sorted(
+                (m for m in archive.getmembers() if m.name.endswith(".md")), key=lambda m: m.name
+            )
+            for member in members[::8]:
+                if stream := archive.extractfile(member):
+                    yield stream.read().decode()
+
+
+if __name__ == "__main__":
+    main()
