@@ -1,0 +1,109 @@
+"""`scannery build`: what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from scannery.cli.build import build
+from scannery.pipelines import InputNotFoundError, ModeError, NothingToIndexError, TooManyDeadLettersError
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(build)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A spec and two input files, one of them with a bad record."""
+    (tmp_path / "spec.yaml").write_text("index: v\nsource: {vector: vector}\n")
+    for name in "ab":
+        lines = [json.dumps({"id": f"{name}{i}", "vector": [1.0, float(i)]}) for i in range(5)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    with (tmp_path / "b.jsonl").open("a") as file:
+        file.write("\n{broken")
+    return tmp_path
+
+
+def run(corpus: Path, *arguments: str) -> str:
+    result = CliRunner().invoke(
+        app, [str(corpus / "spec.yaml"), "--store", str(corpus / "store"), *arguments], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_summary_names_counts_and_dead_letters(corpus):
+    printed = run(corpus, "--input", str(corpus / "a.jsonl"), "--input", str(corpus / "b.jsonl"))
+    assert "v: version 1" in printed
+    assert "10 in 1 shard(s)" in printed
+    assert "1  malformed" in printed
+    path = next(line.split()[-1] for line in printed.splitlines() if "dead-letters/" in line)
+    assert json.loads(Path(path).read_text())["line"] == 6
+    assert "already up to date: version 1" in run(
+        corpus, "--input", *map(str, sorted(corpus.glob("*.jsonl")))
+    )
+
+
+def test_words_after_input_are_inputs_and_the_rest_goes_to_the_runner(corpus):
+    inputs = [str(corpus / "a.jsonl"), str(corpus / "b.jsonl")]
+    printed = run(corpus, "--json", "--input", *inputs, "--", "--direct_num_workers=1")
+    report = json.loads(printed)
+    assert (report["documents"], report["files"], report["version"]) == (10, 2, 1)
+    assert report["dead_letters"] == {"malformed": 1}
+    assert report["seconds"]["wall"] > 0
+
+
+@pytest.mark.parametrize(("limit", "fails"), [("0", True), ("1", False), ("5%", True), ("0.5", False)])
+def test_the_limit_of_dead_letters(corpus, limit, fails):
+    arguments = ["--input", str(corpus / "*.jsonl"), "--max-dead-letters", limit]
+    if fails:
+        with pytest.raises(TooManyDeadLettersError):
+            run(corpus, *arguments)
+    else:
+        run(corpus, *arguments)
+
+
+@pytest.mark.parametrize("limit", ["many", "-1", "1.5", "inf"])
+def test_a_wrong_limit_is_a_usage_error(corpus, limit):
+    arguments = ["--store", "x", "--input", "y", f"--max-dead-letters={limit}"]
+    result = CliRunner().invoke(app, [str(corpus / "spec.yaml"), *arguments])
+    assert result.exit_code == 2
+
+
+def test_updates_say_what_changed_and_what_was_kept(corpus):
+    run(corpus, "--input", str(corpus / "a.jsonl"))
+    (corpus / "ids.txt").write_text("a0\r\n\na1\nnobody")
+    printed = run(
+        corpus, "--input", str(corpus / "b.jsonl"), "--delete", f"@{corpus / 'ids.txt'}", "--delete", "b0"
+    )
+    assert "4 added, 3 removed, 1 to delete not found" in printed
+    assert "3 documents of the index are not in this input and were kept; --full removes them" in printed
+    report = json.loads(run(corpus, "--json", "--full", "--input", str(corpus / "b.jsonl")))
+    assert (report["mode"], report["passages"]) == ("full", 5)
+    assert json.loads(run(corpus, "--json", "--delete", "b1"))["removed"] == 1
+    with pytest.raises(ModeError):
+        run(corpus, "--mode", "replace", "--input", str(corpus / "a.jsonl"))
+
+
+def test_errors_are_those_of_the_pipeline(corpus):
+    with pytest.raises(InputNotFoundError, match="names no file"):
+        run(corpus, "--input", str(corpus / "none*.jsonl"))
+    (corpus / "bad.jsonl").write_text("{}\n")
+    with pytest.raises(NothingToIndexError, match="missing_id"):
+        run(corpus, "--input", str(corpus / "bad.jsonl"))
+
+
+def test_loading_the_command_imports_nothing_slow():
+    # NumPy comes with the SDK; what takes seconds to import must wait until it is needed.
+    heavy = "('apache_beam', 'torch', 'scann', 'pyarrow', 'numba')"
+    code = f"import sys, scannery.cli.build; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={
+        "PYTHONPATH": ":".join(path for path in sys.path if path),
+    })  # fmt: skip
+    assert done.stdout.strip() == "[]"

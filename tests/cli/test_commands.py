@@ -1,0 +1,252 @@
+"""The command as people and scripts see it: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scannery.cli.errors import EXIT_CODES, exit_code, one_line
+from scannery.cli.main import main
+from scannery.client import Hit, Hits
+from scannery.serving import Server
+from tests.data import ROOT
+from tests.served import serving
+
+VECTOR = json.dumps([1.0] * 16)
+
+
+@pytest.fixture(scope="module")
+def server(library: Path) -> Iterator[Server]:
+    with serving(library) as server:
+        yield server
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(arguments)
+    output = capsys.readouterr()
+    return status, output.out, output.err
+
+
+def in_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    status, output, errors = run(capsys, *arguments, "--json")
+    assert (status, errors) == (0, "")
+    return json.loads(output)
+
+
+def test_store_and_target_give_the_same_hits(
+    capsys: pytest.CaptureFixture[str], server: Server, library: Path
+) -> None:
+    question = ("search", "--index", "library", "--vector", VECTOR, "-k", "4", "--where", '{"live": true}')
+    embedded = in_json(capsys, *question, "--store", str(library))
+    remote = in_json(capsys, *question, "--target", server.address)
+    assert embedded == remote
+    assert (embedded["index"], embedded["version"], len(embedded["hits"])) == ("library", 1, 4)
+    for hit in embedded["hits"]:
+        assert hit["attributes"]["live"] is True
+        assert set(hit) >= {"id", "document_id", "score", "attributes"}
+
+
+def test_text_is_asked_with_words(capsys: pytest.CaptureFixture[str], texts: Path) -> None:
+    answer = in_json(capsys, "search", "how do eruptions happen", "-i", "texts", "-s", str(texts), "-k", "1")
+    assert answer["hits"][0]["id"] == "volcano"
+
+
+def test_plain_output_has_everything_and_cuts_nothing(
+    capsys: pytest.CaptureFixture[str], texts: Path
+) -> None:
+    status, output, _ = run(
+        capsys, "search", "how do eruptions happen", "-i", "texts", "-s", str(texts), "-k", "2"
+    )
+    assert status == 0
+    blocks = output.split("\n1. ")[-1].split("\n2. ")
+    assert len(blocks) == 2
+    assert "Molten rock rises from deep below and breaks through the crust of the planet." in blocks[0]
+    assert "id: volcano" in blocks[0]
+    assert "letters: 77" in blocks[0]
+
+
+def test_a_terminal_gets_a_table(texts: Path) -> None:
+    arguments = ("search", "how do eruptions happen", "-i", "texts", "-s", str(texts), "-k", "1")
+    result = subprocess.run(
+        [sys.executable, "-m", "scannery.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "FORCE_COLOR": "1", "COLUMNS": "100"},
+    )
+    for text in ("score", "passage", "volcano", "Molten rock rises"):
+        assert text in result.stdout
+    assert max(map(len, result.stdout.splitlines())) < 200
+
+
+def test_output_has_no_control_characters_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    from scannery.cli.output import print_hits
+
+    print_hits(
+        Hits([Hit(id="a", document_id="a", title="x\x1b[31m", text="evil\x1b]0;t\x07\nline", score=1.0)])
+    )
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    assert "\x07" not in output
+
+
+def test_no_hits_are_said(capsys: pytest.CaptureFixture[str], library: Path) -> None:
+    arguments = ("search", "-i", "library", "-s", str(library), "--vector", VECTOR, "--where", '{"year": 1}')
+    assert run(capsys, *arguments) == (0, "No hits.\n", "")
+    assert in_json(capsys, *arguments)["hits"] == []
+
+
+def test_get_prints_what_there_is_and_names_what_there_is_not(
+    capsys: pytest.CaptureFixture[str], library: Path
+) -> None:
+    asked = ("get", "-i", "library", "-s", str(library))
+    [point] = in_json(capsys, *asked, "d1", "--vectors")
+    assert point["id"] == "d1"
+    assert len(point["vector"]) == 16
+    status, output, errors = run(capsys, *asked, "d1", "nobody", "nothing")
+    assert status == 3
+    assert "id: d1" in output
+    assert errors == "error: index 'library' has no datapoint 'nobody', 'nothing'\n"
+
+
+def test_options_reach_the_index(capsys: pytest.CaptureFixture[str], library: Path) -> None:
+    asked = ("search", "-i", "library", "-s", str(library))
+    answer = in_json(
+        capsys, *asked, "--like", "d42", "-k", "3", "--max-per-group", "1", "--group-by", "show",
+        "--offset", "1", "--min-score", "-1", "--exact", "--target-recall", "0.9", "--field", "title",
+    )  # fmt: skip
+    assert len(answer["hits"]) == 3
+    assert all(
+        set(hit) <= {"id", "document_id", "score", "title", "group", "attributes"} for hit in answer["hits"]
+    )
+    assert all(hit["attributes"] == {} for hit in answer["hits"])
+
+
+def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library: Path) -> None:
+    asked = ("search", "-i", "library", "-s", str(library), "--vector", VECTOR, "--where", '{"live": true}')
+    status, output, _ = run(capsys, *asked, "--explain")
+    assert status == 0
+    told = output.split("How it was answered\n")[1]
+    assert told.count("exact_allowed; ") == 3  # one line for each segment
+    assert "rows allowed" in told
+    assert "expected recall 1.000" in told
+    explanation = in_json(capsys, *asked, "--explain", "--leaves", "3", "--rescore", "20")["explanation"]
+    assert {plan["plan"] for plan in explanation["segments"]} == {"exact_allowed"}
+    assert set(explanation["stages_us"]) == {"encode", "filter", "search", "crowd", "hydrate"}
+    assert "explanation" not in in_json(capsys, *asked)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ("search", 2, ""),
+        ("search -i library words", 2, "give either --target HOST:PORT or --store URI"),
+        ("search -i library words -s STORE -t localhost:1", 2, "give either --target"),
+        ("search -i library -s STORE", 2, "give exactly one of QUERY, --like and --vector"),
+        ("search words -s STORE", 2, "Missing option '--index'"),
+        ("search -i library -s STORE --vector [1] words", 2, "give exactly one of"),
+        ("search -i library -s STORE --vector {}", 2, "--vector must be a list of numbers"),
+        ("search -i library -s STORE --vector nope", 2, "--vector is not valid JSON"),
+        ("search -i library -s STORE --vector VECTOR --where {", 2, "--where is not valid JSON"),
+        ("search -i library -s STORE --vector VECTOR --where []", 2, "where: must be a dictionary"),
+        ('search -i library -s STORE --vector VECTOR --where {"yaer":1}', 2, "where.yaer: no such attribute"),
+        ("search -i library -s STORE --vector VECTOR -k 0", 2, "k: must be 1 to 10000, got 0"),
+        ("search -i library -s STORE --vector VECTOR -k x", 2, "Invalid value for '-k'"),
+        ("search -i library -s STORE --vector [1,2]", 2, "query: must have 16 dimensions, got 2"),
+        (
+            "search -i library -s STORE words -m hybrid",
+            2,
+            "mode: index 'library' has no words for hybrid search",
+        ),
+        ("search -i library -s STORE words --alpha 0.5", 2, "alpha: is for hybrid search, the mode is dense"),
+        ("search -i library -s STORE --vector VECTOR --mode fuzzy", 2, "--mode"),
+        ("search -i library -s STORE words", 2, "has no encoder"),
+        (
+            "search -i nobody -s STORE --vector VECTOR",
+            3,
+            "there is no index 'nobody'; there are: flat, library",
+        ),
+        ("search -i library -s /no/such/store words", 3, "there is no store at '/no/such/store'"),
+        ("search -i library -s STORE --like nobody", 3, "no datapoint 'nobody'"),
+        ("search -i library -s foo://bar words", 2, "unknown scheme"),
+        ("search -i library -t localhost words", 2, "--target must be HOST:PORT"),
+        ("search -i library -t 127.0.0.1:1 words --timeout 5", 4, "127.0.0.1:1"),
+        ("search -i library -t 127.0.0.1:1 words --timeout 0", 2, "timeout_s"),
+        ("get -i library -s STORE", 2, "Missing argument 'ID...'"),
+        ("serve --store STORE --listen nowhere", 2, "listen: must be host:port, got 'nowhere'"),
+        ("serve --store STORE --workers 0", 2, "workers: must be 1 to 256"),
+        ("serve --store /no/such/store", 3, "there is no store"),
+        ("nonsense", 2, "No such command 'nonsense'"),
+        ("index show nobody --store STORE", 3, "nobody"),
+    ],
+)
+def test_errors_are_one_line_and_have_a_code(
+    capsys: pytest.CaptureFixture[str], library: Path, arguments: str, code: int, message: str
+) -> None:
+    words = [word.replace("STORE", str(library)).replace("VECTOR", VECTOR) for word in arguments.split()]
+    status, output, errors = run(capsys, *words)
+    assert status == code
+    assert message in errors
+    if message:
+        assert errors.startswith("error: ")
+        assert errors.count("\n") == 1
+        assert "Traceback" not in output + errors
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], library: Path) -> None:
+    status, _, errors = run(capsys, "--debug", "search", "-i", "nobody", "-s", str(library), "words")
+    assert status == 3
+    assert "Traceback" in errors
+    assert errors.splitlines()[-1].startswith("error: index: there is no index 'nobody'")
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    status, output, _ = run(capsys, "--version")
+    assert (status, output.split()[0]) == (0, "scannery")
+    for command in ("search", "get", "serve", "index"):
+        status, output, _ = run(capsys, command, "--help")
+        assert (status, "Usage" in output) == (0, True)
+
+
+def test_a_reader_that_leaves_early_is_no_error(library: Path) -> None:
+    command = f"{sys.executable} -m scannery.cli.main search -i library -s {library} --vector '{VECTOR}' -k 600 --json"
+    result = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{command} | head -1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "{\n", "")
+
+
+def test_every_error_of_every_room_has_an_exit_code() -> None:
+    for room in ("client", "indexer", "serving", "embed", "pipelines"):
+        module = importlib.import_module(f"scannery.{room}.errors")
+        for _, kind in inspect.getmembers(module, inspect.isclass):
+            if issubclass(kind, Exception):
+                assert any(f"{base.__module__}.{base.__qualname__}" in EXIT_CODES for base in kind.__mro__), (
+                    kind
+                )
+
+
+def test_the_table_names_errors_that_exist() -> None:
+    for name in EXIT_CODES:
+        module, _, kind = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), kind), name
+
+
+def test_what_nobody_expected_is_named_by_its_type() -> None:
+    assert exit_code(KeyError("x")) == 5
+    assert one_line(ZeroDivisionError("a\nb")) == "ZeroDivisionError: a b"

@@ -1,0 +1,85 @@
+"""`scannery index …` on a real store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scannery.cli.main import main
+from scannery.indexer import Store, parse_spec, read_manifest, segment_key
+from tests.data import clustered, datapoints, publish
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    spec = parse_spec({"index": "pods", "source": {"vector": "v"}, "attributes": {"show": "string"}})
+    publish(Store.open(tmp_path / "store", create=True), spec, datapoints(spec, clustered(200, 4)), tmp_path)
+    return str(tmp_path / "store")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["index", *arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_list_show_and_versions(store: str, capsys: pytest.CaptureFixture[str]):
+    for command, expected in [
+        (["list"], ["pods", "200", "cosine"]),
+        (["show", "pods"], ["version 1", "200", "4 dimensions", "show: string", "recall@10 1.000"]),
+        (["versions", "pods"], ["200", "1.000"]),
+    ]:
+        status, out, _ = run(capsys, *command, "--store", store)
+        assert status == 0
+        assert all(text in out for text in expected), out
+
+
+def test_json_is_json(store: str, capsys: pytest.CaptureFixture[str]):
+    assert json.loads(run(capsys, "list", "--store", store, "--json")[1])[0]["rows"] == 200
+    assert json.loads(run(capsys, "show", "pods", "--store", store, "--json")[1])["dimensions"] == 4
+    assert json.loads(run(capsys, "versions", "pods", "--store", store, "--json")[1])[0]["version"] == 1
+    verified = json.loads(run(capsys, "verify", "pods", "--store", store, "--json")[1])
+    assert (verified["rows"], verified["problems"]) == (200, [])
+    collected = json.loads(run(capsys, "gc", "pods", "--store", store, "--json")[1])
+    assert collected["segments"] == []
+    assert (
+        json.loads(run(capsys, "rollback", "pods", "--to", "1", "--store", store, "--json")[1])["version"]
+        == 2
+    )
+    assert json.loads(run(capsys, "schema")[1])["title"] == "Scannery index spec"
+
+
+def test_verify_says_no_to_damage(store: str, capsys: pytest.CaptureFixture[str]):
+    assert run(capsys, "verify", "pods", "--store", store)[0] == 0
+    opened = Store.open(store)
+    key = segment_key("pods", read_manifest(opened, "pods").segments[0].key)
+    opened.write(key, opened.read(key)[:-9] + b"123456789")
+    status, out, _ = run(capsys, "verify", "pods", "--store", store)
+    assert status == 1
+    assert "SHA-256" in out
+    assert json.loads(run(capsys, "verify", "pods", "--store", store, "--json")[1])["problems"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["show", "nope"], 3, "no index 'nope'"),
+        (["show", "pods", "--version", "9"], 3, "no version 9; it has 1"),
+        (["rollback", "pods", "--to", "4"], 3, "no version 4"),
+        (["gc", "pods", "--keep", "0"], 2, "keep"),
+        (["show", "pods", "--plot", "x.png"], 2, "nothing to plot"),
+    ],
+)
+def test_errors_are_one_line(store: str, capsys: pytest.CaptureFixture[str], arguments, status, says):
+    got, _, err = run(capsys, *arguments, "--store", store)
+    assert got == status
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_store_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    status, _, err = run(capsys, "list", "--store", str(tmp_path / "missing"))
+    assert status == 3
+    assert "there is no store at" in err

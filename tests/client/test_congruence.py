@@ -1,0 +1,278 @@
+"""The same lambda on an embedded and a remote index, sync and async, gives the same answer or the same error."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scannery
+from scannery import Like, ScanneryError
+from tests.served import DIMENSIONS, make_text_store, serving
+
+RNG = np.random.default_rng(0)
+VECTOR = RNG.normal(size=DIMENSIONS).astype(np.float32)
+VECTORS = RNG.normal(size=(5, DIMENSIONS))
+NUMBER: Any = 3
+NAN = np.where(np.arange(DIMENSIONS) == 3, np.nan, VECTOR)
+
+Target = tuple[str, Any]
+
+
+@pytest.fixture(scope="module")
+def targets(library: Path) -> Iterator[list[Target]]:
+    with serving(library) as server:
+        clients = {
+            "embedded": scannery.connect(library),
+            "remote": scannery.connect(server.address),
+        }
+        loop = asyncio.new_event_loop()
+        async_clients = {
+            "async embedded": scannery.aio.connect(library),
+            "async remote": scannery.aio.connect(server.address),
+        }
+        yield [
+            *((name, Runner(client)) for name, client in clients.items()),
+            *((name, Runner(client, loop)) for name, client in async_clients.items()),
+        ]
+        for client in clients.values():
+            client.close()
+        for async_client in async_clients.values():
+            loop.run_until_complete(async_client.close())
+        loop.close()
+
+
+class Runner:
+    """Runs a lambda over a client, and awaits what it returns if that is awaitable."""
+
+    def __init__(self, client: Any, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.client = client
+        self.loop = loop
+
+    def __call__(self, ask: Callable[[Any], Any]) -> Any:
+        try:
+            answer = ask(self.client)
+            if inspect.isawaitable(answer):
+                assert self.loop is not None
+                answer = self.loop.run_until_complete(_awaited(answer))
+        except ScanneryError as error:
+            return type(error), error.message, error.field
+        return answer
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+def same_everywhere(targets: list[Target], ask: Callable[[Any], Any]) -> Any:
+    answers = {name: run(ask) for name, run in targets}
+    first, *rest = answers.values()
+    for other in rest:
+        assert other == first, answers
+    return first
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda i: i.search(VECTOR),
+        lambda i: i.search(VECTOR.tolist(), 3),
+        lambda i: i.search(VECTOR.astype(np.float64), k=600),
+        lambda i: i.search(Like("d42"), 5),
+        lambda i: i.search(VECTOR, where={"show": "gotime", "year": {"$gte": 2010}}),
+        lambda i: i.search(VECTOR, where={"tags": {"$in": ["a"]}}, max_per_group=1),
+        lambda i: i.search(VECTOR, max_per_group=2, group_by="show", offset=1),
+        lambda i: i.search(VECTOR, min_score=0.5),
+        lambda i: i.search(VECTOR, exact=True, target_recall=0.99),
+        lambda i: i.search(VECTOR, leaves=5, rescore=100),
+        lambda i: i.search(VECTOR, where={"year": 1}),
+        lambda i: i.search(VECTOR, fields=["title", "year"]),
+        lambda i: i.search(VECTOR, fields=[]),
+        lambda i: i.search_many(VECTORS, 3),
+        lambda i: i.search_many(list(VECTORS), 3, where={"live": True}),
+        lambda i: i.search_many([VECTOR, Like("d1")], 3, max_per_group=1),
+        lambda i: i.get(["d1", "nobody", "d2", "d1"]),
+        lambda i: i.get(["d1"], fields=["text"]),
+        lambda i: i.stats(),
+    ],
+    ids=lambda ask: inspect.getsource(ask).strip().removeprefix("lambda i: ").rstrip(","),
+)
+def test_answers_are_the_same(targets: list[Target], ask: Callable[[Any], Any]) -> None:
+    answer = same_everywhere(targets, lambda client: ask(client.index("library")))
+    assert not isinstance(answer, tuple), f"an error: {answer}"
+
+
+def test_lists_of_indexes_are_the_same(targets: list[Target]) -> None:
+    names = [info.name for info in same_everywhere(targets, lambda client: client.indexes())]
+    assert names == ["flat", "library"]
+
+
+def test_vectors_come_back_as_they_were_given(targets: list[Target]) -> None:
+    from tests.served import library_table
+
+    given = np.array(library_table().column("embedding")[42].as_py(), np.float32)
+    for _, run in targets:
+        [point] = run(lambda client: client.index("library").get(["d42"], vectors=True))
+        np.testing.assert_array_equal(point.vector, given)
+        assert not point.vector.flags.writeable
+        hit = run(lambda client: client.index("library").search(given, 1, vectors=True))[0]
+        np.testing.assert_array_equal(hit.vector, given)
+
+
+INVALID = scannery.InvalidArgumentError
+FAILED = scannery.FailedPreconditionError
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind", "field", "message"),
+    [
+        (lambda i: i.search(VECTOR, 0), INVALID, "k", "must be 1 to 10000, got 0"),
+        (lambda i: i.search(VECTOR, -1), INVALID, "k", "must be 1 to 10000, got -1"),
+        (lambda i: i.search(VECTOR, 10_001), INVALID, "k", "must be 1 to 10000"),
+        (lambda i: i.search(VECTOR, 2**40), INVALID, "k", "must be an integer"),
+        (lambda i: i.search(VECTOR, 2.5), INVALID, "k", "must be an integer, got 2.5"),
+        (lambda i: i.search(VECTOR, True), INVALID, "k", "must be an integer"),
+        (lambda i: i.search(NAN), INVALID, "query", "must be finite"),
+        (lambda i: i.search(VECTOR * np.inf), INVALID, "query", "must be finite"),
+        (lambda i: i.search(VECTOR * 1e20), INVALID, "query", "must be finite and within"),
+        (lambda i: i.search(VECTOR * 0), INVALID, "query", "must not be all zeros"),
+        (lambda i: i.search(VECTOR[:5]), INVALID, "query", "must have 16 dimensions, got 5"),
+        (lambda i: i.search([]), INVALID, "query", "an array of shape (0,)"),
+        (lambda i: i.search(VECTORS), INVALID, "query", "an array of shape (5, 16)"),
+        (lambda i: i.search(["a", "b"]), INVALID, "query", "must be a text or a vector"),
+        (lambda i: i.search(None), INVALID, "query", "an array of shape ()"),
+        (lambda i: i.search({"a": 1}), INVALID, "query", "must be a text or a vector, got dict"),
+        (lambda i: i.search(""), INVALID, "query", "the text must not be empty"),
+        (lambda i: i.search("  \n"), INVALID, "query", "the text must not be empty"),
+        (lambda i: i.search("x" * 40_000), INVALID, "query", "at most 32768 bytes, got 40000"),
+        (lambda i: i.search("\ud800"), INVALID, "query", "not valid Unicode"),
+        (lambda i: i.search("words"), scannery.FailedPreconditionError, "query", "has no encoder"),
+        (lambda i: i.search(Like("")), INVALID, "query", "must be 1 to 512 bytes"),
+        (lambda i: i.search(Like(NUMBER)), INVALID, "query", "must be a string"),
+        (lambda i: i.search(Like("nobody")), scannery.NotFoundError, "query", "no datapoint 'nobody'"),
+        (lambda i: i.search(VECTOR, where={"yaer": 1}), INVALID, "where.yaer", "did you mean year?"),
+        (lambda i: i.search(VECTOR, where={"year": "x"}), INVALID, "where.year", "64-bit integer"),
+        (lambda i: i.search(VECTOR, where={"year": {"$gte": "x"}}), INVALID, "where.year.$gte", "64-bit"),
+        (lambda i: i.search(VECTOR, where={"year": {"$in": []}}), INVALID, "where.year.$in", "not be empty"),
+        (lambda i: i.search(VECTOR, where=[1]), INVALID, "where", "must be a dictionary"),
+        (lambda i: i.search(VECTOR, offset=-1), INVALID, "offset", "must be 0 to 10000"),
+        (lambda i: i.search(VECTOR, offset=10_001), INVALID, "offset", "must be 0 to 10000"),
+        (lambda i: i.search(VECTOR, min_score=np.nan), INVALID, "min_score", "must be finite"),
+        (lambda i: i.search(VECTOR, min_score="x"), INVALID, "min_score", "must be a number"),
+        (lambda i: i.search(VECTOR, min_score=1e300), INVALID, "min_score", "must be finite"),
+        (lambda i: i.search(VECTOR, target_recall=0.2), INVALID, "target_recall", "0.5 to 0.999"),
+        (lambda i: i.search(VECTOR, target_recall=1.0), INVALID, "target_recall", "0.5 to 0.999"),
+        (lambda i: i.search(VECTOR, leaves=0), INVALID, "knobs.leaves", "must be 1 to"),
+        (lambda i: i.search(VECTOR, rescore=5), INVALID, "knobs.rescore", "at least k"),
+        (lambda i: i.search(VECTOR, leaves=5, target_recall=0.9), INVALID, "knobs", "together"),
+        (lambda i: i.search(VECTOR, max_per_group=0), INVALID, "max_per_group", "must be 1 to 10000"),
+        (lambda i: i.search(VECTOR, group_by="show"), INVALID, "group_by", "needs max_per_group"),
+        (
+            lambda i: i.search(VECTOR, max_per_group=1, group_by="sho"),
+            INVALID,
+            "group_by",
+            "did you mean show?",
+        ),
+        (lambda i: i.search(VECTOR, max_per_group=1, group_by="tags"), INVALID, "group_by", "string_list"),
+        (lambda i: i.search(VECTOR, fields=["titel"]), INVALID, "fields", "did you mean title?"),
+        (lambda i: i.search(VECTOR, fields="title"), INVALID, "fields", "must be a list of names"),
+        (lambda i: i.search(VECTOR, mode="fuzzy"), INVALID, "mode", "must be one of dense"),
+        (lambda i: i.search("words", mode="hybrid"), FAILED, "mode", "no words for hybrid search"),
+        (lambda i: i.search("words", mode="lexical"), FAILED, "mode", "no words for lexical search"),
+        (lambda i: i.search("words", mode="lexical", alpha=0.5), INVALID, "alpha", "is for hybrid search"),
+        (lambda i: i.search("words", mode="hybrid", alpha=2), INVALID, "alpha", "must be 0 to 1, got 2"),
+        (lambda i: i.search("words", mode="hybrid", fusion="sum"), INVALID, "fusion", "must be one of"),
+        (lambda i: i.search(VECTOR, timeout_s=0), INVALID, "timeout_s", "above 0"),
+        (lambda i: i.search_many([]), INVALID, "queries", "must have 1 to 1000 items, got 0"),
+        (lambda i: i.search_many(np.empty((0, 16))), INVALID, "queries", "must have 1 to 1000 items, got 0"),
+        (lambda i: i.search_many("words"), INVALID, "queries", "must be a list of queries, got one"),
+        (lambda i: i.search_many(VECTOR), INVALID, "queries", "must have the shape (queries, dimensions)"),
+        (lambda i: i.search_many(VECTORS[:, :3]), INVALID, "queries", "must have 16 dimensions, got 3"),
+        (lambda i: i.search_many([VECTOR, NAN]), INVALID, "queries[1]", "must be finite"),
+        (lambda i: i.search_many(np.stack([VECTOR, NAN])), INVALID, "queries[1]", "must be finite"),
+        (lambda i: i.search_many([VECTOR] * 1001), INVALID, "queries", "must have 1 to 1000 items"),
+        (lambda i: i.search_many([VECTOR] * 11, 10_000), INVALID, "queries", "exceed 100000 hits"),
+        (lambda i: i.search_many([Like("d1"), Like("x")]), scannery.NotFoundError, "queries[1]", "'x'"),
+        (lambda i: i.get([]), INVALID, "ids", "must have 1 to 1000 items"),
+        (lambda i: i.get(["x"] * 1001), INVALID, "ids", "must have 1 to 1000 items"),
+        (lambda i: i.get("d1"), INVALID, "ids", "must be a list of strings"),
+        (lambda i: i.get([1]), INVALID, "ids", "must be a list of strings"),
+        (lambda i: i.get(["d1", "x" * 600]), INVALID, "ids[1]", "1 to 512 bytes"),
+        (lambda i: i.get(["d1"], fields=["x"]), INVALID, "fields", "no such field"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_input_is_the_same_clear_error(
+    targets: list[Target], ask: Callable[[Any], Any], kind: type[Exception], field: str, message: str
+) -> None:
+    answer = same_everywhere(targets, lambda client: ask(client.index("library")))
+    assert isinstance(answer, tuple), f"no error: {answer}"
+    assert answer[0] is kind
+    assert answer[2] == field
+    assert message in answer[1]
+
+
+@pytest.mark.parametrize("name", ["nobody", "", "../library", "library/versions"])
+def test_an_unknown_index_is_the_same_clear_error(targets: list[Target], name: str) -> None:
+    asks: list[Callable[[Any], Any]] = [
+        lambda client: client.index(name).search(VECTOR),
+        lambda client: client.index(name).get(["d1"]),
+        lambda client: client.index(name).stats(),
+    ]
+    for ask in asks:
+        kind, message, field = same_everywhere(targets, ask)
+        assert field == "index"
+        assert kind is (scannery.NotFoundError if name else INVALID)
+        assert ("there are: flat, library" in message) == bool(name)
+
+
+def test_texts_get_the_same_hits_everywhere(texts: Path) -> None:
+    with serving(texts, device="cpu") as server:
+        remote, embedded = scannery.connect(server.address), scannery.connect(texts)
+        for query in ("how do eruptions happen", "Ünïcödé 🎻", "x"):
+            hits = remote.index("texts").search(query, 3, where={"letters": {"$gt": 10}})
+            assert hits == embedded.index("texts").search(query, 3, where={"letters": {"$gt": 10}})
+            assert len(hits) == 3
+        assert remote.index("texts").stats() == embedded.index("texts").stats()
+        remote.close()
+
+
+def test_every_mode_gets_the_same_hits_everywhere(tmp_path: Path) -> None:
+    texts = make_text_store(tmp_path, lexical=True)
+    asks: list[dict[str, Any]] = [
+        {"mode": "lexical"},
+        {"mode": "lexical", "where": {"letters": {"$gt": 60}}, "max_per_group": 1, "offset": 1},
+        {"mode": "hybrid"},
+        {"mode": "hybrid", "alpha": 0.2, "fusion": "weighted_score", "where": {"letters": {"$gt": 60}}},
+        {"mode": "hybrid", "min_score": 0.01},
+    ]
+    with serving(texts, device="cpu") as server:
+        remote, embedded = (scannery.connect(place).index("texts") for place in (server.address, texts))
+        for ask in asks:
+            for query in ("the crust of the planet", Like("bread")):
+                hits = remote.search(query, 4, **ask)
+                assert hits == embedded.search(query, 4, **ask)
+                assert hits == remote.search_many([query], 4, **ask)[0]
+                assert hits
+        found = remote.search("crusts", 1, mode="lexical")[0]
+        assert (found.id, found.dense_score, found.lexical_score) == ("volcano", None, None)
+        both = remote.search("crusts", 1, mode="hybrid")[0]
+        assert both.dense_score is not None
+        assert both.lexical_score == found.score
+
+
+def test_unknown_arguments_are_type_errors(targets: list[Target]) -> None:
+    for _, run in targets:
+        with pytest.raises(TypeError, match="limit"):
+            run(lambda client: client.index("library").search(VECTOR, limit=3))
+
+
+def test_zero_vectors_have_a_place_where_the_distance_is_not_cosine(targets: list[Target]) -> None:
+    hits = same_everywhere(targets, lambda client: client.index("flat").search([0, 0, 0, 0], 3))
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    assert all(hit.score < 0 for hit in hits)

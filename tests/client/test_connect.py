@@ -1,0 +1,125 @@
+"""Which targets are servers, which are stores, and which are neither."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scannery
+from scannery.client.connect import remote_target
+from tests.data import ROOT
+from tests.served import DIMENSIONS, serving
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "localhost:7077",
+        "127.0.0.1:1",
+        "[::1]:7077",
+        "search.example-1.com:65535",
+        "dns:///host:1",
+        "unix:/run/s.sock",
+    ],
+)
+def test_servers(target: str) -> None:
+    assert remote_target(target) == target
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["./store", "store", "/a/b", "a/b:c", "C:store", "~/store", "gs://bucket/x", "s3://b", "az://c/d",
+     "file:///a", "GS://bucket", Path("localhost:7077")],
+)  # fmt: skip
+def test_stores(target: str | Path) -> None:
+    assert remote_target(target) is None
+
+
+@pytest.mark.parametrize(
+    "target", ["", "  ", None, 7077, "http://localhost:7077", "grpc://a:1", "host:0", "host:99999"]
+)
+def test_neither(target: Any) -> None:
+    for connect in (scannery.connect, scannery.aio.connect):
+        with pytest.raises(scannery.InvalidArgumentError) as caught:
+            connect(target)
+        assert caught.value.field == "target"
+
+
+def test_a_folder_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+    for connect in (scannery.connect, scannery.aio.connect):
+        with pytest.raises(scannery.NotFoundError, match="there is no store at"):
+            connect(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan"), True, "5"])
+def test_timeouts_are_positive(timeout_s: Any) -> None:
+    with pytest.raises(scannery.InvalidArgumentError, match="timeout_s"):
+        scannery.connect("localhost:1", timeout_s=timeout_s)
+
+
+def test_a_store_by_uri(library: Path) -> None:
+    with scannery.connect(library.as_uri()) as client:
+        assert [info.name for info in client.indexes()] == ["flat", "library"]
+
+
+def test_a_closed_client_refuses(library: Path) -> None:
+    with serving(library) as server:
+        remote = scannery.connect(server.address)
+        assert len(remote.indexes()) == 2
+        for client in (remote, scannery.connect(library)):
+            client.close()
+            with pytest.raises(scannery.CancelledError, match="the client is closed"):
+                client.index("library").search(np.ones(DIMENSIONS))
+
+
+async def test_an_async_client_asks_many_things_at_once(library: Path) -> None:
+    import asyncio
+
+    with serving(library) as server:
+        async with scannery.aio.connect(server.address) as client:
+            index = client.index("library")
+            queries = np.random.default_rng(0).normal(size=(30, DIMENSIONS))
+            answers = await asyncio.gather(*(index.search(query, 3) for query in queries))
+            together = await index.search_many(queries, 3)
+            assert [[hit.id for hit in hits] for hits in answers] == [
+                [hit.id for hit in hits] for hits in together
+            ]
+        with pytest.raises(scannery.CancelledError, match="closed"):
+            await index.stats()
+
+
+def test_errors_survive_pickling() -> None:
+    import pickle
+
+    error = scannery.ResourceExhaustedError("m", field="f", retry_after_s=2)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.field, copy.retry_after_s) == (type(error), "m", "f", 2)
+
+
+def test_errors_are_the_builtin_ones_too() -> None:
+    assert issubclass(scannery.InvalidArgumentError, ValueError)
+    assert issubclass(scannery.NotFoundError, LookupError)
+    assert issubclass(scannery.DeadlineExceededError, TimeoutError)
+    assert issubclass(scannery.UnavailableError, ConnectionError)
+
+
+def test_a_client_of_a_server_never_loads_the_engine() -> None:
+    code = (
+        "import sys, scannery; scannery.connect('localhost:1'); "
+        "print([m for m in ('torch', 'scann', 'scannery.serving', 'scannery.indexer', 'pyarrow', 'apache_beam') "
+        "if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert result.stdout == "[]\n"

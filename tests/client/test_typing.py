@@ -1,0 +1,83 @@
+"""The type checker accepts right use of the SDK and refuses wrong use."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+from mypy import api
+
+from tests.data import ROOT
+
+RIGHT = """
+    import datetime as dt
+    import numpy as np
+    import scannery
+
+    with scannery.connect("./store", timeout_s=5) as client:
+        index = client.index("podcasts")
+        hits = index.search("volcanoes", k=10, where={"show": "gotime", "year": {"$gte": 2020}}, mode="dense",
+                            max_per_group=1, target_recall=0.95)
+        index.search([0.1, 0.2], where={"$or": [{"a": 1}, {"b": {"$in": ["x", "y"]}}], "$not": {"c": True}})
+        index.search(np.zeros(3), where={"when": {"$lt": dt.datetime.now(), "$exists": True}}, timeout_s=1.5)
+        index.search(scannery.Like("a"))
+        explanation = index.search([1.0], leaves=3, rescore=90, explain=True).explanation
+        if explanation is not None:
+            explanation.segments[0].rows_allowed + explanation.stages_us["search"]
+        index.search_many(np.zeros((3, 2)), 5)
+        index.search_many(["a", scannery.Like("b"), [0.1]], fields=["title"], vectors=True)
+        hits[0].score + hits.version
+        for point in index.get(["a"]):
+            if point is not None:
+                point.attributes["show"]
+        index.stats().rows + 1
+
+    async def main() -> None:
+        async with scannery.aio.connect("localhost:7077") as client:
+            hits = await client.index("podcasts").search("volcanoes")
+            hits[0].id.upper()
+"""
+
+WRONG = {
+    'index.search("a", limit=3)': "limit",
+    'index.search("a", mode="fuzzy")': "mode",
+    'index.search("a", k="10")': "k",
+    "index.search(3)": "query",
+    'index.search("a", where=["x"])': "where",
+    'index.search("a", max_per_group="1")': "max_per_group",
+    'index.search("a")[0].scores': "scores",
+    'index.search("a")[0].score = 1.0': "read-only",
+    'index.get(["a"])[0].id': "None",
+    "scannery.connect(7077)": "target",
+    'index.upsert([{"id": "a"}])': "upsert",
+    'index.serch("a")': "serch",
+}
+
+
+def checked(folder: Path, code: str) -> str:
+    path = folder / "use.py"
+    path.write_text(textwrap.dedent(code))
+    output, errors, _ = api.run(
+        ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache"), str(path)]
+    )
+    assert errors == ""
+    return output
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_right_use_passes(tmp_path: Path) -> None:
+    assert "Success" in checked(tmp_path, RIGHT)
+
+
+def test_every_wrong_use_fails(tmp_path: Path) -> None:
+    lines = ["import scannery", 'index = scannery.connect("./store").index("podcasts")', *WRONG]
+    output = checked(tmp_path, "\n".join(lines))
+    flagged = {int(number) for number in re.findall(r"use\.py:(\d+): error", output)}
+    missed = [use for number, use in enumerate(WRONG, 3) if number not in flagged]
+    assert missed == []

@@ -1,0 +1,32 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Unpack segments into a folder of this run, not into the user's cache; child processes inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SCANNERY_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the indexes `library` and `flat` of tests/served.py."""
+    from tests.served import make_library_store
+
+    return make_library_store(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the index `texts` of tests/served.py."""
+    from tests.served import make_text_store
+
+    return make_text_store(tmp_path_factory.mktemp("texts"))

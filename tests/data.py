@@ -1,0 +1,88 @@
+"""Where tests find data: the real collections beside the repository, and small stores they make themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from scannery.indexer import (
+    IndexSpec,
+    Manifest,
+    Store,
+    build_segment,
+    commit,
+    datapoint_schema,
+    expected_recall,
+    segment_key,
+    shard_of,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def shared_data(*parts: str) -> Path:
+    """Return a path in the folder of real data; skip the test if it is not there."""
+    folder = Path(os.environ.get("SCANNERY_DATA", ROOT.parent / "shared" / "data"))
+    path = folder.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"needs {Path(*parts)} in the real data folder (set SCANNERY_DATA)")
+    return path
+
+
+def clustered(rows: int, dimensions: int, *, seed: int = 0, clusters: int = 100) -> np.ndarray:
+    """Return float32 vectors around random centres, as embeddings lie."""
+    generator = np.random.default_rng(seed)
+    centres = generator.standard_normal((clusters, dimensions))
+    noise = 0.6 * generator.standard_normal((rows, dimensions))
+    return (centres[generator.integers(0, clusters, rows)] + noise).astype(np.float32)
+
+
+def datapoints(
+    spec: IndexSpec,
+    vectors: np.ndarray,
+    *,
+    ids: Sequence[str] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+) -> pa.Table:
+    """Return a table of datapoints; columns that are not given are null."""
+    schema = datapoint_schema(spec, vectors.shape[1])
+    names = list(ids) if ids is not None else [f"d{row}" for row in range(len(vectors))]
+    given = {"id": names, "document_id": names, **(columns or {})}
+    flat = pa.array(np.ascontiguousarray(vectors, np.float32).ravel())
+    arrays = [
+        pa.FixedSizeListArray.from_arrays(flat, type=field.type)
+        if field.name == "embedding"
+        else pa.array(given.get(field.name, [None] * len(vectors)), field.type)
+        for field in schema
+    ]
+    return pa.table(arrays, schema=schema)
+
+
+def publish(store: Store, spec: IndexSpec, table: pa.Table, folder: Path, *, shards: int = 1) -> Manifest:
+    """Build the segments of a table, put them into the store, and commit the first version."""
+    numbers = np.array([shard_of(text, shards) for text in table.column("document_id").to_pylist()])
+    entries = []
+    for shard in range(shards):
+        rows = table.filter(pa.array(numbers == shard))
+        if rows.num_rows:
+            built = build_segment(rows, spec=spec, shard=shard, directory=folder)
+            store.write_file(segment_key(spec.index, built.entry.key), built.path)
+            entries.append(built.entry)
+    manifest = Manifest(
+        index=spec.index,
+        version=1,
+        created_at=datetime.now(timezone.utc),
+        spec=spec,
+        dimensions=table.schema.field("embedding").type.list_size,
+        shards=shards,
+        segments=tuple(entries),
+        recall=expected_recall(entries, spec.target_recall),
+    )
+    return commit(store, manifest)

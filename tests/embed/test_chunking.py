@@ -1,0 +1,83 @@
+"""Passages are exact pieces of the text, small enough, cut well, and cover it."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scannery.embed import Chunker, Encoder, InvalidArgumentError, InvalidTextError
+
+
+@pytest.fixture(scope="module")
+def chunker(minilm: Encoder) -> Chunker:
+    return minilm.chunker(max_tokens=16, overlap_tokens=4)
+
+
+TEXT_PIECES = st.sampled_from(
+    ["word", " ", "\n", "\n\n", ". ", "? ", "。", "日本", "né", "**Ann:** ", "[01:02] ", "\u200b", "🦜", "\t",
+     "antidisestablishmentarianism", "00:00:01.000 --> 00:00:02.000\n", "!" * 9, "<v Bo>", "WEBVTT\n\n", "x" * 60]
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(st.text(max_size=400), st.lists(TEXT_PIECES, max_size=120).map("".join)))
+def test_passages_are_exact_small_ordered_and_complete(minilm: Encoder, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return
+    passages = minilm.chunker(max_tokens=16, overlap_tokens=4).split(text)
+    tokenizer: Any = minilm._tokenizer
+    for passage in passages:
+        assert passage.text == text[passage.start : passage.end] != ""
+        assert len(tokenizer(passage.embedding_text, add_special_tokens=False)["input_ids"]) == passage.tokens
+        assert 1 <= passage.tokens <= 16 or passage.end - passage.start == 1
+        if passage.embedding_text == passage.text:
+            assert passage.embedding_text is passage.text
+    for one, two in pairwise(passages):
+        assert one.start < two.start
+        assert one.end < two.end
+        lost = text[one.end : two.start]
+        assert not any(char.isalnum() for char in lost) or "[" in lost or "-->" in lost or "<" in lost
+
+
+def test_cuts_are_where_a_reader_would_cut(chunker: Chunker) -> None:
+    text = (
+        "**Ann:** One two three four five six seven. Eight nine ten eleven.\n\n"
+        "**Bo:** Twelve thirteen fourteen. Fifteen sixteen seventeen eighteen nineteen twenty."
+    )
+    passages = chunker.split(text)
+    assert passages[0].text == "**Ann:** One two three four five six seven."
+    assert [p.speakers for p in passages] == [("Ann",), ("Ann",), ("Ann", "Bo"), ("Bo",)]
+
+
+def test_bad_options_and_texts(minilm: Encoder, chunker: Chunker) -> None:
+    with pytest.raises(InvalidArgumentError, match="at most 254"):
+        minilm.chunker(max_tokens=255, overlap_tokens=0)
+    with pytest.raises(InvalidArgumentError, match="at least 8"):
+        minilm.chunker(max_tokens=7, overlap_tokens=0)
+    with pytest.raises(InvalidArgumentError, match="less than half"):
+        minilm.chunker(max_tokens=16, overlap_tokens=8)
+    with pytest.raises(InvalidTextError):
+        chunker.split("\ud800")
+
+
+@pytest.mark.parametrize("text", ["", " \n\t ", "\u200b"])
+def test_a_text_of_nothing_has_no_passages(chunker: Chunker, text: str) -> None:
+    assert chunker.split(text) == []
+
+
+def test_time_is_linear_even_for_one_endless_word(minilm: Encoder) -> None:
+    chunker = minilm.chunker(max_tokens=64, overlap_tokens=8)
+    for piece in ("prose and words. ", "0a9f", "\n", "[[", "*"):
+        seconds = []
+        for size in (50_000, 200_000):
+            started = time.perf_counter()
+            chunker.split(piece * (size // len(piece)))
+            seconds.append(time.perf_counter() - started)
+        assert seconds[1] < 12 * seconds[0] + 0.2, piece

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from scannery.indexer import IndexSpec, InvalidSpecError, load_spec, parse_spec, spec_json_schema
+from tests.data import ROOT
+
+FULL: dict[str, Any] = {
+    "index": "podcasts",
+    "source": {
+        "id": "id",
+        "text": "text",
+        "title": "title",
+        "chunk": {"max_tokens": 128, "overlap_tokens": 16},
+    },
+    "encoder": {"model": "sentence-transformers/all-MiniLM-L6-v2"},
+    "distance": "cosine",
+    "attributes": {"show": "string", "speakers": "string_list", "published": "timestamp"},
+    "lexical": True,
+    "shards": "auto",
+    "target_recall": 0.95,
+}
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """Return FULL with one key, given by its dotted path, set; None removes it."""
+    spec: dict[str, Any] = yaml.safe_load(yaml.safe_dump(FULL))
+    *parents, key = path.split(".")
+    node = spec
+    for parent in parents:
+        node = node[parent]
+    if value is None:
+        node.pop(key)
+    else:
+        node[key] = value
+    return spec
+
+
+def test_the_documented_spec_is_read_as_written():
+    spec = parse_spec(FULL)
+    assert spec.model_dump(exclude_unset=True) == FULL
+    assert IndexSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_a_source_of_vectors_needs_no_encoder():
+    spec = parse_spec({"index": "vectors", "source": {"vector": "embedding"}})
+    assert spec.encoder is None
+    assert spec.target_recall == 0.95
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says", "field"),
+    [
+        ("distanse", "dot", "did you mean `distance`?", "distanse"),
+        ("source.chunk.max_token", 3, "did you mean `max_tokens`?", "source.chunk.max_token"),
+        ("encoder.modle", "x", "did you mean `model`?", "encoder.modle"),
+        ("source", None, "Field required", "source"),
+        ("zzz", 1, "valid keys: attributes, distance", "zzz"),
+        ("index", "Pod casts", "must match", "index"),
+        ("index", "../x", "must match", "index"),
+        ("index", None, "Field required", "index"),
+        ("distance", "euclid", "'cosine', 'dot' or 'squared_l2', got 'euclid'", "distance"),
+        ("shards", 0, "from 1 to 4096, got 0", "shards"),
+        ("shards", "many", "got 'many'", "shards"),
+        ("target_recall", 1.5, "less than or equal to 0.999, got 1.5", "target_recall"),
+        ("attributes.id", "string", "'id' is reserved", "attributes"),
+        ("attributes._leaf", "int", "must match", "attributes"),
+        ("attributes.year", "number", "got 'number'", "attributes.year"),
+        ("source.chunk.overlap_tokens", 64, "less than half of max_tokens (128), got 64", "source.chunk"),
+        ("source.format", "manged", "'managed', got 'manged'", "source.format"),
+        ("source.format", ["managed"], "'managed'", "source.format"),
+        ("source.format", "managed", "`text` cannot be set with `format: managed`, got 'text'", "source"),
+        ("source.format", "datapoints", "`chunk` needs `text` and no `vector`", "source"),
+        ("source.vector_bytes", "float32", "`vector_bytes` needs `vector`", "source"),
+        ("source.text", None, "needs `text`, `vector` or both", "source"),
+        ("encoder", None, "`encoder` is required", None),
+    ],
+)
+def test_a_wrong_spec_names_the_key(path: str, value: object, says: str, field: str | None):
+    with pytest.raises(InvalidSpecError) as caught:
+        parse_spec(changed(path, value))
+    assert says in str(caught.value)
+    assert caught.value.field == field
+
+
+def test_formats_with_fields_of_their_own_need_nothing_else():
+    managed = parse_spec({"index": "m", "source": {"format": "managed"}})
+    assert (managed.source.vector, managed.source.payload) == ("embedding", "embedding_metadata")
+    exported = parse_spec({"index": "m", "source": {"format": "datapoints"}, "lexical": True})
+    assert (exported.source.document_id, exported.source.vector) == ("document_id", "embedding")
+    for spec in (managed, exported):
+        assert IndexSpec.model_validate_json(spec.model_dump_json()) == spec
+    with pytest.raises(InvalidSpecError, match="'embedding_metadata' is taken"):
+        parse_spec(
+            {"index": "m", "source": {"format": "managed"}, "attributes": {"embedding_metadata": "string"}}
+        )
+
+
+def test_files_that_are_no_spec(tmp_path: Path):
+    with pytest.raises(InvalidSpecError, match="cannot read the spec"):
+        load_spec(tmp_path / "missing.yaml")
+    (tmp_path / "broken.yaml").write_text("index: [")
+    with pytest.raises(InvalidSpecError, match="not valid YAML"):
+        load_spec(tmp_path / "broken.yaml")
+    (tmp_path / "list.yaml").write_text("- index")
+    with pytest.raises(InvalidSpecError, match=r"list\.yaml: the spec must be a mapping of keys, got list"):
+        load_spec(tmp_path / "list.yaml")
+
+
+def test_the_json_schema_agrees_with_the_parser():
+    validator = jsonschema.Draft202012Validator(spec_json_schema())
+    validator.validate(FULL)
+    validator.validate({"index": "m", "source": {"format": "managed"}})
+    for path, value in [("distanse", "dot"), ("shards", 0), ("source.chunk.max_token", 3), ("index", None),
+                        ("source.format", "manged"), ("source.vector_bytes", "int8")]:  # fmt: skip
+        assert not validator.is_valid(changed(path, value)), path
+
+
+def test_a_misspelt_required_key_is_called_misspelt():
+    with pytest.raises(InvalidSpecError, match="unknown key `sorce`; did you mean `source`"):
+        parse_spec({"index": "p", "sorce": {"text": "t"}, "encoder": {"model": "m"}})
+
+
+def test_the_published_schema_is_current():
+    # `scannery index schema > docs/spec.schema.json` renews it.
+    assert json.loads((ROOT / "docs" / "spec.schema.json").read_text()) == spec_json_schema()

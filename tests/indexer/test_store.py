@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from obstore.store import MemoryStore
+
+from scannery.indexer import AlreadyExistsError, NotFoundError, Store, StoreError
+from scannery.indexer.store import _ObjectBackend
+
+
+@pytest.fixture(params=["folder", "object"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "folder":
+        return Store.open(tmp_path / "store", create=True)
+    return Store("memory", _ObjectBackend(MemoryStore()))
+
+
+def test_objects_come_back(store: Store, tmp_path: Path):
+    store.write("a/one.bin", b"1")
+    store.write("a/one.bin", b"11")
+    (tmp_path / "file").write_bytes(b"222")
+    store.write_file("a/b/two.bin", tmp_path / "file")
+    assert store.read("a/one.bin") == b"11"
+    assert [(item.key, item.size_bytes) for item in store.list()] == [("a/b/two.bin", 3), ("a/one.bin", 2)]
+    assert [item.key for item in store.list("a/b")] == ["a/b/two.bin"]
+    assert store.list("nothing") == []
+    assert store.folders() == ["a"]
+    with store.open_file("a/b/two.bin") as path:
+        assert path.read_bytes() == b"222"
+    store.delete("a/one.bin")
+    store.delete("a/one.bin")
+    assert not store.exists("a/one.bin")
+
+
+def test_missing_objects(store: Store):
+    with pytest.raises(NotFoundError, match=r"no x/y\.json"):
+        store.read("x/y.json")
+    with pytest.raises(NotFoundError), store.open_file("x/y.json"):
+        pass
+
+
+def test_of_many_creators_exactly_one_wins(store: Store):
+    outcomes: list[str] = []
+    barrier = threading.Barrier(8)
+
+    def create(number: int) -> None:
+        barrier.wait()
+        try:
+            store.create("versions/1.json", f"{number}".encode())
+            outcomes.append(f"{number}")
+        except AlreadyExistsError:
+            outcomes.append("lost")
+
+    threads = [threading.Thread(target=create, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count("lost") == 7
+    assert store.read("versions/1.json").decode() in outcomes
+
+
+@pytest.mark.parametrize("key", ["", "../x", "a/../../x", "/etc/passwd", "a//b", "a/./b", "a\\b", "a\0"])
+def test_keys_stay_inside(store: Store, key: str):
+    with pytest.raises(StoreError, match="invalid object key"):
+        store.write(key, b"")
+    with pytest.raises(StoreError, match="invalid object key"):
+        store.read(key)
+
+
+def test_a_killed_writer_leaves_no_object(tmp_path: Path):
+    store = Store.open(tmp_path, create=True)
+    # What a writer has on disk before it is done.
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".tmp-0123").write_bytes(b"half")
+    assert store.list() == []
+
+
+def test_writes_are_synced_before_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # The order is what survives a power cut: data, then the name, then the folder that holds the name.
+    steps: list[str] = []
+
+    def recorded(name: str, original: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: object) -> None:
+            steps.append(name)
+            original(*arguments)
+
+        return call
+
+    for name in ("fsync", "link"):
+        original = getattr(os, name)
+        monkeypatch.setattr(os, name, recorded(name, original))
+    store = Store.open(tmp_path)
+    store.create("manifest.json", b"{}")
+    assert steps == ["fsync", "link", "fsync"]
+
+
+def test_places_that_are_no_store(tmp_path: Path):
+    with pytest.raises(NotFoundError, match="no store at"):
+        Store.open(tmp_path / "missing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="is a file"):
+        Store.open(tmp_path / "file", create=True)
+    with pytest.raises(StoreError, match="cannot create a store at .*: Not a directory"):
+        Store.open(tmp_path / "file" / "below", create=True)
+    with pytest.raises(StoreError, match="unknown scheme"):
+        Store.open("ftp://host/store")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to give up root")
+def test_a_folder_that_may_not_be_written():
+    # Not tmp_path: pytest hides it from other users, and root may write anywhere.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        store = Store.open(folder)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(StoreError, match="Permission denied"):
+                store.write("a.json", b"")
+        finally:
+            os.seteuid(0)
+
+
+def test_file_uris(tmp_path: Path):
+    store = Store.open(f"file://{tmp_path}/with%20space", create=True)
+    assert store.local_root == tmp_path / "with space"

@@ -1,0 +1,197 @@
+"""Metrics against values worked out by hand, intervals, and files of queries and judgements."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scannery.pipelines.errors import CollectionError, InputNotFoundError, MissingPackageError
+from scannery.pipelines.evaluate import evaluate, interval_of, largest_differences
+from scannery.pipelines.judgements import read_judgements, read_queries, read_recall_queries
+from scannery.pipelines.recall import measure_served_recall, near_vectors, recall_of
+
+QUERIES = {"q1": "one", "q2": "two", "q3": "three", "unjudged": "four", "hopeless": "five"}
+JUDGEMENTS = {"q1": {"a": 2, "b": 1}, "q2": {"c": 1}, "q3": {"d": 1, "e": 1}, "hopeless": {"x": 0}}
+
+
+def answering(found: Mapping[str, list[str]]) -> Any:
+    def search(texts: Sequence[str]) -> list[list[str]]:
+        return [found[text] for text in texts]
+
+    return search
+
+
+def test_metrics_are_those_worked_out_by_hand() -> None:
+    search = answering({"one": ["x", "b", "a"], "two": ["x"] * 0 + ["y", "z"], "three": ["d", "e", "x"]})
+    [result] = evaluate({"mine": search}, QUERIES, JUDGEMENTS, k=2)
+    assert result.query_ids == ("q1", "q2", "q3")
+    gained = 1 / math.log2(3) + 2 / math.log2(4)
+    ideal = 2 / math.log2(2) + 1 / math.log2(3)
+    np.testing.assert_allclose(result.values["nDCG@10"], [gained / ideal, 0, 1], rtol=1e-6)
+    np.testing.assert_allclose(result.values["MRR@10"], [1 / 2, 0, 1])
+    np.testing.assert_allclose(result.values["recall@2"], [1 / 2, 0, 1])
+    assert result.means["MRR@10"].mean == pytest.approx(0.5)
+
+
+def test_ties_stay_in_the_order_they_were_found() -> None:
+    # trec_eval would put z before a at equal scores.
+    search = answering({"one": ["a", "z"], "two": [], "three": []})
+    [result] = evaluate({"mine": search}, QUERIES, JUDGEMENTS)
+    assert result.values["MRR@10"][0] == 1
+
+
+def test_what_lies_below_the_cut_does_not_count() -> None:
+    search = answering({"one": [f"n{i}" for i in range(10)] + ["a"], "two": [], "three": []})
+    [result] = evaluate({"mine": search}, QUERIES, JUDGEMENTS, k=11)
+    assert (result.values["nDCG@10"][0], result.values["MRR@10"][0]) == (0, 0)
+    assert result.values["recall@11"][0] == 0.5
+
+
+def test_the_largest_differences_come_first() -> None:
+    good = answering({"one": ["a", "b"], "two": ["c"], "three": ["d", "e"]})
+    bad = answering({"one": ["b", "a"], "two": [], "three": ["d", "e"]})
+    one, other = evaluate({"good": good, "bad": bad}, QUERIES, JUDGEMENTS)
+    assert [item.query_id for item in largest_differences(one, other, 5)] == ["q2", "q1"]
+    assert largest_differences(one, other, 1)[0].one == 1
+
+
+def test_intervals_hold_the_mean_as_often_as_they_say() -> None:
+    generator = np.random.default_rng(4)
+    held = 0
+    for _ in range(100):
+        interval = interval_of(generator.normal(0.5, 0.2, 60))
+        assert interval.low < interval.mean < interval.high
+        held += interval.low <= 0.5 <= interval.high
+    assert 88 <= held <= 99
+    constant = interval_of(np.ones(10))
+    assert (constant.low, constant.high) == (1, 1)
+
+
+def test_a_missing_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        if name == "ir_measures":
+            raise ImportError(name)
+        return load(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingPackageError, match=r"pip install 'scannery\[eval\]'"):
+        evaluate({}, QUERIES, JUDGEMENTS)
+
+
+def test_judgements_that_fit_no_query_are_an_error() -> None:
+    with pytest.raises(CollectionError, match="do the ids of both files fit"):
+        evaluate({}, {"other": "text"}, JUDGEMENTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "query-id\tcorpus-id\tscore\n1\ta b\t2\n1\tc\t0\n",
+        "1\t0\ta b\t2\n1\t0\tc\t0\n",
+        "\ufeff1\ta b\t2\r\n\r\n1\tc\t0\r\n",
+    ],
+)
+def test_judgements_come_as_beir_and_trec_have_them(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "qrels"
+    path.write_bytes(text.encode())
+    assert read_judgements(path) == {"1": {"a b": 2, "c": 0}}
+
+
+def test_trec_judgements_may_have_blanks(tmp_path: Path) -> None:
+    path = tmp_path / "qrels"
+    path.write_text("q1 0   d1 1\nq1 0 d2   -1\n")
+    assert read_judgements(path) == {"q1": {"d1": 1, "d2": -1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("q1 d1\n", "line 1: must have 3 or 4 columns, got 2"),
+        ("q1 0 d1 1\nq1 0 d2 high\n", "line 2: the score must be an integer, got 'high'"),
+        ("", "has no judgements"),
+    ],
+)
+def test_wrong_judgements_are_clear_errors(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "qrels"
+    path.write_text(text)
+    with pytest.raises(CollectionError, match=message) as caught:
+        read_judgements(path)
+    assert caught.value.field == "qrels"
+
+
+def test_queries_are_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "queries.jsonl"
+    path.write_text('{"_id": "a", "text": "x\\u2028y", "metadata": {}}\n\n{"id": 7, "text": "z"}\n')
+    assert read_queries(path) == {"a": "x\u2028y", "7": "z"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"_id": "a"}', "line 1: needs `text`"),
+        ('{"text": "a"}', "line 1: needs `_id`"),
+        ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', "line 2: the id 'a' stands twice"),
+        ("{", "line 1: is not JSON"),
+        ("[]", "must be a JSON object, got list"),
+        ("", "is empty"),
+    ],
+)
+def test_wrong_queries_are_clear_errors(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "queries.jsonl"
+    path.write_text(text)
+    with pytest.raises(CollectionError, match=message):
+        read_queries(path)
+
+
+def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputNotFoundError, match=r"queries: cannot read .*nothing"):
+        read_queries(tmp_path / "nothing")
+
+
+def test_queries_for_recall_have_text_or_vector(tmp_path: Path) -> None:
+    path = tmp_path / "queries.jsonl"
+    path.write_text('{"vector": [1, 2.5]}\n{"text": "words"}\n')
+    vector, text = read_recall_queries(path)
+    assert (np.asarray(vector).tolist(), text) == ([1, 2.5], "words")
+    path.write_text('{"vector": ["a"]}')
+    with pytest.raises(CollectionError, match="needs `text` or `vector`"):
+        read_recall_queries(path)
+
+
+@pytest.mark.parametrize(
+    ("found", "truth", "recall"),
+    [
+        ([3, 2, 1], [3, 2, 1], 1),
+        ([3, 1, 0], [3, 2, 1], 2 / 3),
+        ([3, 1], [3, 1, 1], 2 / 3),
+        ([3, 2 - 1e-6], [3, 2], 1),
+        ([], [3], 0),
+        ([], [], 1),
+        ([-1, -2], [-1, -1.5], 0.5),
+    ],
+)
+def test_recall_goes_by_score(found: list[float], truth: list[float], recall: float) -> None:
+    assert recall_of(found, truth) == pytest.approx(recall)
+
+
+def test_recall_of_a_served_index_counts_short_answers() -> None:
+    report = measure_served_recall(
+        lambda _: [[3.0, 2.0], [5.0]], lambda _: [[3.0, 2.0], [5.0, 4.0]], ["a", "b"], 2
+    )
+    assert (report.recall.mean, report.worst, report.short, report.queries) == (0.75, 0.5, 1, 2)
+
+
+def test_near_vectors_keep_their_distance() -> None:
+    vectors = np.random.default_rng(0).normal(size=(20, 8)).astype(np.float32)
+    moved = near_vectors(vectors)
+    distances = np.linalg.norm(moved - vectors, axis=1) / np.linalg.norm(vectors, axis=1)
+    np.testing.assert_allclose(distances, 0.3, rtol=1e-4)
+    np.testing.assert_array_equal(moved, near_vectors(vectors))

@@ -1,0 +1,17 @@
+"""The committed code is what the protos generate."""
+
+from pathlib import Path
+
+from tests.tools.generate_protos import PACKAGE, ROOT, generate
+
+
+def test_committed_code_is_what_the_protos_generate(tmp_path: Path) -> None:
+    generated = {path.name: path.read_bytes() for path in generate(tmp_path)}
+    committed = {path.name: path.read_bytes() for path in (ROOT / "src" / PACKAGE).glob("*_pb2*.py*")}
+    assert sorted(committed) == sorted(generated), "run `make proto`"
+    differing = [name for name, content in generated.items() if committed[name] != content]
+    assert differing == [], "run `make proto`"
+
+
+def test_proto_folder_is_no_python_package() -> None:
+    assert not list((ROOT / "proto").rglob("__init__.py")), "`proto` is the import name of proto-plus"

@@ -1,0 +1,184 @@
+"""Stores and servers for tests of serving, the SDK and the command."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer import (
+    IndexSpec,
+    Manifest,
+    Store,
+    build_segment,
+    commit,
+    expected_recall,
+    latest_version,
+    parse_spec,
+    segment_key,
+    shard_of,
+)
+from scannery.serving import Server, ServerConfig
+from tests.data import clustered, datapoints
+
+DIMENSIONS = 16
+ROWS = 600
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+
+LIBRARY: IndexSpec = parse_spec(
+    {
+        "index": "library",
+        "source": {"id": "id", "vector": "vector"},
+        "shards": 3,
+        "attributes": {
+            "show": "string",
+            "tags": "string_list",
+            "year": "int",
+            "rating": "float",
+            "live": "bool",
+            "published": "timestamp",
+        },
+    }
+)
+
+
+def library_columns(rows: int, *, seed: int = 0) -> dict[str, list[Any]]:
+    """Return columns of every type, each with values missing; five rows make a document."""
+    rng = random.Random(seed)
+
+    def some(value: Any) -> Any:
+        return value if rng.random() < 0.85 else None
+
+    epoch = datetime(2020, 1, 1, tzinfo=timezone.utc)
+    return {
+        "document_id": [f"doc{row // 5}" for row in range(rows)],
+        "title": [some(f"Episode {row // 5}") for row in range(rows)],
+        "text": [some(f"Passage {row} — naïve café") for row in range(rows)],
+        "text_start": [some(row * 10) for row in range(rows)],
+        "text_end": [some(row * 10 + 9) for row in range(rows)],
+        "time_start_s": [some(row * 1.5) for row in range(rows)],
+        "time_end_s": [some(row * 1.5 + 1) for row in range(rows)],
+        "payload": [some(json.dumps({"row": row, "deep": [None, "ü"]})) for row in range(rows)],
+        "show": [some(rng.choice(["gotime", "jsparty", "Ünï"])) for _ in range(rows)],
+        "tags": [some(rng.sample(["a", "b", "c", "d"], rng.randrange(4))) for _ in range(rows)],
+        "year": [some(rng.randrange(2000, 2025)) for _ in range(rows)],
+        "rating": [some(rng.randrange(50) / 10) for _ in range(rows)],
+        "live": [some(rng.random() < 0.5) for _ in range(rows)],
+        "published": [some(epoch + timedelta(hours=rng.randrange(9999))) for _ in range(rows)],
+    }
+
+
+@lru_cache
+def library_table(rows: int = ROWS) -> pa.Table:
+    """Return the datapoints of the index `library`."""
+    vectors = clustered(rows, DIMENSIONS, seed=5)
+    # Equal vectors have equal scores, which must come out by id.
+    vectors[7::50] = vectors[3]
+    return datapoints(LIBRARY, vectors, columns=library_columns(rows))
+
+
+def publish_version(
+    store: Store,
+    spec: IndexSpec,
+    table: pa.Table,
+    folder: Path,
+    *,
+    shards: int = 1,
+    encoder: dict[str, Any] | None = None,
+) -> Manifest:
+    """Build the table and commit it as the next version of the index."""
+    numbers = np.array([shard_of(text, shards) for text in table.column("document_id").to_pylist()])
+    entries = []
+    for shard in range(shards):
+        rows = table.filter(pa.array(numbers == shard))
+        if rows.num_rows:
+            built = build_segment(rows, spec=spec, shard=shard, directory=folder)
+            store.write_file(segment_key(spec.index, built.entry.key), built.path)
+            entries.append(built.entry)
+    return commit(
+        store,
+        Manifest(
+            index=spec.index,
+            version=1,
+            parent=latest_version(store, spec.index),
+            created_at=datetime.now(timezone.utc),
+            spec=spec,
+            encoder=encoder,
+            dimensions=table.schema.field("embedding").type.list_size,
+            shards=shards,
+            segments=tuple(entries),
+            recall=expected_recall(entries, spec.target_recall),
+        ),
+    )
+
+
+def make_library_store(folder: Path) -> Path:
+    """Return a store with `library` (cosine, three shards) and `flat` (squared L2, no attributes)."""
+    path = folder / "store"
+    store = Store.open(path, create=True)
+    publish_version(store, LIBRARY, library_table(), folder, shards=3)
+    flat = parse_spec({"index": "flat", "source": {"id": "id", "vector": "v"}, "distance": "squared_l2"})
+    publish_version(store, flat, datapoints(flat, clustered(50, 4, seed=9)), folder)
+    return path
+
+
+SENTENCES = {
+    "volcano": "Molten rock rises from deep below and breaks through the crust of the planet.",
+    "bread": "Knead the dough, let it rise overnight, and bake it until the crust is brown.",
+    "chess": "A knight forks the king and the queen, and the game is over two moves later.",
+    "battery": "Cars that run on electricity keep the air in our cities clean.",
+    "orchestra": "The violins wait for the conductor to lift the baton.",
+    "tax": "Declare what you earned last year before the end of May.",
+}
+
+TEXTS: IndexSpec = parse_spec(
+    {
+        "index": "texts",
+        "source": {"id": "id", "text": "text"},
+        "encoder": {"model": MINILM},
+        "attributes": {"letters": "int"},
+    }
+)
+
+
+def make_text_store(folder: Path, *, lexical: bool = False) -> Path:
+    """Return a store with `texts`: a few sentences, embedded by the real model, and their words if wanted."""
+    from scannery.embed import Encoder
+
+    encoder = Encoder.load(MINILM, device="cpu")
+    path = folder / "texts"
+    table = datapoints(
+        TEXTS,
+        encoder.encode_documents(list(SENTENCES.values())),
+        ids=list(SENTENCES),
+        columns={
+            "document_id": list(SENTENCES),
+            "text": list(SENTENCES.values()),
+            "letters": [len(text) for text in SENTENCES.values()],
+        },
+    )
+    store = Store.open(path, create=True)
+    spec = parse_spec({**TEXTS.model_dump(), "lexical": lexical})
+    publish_version(store, spec, table, folder, encoder=encoder.fingerprint.to_dict())
+    return path
+
+
+@contextmanager
+def serving(store: Path, **options: Any) -> Iterator[Server]:
+    """Serve a store on a free port."""
+    with Server(ServerConfig(store=str(store), listen="127.0.0.1:0", drain_s=5, **options)) as server:
+        yield server
+
+
+def copied(store: Path, folder: Path) -> Path:
+    """Return a copy of a store, to be changed."""
+    return Path(shutil.copytree(store, folder / "copy"))

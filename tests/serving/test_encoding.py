@@ -1,0 +1,118 @@
+"""Text queries, by the real model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scannery.client.calls import search, search_many
+from scannery.embed import Encoder
+from scannery.indexer import Manifest, Store, read_manifest
+from scannery.serving import EncoderUnavailableError, InvalidRequestError
+from scannery.serving.catalog import Catalog
+from scannery.serving.deadline import Deadline
+from scannery.serving.encoding import EncoderPool, QueryEncoder
+from scannery.serving.service import Service
+from tests.served import MINILM
+
+
+@pytest.fixture(scope="module")
+def manifest(texts: Path) -> Manifest:
+    return read_manifest(Store.open(texts), "texts")
+
+
+@pytest.fixture(scope="module")
+def pool() -> EncoderPool:
+    return EncoderPool(device="cpu")
+
+
+def test_meaning_is_found_without_a_shared_word(texts: Path, pool: EncoderPool) -> None:
+    service = Service(Catalog(Store.open(texts), encoders=pool))
+    queries = {
+        "how do eruptions happen": "volcano",
+        "vehicles and climate change": "battery",
+        "gambit": "chess",
+    }
+    for query, expected in queries.items():
+        response = service.search(search("texts", query, 1).request, Deadline.after(60))
+        assert response.hits[0].datapoint.id == expected
+    many = service.search_many(search_many("texts", list(queries), 1).request, Deadline.after(60))
+    assert [result.hits[0].datapoint.id for result in many.results] == list(queries.values())
+
+
+def test_texts_vectors_and_ids_may_be_mixed_in_a_batch(texts: Path, pool: EncoderPool) -> None:
+    from scannery import Like
+
+    service = Service(Catalog(Store.open(texts), encoders=pool))
+    vector = Encoder.load(MINILM, device="cpu").encode_queries(["music"])[0]
+    request = search_many("texts", ["music", vector, Like("orchestra"), "music"], 2).request
+    first, second, like, last = service.search_many(request, Deadline.after(60)).results
+    assert [hit.datapoint.id for hit in first.hits] == [hit.datapoint.id for hit in second.hits]
+    assert first.hits[0].score == pytest.approx(second.hits[0].score, abs=1e-4)
+    assert first == last
+    assert first.hits[0].datapoint.id == "orchestra"
+    assert "orchestra" not in [hit.datapoint.id for hit in like.hits]
+
+
+def test_indexes_with_the_same_encoder_share_it(manifest: Manifest, pool: EncoderPool) -> None:
+    other = manifest.model_copy(update={"index": "other", "version": 7})
+    assert pool.encoder_of(manifest) is pool.encoder_of(other)
+
+
+def test_an_encoder_that_did_not_make_the_vectors_is_refused_with_both_named(
+    manifest: Manifest, pool: EncoderPool
+) -> None:
+    assert manifest.encoder is not None
+    wrong = manifest.model_copy(update={"encoder": {**manifest.encoder, "weights_sha256": "0" * 64}})
+    with pytest.raises(EncoderUnavailableError) as caught:
+        pool.encoder_of(wrong)
+    assert "weights 000000000000" in caught.value.message
+    assert f"weights {manifest.encoder['weights_sha256'][:12]}" in caught.value.message
+
+
+def test_vectors_of_another_size_refuse_the_encoder(manifest: Manifest, pool: EncoderPool) -> None:
+    wrong = manifest.model_copy(update={"encoder": None, "dimensions": 5})
+    with pytest.raises(EncoderUnavailableError, match=r"vectors have 5 dimensions, those of .* have 384"):
+        pool.encoder_of(wrong)
+
+
+def test_a_model_that_is_not_there_leaves_vector_queries(manifest: Manifest, pool: EncoderPool) -> None:
+    spec = manifest.spec.model_copy(
+        update={
+            "encoder": manifest.spec.encoder and manifest.spec.encoder.model_copy(update={"model": "/none"})
+        }
+    )
+    with pytest.raises(EncoderUnavailableError, match="/none"):
+        pool.encoder_of(manifest.model_copy(update={"spec": spec}))
+
+
+class CountingEncoder:
+    """Encodes a text as its length, and counts."""
+
+    dimensions = 1
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+
+    def encode_queries(self, texts: list[str]) -> np.ndarray:
+        self.encoded += texts
+        return np.array([[len(text)] for text in texts], np.float32)
+
+
+def test_queries_are_encoded_once_and_forgotten_in_the_end() -> None:
+    counting = CountingEncoder()
+    encoder = QueryEncoder(counting, cached=2)  # type: ignore[arg-type]
+    assert encoder.encode(["a", "bb", "a"]).tolist() == [[1], [2], [1]]
+    assert encoder.encode(["bb", "ccc"]).tolist() == [[2], [3]]
+    assert counting.encoded == ["a", "bb", "ccc"]
+    encoder.encode(["a"])
+    assert counting.encoded == ["a", "bb", "ccc", "a"]
+
+
+def test_a_text_that_cannot_be_encoded_is_the_callers_error() -> None:
+    encoder = QueryEncoder(Encoder.load(MINILM, device="cpu"))
+    with pytest.raises(InvalidRequestError) as caught:
+        encoder.encode(["\ud800"], path="query")
+    assert caught.value.field == "query"

@@ -1,0 +1,101 @@
+"""The shape of the repository: links, rooms, and what the wheel holds."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.data import ROOT
+
+ROOMS = ("cli", "client", "embed", "indexer", "pipelines", "serving")
+
+# Which rooms a room may import (docs/architecture.md). `client` reaches `serving` lazily, in embedded mode only.
+MAY_IMPORT = {
+    "embed": set(),
+    "indexer": set(),
+    "serving": {"embed", "indexer", "v1"},
+    "pipelines": {"embed", "indexer"},
+    "client": {"v1"},
+    "cli": {"cli", "client", "embed", "indexer", "pipelines", "serving", "v1"},
+}
+LAZY = {("client", "serving")}
+
+
+def tracked(*patterns: str) -> list[str]:
+    output = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [name for name in output.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+def test_each_room_is_linked_exactly_once():
+    package = ROOT / "src" / "scannery"
+    links = {path.name: path.readlink() for path in package.iterdir() if path.is_symlink()}
+    assert links == {room: Path("../..") / room for room in ROOMS}
+    assert {path.name for path in package.iterdir()} - {"__pycache__"} == {
+        "__init__.py",
+        "py.typed",
+        "v1",
+        *ROOMS,
+    }
+
+
+def test_proto_is_no_package():
+    # `proto` is the import name of proto-plus, which Beam needs: a package of ours there would replace it.
+    assert not [name for name in tracked("proto") if name.endswith(".py")]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_run_one_way(room: str):
+    wrong = []
+    for name in tracked(f"{room}/*.py"):
+        for target, lazy in _imported_rooms(ROOT / name):
+            allowed = target in MAY_IMPORT[room] | {room} or (lazy and (room, target) in LAZY)
+            if not allowed:
+                wrong.append(f"{name} imports scannery.{target}")
+    assert not wrong
+
+
+def _imported_rooms(path: Path) -> list[tuple[str, bool]]:
+    """Return (room, is it imported inside a function or for types only) for each import of ours."""
+    tree = ast.parse(path.read_text())
+    eager = {id(node) for node in tree.body}
+    found = []
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = [node.module] if node.module != "scannery" else [f"scannery.{a.name}" for a in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found += [
+            (name.split(".")[1], id(node) not in eager) for name in names if name.startswith("scannery.")
+        ]
+    return found
+
+
+def test_the_wheel_holds_every_tracked_module(tmp_path: Path):
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
+    wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
+    packed = set(wheel.namelist())
+    expected = {
+        f"scannery/{name}"
+        for room in ROOMS
+        for name in tracked(room)
+        if Path(name).suffix in {".py", ".jsonl", ".yaml", ".json"}
+    }
+    expected |= {name.removeprefix("src/") for name in tracked("src/scannery/v1")}
+    assert expected | {"scannery/py.typed"} <= packed
+    assert not [name for name in packed if name.split("/")[0] in {*ROOMS, "tests", "proto"}]

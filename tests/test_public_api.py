@@ -1,0 +1,65 @@
+"""The public names are those that are meant to be, and sync and async offer the same ones."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import scannery
+from scannery.client.queries import SearchOptions, build_options
+
+NAMES = {
+    "AlreadyExistsError", "CancelledError", "Client", "DataLossError", "Datapoint", "DeadlineExceededError",
+    "FailedPreconditionError", "Hit", "Hits", "Index", "IndexInfo", "InternalError", "InvalidArgumentError", "Like",
+    "NotFoundError", "PermissionDeniedError", "ResourceExhaustedError", "ScanneryError", "UnauthenticatedError",
+    "UnavailableError", "UnimplementedError", "__version__", "aio", "connect",
+}  # fmt: skip
+
+
+def public(kind: type) -> dict[str, inspect.Signature]:
+    return {
+        name: inspect.signature(member)
+        for name, member in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_")
+    }
+
+
+def test_exported_names_are_exactly_these() -> None:
+    assert set(scannery.__all__) == NAMES
+    assert all(hasattr(scannery, name) for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("sync", "asynchronous"),
+    [(scannery.Client, scannery.aio.AsyncClient), (scannery.Index, scannery.aio.AsyncIndex)],
+)
+def test_sync_and_async_have_the_same_methods_with_the_same_arguments(sync: type, asynchronous: type) -> None:
+    one, other = public(sync), public(asynchronous)
+    assert one.keys() == other.keys()
+    for name, signature in one.items():
+        assert list(signature.parameters.values()) == list(other[name].parameters.values()), name
+    assert (
+        inspect.signature(scannery.connect).parameters == inspect.signature(scannery.aio.connect).parameters
+    )
+
+
+def test_documented_options_are_those_that_are_taken() -> None:
+    taken = {name for name in inspect.signature(build_options).parameters if name != "k"}
+    assert set(SearchOptions.__annotations__) == taken | {"timeout_s"}
+
+
+@pytest.mark.parametrize("room", ["client", "serving", "cli"])
+def test_every_module_says_what_it_exports(room: str) -> None:
+    import ast
+
+    from tests.data import ROOT
+
+    for path in (ROOT / room).glob("*.py"):
+        tree = ast.parse(path.read_text())
+        assigned = [
+            t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)
+        ]
+        if any(isinstance(n, (ast.FunctionDef, ast.ClassDef)) for n in tree.body):
+            assert "__all__" in assigned, path
+        assert ast.get_docstring(tree), path

@@ -1,0 +1,73 @@
+"""Write the golden index of the current format version: `python -m tests.tools.make_golden`.
+
+Run it once per format version, before its first release. What is committed is never written again: it stands for the
+indexes that people have.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scannery.indexer import SegmentCache, Store, open_index, parse_spec
+from scannery.indexer.manifest import FORMAT_VERSION
+from tests.data import ROOT, clustered, datapoints, publish
+
+GOLDEN = ROOT / "tests" / "indexer" / "golden"
+SPEC = {
+    "index": "golden",
+    "source": {"vector": "v", "text": "text"},
+    "attributes": {
+        "name": "string",
+        "tags": "string_list",
+        "number": "int",
+        "share": "float",
+        "even": "bool",
+        "day": "timestamp",
+    },
+    "scann": {"exact_below_rows": 1000, "leaves": 20, "soar": True},
+}
+
+
+def main() -> None:
+    """Build one ScaNN segment with SOAR and one exact segment, and record what a search finds in them."""
+    spec = parse_spec(SPEC)
+    rows = 1300
+    numbers = list(range(rows))
+    columns: dict[str, list[Any]] = {
+        # Two documents: shard 0 gets the first 1,200 rows, and with them ScaNN.
+        "document_id": ["a"] * 1200 + ["gotime/3"] * 100,
+        "text": [f"text {n}" for n in numbers],
+        "name": [f"name {n % 7}" if n % 5 else None for n in numbers],
+        "tags": [[f"tag {n % 3}", "ö"] if n % 4 else [] for n in numbers],
+        "number": numbers,
+        "share": [n / rows for n in numbers],
+        "even": [n % 2 == 0 for n in numbers],
+        "day": [n * 86_400_000_000 for n in numbers],
+    }
+    table = datapoints(spec, clustered(rows, 8), columns=columns)
+    folder = GOLDEN / f"v{FORMAT_VERSION}"
+    shutil.rmtree(folder, ignore_errors=True)
+    store = Store.open(folder / "store", create=True)
+    with tempfile.TemporaryDirectory() as place:
+        publish(store, spec, table, Path(place), shards=2)
+        index = open_index(store, "golden", cache=SegmentCache(Path(place)))
+    queries = clustered(5, 8, seed=9)
+    found = [segment.search(queries, 3, settings=segment.settings_for(0.95)) for segment in index.segments]
+    expected = {
+        "queries": queries.tolist(),
+        "segments": [
+            {"ids": np.array(segment.ids.to_pylist())[rows].tolist(), "scores": scores.tolist()}
+            for segment, (rows, scores) in zip(index.segments, found, strict=True)
+        ],
+    }
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
