@@ -234,6 +234,7 @@ def test_hits_are_found_beyond_deleted_ones(tmp_path: Path):
         assert alive.mask_N[found.rows_QK].all()
         assert len(set(found.rows_QK[0].tolist())) == 10
         assert (found.scores_QK[0] >= right.scores_QK[0, -1] - 1e-5).sum() >= 9
+    assert alive is not None
     nobody = segment.allow(np.arange(3000) > 2996)
     assert (
         segment.find(query_1D, 10, settings=segment.settings_for(0.95), allowed=nobody).rows_QK[0, 3:] == -1
