@@ -12,7 +12,8 @@ from typing_extensions import Self, Unpack
 
 from scannery.client import calls
 from scannery.client.calls import Call, checked_timeout
-from scannery.client.connect import DEFAULT_TIMEOUT_S, embedded_transport, remote_target
+from scannery.client.connect import DEFAULT_TIMEOUT_S, checked_options, embedded_transport, remote_target
+from scannery.client.credentials import ConnectOptions
 from scannery.client.queries import Queries, QueryLike, SearchOptions
 from scannery.client.results import Datapoint, Hits, IndexInfo
 from scannery.client.transport import AsyncTransport, GrpcAioTransport, ThreadTransport
@@ -24,12 +25,17 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 ResultT = TypeVar("ResultT")
 
 
-def connect(target: str | Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> AsyncClient:
+def connect(
+    target: str | Path, *, timeout_s: float = DEFAULT_TIMEOUT_S, **options: Unpack[ConnectOptions]
+) -> AsyncClient:
     """Return an asynchronous client; see `scannery.connect`."""
     timeout_s = checked_timeout(timeout_s)
     remote = remote_target(target)
+    credentials, channels = checked_options(target if remote else None, **options)
     transport: AsyncTransport = (
-        GrpcAioTransport(remote) if remote else ThreadTransport(embedded_transport(target))
+        GrpcAioTransport(remote, credentials, channels=channels)
+        if remote
+        else ThreadTransport(embedded_transport(target))
     )
     return AsyncClient(transport, timeout_s=timeout_s)
 
