@@ -106,7 +106,7 @@ def remote_target(target: str | Path) -> str | None:
 
 def embedded_transport(target: str | Path) -> Transport:
     """Return the transport to a store in this process."""
-    return EmbeddedTransport(target)
+    return EmbeddedTransport.open(target)
 
 
 def _is_count(value: object, most: int) -> bool:

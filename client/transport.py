@@ -194,8 +194,11 @@ def _translated(error: grpc.RpcError, channels: Channels[Any]) -> ScanneryError:
         message = f"{channels.target}: {message}"
     else:
         channels.reached = True
-    if code is grpc.StatusCode.CANCELLED and channels.closed:
-        return _closed()
+    if code is grpc.StatusCode.CANCELLED:
+        if channels.closed:
+            return _closed()
+        # We cancel nothing: a server that is stopping dropped it.
+        code = grpc.StatusCode.UNAVAILABLE
     return error_from_status(code, message, detail)
 
 
