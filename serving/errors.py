@@ -9,6 +9,8 @@ ServingError
 ├── LexicalUnavailableError   lexical or hybrid search, and the index has no words
 ├── DeadlineError             the caller's time is up
 ├── OverloadedError           refused at once rather than late
+├── UnauthenticatedError      no or wrong credentials
+├── PermissionDeniedError     the credentials do not allow it
 ├── ConfigError               the server cannot be started like this; `field` names the option
 ├── BindError                 the address cannot be listened on
 └── ClosedError               the engine is shutting down
@@ -25,7 +27,9 @@ __all__ = [
     "InvalidRequestError",
     "LexicalUnavailableError",
     "OverloadedError",
+    "PermissionDeniedError",
     "ServingError",
+    "UnauthenticatedError",
     "UnknownDatapointError",
     "UnknownIndexError",
     "UnsupportedError",
@@ -83,6 +87,14 @@ class DeadlineError(ServingError, TimeoutError):
 
 class OverloadedError(ServingError):
     """Too much is going on; try again after `retry_after_s`."""
+
+
+class UnauthenticatedError(ServingError):
+    """No credentials, or wrong ones. Says no more, whatever was asked."""
+
+
+class PermissionDeniedError(ServingError):
+    """The credentials are right, and do not allow this."""
 
 
 class ConfigError(ServingError, ValueError):
