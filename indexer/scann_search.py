@@ -38,11 +38,26 @@ class ScannSearcher:
 
         Queries are contiguous float32, of length 1 for cosine. `rescore` candidates come from `leaves` leaves.
         """
+        if len(queries_QD) == 1:
+            return self._search_one(queries_QD[0], k, min(max(rescore, k), len(self._vectors_ND)), leaves)
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
         rows_QK = np.full((len(queries_QD), k), NO_ROW, np.int64)
         scores_QK = np.full((len(queries_QD), k), -np.inf, np.float32)
         kernels.rescore(self._vectors_ND, queries_QD, candidates_QC, self._squared, rows_QK, scores_QK)
         return rows_QK, scores_QK
+
+    def _search_one(
+        self, query_D: np.ndarray, k: int, count: int, leaves: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        # As many candidates as there are, without padding. A batch of one would cost half as much again.
+        candidates_C, _ = self._native.search(query_D, count, count, leaves)
+        rows_1K, scores_1K = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
+        found = kernels.rescore_one(
+            self._vectors_ND, query_D, candidates_C, self._squared, rows_1K[0], scores_1K[0]
+        )
+        if found < k:
+            rows_1K[0, found:], scores_1K[0, found:] = NO_ROW, -np.inf
+        return rows_1K, scores_1K
 
     def search_allowed(
         self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int, allowed_N: np.ndarray

@@ -14,6 +14,7 @@ Shapes: Q queries, D dimensions, M candidates asked for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -79,8 +80,8 @@ def search(
     scopes, source = _prepare(snapshot, queries, options, deadline, paths, trace)
     own = [_own_row(snapshot, query, path) for query, path in zip(queries, paths, strict=True)]
     finish = _Finish(snapshot, options, own)
-    total = sum(scope.rows for scope in scopes)
-    wanted = options.offset + options.k + any(row is not None for row in own)
+    total = sum([scope.rows for scope in scopes])
+    wanted = options.offset + options.k + finish.drops_itself
     results: list[Ranking | None] = [None] * len(queries)
     open_queries = np.arange(len(queries))
     while len(open_queries):
@@ -88,7 +89,10 @@ def search(
             rankings = source(open_queries, wanted)
         with trace.stage("crowd"):
             for number, ranking in zip(open_queries.tolist(), rankings, strict=True):
-                results[number] = finish(number, ranking, complete=wanted >= total or len(ranking) < wanted)
+                complete = finish.drops_nothing or wanted >= total or len(ranking) < wanted
+                results[number] = finish(number, ranking, complete=complete)
+        if None not in results:
+            break
         open_queries = np.array([n for n in open_queries.tolist() if results[n] is None], np.int64)
         wanted *= WIDENING
     return [ranking for ranking in results if ranking is not None]
@@ -108,11 +112,13 @@ def _prepare(
         vectors_QD = None if options.mode == "lexical" else _vectors(snapshot, queries, paths)
     deadline.check()
     with trace.stage("filter"):
-        scopes = _scopes(snapshot, options)
+        # Masks have a cache of their own, with a bound of memory.
+        scopes = snapshot.derived(options, _scopes) if options.where is None else _scopes(snapshot, options)
 
     def dense(numbers: np.ndarray, wanted: int) -> list[Ranking]:
         assert vectors_QD is not None
-        return _candidates(scopes, vectors_QD[numbers], wanted, snapshot, deadline, trace.of(numbers))
+        asked_QD = vectors_QD if len(numbers) == len(vectors_QD) else vectors_QD[numbers]
+        return _candidates(scopes, asked_QD, wanted, snapshot, deadline, trace.of(numbers))
 
     if words is None:
         return scopes, dense
@@ -126,7 +132,7 @@ def _prepare(
 
 
 def _vectors(snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str]) -> np.ndarray:
-    vectors_QD = np.empty((len(queries), snapshot.index.dimensions), np.float32)
+    vectors_QD = np.empty((len(queries), snapshot.manifest.dimensions), np.float32)
     texts = [(i, query.text) for i, query in enumerate(queries) if isinstance(query, ByText)]
     if texts:
         path = paths[texts[0][0]] if len(texts) == 1 else "queries"
@@ -199,14 +205,22 @@ class _Finish:
         self._options = options
         self._own = own
         self._groups = Groups(snapshot.segments, options.group_by)
+        self.drops_itself = any(row is not None for row in own)
+        self.drops_nothing = (
+            not self.drops_itself and options.max_per_group is None and options.min_score == -math.inf
+        )
+        """Whether every candidate is a hit, so that there are always enough."""
 
     def __call__(self, query: int, ranking: Ranking, *, complete: bool) -> Ranking | None:
         """Return the hits; None if more candidates are needed to know them. `complete`: these are all there are."""
         options = self._options
+        if self.drops_nothing:
+            whole = options.offset == 0 and len(ranking) <= options.k
+            return ranking if whole else ranking.at(slice(options.offset, options.offset + options.k))
+        own = self._own[query]
         # Further candidates would all be below min_score, and so change nothing.
         complete = complete or bool(len(ranking) and ranking.scores[-1] < options.min_score)
         kept = ranking.at(ranking.scores >= options.min_score)
-        own = self._own[query]
         if own is not None:
             kept = kept.at((kept.segments != own[0]) | (kept.rows != own[1]))
         if options.max_per_group is not None:

@@ -162,8 +162,7 @@ class Server:
         def handle(data: bytes, context: grpc.ServicerContext) -> bytes:
             try:
                 request = _decoded(method.request, data)
-                response = self._service.call(path, request, self._deadline(context))
-                return response.SerializeToString()
+                return self._service.call_on_wire(path, request, self._deadline(context))
             except Exception as error:  # noqa: BLE001  the table knows every one
                 _abort(context, error)
 
