@@ -11,6 +11,7 @@ from scannery.indexer.datapoints import (
     vector_value,
     vectors_of,
 )
+from scannery.indexer.deletes import next_version, read_deleted, read_live_mask, with_deleted
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,
@@ -31,7 +32,7 @@ from scannery.indexer.maintenance import (
     rollback,
     verify,
 )
-from scannery.indexer.manifest import CurvePoint, Manifest, Recall, SegmentEntry
+from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall, SegmentEntry
 from scannery.indexer.planner import AllowedRows, Found
 from scannery.indexer.postings import Postings
 from scannery.indexer.reader import OpenIndex, open_index
@@ -77,6 +78,7 @@ __all__ = [
     "CorpusStatistics",
     "CorruptError",
     "CurvePoint",
+    "DeletedRows",
     "Distance",
     "EncoderSpec",
     "FormatError",
@@ -120,9 +122,12 @@ __all__ = [
     "list_versions",
     "load_spec",
     "measure_recall",
+    "next_version",
     "open_index",
     "open_segment",
     "parse_spec",
+    "read_deleted",
+    "read_live_mask",
     "read_manifest",
     "rollback",
     "score_rows",
@@ -133,4 +138,5 @@ __all__ = [
     "vector_value",
     "vectors_of",
     "verify",
+    "with_deleted",
 ]

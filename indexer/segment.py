@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ _VECTORS = "vectors.npy"
 _GIVEN = "given.npy"
 _COLUMNS = "columns.arrow"
 _HASHES = "id_hashes.npy"
+_DOCUMENTS = "document_hashes.npy"
 _INFO = "segment.json"
 _WORDS = "words"
 _LEAVES = "leaves"
@@ -56,7 +57,8 @@ class Segment:
 
     def __init__(self, entry: SegmentEntry, folder: Path) -> None:
         info = json.loads((folder / _INFO).read_text())
-        self.entry = entry
+        self.entry = entry.model_copy(update={"deleted": None})
+        """As in the manifest, without what a version has deleted: that is `OpenIndex.alive`."""
         self.distance: Distance = info["distance"]
         self.searched_ND = _mapped(folder / _VECTORS)
         """The vectors as they are searched (length 1 for cosine), float32, memory-mapped."""
@@ -66,6 +68,8 @@ class Segment:
         self.records = Records.map(folder / _COLUMNS)
         """All columns but the vectors, memory-mapped, in row order."""
         self._hashes_2N = _mapped(folder / _HASHES)
+        documents = folder / _DOCUMENTS
+        self._documents_2N = _mapped(documents) if documents.exists() else self._hashes_2N
         self._searcher = (
             load_searcher(folder / "scann", self.searched_ND, self.distance)
             if entry.kind == "scann"
@@ -113,16 +117,24 @@ class Segment:
         return np.asarray(self.given_ND[np.asarray(rows, np.int64)])
 
     def row_of(self, identifier: str) -> int | None:
-        """Return the row of an id, or None."""
-        wanted = _hash(identifier)
-        hashes_N, rows_N = self._hashes_2N
+        """Return the row of an id, or None; also of one that a version has deleted."""
+        return next(self._rows_with(self._hashes_2N, self.ids, identifier), None)
+
+    def rows_of_document(self, document_id: str) -> np.ndarray:
+        """Return the rows of a document, int64, ascending; also those that a version has deleted."""
+        rows = self._rows_with(self._documents_2N, self.column("document_id"), document_id)
+        return np.fromiter(rows, np.int64)
+
+    @staticmethod
+    def _rows_with(hashes_2N: np.ndarray, column: pa.ChunkedArray, text: str) -> Iterator[int]:
+        hashes_N, rows_N = hashes_2N
+        wanted = _hash(text)
         position = int(np.searchsorted(hashes_N, wanted))
         while position < len(hashes_N) and hashes_N[position] == wanted:
-            row = int(rows_N[position])
-            if self.ids[row].as_py() == identifier:
-                return row
+            row = int(rows_N[position])  # of equal hashes, the rows ascend
+            if column[row].as_py() == text:
+                yield row
             position += 1
-        return None
 
     def settings_for(self, target_recall: float) -> SearchSettings | None:
         """Return the cheapest measured settings that meet a target recall (else the best); None if exact."""
@@ -319,6 +331,8 @@ def _unpack(path: Path, folder: Path, key: str) -> None:
     native = [name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS) if name in table.column_names]
     write_records(table.drop_columns(["embedding", *native]), folder / _COLUMNS)
     np.save(folder / _HASHES, _sorted_hashes(table.column("id")))
+    if not table.column("id").equals(table.column("document_id")):
+        np.save(folder / _DOCUMENTS, _sorted_hashes(table.column("document_id")))
     (folder / _INFO).write_text(json.dumps({"distance": info["distance"]}))
 
 
@@ -341,9 +355,13 @@ def _mapped(path: Path) -> np.ndarray:
     return np.asarray(np.load(path, mmap_mode="r"))
 
 
-def _sorted_hashes(ids: pa.ChunkedArray) -> np.ndarray:
-    """Return sorted 64-bit hashes of the ids, and the row of each: uint64 (2, N)."""
-    hashes_N = np.fromiter((_hash(text) for text in ids.to_pylist()), np.uint64, len(ids))
+def _sorted_hashes(texts: pa.ChunkedArray) -> np.ndarray:
+    """Return sorted 64-bit hashes of the texts, and the row of each: uint64 (2, N)."""
+    # Once for each text: a document has many rows.
+    encoded = texts.dictionary_encode().unify_dictionaries().combine_chunks()
+    distinct = encoded.dictionary.to_pylist()
+    hashes_U = np.fromiter((_hash(text) for text in distinct), np.uint64, len(distinct))
+    hashes_N = hashes_U[encoded.indices.to_numpy()]
     order_N = np.argsort(hashes_N, kind="stable")
     return np.stack([hashes_N[order_N], order_N.astype(np.uint64)])
 

@@ -179,7 +179,7 @@ class Catalog:
         return entry
 
     def _open(self, entry: _Entry, name: str, version: int, *, encoders: bool) -> None:
-        reuse = entry.snapshot.segments if entry.snapshot else ()
+        reuse = entry.snapshot.index if entry.snapshot else None
         try:
             index = open_index(self._store, name, version, cache=self._cache, reuse=reuse)
         except IndexerError as error:

@@ -31,7 +31,7 @@ def index_info(manifest: Manifest, *, details: bool) -> pb.IndexInfo:
             pb.SegmentInfo(
                 key=entry.key,
                 shard=entry.shard,
-                rows=entry.rows,
+                rows=entry.live_rows,
                 size_bytes=entry.size_bytes,
                 kind=entry.kind,
             )
