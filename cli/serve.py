@@ -27,6 +27,10 @@ def serve(
     device: Annotated[
         Literal["auto", "cpu", "cuda", "xla"], typer.Option(help="Where text queries are encoded.")
     ] = "auto",
+    reranker: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Cross-encoder for all indexes: a name, or a local folder."),
+    ] = None,
     drain: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long running requests may finish after a stop.")
     ] = 10.0,
@@ -43,6 +47,7 @@ def serve(
         indexes=tuple(index or ()),
         insecure=insecure,
         device=device,
+        reranker=reranker,
         drain_s=drain,
     )
     run(config, workers=workers, ready=_announce)

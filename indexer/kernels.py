@@ -135,6 +135,37 @@ def insert(rows_K: np.ndarray, scores_K: np.ndarray, found: int, row: int, score
 
 
 @compiled
+def nearest_rows(
+    vectors_ND: np.ndarray,
+    query_D: np.ndarray,
+    squared: bool,
+    rows_R: np.ndarray,
+    mask_N: np.ndarray,
+    rows_K: np.ndarray,
+    scores_K: np.ndarray,
+) -> None:
+    """Write the best rows for a query to `rows_K` and `scores_K`, which come filled with "no row".
+
+    Rows are those given by number (`rows_R`), or, if there are none, those of a mask, or, if that is empty too, all.
+    """
+    by_number, by_mask = rows_R.shape[0] > 0, mask_N.shape[0] > 0
+    found = 0
+    for position in range(rows_R.shape[0] if by_number else vectors_ND.shape[0]):
+        row = rows_R[position] if by_number else position
+        if by_mask and not mask_N[row]:
+            continue
+        score = np.float32(0)
+        if squared:
+            for component in range(query_D.shape[0]):
+                difference = vectors_ND[row, component] - query_D[component]
+                score -= difference * difference
+        else:
+            for component in range(query_D.shape[0]):
+                score += vectors_ND[row, component] * query_D[component]
+        found = insert(rows_K, scores_K, found, row, score)
+
+
+@compiled
 def surely_valid(vectors_QD: np.ndarray) -> bool:
     """Return whether all vectors have only finite components below 1e15, and one that is not 0.
 
@@ -178,16 +209,21 @@ def rescore_one(
     query_D: np.ndarray,
     candidates_C: np.ndarray,
     squared: bool,
+    mask_N: np.ndarray,
     rows_K: np.ndarray,
     scores_K: np.ndarray,
-) -> int:
-    """Do what `rescore` does for one query, whose candidates (uint32) are all rows; return how many rows it wrote.
+) -> tuple[int, int]:
+    """Do what `rescore` does for one query, whose candidates (uint32) are all rows; a mask, if not empty, allows some.
 
-    The outputs need not be filled: what is not written stays as it is.
+    The outputs need not be filled: what is not written stays as it is. Returns how many rows were written, and how
+    many candidates were scored.
     """
-    found = 0
+    found, scored = 0, 0
     for position in range(candidates_C.shape[0]):
         row = int(candidates_C[position])
+        if mask_N.shape[0] > 0 and not mask_N[row]:
+            continue
+        scored += 1
         score = np.float32(0)
         if squared:
             for component in range(query_D.shape[0]):
@@ -197,7 +233,7 @@ def rescore_one(
             for component in range(query_D.shape[0]):
                 score += vectors_ND[row, component] * query_D[component]
         found = insert(rows_K, scores_K, found, row, score)
-    return found
+    return found, scored
 
 
 @compiled

@@ -8,6 +8,7 @@ The life of a batch of queries with equal options:
 4. The segments' answers are merged, by score and then by id.
 5. The datapoint itself (query by id), hits below `min_score`, and hits beyond `max_per_group` are dropped.
 6. Queries that have too few hits left, though there are more rows, go back to 3 with a larger m.
+7. If wanted, a cross-encoder orders the first hits again (reranking.py).
 
 Shapes: Q queries, D dimensions, M candidates asked for.
 """
@@ -16,17 +17,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from scannery.indexer import AllowedRows, SearchSettings, Segment
+from scannery.serving.blending import blended_vector, members_of
 from scannery.serving.crowding import Groups, crowd
 from scannery.serving.deadline import Deadline
+from scannery.serving.errors import InvalidRequestError
 from scannery.serving.explain import Note, Trace
 from scannery.serving.lexical import WordSearch
 from scannery.serving.ranking import Ranking, merge
-from scannery.serving.requests import ById, ByText, ByVector, Options, Query
+from scannery.serving.requests import Blend, ById, ByText, ByVector, Options, Query, Rerank
+from scannery.serving.reranking import reranked, texts_of
 from scannery.serving.sides import Source, hybrid_source, lexical_source
 from scannery.serving.snapshot import Snapshot
 
@@ -73,15 +78,18 @@ def search(
         trace: where to note how it was done.
 
     Raises:
-        EncoderUnavailableError, UnknownDatapointError, InvalidRequestError, DeadlineError
+        EncoderUnavailableError, LexicalUnavailableError, RerankerUnavailableError, UnknownDatapointError,
+        InvalidRequestError, DeadlineError
 
     """
     trace = trace or Trace(len(queries), wanted=False)
+    if options.rerank is not None:
+        return _reranked(snapshot, queries, options, options.rerank, deadline, paths, trace)
     scopes, source = _prepare(snapshot, queries, options, deadline, paths, trace)
-    own = [_own_row(snapshot, query, path) for query, path in zip(queries, paths, strict=True)]
+    own = [_own_rows(snapshot, query, path) for query, path in zip(queries, paths, strict=True)]
     finish = _Finish(snapshot, options, own)
     total = sum([scope.rows for scope in scopes])
-    wanted = options.offset + options.k + finish.drops_itself
+    wanted = options.offset + options.k + finish.most_own
     results: list[Ranking | None] = [None] * len(queries)
     open_queries = np.arange(len(queries))
     while len(open_queries):
@@ -96,6 +104,40 @@ def search(
         open_queries = np.array([n for n in open_queries.tolist() if results[n] is None], np.int64)
         wanted *= WIDENING
     return [ranking for ranking in results if ranking is not None]
+
+
+def _reranked(
+    snapshot: Snapshot,
+    queries: Sequence[Query],
+    options: Options,
+    rerank: Rerank,
+    deadline: Deadline,
+    paths: Sequence[str],
+    trace: Trace,
+) -> list[Ranking]:
+    """Search for as many hits as are looked at again, and order these; offset and k count in the new order."""
+    reranker = snapshot.encoders.rerankers.reranker_of(snapshot.manifest)
+    asked = [_words(query, path) for query, path in zip(queries, paths, strict=True)]
+    first = replace(options, k=options.deepest, offset=0, rerank=None)
+    rankings = search(snapshot, queries, first, deadline, paths=paths, trace=trace)
+    with trace.stage("rerank"):
+        ordered = [
+            reranked(
+                ranking,
+                texts_of(ranking.at(slice(0, rerank.candidates)), snapshot.segments),
+                partial(reranker.scores, text),
+                rerank,
+                deadline,
+            )
+            for text, ranking in zip(asked, rankings, strict=True)
+        ]
+    return [ranking.at(slice(options.offset, options.offset + options.k)) for ranking in ordered]
+
+
+def _words(query: Query, path: str) -> str:
+    if not isinstance(query, ByText):
+        raise InvalidRequestError.at(path, "reranking needs a text query")
+    return query.text
 
 
 def _prepare(
@@ -132,6 +174,25 @@ def _prepare(
 
 
 def _vectors(snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str]) -> np.ndarray:
+    if not any(isinstance(query, Blend) for query in queries):
+        return _vectors_of(snapshot, queries, paths)
+    groups = [members_of(query, path) for query, path in zip(queries, paths, strict=True)]
+    flat = [part for group in groups for part in group]
+    vectors_MD = _vectors_of(snapshot, [member for member, _, _ in flat], [path for _, _, path in flat])
+    vectors_QD = np.empty((len(queries), snapshot.manifest.dimensions), np.float32)
+    first = 0
+    for i, (query, group) in enumerate(zip(queries, groups, strict=True)):
+        own_MD = vectors_MD[first : first + len(group)]
+        first += len(group)
+        if isinstance(query, Blend):
+            distance = snapshot.manifest.spec.distance
+            vectors_QD[i] = blended_vector(own_MD, query.weights, distance, path=paths[i])
+        else:
+            vectors_QD[i] = own_MD[0]
+    return vectors_QD
+
+
+def _vectors_of(snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str]) -> np.ndarray:
     vectors_QD = np.empty((len(queries), snapshot.manifest.dimensions), np.float32)
     texts = [(i, query.text) for i, query in enumerate(queries) if isinstance(query, ByText)]
     if texts:
@@ -146,8 +207,13 @@ def _vectors(snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str])
     return vectors_QD
 
 
-def _own_row(snapshot: Snapshot, query: Query, path: str) -> tuple[int, int] | None:
-    return snapshot.require(query.id, path=path) if isinstance(query, ById) else None
+def _own_rows(snapshot: Snapshot, query: Query, path: str) -> list[tuple[int, int]]:
+    """Return the rows that a query names, which are no answer to it."""
+    return [
+        snapshot.require(member.id, path=place)
+        for member, _, place in members_of(query, path)
+        if isinstance(member, ById)
+    ]
 
 
 def _scopes(snapshot: Snapshot, options: Options) -> list[_Scope]:
@@ -201,13 +267,13 @@ def _candidates(
 class _Finish:
     """From the candidates of a query to its hits, or to the finding that there are too few candidates."""
 
-    def __init__(self, snapshot: Snapshot, options: Options, own: Sequence[tuple[int, int] | None]) -> None:
+    def __init__(self, snapshot: Snapshot, options: Options, own: Sequence[list[tuple[int, int]]]) -> None:
         self._options = options
         self._own = own
         self._groups = Groups(snapshot.segments, options.group_by)
-        self.drops_itself = any(row is not None for row in own)
+        self.most_own = max(map(len, own), default=0)
         self.drops_nothing = (
-            not self.drops_itself and options.max_per_group is None and options.min_score == -math.inf
+            self.most_own == 0 and options.max_per_group is None and options.min_score == -math.inf
         )
         """Whether every candidate is a hit, so that there are always enough."""
 
@@ -217,12 +283,11 @@ class _Finish:
         if self.drops_nothing:
             whole = options.offset == 0 and len(ranking) <= options.k
             return ranking if whole else ranking.at(slice(options.offset, options.offset + options.k))
-        own = self._own[query]
         # Further candidates would all be below min_score, and so change nothing.
         complete = complete or bool(len(ranking) and ranking.scores[-1] < options.min_score)
         kept = ranking.at(ranking.scores >= options.min_score)
-        if own is not None:
-            kept = kept.at((kept.segments != own[0]) | (kept.rows != own[1]))
+        for number, row in self._own[query]:
+            kept = kept.at((kept.segments != number) | (kept.rows != row))
         if options.max_per_group is not None:
             kept = crowd(kept, self._groups, options.max_per_group, most=options.offset + options.k)
         if len(kept) < options.offset + options.k and not complete:

@@ -234,10 +234,10 @@ def _queries(request: search_pb2.SearchManyRequest, snapshot: Snapshot, options:
     if request.HasField("vectors"):
         count = len(request.vectors.packed) // (4 * max(1, request.vectors.dimensions))
     check_count("queries", count, limits.MAX_QUERIES)
-    if count * (options.k + options.offset) > limits.MAX_BATCH_HITS:
+    if count * options.deepest > limits.MAX_BATCH_HITS:
         raise InvalidRequestError.at(
             "queries",
-            f"{count} with {options.k + options.offset} hits each exceed {limits.MAX_BATCH_HITS} hits in one call",
+            f"{count} with {options.deepest} hits each exceed {limits.MAX_BATCH_HITS} hits in one call",
         )
     if request.HasField("vectors"):
         return parse_matrix(request.vectors, manifest)
