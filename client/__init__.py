@@ -20,7 +20,7 @@ from scannery.client.errors import (
     UnimplementedError,
 )
 from scannery.client.filters import Where
-from scannery.client.queries import Fusion, Like, Mode, QueryLike, SearchOptions
+from scannery.client.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions
 from scannery.client.results import (
     Datapoint,
     EncoderInfo,
@@ -35,6 +35,7 @@ from scannery.client.results import (
 
 __all__ = [
     "AlreadyExistsError",
+    "Blend",
     "CancelledError",
     "Client",
     "DataLossError",

@@ -36,6 +36,7 @@ from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall,
 from scannery.indexer.planner import AllowedRows, Found
 from scannery.indexer.postings import Postings
 from scannery.indexer.reader import OpenIndex, open_index
+from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.segment import Segment, open_segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
@@ -94,6 +95,7 @@ __all__ = [
     "OpenIndex",
     "Postings",
     "Recall",
+    "Records",
     "ScannSpec",
     "SearchSettings",
     "Segment",

@@ -43,8 +43,8 @@ class Postings:
 
     def __init__(self, folder: Path) -> None:
         def mapped(name: str) -> np.ndarray:
-            array: np.ndarray = np.load(folder / name, mmap_mode="r")
-            return array
+            # A plain array: calls of kernels take longer with a memmap.
+            return np.asarray(np.load(folder / name, mmap_mode="r"))
 
         self.rows_P = mapped(_ROWS)
         """int32, ascending within a term."""

@@ -22,6 +22,7 @@ from scannery.indexer import (
     open_index,
     read_manifest,
 )
+from scannery.serving import hydrate
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import (
     ClosedError,
@@ -195,6 +196,7 @@ class Catalog:
         # Segments that stay keep what is known about them.
         masks = entry.snapshot.masks if entry.snapshot else MaskCache()
         snapshot = Snapshot(index, self._encoders, masks)
+        hydrate.warm_up(index.segments, index.spec)
         if encoders:
             _load_encoder(snapshot)
         entry.snapshot, entry.error, entry.failures = snapshot, None, 0

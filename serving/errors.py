@@ -7,6 +7,7 @@ ServingError
 ├── UnsupportedError          a call or field of the contract that this server does not serve
 ├── EncoderUnavailableError   a text query, and the index has no encoder or it cannot be used
 ├── LexicalUnavailableError   lexical or hybrid search, and the index has no words
+├── RerankerUnavailableError  reranking, and the index has no reranker or it cannot be used
 ├── DeadlineError             the caller's time is up
 ├── OverloadedError           refused at once rather than late
 ├── UnauthenticatedError      no or wrong credentials
@@ -28,6 +29,7 @@ __all__ = [
     "LexicalUnavailableError",
     "OverloadedError",
     "PermissionDeniedError",
+    "RerankerUnavailableError",
     "ServingError",
     "UnauthenticatedError",
     "UnknownDatapointError",
@@ -79,6 +81,10 @@ class EncoderUnavailableError(ServingError):
 
 class LexicalUnavailableError(ServingError):
     """The index cannot be asked by words."""
+
+
+class RerankerUnavailableError(ServingError):
+    """The hits of the index cannot be reranked."""
 
 
 class DeadlineError(ServingError, TimeoutError):

@@ -52,7 +52,9 @@ class Server:
         """Where it listens; the real port once it is started."""
         store = Store.open(config.store)
         self._catalog = Catalog(
-            store, only=config.indexes or None, encoders=EncoderPool(device=config.device)
+            store,
+            only=config.indexes or None,
+            encoders=EncoderPool(device=config.device, reranker=config.reranker),
         )
         self._service = Service(self._catalog)
         self._health = health.HealthServicer()
