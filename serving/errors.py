@@ -9,6 +9,8 @@ ServingError
 ├── LexicalUnavailableError   lexical or hybrid search, and the index has no words
 ├── DeadlineError             the caller's time is up
 ├── OverloadedError           refused at once rather than late
+├── ConditionError            a write whose condition does not hold; nothing was written
+├── ReadOnlyError             the index takes no writes
 ├── ConfigError               the server cannot be started like this; `field` names the option
 ├── BindError                 the address cannot be listened on
 └── ClosedError               the engine is shutting down
@@ -19,12 +21,14 @@ from __future__ import annotations
 __all__ = [
     "BindError",
     "ClosedError",
+    "ConditionError",
     "ConfigError",
     "DeadlineError",
     "EncoderUnavailableError",
     "InvalidRequestError",
     "LexicalUnavailableError",
     "OverloadedError",
+    "ReadOnlyError",
     "ServingError",
     "UnknownDatapointError",
     "UnknownIndexError",
@@ -83,6 +87,14 @@ class DeadlineError(ServingError, TimeoutError):
 
 class OverloadedError(ServingError):
     """Too much is going on; try again after `retry_after_s`."""
+
+
+class ConditionError(ServingError):
+    """A datapoint is not in the state in which the caller wanted to write it; nothing was written."""
+
+
+class ReadOnlyError(ServingError):
+    """The index takes no writes: it lies in a bucket, or where nothing can be written."""
 
 
 class ConfigError(ServingError, ValueError):

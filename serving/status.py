@@ -28,6 +28,8 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (serving.LexicalUnavailableError, StatusCode.FAILED_PRECONDITION),
     (serving.DeadlineError, StatusCode.DEADLINE_EXCEEDED),
     (serving.OverloadedError, StatusCode.RESOURCE_EXHAUSTED),
+    (serving.ConditionError, StatusCode.FAILED_PRECONDITION),
+    (serving.ReadOnlyError, StatusCode.FAILED_PRECONDITION),
     (serving.ClosedError, StatusCode.UNAVAILABLE),
     (indexer.InvalidRecordError, StatusCode.INVALID_ARGUMENT),
     (indexer.NotFoundError, StatusCode.NOT_FOUND),
