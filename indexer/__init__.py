@@ -4,6 +4,8 @@ from scannery.indexer.analyser import Analyser
 from scannery.indexer.bm25 import CorpusStatistics, corpus_statistics, score_rows
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.datapoints import (
+    MAX_ID_BYTES,
+    MAX_MAGNITUDE,
     attribute_value,
     attribute_values,
     datapoint_schema,
@@ -32,11 +34,12 @@ from scannery.indexer.maintenance import (
     verify,
 )
 from scannery.indexer.manifest import CurvePoint, Manifest, Recall, SegmentEntry
+from scannery.indexer.memory import MemorySegment
 from scannery.indexer.planner import AllowedRows, Found
 from scannery.indexer.postings import Postings
 from scannery.indexer.reader import OpenIndex, open_index
 from scannery.indexer.scann_config import SearchSettings
-from scannery.indexer.segment import Segment, open_segment
+from scannery.indexer.segment import Segment, id_hashes, open_segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.sharding import shard_of
 from scannery.indexer.spec import (
@@ -47,6 +50,7 @@ from scannery.indexer.spec import (
     IndexSpec,
     Language,
     LexicalSpec,
+    LiveSpec,
     ScannSpec,
     SourceFormat,
     SourceSpec,
@@ -66,6 +70,8 @@ from scannery.indexer.versions import (
 )
 
 __all__ = [
+    "MAX_ID_BYTES",
+    "MAX_MAGNITUDE",
     "AllowedRows",
     "AlreadyExistsError",
     "Analyser",
@@ -87,7 +93,9 @@ __all__ = [
     "InvalidSpecError",
     "Language",
     "LexicalSpec",
+    "LiveSpec",
     "Manifest",
+    "MemorySegment",
     "NotFoundError",
     "OpenIndex",
     "Postings",
@@ -112,6 +120,7 @@ __all__ = [
     "datapoint_schema",
     "exact_search",
     "expected_recall",
+    "id_hashes",
     "identifier",
     "latest_version",
     "list_indexes",

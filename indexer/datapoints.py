@@ -17,6 +17,7 @@ from scannery.indexer.spec import AttributeType, IndexSpec
 
 __all__ = [
     "MAX_ID_BYTES",
+    "MAX_MAGNITUDE",
     "attribute_value",
     "attribute_values",
     "datapoint_schema",

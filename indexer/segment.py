@@ -70,7 +70,7 @@ class Segment:
         self.leaves = Leaves.load(folder / _LEAVES) if self._searcher else None
         self._most_leaves = max((point.leaves for point in entry.curve), default=0)
         self._planner = self._planner_of(folder / _COSTS)
-        self.postings = Postings(folder / _WORDS) if (folder / _WORDS).exists() else None
+        self.postings = Postings.map(folder / _WORDS) if (folder / _WORDS).exists() else None
         """Where each word occurs; None if the segment was built without."""
         with _COMPILING:
             self._warm_up()

@@ -37,6 +37,7 @@ __all__ = [
     "parse_matrix",
     "parse_options",
     "parse_query",
+    "parse_vector",
 ]
 
 
@@ -169,7 +170,7 @@ def parse_query(message: pb.Query, manifest: Manifest, *, path: str = "query") -
     if kind == "text":
         return ByText(_text(message.text, path))
     if kind == "vector":
-        return ByVector(_vector(message.vector, manifest, path))
+        return ByVector(parse_vector(message.vector, manifest, path))
     if kind == "id":
         return ById(parse_identifier(message.id, path))
     if kind == "group":
@@ -355,7 +356,8 @@ def parse_identifier(text: str, path: str) -> str:
         raise InvalidRequestError(error.message, field=path) from error
 
 
-def _vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
+def parse_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
+    """Return a vector, float32 (D,); InvalidRequestError if it is none of the index."""
     if message.packed and message.values:
         raise InvalidRequestError.at(path, "has both `packed` and `values`")
     if len(message.packed) % 4:

@@ -54,8 +54,9 @@ class MutationLog(Protocol):
     """Batches of mutations, numbered from 1 without gaps. Safe to use from several threads and processes."""
 
     def turn(self, *, after: int) -> AbstractContextManager[Turn]:
-        """Wait for the turn to append. Leaving the context makes everything durable, or raises; an exception in it
-        takes everything back.
+        """Wait for the turn to append.
+
+        Leaving the context makes everything durable, or raises; an exception in it takes everything back.
 
         Args:
             after: sequences up to this one were used already, whatever the log knows of them.

@@ -4,8 +4,8 @@ One commit costs one sync of the write-ahead log, however many batches are in it
 vectors takes ten of them, and one small upsert writes no more than two. Checkpoints are not left to commits, which
 would pay for them now and then (`checkpoint`).
 
-Only one process has the turn to append. Whose it is, is decided by `flock` on a file beside the database, since it wakes
-up the next one at once, and SQLite's own lock is polled. The kernel frees it when its holder dies.
+Only one process has the turn to append. Whose it is, is decided by `flock` on a file beside the database: it wakes up
+the next one at once, while SQLite's own lock is polled. The kernel frees it when its holder dies.
 
 A connection belongs to the process that opened it. All calls of an object share two: one to append, one to read.
 """
