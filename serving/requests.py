@@ -31,7 +31,6 @@ __all__ = [
     "Options",
     "Query",
     "check_count",
-    "check_sequence",
     "parse_fields",
     "parse_identifier",
     "parse_matrix",
@@ -134,7 +133,6 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest) -> Options:
 
     """
     _refuse_unserved(message)
-    check_sequence(message.min_sequence, manifest)
     spec = manifest.spec
     k = message.k if message.HasField("k") else limits.DEFAULT_K
     max_per_group, group_by = _crowding(message, spec)
@@ -226,19 +224,6 @@ def check_count(field: str, count: int, most: int) -> None:
     """Raise InvalidRequestError unless a list has 1 to `most` items."""
     if not 1 <= count <= most:
         raise InvalidRequestError.at(field, f"must have 1 to {most} items, got {count}")
-
-
-def check_sequence(min_sequence: int, manifest: Manifest) -> None:
-    """Raise UnsupportedError if the caller wants to see mutations that no version holds.
-
-    Without live updates there are no others, so nothing would come of waiting.
-    """
-    if min_sequence > manifest.log_sequence:
-        raise UnsupportedError(
-            f"min_sequence: index {manifest.index!r} has mutations up to {manifest.log_sequence}, and this server "
-            "takes no live updates",
-            field="min_sequence",
-        )
 
 
 # `id` and `document_id` always come; they may be named all the same.

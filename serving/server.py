@@ -25,11 +25,10 @@ from scannery.serving.errors import (
     InvalidRequestError,
     OverloadedError,
     UnknownIndexError,
-    UnsupportedError,
 )
 from scannery.serving.service import INDEX_SERVICE, SEARCH_SERVICE, Service, UnaryMethod
 from scannery.serving.status import DETAIL_KEY, status_of
-from scannery.v1 import search_pb2
+from scannery.v1 import index_pb2, search_pb2
 
 __all__ = ["Server", "health_name"]
 
@@ -146,7 +145,7 @@ class Server:
     def _add_services(self, server: grpc.Server) -> None:
         handlers: dict[str, dict[str, grpc.RpcMethodHandler[bytes, bytes]]] = {
             SEARCH_SERVICE: {"SearchStream": grpc.stream_stream_rpc_method_handler(self._search_stream)},
-            INDEX_SERVICE: {"UpsertStream": grpc.stream_stream_rpc_method_handler(_upsert_stream)},
+            INDEX_SERVICE: {"UpsertStream": grpc.stream_stream_rpc_method_handler(self._upsert_stream)},
         }
         for path, method in self._service.methods.items():
             _, service, name = path.split("/")
@@ -181,6 +180,18 @@ class Server:
         finally:
             self._streams.release()
 
+    def _upsert_stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        if not self._streams.acquire(blocking=False):
+            _abort(context, OverloadedError("too many open streams", retry_after_s=1.0))
+        try:
+            requests = (_decoded(index_pb2.UpsertRequest, data) for data in messages)
+            for response in self._service.upsert_stream(requests, self._deadline(context)):
+                yield response.SerializeToString()
+        except Exception as error:  # noqa: BLE001  the table knows every one
+            _abort(context, error)
+        finally:
+            self._streams.release()
+
     def _deadline(self, context: grpc.ServicerContext) -> Deadline:
         return Deadline.after(min(context.time_remaining(), self.config.max_request_s))
 
@@ -198,10 +209,6 @@ def _decoded(kind: type[MessageT], data: bytes) -> MessageT:
         return kind.FromString(data)
     except DecodeError as error:
         raise InvalidRequestError(f"the request is not a {kind.DESCRIPTOR.full_name}") from error
-
-
-def _upsert_stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-    _abort(context, UnsupportedError("this server takes no live updates"))
 
 
 def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
