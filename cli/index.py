@@ -222,11 +222,11 @@ def _print_facts(manifest: Manifest) -> None:
 
 
 def _print_segments(manifest: Manifest) -> None:
-    table = Table("shard", "segment", "kind", "datapoints", "size")
+    table = Table("shard", "segment", "kind", "datapoints", "deleted", "size")
     for entry in manifest.segments:
-        table.add_row(
-            str(entry.shard), entry.sha256[:12], entry.kind, f"{entry.rows:,}", size_text(entry.size_bytes)
-        )
+        deleted = f"{entry.deleted.rows:,}" if entry.deleted else ""
+        size = size_text(entry.size_bytes)
+        table.add_row(str(entry.shard), entry.sha256[:12], entry.kind, f"{entry.live_rows:,}", deleted, size)
     _console.print(table)
 
 

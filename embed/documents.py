@@ -61,9 +61,7 @@ def encode_pieces(
     titles: Sequence[str | None], pieces: Sequence[Sequence[Piece]], encoder: Encoder
 ) -> tuple[list[np.ndarray], list[str | None]]:
     """Return for each document the vectors of its pieces, float32 (P, D), and the encoder's objection, if any."""
-    texts = [
-        _embedded_text(title, piece) for title, own in zip(titles, pieces, strict=True) for piece in own
-    ]
+    texts = [_embedded_text(title, piece) for title, own in zip(titles, pieces, strict=True) for piece in own]
     vectors_ND = np.empty((len(texts), encoder.dimensions), np.float32)
     problems: dict[int, str] = {}
     for start in range(0, len(texts), ENCODE_TEXTS):

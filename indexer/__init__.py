@@ -13,6 +13,7 @@ from scannery.indexer.datapoints import (
     vector_value,
     vectors_of,
 )
+from scannery.indexer.deletes import next_version, read_deleted, read_live_mask, with_deleted
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,
@@ -33,7 +34,7 @@ from scannery.indexer.maintenance import (
     rollback,
     verify,
 )
-from scannery.indexer.manifest import CurvePoint, Manifest, Recall, SegmentEntry
+from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall, SegmentEntry
 from scannery.indexer.memory import MemorySegment
 from scannery.indexer.planner import AllowedRows, Found
 from scannery.indexer.postings import Postings
@@ -82,6 +83,7 @@ __all__ = [
     "CorpusStatistics",
     "CorruptError",
     "CurvePoint",
+    "DeletedRows",
     "Distance",
     "EncoderSpec",
     "FormatError",
@@ -127,9 +129,12 @@ __all__ = [
     "list_versions",
     "load_spec",
     "measure_recall",
+    "next_version",
     "open_index",
     "open_segment",
     "parse_spec",
+    "read_deleted",
+    "read_live_mask",
     "read_manifest",
     "rollback",
     "score_rows",
@@ -140,4 +145,5 @@ __all__ = [
     "vector_value",
     "vectors_of",
     "verify",
+    "with_deleted",
 ]

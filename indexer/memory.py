@@ -25,7 +25,13 @@ class MemorySegment(Segment):
     """Datapoints in memory, searched exactly. Immutable, like every segment."""
 
     def __init__(
-        self, whole: pa.Table, spec: IndexSpec, *, searched: np.ndarray, ids: np.ndarray, documents: np.ndarray
+        self,
+        whole: pa.Table,
+        spec: IndexSpec,
+        *,
+        searched: np.ndarray,
+        ids: np.ndarray,
+        documents: np.ndarray,
     ) -> None:
         """Take what `of` and `merged` make."""
         name = secrets.token_hex(32)
@@ -47,7 +53,8 @@ class MemorySegment(Segment):
         self.entry = entry
         self.distance = spec.distance
         self.searched_ND = searched
-        self._given_ND = vectors_of(whole)
+        given_ND = vectors_of(whole)
+        self._given_ND = searched if _is_same(given_ND, searched) else given_ND
         native = [column for column in ("embedding", *WORD_COLUMNS) if column in whole.column_names]
         self.table = whole.drop_columns(native)
         self._hashes_2N = ids
@@ -56,7 +63,7 @@ class MemorySegment(Segment):
 
     @classmethod
     def of(cls, table: pa.Table, spec: IndexSpec) -> MemorySegment:
-        """Return a segment of the rows of a table: the columns of `datapoint_schema`, and others that begin with `_`."""
+        """Return a segment of some rows: the columns of `datapoint_schema`, and others that begin with `_`."""
         for column, values in (term_columns(table, spec.lexical) if spec.lexical else {}).items():
             table = table.append_column(column, values)
         whole = table.replace_schema_metadata(None).combine_chunks()
@@ -97,10 +104,12 @@ class MemorySegment(Segment):
         )
 
 
+def _is_same(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.ctypes.data == other.ctypes.data
+
+
 def _kept(arrays: Sequence[np.ndarray], alive: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-    return [
-        array if mask_N is None else array[mask_N] for array, mask_N in zip(arrays, alive, strict=True)
-    ]
+    return [array if mask_N is None else array[mask_N] for array, mask_N in zip(arrays, alive, strict=True)]
 
 
 def _merged_hashes(hashes: Sequence[np.ndarray], alive: Sequence[np.ndarray | None]) -> np.ndarray:

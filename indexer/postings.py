@@ -23,7 +23,15 @@ import pyarrow.compute as pc
 from scannery.indexer.analyser import Analyser
 from scannery.indexer.spec import LexicalSpec
 
-__all__ = ["COUNTS_COLUMN", "TERMS_COLUMN", "WORD_COLUMNS", "Postings", "invert", "term_columns", "write_postings"]
+__all__ = [
+    "COUNTS_COLUMN",
+    "TERMS_COLUMN",
+    "WORD_COLUMNS",
+    "Postings",
+    "invert",
+    "term_columns",
+    "write_postings",
+]
 
 TERMS_COLUMN = "_terms"
 COUNTS_COLUMN = "_term_counts"

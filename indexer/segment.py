@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,13 @@ from scannery.indexer.store import Store
 from scannery.indexer.tuning import pick_point
 from scannery.indexer.versions import segment_key
 
-__all__ = ["Segment", "open_segment"]
+__all__ = ["Segment", "id_hashes", "open_segment", "sorted_hashes"]
 
 _VECTORS = "vectors.npy"
 _GIVEN = "given.npy"
 _COLUMNS = "columns.arrow"
 _HASHES = "id_hashes.npy"
+_DOCUMENTS = "document_hashes.npy"
 _INFO = "segment.json"
 _WORDS = "words"
 _LEAVES = "leaves"
@@ -53,7 +54,8 @@ class Segment:
 
     def __init__(self, entry: SegmentEntry, folder: Path) -> None:
         info = json.loads((folder / _INFO).read_text())
-        self.entry = entry
+        self.entry = entry.model_copy(update={"deleted": None})
+        """As in the manifest, without what a version has deleted: that is `OpenIndex.alive`."""
         self.distance: Distance = info["distance"]
         self.searched_ND: np.ndarray = np.load(folder / _VECTORS, mmap_mode="r")
         """The vectors as they are searched (length 1 for cosine), float32, memory-mapped."""
@@ -62,6 +64,8 @@ class Segment:
         self.table: pa.Table = pa.ipc.open_file(pa.memory_map(str(folder / _COLUMNS))).read_all()
         """All columns but the vectors, memory-mapped, in row order."""
         self._hashes_2N: np.ndarray = np.load(folder / _HASHES, mmap_mode="r")
+        documents = folder / _DOCUMENTS
+        self._documents_2N = np.load(documents, mmap_mode="r") if documents.exists() else self._hashes_2N
         self._searcher = (
             load_searcher(folder / "scann", self.searched_ND, self.distance)
             if entry.kind == "scann"
@@ -104,16 +108,48 @@ class Segment:
         return np.asarray(self._given_ND[np.asarray(rows, np.int64)])
 
     def row_of(self, identifier: str) -> int | None:
-        """Return the row of an id, or None."""
-        wanted = _hash(identifier)
+        """Return the row of an id, or None; also of one that a version has deleted."""
+        return next(self._rows_with(self._hashes_2N, self.ids, identifier), None)
+
+    def rows_of(self, identifiers: Sequence[str], hashes_I: np.ndarray) -> np.ndarray:
+        """Return the row of each id, int64, NO_ROW where there is none; as `row_of`, and far cheaper for many.
+
+        `hashes_I` is what `id_hashes` gives: one look into it serves every segment.
+        """
         hashes_N, rows_N = self._hashes_2N
+        rows_I = np.full(len(identifiers), NO_ROW, np.int64)
+        if not len(hashes_N):
+            return rows_I
+        positions_I = np.minimum(np.searchsorted(hashes_N, hashes_I), len(hashes_N) - 1)
+        near_I = np.flatnonzero(hashes_N[positions_I] == hashes_I)
+        rows_I[near_I] = rows_N[positions_I[near_I]]
+        names = self.ids.take(pa.array(rows_I[near_I])).to_pylist()
+        for number, name in zip(near_I.tolist(), names, strict=True):
+            if name != identifiers[number]:  # two ids with one hash
+                rows_I[number] = next(self._rows_with(self._hashes_2N, self.ids, identifiers[number]), NO_ROW)
+        return rows_I
+
+    def rows_of_document(self, document_id: str) -> np.ndarray:
+        """Return the rows of a document, int64, ascending; also those that a version has deleted."""
+        rows = self._rows_with(self._documents_2N, self.column("document_id"), document_id)
+        return np.fromiter(rows, np.int64)
+
+    @staticmethod
+    def _rows_with(hashes_2N: np.ndarray, column: pa.ChunkedArray, text: str) -> Iterator[int]:
+        hashes_N, rows_N = hashes_2N
+        wanted = _hash(text)
         position = int(np.searchsorted(hashes_N, wanted))
         while position < len(hashes_N) and hashes_N[position] == wanted:
-            row = int(rows_N[position])
-            if self.ids[row].as_py() == identifier:
-                return row
+            row = int(rows_N[position])  # of equal hashes, the rows ascend
+            if column[row].as_py() == text:
+                yield row
             position += 1
-        return None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the vectors and columns, of which a segment that was opened from a file has only mapped most."""
+        given = 0 if self._given_ND is self.searched_ND else self._given_ND.nbytes
+        return int(self.searched_ND.nbytes + given + self.table.nbytes)
 
     def settings_for(self, target_recall: float) -> SearchSettings | None:
         """Return the cheapest measured settings that meet a target recall (else the best); None if exact."""
@@ -307,7 +343,9 @@ def _unpack(path: Path, folder: Path, key: str) -> None:
         write_postings(table, folder / _WORDS)
     native = [name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS) if name in table.column_names]
     _write_columns(table.drop_columns(["embedding", *native]), folder / _COLUMNS)
-    np.save(folder / _HASHES, _sorted_hashes(table.column("id")))
+    np.save(folder / _HASHES, sorted_hashes(table.column("id")))
+    if not table.column("id").equals(table.column("document_id")):
+        np.save(folder / _DOCUMENTS, sorted_hashes(table.column("document_id")))
     (folder / _INFO).write_text(json.dumps({"distance": info["distance"]}))
 
 
@@ -336,9 +374,18 @@ def _write_columns(table: pa.Table, path: Path) -> None:
         writer.write_table(table)
 
 
-def _sorted_hashes(ids: pa.ChunkedArray) -> np.ndarray:
-    """Return sorted 64-bit hashes of the ids, and the row of each: uint64 (2, N)."""
-    hashes_N = np.fromiter((_hash(text) for text in ids.to_pylist()), np.uint64, len(ids))
+def id_hashes(identifiers: Sequence[str]) -> np.ndarray:
+    """Return the hashes of some ids as `Segment.rows_of` takes them, uint64."""
+    return np.fromiter(map(_hash, identifiers), np.uint64, len(identifiers))
+
+
+def sorted_hashes(texts: pa.ChunkedArray) -> np.ndarray:
+    """Return sorted 64-bit hashes of the texts, and the row of each: uint64 (2, N)."""
+    # Once for each text: a document has many rows.
+    encoded = texts.dictionary_encode().unify_dictionaries().combine_chunks()
+    distinct = encoded.dictionary.to_pylist()
+    hashes_U = np.fromiter((_hash(text) for text in distinct), np.uint64, len(distinct))
+    hashes_N = hashes_U[encoded.indices.to_numpy()]
     order_N = np.argsort(hashes_N, kind="stable")
     return np.stack([hashes_N[order_N], order_N.astype(np.uint64)])
 

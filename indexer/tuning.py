@@ -134,8 +134,8 @@ def expected_recall(segments: Sequence[SegmentEntry], target_recall: float) -> R
     A true neighbour is found if its own segment finds it, and it lies in a segment with a probability in
     proportion to the segment's rows, since shards are hashed.
     """
-    picked = [(s.rows, *pick_point(s.curve, target_recall)) for s in segments if s.curve]
-    exact_rows = sum(s.rows for s in segments if not s.curve)
+    picked = [(s.live_rows, *pick_point(s.curve, target_recall)) for s in segments if s.curve]
+    exact_rows = sum(s.live_rows for s in segments if not s.curve)
     rows = exact_rows + sum(count for count, _, _ in picked)
     found = exact_rows + sum(count * point.recall for count, point, _ in picked)
     return Recall(

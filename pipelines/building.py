@@ -15,7 +15,7 @@ from scannery.indexer.spec import IndexSpec, parse_spec
 from scannery.indexer.store import Store
 from scannery.indexer.versions import read_manifest
 from scannery.pipelines.compatibility import check_compatible, needs_rewriting
-from scannery.pipelines.errors import ModeError, NothingToIndexError
+from scannery.pipelines.errors import ModeError, NothingToIndexError, SpecConflictError
 from scannery.pipelines.job import Job, Mode
 from scannery.pipelines.outcomes import check_record
 from scannery.pipelines.planning import cut_input, dimensions_of, shards_of
@@ -166,7 +166,7 @@ def _job(
         fingerprint = _fingerprint(encoder, parent)
     if parent is not None and updates:
         check_compatible(spec, parent, dimensions=dimensions, fingerprint=fingerprint)
-    return new_job(
+    job = new_job(
         spec,
         store,
         dimensions=dimensions,
@@ -175,6 +175,18 @@ def _job(
         parent=parent,
         mode="upsert" if updates else "full",
     )
+    return dataclasses.replace(
+        job, keep_rows=not updates and parent is not None and _can_keep_rows(job, parent)
+    )
+
+
+def _can_keep_rows(job: Job, parent: Manifest) -> bool:
+    """Return whether the segments of an index are as this job would make them of the same rows."""
+    try:
+        check_compatible(job.spec, parent, dimensions=job.dimensions, fingerprint=job.fingerprint)
+    except SpecConflictError:
+        return False
+    return job.shards == parent.shards and not needs_rewriting(job.spec, parent)
 
 
 def new_job(

@@ -13,6 +13,7 @@ lose data on them in silence; so dead letters are files, and counts travel in th
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import apache_beam
 from apache_beam.utils import shared
 
 from scannery.embed import Encoder
-from scannery.indexer.errors import NotFoundError
+from scannery.indexer.errors import CorruptError, NotFoundError
 from scannery.indexer.spec import EncoderSpec
 from scannery.indexer.versions import read_manifest
 from scannery.pipelines.counts import ShardOutcome, UnitOutcome
@@ -35,6 +36,8 @@ from scannery.pipelines.units import WorkUnit
 from scannery.pipelines.update_stage import Touch, update_shard
 
 __all__ = ["BuildSegment", "EmbedUnit", "Publish", "add_build", "load_encoder", "new_encoder_handle"]
+
+_LOG = logging.getLogger(__name__)
 
 # Its types are partial: every call of a transform would be one of an untyped function.
 beam: Any = apache_beam
@@ -187,12 +190,21 @@ class BuildSegment(beam.DoFn):
 
     def _outcome(self, shard: int, values: list[str]) -> ShardOutcome:
         job, store, encoder = self._job, self._store, self._encoder_source()
-        if job.mode == "upsert":
-            parent = read_manifest(store, job.index, job.parent)
+        parent = (
+            read_manifest(store, job.index, job.parent) if job.mode == "upsert" or job.keep_rows else None
+        )
+        if job.mode == "upsert" and parent is not None:
             return update_shard(shard, values, parent, job, store, encoder=encoder)
         rows = [RowGroup.from_json(value) for value in values]
         key = shard_key(job, shard, rows)
-        return finished_shard(key, job, store) or build_shard(key, shard, rows, job, store, encoder=encoder)
+        if done := finished_shard(key, job, store):
+            return done
+        if parent is not None:
+            try:
+                return update_shard(shard, values, parent, job, store, encoder=encoder)
+            except (CorruptError, NotFoundError) as error:  # a full build repairs
+                _LOG.warning("shard %d is built anew: %s", shard, error)
+        return build_shard(key, shard, rows, job, store, encoder=encoder)
 
     def _encoder_source(self) -> EncoderSource | None:
         spec = self._job.spec.encoder

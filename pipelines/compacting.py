@@ -1,4 +1,4 @@
-"""Compact an index: every shard with several segments gets one in their place."""
+"""Compact an index: every shard with several segments, or with deleted rows, gets one segment without any."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class CompactReport:
     index: str
     version: int
     up_to_date: bool
-    """No shard had several segments, so no version was made."""
+    """No shard had several segments or deleted rows, so no version was made."""
 
     shards: tuple[int, ...]
-    """Shards whose segments were merged."""
+    """Shards whose segments were merged or rewritten."""
 
     segments_before: int
     segments: int
@@ -54,7 +54,7 @@ def compact(
     runner_options: Sequence[str] = (),
     progress: ProgressCallback | None = None,
 ) -> CompactReport:
-    """Merge the segments of every shard that has several, and commit the result as a new version.
+    """Make one segment of every shard that has several or deleted rows, and commit the result as a new version.
 
     The datapoints are the same before and after. A run that was killed goes on where it stood.
 
@@ -70,7 +70,8 @@ def compact(
     store = Store.open(store_uri)
     before = after = read_manifest(store, index)
     counts = Counter(entry.shard for entry in before.segments)
-    shards = tuple(sorted(shard for shard, count in counts.items() if count > 1))
+    worn = {entry.shard for entry in before.segments if entry.deleted or counts[entry.shard] > 1}
+    shards = tuple(sorted(worn))
     if shards:
         job = new_job(before.spec, store, dimensions=before.dimensions, shards=before.shards,
                       fingerprint=before.encoder, parent=before, mode="upsert")  # fmt: skip

@@ -53,6 +53,9 @@ class Job:
     mode: Mode = "full"
     """`upsert` only where there is a parent to keep rows of."""
 
+    keep_rows: bool = False
+    """A full build that leaves rows of the parent version where they are, if the input has them as they are."""
+
     merge: bool = False
     """Make one segment of every shard that is touched, even where nothing changed: the spec did, or this compacts."""
 

@@ -18,6 +18,7 @@ from scannery.pipelines.units import key_of
 
 __all__ = ["EmbeddedDocument", "Work", "content_hash", "content_salt", "embed_documents"]
 
+
 @dataclasses.dataclass(frozen=True)
 class EmbeddedDocument:
     """A document with its passages, P of them, and a vector for each."""

@@ -145,7 +145,7 @@ def _manifest(
 
 def _is_same(one: Manifest, other: Manifest) -> bool:
     names = ("spec", "encoder", "dimensions", "shards")
-    keys = [sorted(entry.key for entry in manifest.segments) for manifest in (one, other)]
+    keys = [sorted(entry.keys for entry in manifest.segments) for manifest in (one, other)]
     return keys[0] == keys[1] and all(getattr(one, name) == getattr(other, name) for name in names)
 
 

@@ -27,7 +27,7 @@ from scannery.pipelines.embeddings import embeddings_schema
 from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.job import Job, embeddings_key, sealed, stage_key
 from scannery.pipelines.questions import questions_of
-from scannery.pipelines.stored import forget_unit, has_size, open_embeddings, read_stage
+from scannery.pipelines.stored import forget_unit, has_hash, has_size, open_embeddings, read_stage
 from scannery.pipelines.units import key_of
 
 if TYPE_CHECKING:
@@ -87,18 +87,25 @@ def update_key(
     changes: Sequence[object] = (),
 ) -> str:
     """Return the hash of everything that the segments of a shard are made of where older ones are built upon."""
-    keys = [entry.key for entry in base]
+    keys = [entry.keys for entry in base]
     return key_of("update", shard_key(job, shard, rows), job.spec.attributes, keys, changes)
 
 
 def finished_shard(key: str, job: Job, store: Store) -> ShardOutcome | None:
-    """Return the outcome of a shard that an earlier run built from the same rows, or None."""
+    """Return the outcome of a shard that an earlier run built from the same rows, or None.
+
+    A full build reads the segments again to compare their hashes: it is what repairs a damaged index.
+    """
     text = read_stage(store, job.index, "segments", key)
     if text is None:
         return None
     outcome = ShardOutcome.from_json(text)
-    for entry in outcome.entries:
-        if not has_size(store, segment_key(job.index, entry.key), entry.size_bytes):
+    files = [file for entry in outcome.entries for file in (entry, entry.deleted) if file]
+    for file in files:
+        stored = segment_key(job.index, file.key)
+        if not has_size(store, stored, file.size_bytes):
+            return None
+        if job.mode == "full" and not has_hash(store, stored, file.sha256):
             return None
     return dataclasses.replace(outcome, counts=outcome.counts.without_work())
 

@@ -112,9 +112,7 @@ class Catalog:
         """Return for each index whether it answers."""
         return {name: entry.snapshot is not None for name, entry in list(self._entries.items())}
 
-    def snapshot(
-        self, name: str, *, min_sequence: int = 0, deadline: Deadline | None = None
-    ) -> Snapshot:
+    def snapshot(self, name: str, *, min_sequence: int = 0, deadline: Deadline | None = None) -> Snapshot:
         """Return the current snapshot of an index, or wait until there is one with all mutations up to a sequence.
 
         Raises:

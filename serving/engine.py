@@ -3,7 +3,7 @@
 The life of a batch of queries with equal options:
 
 1. Texts and ids become vectors, or terms, or both (lexical and hybrid search: sides.py).
-2. The filter becomes a mask of allowed rows per segment (cached).
+2. The filter, and what the version has deleted, become a mask of allowed rows per segment (cached).
 3. Each segment is asked for its best m rows; it takes the cheapest plan for the rows allowed (indexer/planner.py).
 4. The segments' answers are merged, by score and then by id.
 5. The datapoint itself (query by id), hits below `min_score`, and hits beyond `max_per_group` are dropped.
@@ -148,8 +148,8 @@ def _scopes(snapshot: Snapshot, options: Options) -> list[_Scope]:
     settings = snapshot.index.settings_for(options.target_recall)
     target = options.target_recall or snapshot.manifest.spec.target_recall
     scopes = []
-    for number, segment in enumerate(snapshot.segments):
-        allowed = None if options.where is None else snapshot.masks.allowed(segment, options.where)
+    for number, (segment, alive) in enumerate(zip(snapshot.segments, snapshot.alive, strict=True)):
+        allowed = alive if options.where is None else snapshot.masks.allowed(segment, options.where, alive)
         rows = segment.rows if allowed is None else allowed.count
         if rows == segment.rows:
             allowed = None

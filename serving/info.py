@@ -10,7 +10,7 @@ __all__ = ["index_info"]
 
 
 def index_info(manifest: Manifest, *, details: bool, snapshot: Snapshot | None = None) -> pb.IndexInfo:
-    """Return the description of a version, or of a snapshot of it; without `details`, segments and spec are left out."""
+    """Return the description of a version, or of a snapshot of it; without `details`, not its segments and spec."""
     spec = manifest.spec
     info = pb.IndexInfo(
         name=manifest.index,
@@ -33,7 +33,7 @@ def index_info(manifest: Manifest, *, details: bool, snapshot: Snapshot | None =
             pb.SegmentInfo(
                 key=entry.key,
                 shard=entry.shard,
-                rows=entry.rows,
+                rows=entry.live_rows,
                 size_bytes=entry.size_bytes,
                 kind=entry.kind,
             )

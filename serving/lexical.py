@@ -1,7 +1,7 @@
 """The lexical side of a search: the best rows of a snapshot by BM25.
 
-Statistics are those of all segments of the snapshot, without the filter, so that a score does not depend on how the
-index is sharded, nor on what is asked besides.
+Statistics are those of all live rows of the snapshot, without the filter, so that a score does not depend on how the
+index is sharded, nor on what was deleted, nor on what is asked besides.
 
 Shapes: M rows that match, T terms.
 """
@@ -54,7 +54,7 @@ class WordSearch:
 
         """
         terms = self._terms[query]
-        corpus = corpus_statistics(self._postings, terms)
+        corpus = corpus_statistics(self._postings, terms, self._snapshot.alive)
         # In the order of the query, in which every segment adds them up.
         weights = {
             term: corpus.idf(term) * n for term, n in Counter(terms).items() if term in corpus.frequencies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scannery.indexer import Manifest, OpenIndex, Segment
+from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment
 from scannery.serving.encoding import EncoderPool, QueryEncoder
 from scannery.serving.errors import UnknownDatapointError
 from scannery.serving.masks import MaskCache
@@ -43,15 +43,20 @@ class Snapshot:
         return self.index.segments
 
     @property
+    def alive(self) -> tuple[AllowedRows | None, ...]:
+        """For each segment the rows that are not deleted; None: all of them."""
+        return self.index.alive
+
+    @property
     def encoder(self) -> QueryEncoder:
         """The encoder of text queries, loaded if it was not; EncoderUnavailableError if it cannot be."""
         return self.encoders.encoder_of(self.manifest)
 
     def find(self, identifier: str) -> tuple[int, int] | None:
         """Return the number of the segment and the row of a datapoint, or None."""
-        for number, segment in enumerate(self.segments):
+        for number, (segment, alive) in enumerate(zip(self.segments, self.alive, strict=True)):
             row = segment.row_of(identifier)
-            if row is not None:
+            if row is not None and (alive is None or alive.mask_N[row]):
                 return number, row
         return None
 

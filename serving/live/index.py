@@ -267,7 +267,8 @@ class LiveIndex:
         last = max(log.position() if log else 0, self.snapshot.sequence)
         if sequence > last:
             raise InvalidRequestError.at(
-                "min_sequence", f"index {self._state.manifest.index!r} has mutations up to {last}, got {sequence}"
+                "min_sequence",
+                f"index {self._state.manifest.index!r} has mutations up to {last}, got {sequence}",
             )
 
 
@@ -282,7 +283,10 @@ def state_after(state: LiveState, entries: Sequence[LogEntry]) -> LiveState:
     return apply(
         state,
         [
-            (entry.sequence, rows_fit(decode(entry.data, sequence=entry.sequence), manifest, sequence=entry.sequence))
+            (
+                entry.sequence,
+                rows_fit(decode(entry.data, sequence=entry.sequence), manifest, sequence=entry.sequence),
+            )
             for entry in entries
         ],
     )

@@ -26,7 +26,7 @@ REVISION_COLUMN = "_revision"
 """Sequence of the mutation that wrote a row."""
 
 SMALL_ROWS = 1024
-"""Up to so many rows, a piece is merged with every new one: copying them costs less than one more piece in every search."""
+"""Up to so many rows, a piece is merged with every new one: one more piece in every search would cost more."""
 GROWTH = 4
 """A larger piece is merged when what comes after it is more than its fourth part."""
 LARGE_ROWS = 1 << 14

@@ -91,7 +91,9 @@ def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> list[Given]:
     for item in given:
         other = first.setdefault(item.id, item.path)
         if other != item.path:
-            raise InvalidRequestError.at(f"{item.path}.datapoint.id", f"{item.id!r:.200} is also that of {other}")
+            raise InvalidRequestError.at(
+                f"{item.path}.datapoint.id", f"{item.id!r:.200} is also that of {other}"
+            )
     return given
 
 
@@ -107,7 +109,9 @@ def parse_delete(request: pb.DeleteRequest) -> Deletion:
         raise InvalidRequestError.at("ids", "needs at least one id or document_id")
     for name, values in (("ids", request.ids), ("document_ids", request.document_ids)):
         if len(values) > limits.MAX_DELETES:
-            raise InvalidRequestError.at(name, f"must have at most {limits.MAX_DELETES} items, got {len(values)}")
+            raise InvalidRequestError.at(
+                name, f"must have at most {limits.MAX_DELETES} items, got {len(values)}"
+            )
     condition = _condition(request.condition, "condition") if request.HasField("condition") else None
     if condition is not None and condition.revision is None:
         raise InvalidRequestError.at("condition.if_absent", "makes no sense for a deletion")
@@ -153,7 +157,9 @@ def _given(message: pb.Upsert, number: int, vector_D: np.ndarray | None, manifes
         span=_span(point),
         vector=vector_D,
         mask=mask,
-        condition=_condition(message.condition, f"{path}.condition") if message.HasField("condition") else None,
+        condition=_condition(message.condition, f"{path}.condition")
+        if message.HasField("condition")
+        else None,
     )
     if mask:
         _check_partial(point, given)
@@ -207,14 +213,18 @@ def _check_partial(point: Datapoint, given: Given) -> None:
                 f"{given.path}.datapoint.attributes.{name}", "is not in the update_mask"
             )
     if given.condition is not None and given.condition.revision is None:
-        raise InvalidRequestError.at(f"{given.path}.condition.if_absent", "makes no sense with an update_mask")
+        raise InvalidRequestError.at(
+            f"{given.path}.condition.if_absent", "makes no sense with an update_mask"
+        )
 
 
 def _mask(message: pb.Upsert, path: str, spec: IndexSpec) -> tuple[str, ...]:
     known = dict.fromkeys((*_PLAIN_PATHS, *(f"attributes.{name}" for name in spec.attributes)))
     for name in message.update_mask.paths:
         if name not in known:
-            raise InvalidRequestError.at(f"{path}.update_mask", f"{name!r:.80}: {unknown_name(name, known, 'field')}")
+            raise InvalidRequestError.at(
+                f"{path}.update_mask", f"{name!r:.80}: {unknown_name(name, known, 'field')}"
+            )
     return tuple(dict.fromkeys(message.update_mask.paths))
 
 
@@ -233,7 +243,9 @@ def _sized(point: Datapoint, name: str, most: int, path: str) -> str | None:
     text: str = getattr(point, name)
     size = len(text.encode())
     if size > most:
-        raise InvalidRequestError.at(f"{path}.datapoint.{name}", f"must have at most {most} bytes, got {size}")
+        raise InvalidRequestError.at(
+            f"{path}.datapoint.{name}", f"must have at most {most} bytes, got {size}"
+        )
     return text if name != "title" else text.strip() or None
 
 
@@ -286,12 +298,14 @@ def _typed(message: Value, kind: AttributeType, path: str) -> Any:
 
 
 def _vectors(upserts: Sequence[pb.Upsert], manifest: Manifest) -> list[np.ndarray | None]:
-    """Return the vectors of the datapoints that have one; checked all at once, and one by one only to find the wrong one."""
+    """Return the vectors of the datapoints that have one; checked at once, and one by one to find the wrong one."""
     vectors: list[np.ndarray | None] = [None] * len(upserts)
     numbers = [i for i, message in enumerate(upserts) if message.datapoint.HasField("vector")]
     packed = [upserts[i].datapoint.vector.packed for i in numbers]
     size = 4 * manifest.dimensions
-    if all(len(data) == size for data in packed) and not any(upserts[i].datapoint.vector.values for i in numbers):
+    if all(len(data) == size for data in packed) and not any(
+        upserts[i].datapoint.vector.values for i in numbers
+    ):
         vectors_UD = np.frombuffer(b"".join(packed), "<f4").reshape(-1, manifest.dimensions)
         if _all_valid(vectors_UD, manifest):
             for i, vector_D in zip(numbers, vectors_UD, strict=True):
@@ -305,4 +319,6 @@ def _vectors(upserts: Sequence[pb.Upsert], manifest: Manifest) -> list[np.ndarra
 def _all_valid(vectors_UD: np.ndarray, manifest: Manifest) -> bool:
     largest_U = np.abs(vectors_UD).max(axis=1, initial=0)
     # NaN compares as false.
-    return bool((largest_U <= MAX_MAGNITUDE).all() and (manifest.spec.distance != "cosine" or largest_U.all()))
+    return bool(
+        (largest_U <= MAX_MAGNITUDE).all() and (manifest.spec.distance != "cosine" or largest_U.all())
+    )

@@ -54,7 +54,8 @@ def encode(mutation: Mutation) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    return sink.getvalue().to_pybytes()
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def decode(data: bytes, *, sequence: int) -> Mutation:
@@ -104,7 +105,9 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int) -> Mutati
         return mutation
     size = mutation.rows.schema.field("embedding").type.list_size
     if size != manifest.dimensions:
-        raise FormatError(f"{what}: its vectors have {size} dimensions, those of the version {manifest.dimensions}")
+        raise FormatError(
+            f"{what}: its vectors have {size} dimensions, those of the version {manifest.dimensions}"
+        )
     rows = mutation.rows
     for field in schema:
         if field.name not in rows.column_names:

@@ -43,7 +43,7 @@ class Tail:
         while not self._stop.wait(wait_s):
             try:
                 found = [index.catch_up() for index in self._indexes()]
-            except Exception:
+            except Exception:  # noqa: BLE001
                 # The next look may succeed; without this thread, nothing that others write would ever be seen.
                 _LOG.exception("cannot follow a log")
                 found, wait_s = [], 1.0

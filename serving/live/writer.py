@@ -71,7 +71,9 @@ class Writer:
             return write.outcome.result(None if timeout_s == float("inf") else timeout_s)
         except FutureTimeoutError:
             if write.outcome.cancel():
-                raise DeadlineError("the deadline passed before it was the write's turn; nothing was written") from None
+                raise DeadlineError(
+                    "the deadline passed before it was the write's turn; nothing was written"
+                ) from None
             raise DeadlineError("the deadline passed while the write was being committed") from None
 
     def close(self) -> None:
