@@ -23,6 +23,7 @@ from scannery.client.filters import Where
 from scannery.client.queries import Fusion, Like, Mode, QueryLike, SearchOptions
 from scannery.client.results import (
     Datapoint,
+    Deleted,
     EncoderInfo,
     Explanation,
     Hit,
@@ -31,7 +32,9 @@ from scannery.client.results import (
     RecallInfo,
     SegmentInfo,
     SegmentPlan,
+    Written,
 )
+from scannery.client.writes import NewDatapoint, Update
 
 __all__ = [
     "AlreadyExistsError",
@@ -39,6 +42,7 @@ __all__ = [
     "Client",
     "DataLossError",
     "Datapoint",
+    "Deleted",
     "DeadlineExceededError",
     "EncoderInfo",
     "Explanation",
@@ -52,6 +56,7 @@ __all__ = [
     "InvalidArgumentError",
     "Like",
     "Mode",
+    "NewDatapoint",
     "NotFoundError",
     "PermissionDeniedError",
     "QueryLike",
@@ -64,7 +69,9 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",
+    "Update",
     "Where",
+    "Written",
     "aio",
     "connect",
 ]

@@ -206,6 +206,8 @@ class LiveIndex:
                             state, pending = apply(state, pending), []
                         try:
                             mutation, data, count = write.resolve(state)
+                            # The index may have moved to another version since it was prepared.
+                            mutation = rows_fit(mutation, state.manifest, sequence=turn.position + 1)
                         except Exception as error:  # noqa: BLE001  it is this request's alone
                             answers[number] = error
                             continue

@@ -40,6 +40,10 @@ class LogGapError(IndexerError):
 class Turn(Protocol):
     """The right to append. What is appended in a turn becomes durable together, when it ends."""
 
+    @property
+    def position(self) -> int:
+        """The last sequence."""
+
     def read(self, after: int) -> Sequence[LogEntry]:
         """Return all entries after a sequence; nobody else appends during the turn."""
 

@@ -6,6 +6,7 @@ Shapes: U upserts of a request, D dimensions.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -286,11 +287,13 @@ def _typed(message: Value, kind: AttributeType, path: str) -> Any:
     value = getattr(message, field)
     if field == "string_list_value":
         value = list(value.values)
+    elif field == "float_value" and not math.isfinite(value):
+        raise InvalidRequestError.at(path, f"must be finite, got {value}")
     elif field == "timestamp_value":
         try:
             value = value.ToDatetime()
-        except ValueError as error:
-            raise InvalidRequestError.at(path, f"is no timestamp: {error}") from error
+        except (ValueError, OverflowError) as error:
+            raise InvalidRequestError.at(path, "must lie in the years 1 to 9999") from error
     try:
         return attribute_value(value, kind, field=path)
     except InvalidRecordError as error:

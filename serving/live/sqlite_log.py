@@ -175,12 +175,12 @@ class _Turn:
     def __init__(self, connection: sqlite3.Connection, after: int, clock: Callable[[], float]) -> None:
         self._connection = connection
         self._clock = clock
-        self._position = _position(connection)
+        self.position = _position(connection)
         self._answered = False
-        if self._position < after:
+        if self.position < after:
             # The log is older than the version, or was lost: what it has is in the segments, or nowhere.
             self.truncate(after)
-            self._position = after
+            self.position = after
 
     def read(self, after: int) -> Sequence[LogEntry]:
         return _read(self._connection, after, None)
@@ -193,7 +193,7 @@ class _Turn:
         return None if row is None else Answer(*row)
 
     def append(self, data: bytes, *, request_id: str = "", count: int = 0) -> int:
-        sequence = self._position + 1
+        sequence = self.position + 1
         self._connection.execute(
             "INSERT INTO records VALUES (?, ?, ?)", (sequence, _checksum(sequence, data), data)
         )
@@ -203,7 +203,7 @@ class _Turn:
                 "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
                 (request_id, sequence, count, self._clock()),
             )
-        self._position = sequence
+        self.position = sequence
         return sequence
 
     def truncate(self, up_to: int) -> None:
