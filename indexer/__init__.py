@@ -6,6 +6,7 @@ from scannery.indexer.cache import SegmentCache
 from scannery.indexer.datapoints import (
     MAX_ID_BYTES,
     MAX_MAGNITUDE,
+    REVISION_COLUMN,
     attribute_value,
     attribute_values,
     datapoint_schema,
@@ -73,6 +74,7 @@ from scannery.indexer.versions import (
 __all__ = [
     "MAX_ID_BYTES",
     "MAX_MAGNITUDE",
+    "REVISION_COLUMN",
     "AllowedRows",
     "AlreadyExistsError",
     "Analyser",

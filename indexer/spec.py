@@ -221,8 +221,8 @@ class LiveSpec(_Model):
     max_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
     """The same in bytes."""
 
-    merge_segments: Annotated[int, Field(ge=2, le=64)] = 8
-    """Segments of a shard that are exact or small, at which they are merged."""
+    merge_segments: Annotated[int, Field(ge=2, le=64)] = 4
+    """Segments of a shard of about the same size (within this factor) at which they are merged."""
 
     merge_deleted_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of deleted rows in a segment at which it is written again without them."""

@@ -34,6 +34,7 @@ from scannery.serving.errors import (
 from scannery.serving.live.index import LiveIndex
 from scannery.serving.live.location import log_folder
 from scannery.serving.live.log import LogGapError
+from scannery.serving.live.maintenance import Maintenance
 from scannery.serving.live.tail import Tail
 from scannery.serving.snapshot import Snapshot
 
@@ -50,6 +51,7 @@ MAX_GAPS = 5
 @dataclass(slots=True)
 class _Entry:
     live: LiveIndex | None = None
+    maintenance: Maintenance | None = None
     error: IndexerError | None = None
     """Why the current version is not open."""
     checked_at_s: float = float("-inf")
@@ -149,6 +151,17 @@ class Catalog:
             raise self._unknown(name)
         return live
 
+    def written(self) -> None:
+        """Take note that something was written; without a watcher, this is when maintenance is thought of."""
+        if not self.watched:
+            self.maintain()
+
+    def maintain(self) -> None:
+        """Have sealed and merged what is due; costs little where nothing is."""
+        for entry in list(self._entries.values()):
+            if entry.live is not None and entry.maintenance is not None:
+                entry.maintenance.look(entry.live.state)
+
     def live_indexes(self) -> list[LiveIndex]:
         """Return all indexes that are open."""
         return [entry.live for entry in list(self._entries.values()) if entry.live is not None]
@@ -189,6 +202,8 @@ class Catalog:
 
     def _forget(self, name: str) -> None:
         entry = self._entries.pop(name, None)
+        if entry is not None and entry.maintenance is not None:
+            entry.maintenance.close()
         if entry is not None and entry.live is not None:
             entry.live.close()
 
@@ -251,6 +266,8 @@ class Catalog:
                 else:
                     folder = log_folder(self._log_root, name)
                     entry.live = LiveIndex(index, self.encoders, folder=folder, on_gap=entry.look_again)
+                    if self._log_root is not None:
+                        entry.maintenance = Maintenance(self._store, name, self._log_root)
                 return index
             except LogGapError as error:
                 version, gap = latest_version(self._store, name) or version, error
@@ -304,6 +321,7 @@ class Watcher:
         while not self._stop.wait(self._every_s):
             try:
                 self._catalog.refresh(encoders=True)
+                self._catalog.maintain()
                 self._report()
                 trouble = ""
             except Exception as error:  # noqa: BLE001  the next look may succeed; without it, old versions stay for ever

@@ -17,13 +17,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import AllowedRows, Manifest, MemorySegment, OpenIndex, Segment, id_hashes
+from scannery.indexer import (
+    REVISION_COLUMN,
+    AllowedRows,
+    Manifest,
+    MemorySegment,
+    OpenIndex,
+    Segment,
+    id_hashes,
+)
 from scannery.serving.live.records import Mutation
 
-__all__ = ["REVISION_COLUMN", "LiveState", "Piece", "apply", "begin"]
-
-REVISION_COLUMN = "_revision"
-"""Sequence of the mutation that wrote a row."""
+__all__ = ["LiveState", "Piece", "apply", "begin"]
 
 SMALL_ROWS = 1024
 """Up to so many rows, a piece is merged with every new one: one more piece in every search would cost more."""

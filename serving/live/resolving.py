@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import CorruptError, Segment, datapoint_schema
+from scannery.indexer import REVISION_COLUMN, Segment, datapoint_schema
 from scannery.serving.errors import ConditionError, InvalidRequestError, UnknownDatapointError
-from scannery.serving.live.memtable import REVISION_COLUMN, LiveState
+from scannery.serving.live.memtable import LiveState
 from scannery.serving.live.parsing import Condition, Deletion, Given
 from scannery.serving.live.preparing import PreparedUpsert
 from scannery.serving.live.records import Mutation
+from scannery.serving.live.rows import whole_rows
 
 __all__ = ["resolve_deletion", "resolve_upsert"]
 
@@ -143,21 +143,3 @@ def _new_value(item: Given, name: str) -> tuple[str, Any]:
         return "payload", item.payload
     attribute = name.removeprefix("attributes.")
     return attribute, item.attributes[attribute]
-
-
-def whole_rows(segment: Segment, rows_R: Sequence[int] | np.ndarray, schema: pa.Schema) -> pa.Table:
-    """Return rows of a segment with all columns of a schema; attributes that the segment lacks are null."""
-    stored = set(segment.table.column_names)
-    taken = segment.take(rows_R, [name for name in schema.names if name in stored])
-    vectors_RD = np.ascontiguousarray(segment.vectors(rows_R), np.float32)
-    if not len(vectors_RD) == taken.num_rows:
-        raise CorruptError(f"{segment.entry.key} has other vectors than rows")
-    arrays = [
-        pa.FixedSizeListArray.from_arrays(pa.array(vectors_RD.reshape(-1)), type=field.type)
-        if field.name == "embedding"
-        else taken.column(field.name).combine_chunks()
-        if field.name in stored
-        else pa.nulls(taken.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(arrays, schema=schema)

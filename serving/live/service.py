@@ -24,6 +24,9 @@ class Indexes(Protocol):
     def live(self, name: str) -> LiveIndex:
         """Return an index as what takes writes."""
 
+    def written(self) -> None:
+        """Take note that something was written."""
+
 
 class Writes:
     """Upsert and Delete over the indexes of a process. Safe to use from several threads."""
@@ -38,6 +41,7 @@ class Writes:
         manifest = index.state.manifest
         prepared = prepare(parse_upsert(request, manifest), manifest, self._indexes.encoders, deadline)
         answer = index.upsert(prepared, request.request_id, deadline)
+        self._indexes.written()
         return pb.UpsertResponse(
             sequence=answer.sequence, written=answer.count, request_id=request.request_id
         )
@@ -47,6 +51,7 @@ class Writes:
         index = self._indexes.live(request.index)
         index.check_writable()
         answer = index.delete(parse_delete(request), request.request_id, deadline)
+        self._indexes.written()
         return pb.DeleteResponse(
             sequence=answer.sequence, deleted=answer.count, request_id=request.request_id
         )

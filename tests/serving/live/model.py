@@ -28,6 +28,8 @@ LIVE: IndexSpec = parse_spec(
         "shards": 2,
         "lexical": True,
         "attributes": {"show": "string", "year": "int", "tags": "string_list"},
+        # Nothing is sealed unless a test does it.
+        "live": {"seal_rows": 100_000, "merge_segments": 3},
     }
 )
 
