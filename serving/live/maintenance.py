@@ -31,6 +31,7 @@ from scannery.serving.live.location import log_folder
 from scannery.serving.live.memtable import LiveState
 from scannery.serving.live.merging import due, merge
 from scannery.serving.live.sealing import seal
+from scannery.serving.live.sqlite_log import LOG_FILE
 
 __all__ = ["Maintenance", "Task", "locked", "seal_due"]
 
@@ -83,7 +84,7 @@ class Maintenance:
         try:
             for task in list(self._runs):
                 self._reap(task)
-            if not _lock_path(self._log_root, self._index, "seal").parent.exists():
+            if not _lock_path(self._log_root, self._index, "seal").with_name(LOG_FILE).exists():
                 return  # never written to: how its segments are arranged is its builds' affair
             if seal_due(state, self._age_s(state)):
                 self._start("seal")

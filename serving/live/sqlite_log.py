@@ -27,7 +27,7 @@ from scannery.indexer import CorruptError, FormatError, StoreError
 from scannery.serving.errors import ReadOnlyError
 from scannery.serving.live.log import Answer, LogEntry, LogGapError
 
-__all__ = ["LOG_FILE", "LOG_FORMAT", "SqliteLog"]
+__all__ = ["LOG_FILE", "LOG_FORMAT", "SqliteLog", "sync_folder"]
 
 LOG_FILE = "log.sqlite"
 LOG_FORMAT = 1
@@ -306,18 +306,19 @@ def _create(path: Path) -> None:
             finally:
                 connection.close()
             # Complete before it has its name; the folders too must survive a power cut.
-            _sync(draft)
             draft.rename(path)
-            _sync(path.parent)
-            _sync(path.parent.parent)
+            sync_folder(path.parent)
+            sync_folder(path.parent.parent)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def sync_folder(folder: Path) -> None:
+    """Make the names and the content of the files in a folder durable, and the names of those in it."""
+    for path in (*(item for item in folder.iterdir() if item.is_file()), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
