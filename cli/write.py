@@ -45,7 +45,7 @@ def upsert(
     written, sequence, line = 0, 0, 0
     with connected(target, store, timeout_s=timeout) as client:
         call = client.index(index).update if update else client.index(index).upsert
-        lines = itertools.chain.from_iterablemap(_points, files)
+        lines = itertools.chain.from_iterable(map(_points, files))
         while points := list(itertools.islice(lines, batch)):
             try:
                 done = call(points)

@@ -122,13 +122,16 @@ def measure_recall(index: OpenIndex, *, queries: int = _SAMPLED_QUERIES, seed: i
 def rollback(store: Store, index: str, version: int) -> Manifest:
     """Publish the content of an earlier version as a new one, which servers then move to.
 
-    Nothing is copied or removed, so a rollback can itself be rolled back.
+    Nothing is copied or removed, so a rollback can itself be rolled back. Live updates that are in segments of later
+    versions are undone by it; those that are still in the log come upon the result.
     """
     old = read_manifest(store, index, version)
     for key in (key for entry in old.segments for key in entry.keys):
         store.size(segment_key(index, key))
-    current = list_versions(store, index)[-1]
-    return commit(store, old.model_copy(update={"parent": current}))
+    current = read_manifest(store, index)
+    # The log goes on from here, and what the old version needs of it may be gone.
+    position = max(old.log_sequence, current.log_sequence)
+    return commit(store, old.model_copy(update={"parent": current.version, "log_sequence": position}))
 
 
 def collect_garbage(

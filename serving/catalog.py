@@ -213,7 +213,8 @@ class Catalog:
 
     def _looked_after(self, name: str) -> _Entry | None:
         entry = self._entries.get(name)
-        if entry is not None and self._clock() - entry.checked_at_s < CHECK_EVERY_S:
+        is_open = entry is not None and (entry.live is not None or entry.error is not None)
+        if entry is not None and is_open and self._clock() - entry.checked_at_s < CHECK_EVERY_S:
             return entry
         # Whoever has a snapshot does not wait while somebody else opens one.
         if not self._lock.acquire(blocking=entry is None or entry.snapshot is None):
