@@ -10,12 +10,15 @@ from scannery.serving.errors import (
     EncoderUnavailableError,
     InvalidRequestError,
     OverloadedError,
+    PermissionDeniedError,
     ReadOnlyError,
     ServingError,
+    UnauthenticatedError,
     UnknownDatapointError,
     UnknownIndexError,
     UnsupportedError,
 )
+from scannery.serving.security import SecurityConfig
 from scannery.serving.server import Server
 from scannery.serving.workers import serve
 
@@ -28,10 +31,13 @@ __all__ = [
     "EncoderUnavailableError",
     "InvalidRequestError",
     "OverloadedError",
+    "PermissionDeniedError",
     "ReadOnlyError",
+    "SecurityConfig",
     "Server",
     "ServerConfig",
     "ServingError",
+    "UnauthenticatedError",
     "UnknownDatapointError",
     "UnknownIndexError",
     "UnsupportedError",

@@ -11,6 +11,8 @@ ServingError
 ├── OverloadedError           refused at once rather than late
 ├── ConditionError            a write whose condition does not hold; nothing was written
 ├── ReadOnlyError             the index takes no writes
+├── UnauthenticatedError      no or wrong credentials
+├── PermissionDeniedError     the credentials do not allow it
 ├── ConfigError               the server cannot be started like this; `field` names the option
 ├── BindError                 the address cannot be listened on
 └── ClosedError               the engine is shutting down
@@ -28,8 +30,10 @@ __all__ = [
     "InvalidRequestError",
     "LexicalUnavailableError",
     "OverloadedError",
+    "PermissionDeniedError",
     "ReadOnlyError",
     "ServingError",
+    "UnauthenticatedError",
     "UnknownDatapointError",
     "UnknownIndexError",
     "UnsupportedError",
@@ -95,6 +99,14 @@ class ConditionError(ServingError):
 
 class ReadOnlyError(ServingError):
     """The index takes no writes: it lies in a bucket, or where nothing can be written."""
+
+
+class UnauthenticatedError(ServingError):
+    """No credentials, or wrong ones. Says no more, whatever was asked."""
+
+
+class PermissionDeniedError(ServingError):
+    """The credentials are right, and do not allow this."""
 
 
 class ConfigError(ServingError, ValueError):

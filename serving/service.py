@@ -6,7 +6,7 @@ The server puts gRPC around them, the embedded client calls them; so both give t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,20 +121,19 @@ class Service:
             results=results, version=manifest.version, sequence=snapshot.sequence
         )
 
-    def search_stream(
-        self, requests: Iterable[search_pb2.SearchStreamRequest], deadline: Deadline
-    ) -> Iterator[search_pb2.SearchStreamResponse]:
-        """Answer requests one after the other; an error is an answer."""
-        for request in requests:
-            response = search_pb2.SearchStreamResponse(tag=request.tag)
-            try:
-                self._answer(request, response, deadline)
-            except Exception as error:  # noqa: BLE001  every error is the answer of its request alone
-                code, _, detail = status_of(error)
-                if code is StatusCode.INTERNAL:
-                    _LOG.error("unexpected error", exc_info=error)
-                response.error.CopyFrom(search_pb2.StreamError(code=code.value[0], detail=detail))
-            yield response
+    def stream_answer(
+        self, request: search_pb2.SearchStreamRequest, deadline: Deadline
+    ) -> search_pb2.SearchStreamResponse:
+        """Answer a request of a stream; an error is an answer."""
+        response = search_pb2.SearchStreamResponse(tag=request.tag)
+        try:
+            self._answer(request, response, deadline)
+        except Exception as error:  # noqa: BLE001  every error is the answer of its request alone
+            code, _, detail = status_of(error)
+            if code is StatusCode.INTERNAL:
+                _LOG.error("unexpected error", exc_info=error)
+            response.error.CopyFrom(search_pb2.StreamError(code=code.value[0], detail=detail))
+        return response
 
     def get(self, request: search_pb2.GetRequest, deadline: Deadline) -> search_pb2.GetResponse:
         """Return datapoints by id."""
@@ -172,14 +171,6 @@ class Service:
         return index_pb2.GetIndexResponse(
             index=index_info(snapshot.manifest, details=True, snapshot=snapshot)
         )
-
-    def upsert_stream(
-        self, requests: Iterable[index_pb2.UpsertRequest], deadline: Deadline
-    ) -> Iterator[index_pb2.UpsertResponse]:
-        """Write batches in order; the first error ends the stream, and what was acknowledged before stays."""
-        for request in requests:
-            deadline.check()
-            yield self._writes.upsert(request, deadline)
 
     def _seen(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
         return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)

@@ -30,6 +30,8 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (serving.OverloadedError, StatusCode.RESOURCE_EXHAUSTED),
     (serving.ConditionError, StatusCode.FAILED_PRECONDITION),
     (serving.ReadOnlyError, StatusCode.FAILED_PRECONDITION),
+    (serving.UnauthenticatedError, StatusCode.UNAUTHENTICATED),
+    (serving.PermissionDeniedError, StatusCode.PERMISSION_DENIED),
     (serving.ClosedError, StatusCode.UNAVAILABLE),
     (indexer.InvalidRecordError, StatusCode.INVALID_ARGUMENT),
     (indexer.NotFoundError, StatusCode.NOT_FOUND),

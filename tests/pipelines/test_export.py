@@ -201,8 +201,8 @@ def test_deleted_rows_are_not_exported(tmp_path, films):
     gone = {"d3", "d299"}
     without_ids(films, "films", gone)
     assert export("films", films.uri, tmp_path / "less.jsonl").rows == ROWS - 2
-    lines = (tmp_path / "less.jsonl").read_text().splitlines()
-    ids = {json.loads(line)["id"] for line in lines}
+    with (tmp_path / "less.jsonl").open() as lines:
+        ids = {json.loads(line)["id"] for line in lines}
     assert (len(ids), ids & gone) == (ROWS - 2, set())
 
 
