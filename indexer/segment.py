@@ -351,11 +351,14 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
             if file_sha256(path) != entry.sha256:
                 raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
             _unpack(path, folder, key)
-        costs = Segment(entry, folder).time_plans()
+        with _COMPILING:
+            costs = Segment(entry, folder).time_plans()
         if costs:
             (folder / _COSTS).write_text(costs.to_json())
 
-    return Segment(entry, cache.get(entry.sha256, unpack))
+    folder = cache.get(entry.sha256, unpack)
+    with _COMPILING:
+        return Segment(entry, folder)
 
 
 def _unpack(path: Path, folder: Path, key: str) -> None:
@@ -378,8 +381,9 @@ def _unpack(path: Path, folder: Path, key: str) -> None:
         (folder / "scann").mkdir()
         unpack_assets(folder / "scann", table, info["scann"]["files"])
         leaf_N = table.column(LEAF_COLUMN).to_numpy()
-        searched_ND = np.load(folder / _VECTORS, mmap_mode="r")
-        measure_leaves(searched_ND, leaf_N, info["distance"], seed=0).save(folder / _LEAVES)
+        with _COMPILING:
+            searched_ND = np.load(folder / _VECTORS, mmap_mode="r")
+            measure_leaves(searched_ND, leaf_N, info["distance"], seed=0).save(folder / _LEAVES)
     if info.get("lexical"):
         _check_words(info["lexical"], key)
         (folder / _WORDS).mkdir()
@@ -406,9 +410,10 @@ _READING = threading.Lock()
 """One segment is decoded at a time: decoding uses all cores by itself, and memory twice over otherwise."""
 
 
-_COMPILING = threading.Lock()
-"""Segments are opened by several threads, and a first one compiles kernels. Compilers parse Python code, and where two
-threads do that at once, CPython 3.11 before 3.11.8 can fail with a SystemError about its own recursion depth."""
+_COMPILING = threading.RLock()
+"""Segments are opened by several threads, and a first one compiles kernels. Compilers parse Python code, as numpy does
+with the header of every `.npy` file; and where two threads do that at once, CPython 3.11 before 3.11.8 can fail with a
+SystemError about its own recursion depth."""
 
 
 def _write_columns(table: pa.Table, path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import scannery
+from scannery import indexer
 from scannery.client import Index
 from scannery.indexer import (
     AlreadyExistsError,
@@ -68,7 +69,7 @@ def wait_for(condition: Callable[[], Any], what: str, *, timeout_s: float = 60.0
 
 def write_some(index: Index, rng: random.Random, count: int = 5) -> None:
     names = rng.sample([f"id{i}" for i in range(ROWS)], count)
-    index.upsert([random_row(rng, name) for name in names])  # type: ignore[arg-type]
+    index.upsert([random_row(rng, name) for name in names])  # type: ignore[misc]
 
 
 def log_of(path: Path) -> SqliteLog:
@@ -203,7 +204,7 @@ def test_a_seal_that_loses_a_race_goes_on_top_of_the_winner(
     store: Store, index: Index, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_some(index, rng)
-    commit, losses = sealing.commit, []
+    commit, losses = indexer.commit, list[Any]()
 
     def beaten(store: Store, manifest: Any) -> Any:
         if not losses:
