@@ -100,7 +100,9 @@ def _weighted_terms(
     members = members_of(query, path)
     least = min(weight for _, weight, _ in members)
     if least <= 0:
-        raise InvalidRequestError.at(f"{path}.group.weights", f"must be above 0 for {mode} search, got {least:g}")
+        raise InvalidRequestError.at(
+            f"{path}.group.weights", f"must be above 0 for {mode} search, got {least:g}"
+        )
     total = sum(weight for _, weight, _ in members)
     for member, weight, place in members:
         for term, count in Counter(analyser.terms(_text(snapshot, member, mode, place))).items():

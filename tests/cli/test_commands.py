@@ -154,7 +154,11 @@ def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library:
         ("search -i library words -s STORE -t localhost:1", 2, "give either --target"),
         ("search -i library -s STORE", 2, "give QUERY, --like or --vector"),
         ("search words -s STORE", 2, "Missing option '--index'"),
-        ("search -i library -s STORE --vector [1] words", 2, "query.group.queries[1]: must have 16 dimensions"),
+        (
+            "search -i library -s STORE --vector [1] words",
+            2,
+            "query.group.queries[1]: must have 16 dimensions",
+        ),
         ("search -i library -s STORE --like d1 --weights [1,2]", 2, "--weights must be a list of 1 numbers"),
         ("search -i library -s STORE --vector {}", 2, "--vector must be a list of numbers"),
         ("search -i library -s STORE --vector nope", 2, "--vector is not valid JSON"),
