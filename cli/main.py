@@ -19,6 +19,7 @@ from scannery.cli.evaluate import evaluate, recall
 from scannery.cli.export import export
 from scannery.cli.get import get
 from scannery.cli.index import index_app
+from scannery.cli.keys import keys_app
 from scannery.cli.search import search
 from scannery.cli.serve import serve
 
@@ -63,6 +64,7 @@ app.command(no_args_is_help=True)(evaluate)
 app.command(no_args_is_help=True)(recall)
 app.command(no_args_is_help=True)(serve)
 index_app.command("export", no_args_is_help=True)(export)
+app.add_typer(keys_app, name="keys")
 app.add_typer(index_app, name="index")
 app.command()(demo)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -11,8 +11,10 @@ from google.protobuf.message import Message
 from typing_extensions import Self, Unpack
 
 from scannery.client import calls
+from scannery.client.bulk import Progress, QueryStream, ask_each_async, batches
 from scannery.client.calls import Call, checked_timeout
-from scannery.client.connect import DEFAULT_TIMEOUT_S, embedded_transport, remote_target
+from scannery.client.connect import DEFAULT_TIMEOUT_S, checked_options, embedded_transport, remote_target
+from scannery.client.credentials import ConnectOptions
 from scannery.client.queries import Queries, QueryLike, SearchOptions
 from scannery.client.results import Datapoint, Hits, IndexInfo
 from scannery.client.transport import AsyncTransport, GrpcAioTransport, ThreadTransport
@@ -24,12 +26,17 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 ResultT = TypeVar("ResultT")
 
 
-def connect(target: str | Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> AsyncClient:
+def connect(
+    target: str | Path, *, timeout_s: float = DEFAULT_TIMEOUT_S, **options: Unpack[ConnectOptions]
+) -> AsyncClient:
     """Return an asynchronous client; see `scannery.connect`."""
     timeout_s = checked_timeout(timeout_s)
     remote = remote_target(target)
+    credentials, channels = checked_options(target if remote else None, **options)
     transport: AsyncTransport = (
-        GrpcAioTransport(remote) if remote else ThreadTransport(embedded_transport(target))
+        GrpcAioTransport(remote, credentials, channels=channels)
+        if remote
+        else ThreadTransport(embedded_transport(target))
     )
     return AsyncClient(transport, timeout_s=timeout_s)
 
@@ -86,6 +93,20 @@ class AsyncIndex:
     ) -> list[Hits]:
         """Return the hits of each query, in their order."""
         return await self._client._run(calls.search_many(self.name, queries, k, **options))
+
+    def search_each(
+        self,
+        queries: QueryStream,
+        k: int = 10,
+        *,
+        batch_size: int = 100,
+        in_flight: int = 4,
+        progress: Progress = False,
+        **options: Unpack[SearchOptions],
+    ) -> AsyncIterator[Hits]:
+        """Return the hits of any number of queries, in their order, as they come; see `scannery.Index.search_each`."""
+        parts = batches(queries, k, batch_size, in_flight)
+        return ask_each_async(lambda part: self.search_many(part, k, **options), parts, in_flight, progress)
 
     async def get(
         self,

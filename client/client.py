@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from typing_extensions import Self, Unpack
 
 from scannery.client import calls
+from scannery.client.bulk import Progress, QueryStream, ask_each, batches
 from scannery.client.calls import Call
 from scannery.client.queries import Queries, QueryLike, SearchOptions
 from scannery.client.results import Datapoint, Hits, IndexInfo
@@ -82,6 +83,33 @@ class Index:
     def search_many(self, queries: Queries, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
         """Return the hits of each query, in their order; far cheaper than one call each. At most 1,000 queries."""
         return self._client._run(calls.search_many(self.name, queries, k, **options))
+
+    def search_each(
+        self,
+        queries: QueryStream,
+        k: int = 10,
+        *,
+        batch_size: int = 100,
+        in_flight: int = 4,
+        progress: Progress = False,
+        **options: Unpack[SearchOptions],
+    ) -> Iterator[Hits]:
+        """Return the hits of any number of queries, in their order, as they come.
+
+        Batches are asked side by side, so that neither the server nor the wire ever waits for the other; batches are
+        read from `queries` only as fast as hits are taken.
+
+        Args:
+            queries: texts, vectors or `Like`; any iterable, or an array `(queries, dimensions)`.
+            k: hits wanted of each.
+            batch_size: queries in one call, 1 to 1,000.
+            in_flight: calls under way at once, 1 to 64.
+            progress: True for a progress bar, or a function that is told how many queries are answered.
+            options: see `SearchOptions`.
+
+        """
+        parts = batches(queries, k, batch_size, in_flight)
+        return ask_each(lambda part: self.search_many(part, k, **options), parts, in_flight, progress)
 
     def get(
         self,

@@ -6,11 +6,15 @@ import datetime as dt
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from scannery.v1 import index_pb2, search_pb2, types_pb2
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
 
 __all__ = [
     "AttributeValue",
@@ -112,6 +116,19 @@ class Hits(list[Hit]):
     """Mutations up to this sequence were visible."""
     explanation: Explanation | None = None
     """If asked for with `explain`."""
+
+    def to_arrow(self) -> pa.Table:
+        """Return the hits as an Arrow table: a column for each field, and one for each attribute by its name.
+
+        An attribute that is called like a field is prefixed with `attribute_`. A payload is JSON. Needs `pyarrow`.
+        """
+        from scannery.client.tables import hits_table
+
+        return hits_table(self)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the hits as a data frame, with the columns of `to_arrow`. Needs `pandas`."""
+        return self.to_arrow().to_pandas()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.cache import SegmentCache
-from scannery.indexer.errors import IndexerError
+from scannery.indexer.errors import CorruptError, FormatError, IndexerError
 from scannery.indexer.exact import unit_length
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.reader import OpenIndex, live_rows_of
@@ -122,13 +123,22 @@ def measure_recall(index: OpenIndex, *, queries: int = _SAMPLED_QUERIES, seed: i
 def rollback(store: Store, index: str, version: int) -> Manifest:
     """Publish the content of an earlier version as a new one, which servers then move to.
 
-    Nothing is copied or removed, so a rollback can itself be rolled back.
+    Nothing is copied or removed, so a rollback can itself be rolled back. The new version has the log position of the
+    current one: mutations that only later versions had in their segments are undone, and not applied again.
     """
     old = read_manifest(store, index, version)
     for key in (key for entry in old.segments for key in entry.keys):
         store.size(segment_key(index, key))
     current = list_versions(store, index)[-1]
-    return commit(store, old.model_copy(update={"parent": current}))
+    return commit(store, old.model_copy(update={"parent": current, "log_sequence": _position(store, index)}))
+
+
+def _position(store: Store, index: str) -> int:
+    """Return the log position of the newest version that can be read: a rollback is what a damaged one needs."""
+    for version in reversed(list_versions(store, index)):
+        with contextlib.suppress(CorruptError, FormatError):
+            return read_manifest(store, index, version).log_sequence
+    return 0
 
 
 def collect_garbage(

@@ -31,7 +31,7 @@ from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher
 from scannery.indexer.spec import Distance
 
-__all__ = ["AllowedRows", "Costs", "Found", "Planner", "measure_costs"]
+__all__ = ["AllowedRows", "Costs", "Found", "Planner", "measure_costs", "replace"]
 
 SHARES = (0.9, 0.5, 0.2, 0.05, 0.01)
 """Shares of rows allowed for which plans are timed."""
@@ -232,7 +232,7 @@ class Planner:
             np.full(len(queries_QD), target_recall),
         )
         if bad_Q.any():
-            _replace(found, np.flatnonzero(bad_Q), self.scan(queries_QD[bad_Q], k, allowed, target_recall))
+            replace(found, np.flatnonzero(bad_Q), self.scan(queries_QD[bad_Q], k, allowed, target_recall))
         return found
 
     def _needed(
@@ -349,7 +349,7 @@ def _joined(blocks: list[Found]) -> Found:
     )
 
 
-def _replace(found: Found, queries: np.ndarray, better: Found) -> None:
+def replace(found: Found, queries: np.ndarray, better: Found) -> None:
     """Write the answers of some queries over those that were found before."""
     found.rows_QK[queries] = better.rows_QK
     found.scores_QK[queries] = better.scores_QK

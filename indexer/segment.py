@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -27,7 +28,7 @@ from scannery.indexer.exact import NO_ROW, exact_search
 from scannery.indexer.kernels import COMPILING
 from scannery.indexer.leaves import Leaves, measure_leaves
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
-from scannery.indexer.planner import AllowedRows, Costs, Found, Planner, exact_found, measure_costs
+from scannery.indexer.planner import AllowedRows, Costs, Found, Planner, exact_found, measure_costs, replace
 from scannery.indexer.postings import WORD_COLUMNS, Postings, write_postings
 from scannery.indexer.records import Records, write_records
 from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_assets
@@ -40,6 +41,11 @@ from scannery.indexer.tuning import pick_point
 from scannery.indexer.versions import segment_key
 
 __all__ = ["Segment", "open_segment"]
+
+MOST_ROWS = 0.8
+"""From such a share of allowed rows on, a search looks at all rows first."""
+SPARE_HITS = 4
+"""How many more hits it asks for than would do if rows were allowed evenly."""
 
 _VECTORS = "vectors.npy"
 _GIVEN = "given.npy"
@@ -165,16 +171,53 @@ class Segment:
         searcher = self._searcher
         if searcher is None or self._planner is None or settings is None or target_recall >= 1:
             return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed)
-        if allowed is not None:
+        if allowed is None:
+            rows_QK, scores_QK = self._proposed(searcher, queries_QD, k, settings)
+            return self._found("scann", rows_QK, scores_QK, settings, k)
+        if allowed.count < MOST_ROWS * self.rows:
             return self._planner.search(queries_QD, k, allowed, settings, target_recall)
-        rows_QK, scores_QK = self._proposed(searcher, queries_QD, k, settings)
-        count = len(queries_QD)
+        found, short_Q = self._most_allowed(searcher, queries_QD, k, allowed, settings)
+        if len(short_Q):
+            replace(
+                found, short_Q, self._planner.search(queries_QD[short_Q], k, allowed, settings, target_recall)
+            )
+        return found
+
+    def _most_allowed(
+        self,
+        searcher: ScannSearcher,
+        queries_QD: np.ndarray,
+        k: int,
+        allowed: AllowedRows,
+        settings: SearchSettings,
+    ) -> tuple[Found, np.ndarray]:
+        """Search all rows for a few more hits, and drop those that are not allowed; also return who got too few.
+
+        Of rows deleted here and there a search should cost next to nothing. Where the k-th hit is among the first
+        few beyond k of all rows, the settings for k do for it; near a document that was deleted as a whole it is
+        not, and the query needs a plan.
+        """
+        asked = max(k, min(math.ceil(k * self.rows / allowed.count) + SPARE_HITS, self.rows))
+        rows_QA, scores_QA = self._proposed(searcher, queries_QD, asked, settings)
+        kept_QA = (rows_QA != NO_ROW) & allowed.mask_N[rows_QA]
+        if not kept_QA[:, :k].all():
+            first_QA = np.argsort(~kept_QA, axis=1, kind="stable")
+            rows_QA, scores_QA = (
+                np.take_along_axis(values, first_QA, axis=1) for values in (rows_QA, scores_QA)
+            )
+        found = self._found("scann_allowed", rows_QA[:, :k], scores_QA[:, :k], settings, asked)
+        return found, np.flatnonzero(np.count_nonzero(kept_QA, axis=1) < k)
+
+    def _found(
+        self, plan: str, rows_QK: np.ndarray, scores_QK: np.ndarray, settings: SearchSettings, asked: int
+    ) -> Found:
+        count = len(rows_QK)
         return Found(
             rows_QK,
             scores_QK,
-            ["scann"] * count,
+            [plan] * count,
             np.full(count, settings.leaves),
-            np.full(count, min(settings.rescored_for(k), self.rows)),
+            np.full(count, min(settings.rescored_for(asked), self.rows)),
             np.full(count, self._measured_recall(settings)),
         )
 

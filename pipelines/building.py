@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scannery.indexer.datapoints import identifier
-from scannery.indexer.errors import NotFoundError
+from scannery.indexer.errors import AlreadyExistsError, NotFoundError
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.sharding import shard_of
 from scannery.indexer.spec import IndexSpec, parse_spec
@@ -34,6 +35,12 @@ __all__ = ["MODES", "build", "build_id", "new_job"]
 
 MODES: tuple[Mode, ...] = ("upsert", "full")
 
+ATTEMPTS = 4
+"""How often a build starts from the current version, if others commit while it works. Nothing is embedded twice: what
+it repeats is to compare its input with the shards, and to write those that change."""
+
+_LOG = logging.getLogger(__name__)
+
 
 def build(
     spec: IndexSpec | Mapping[str, Any],
@@ -51,7 +58,8 @@ def build(
 
     Where the index exists it is updated: documents of the input are added, or replaced with all of their passages,
     and all others stay. What earlier runs finished is not done again, so a build that was killed goes on where it
-    stood, and one whose input changed embeds what changed. Records that cannot be indexed become dead letters.
+    stood, and one whose input changed embeds what changed. Where somebody else commits a version meanwhile, the build
+    goes on from that one. Records that cannot be indexed become dead letters.
 
     Args:
         spec: what to build.
@@ -72,7 +80,8 @@ def build(
         InvalidRecordError: an id in `deletes` cannot be one.
         PipelineError: see errors.py; a build that fails leaves no version, and what was finished is reused.
         EmbedError: the encoder cannot be loaded.
-        IndexerError: the store failed, a segment could not be built, or another build committed meanwhile.
+        AlreadyExistsError: others committed a version each time that this build was about to.
+        IndexerError: the store failed, or a segment could not be built.
 
     """
     spec = spec if isinstance(spec, IndexSpec) else parse_spec(spec)
@@ -89,20 +98,28 @@ def build(
     parts, limit = cut_input(files, spec, progress)
     encoders, encoder = _load_encoder(spec if files else None)
     clock.lap("plan")
-    job = dataclasses.replace(
-        _job(spec, store, parts, encoder, parent, "full" if mode == "full" else "upsert"),
-        deletes=len(gone),
-        max_dead_letters=max_dead_letters,
-        started_at=clock.started_at,
-        plan_seconds=clock.laps["plan"],
-    )
-    units = group(parts, limit, job.recipe)
-    touches = _touches(job, store, gone if parent else (), parent)
-    if not units and not gone:
-        raise NothingToIndexError("no record could be indexed (the input is empty)")
-    job = dataclasses.replace(job, build_id=build_id(job, units, touches))
     engine = Engine(runner=runner, options=runner_options, encoders=encoders)
-    record = execute(job, store, units, touches, engine, progress)
+    for attempt in range(1, ATTEMPTS + 1):
+        job = dataclasses.replace(
+            _job(spec, store, parts, encoder, parent, "full" if mode == "full" else "upsert"),
+            deletes=len(gone),
+            max_dead_letters=max_dead_letters,
+            started_at=clock.started_at,
+            plan_seconds=clock.laps["plan"],
+        )
+        units = group(parts, limit, job.recipe)
+        touches = _touches(job, store, gone if parent else (), parent)
+        if not units and not gone:
+            raise NothingToIndexError("no record could be indexed (the input is empty)")
+        job = dataclasses.replace(job, build_id=build_id(job, units, touches))
+        try:
+            record = execute(job, store, units, touches, engine, progress)
+            break
+        except AlreadyExistsError as error:
+            if attempt == ATTEMPTS:
+                raise
+            _LOG.info("%s; going on from there", error)
+            parent = read_manifest(store, spec.index)
     check_record(record, job)
     manifest = read_manifest(store, job.index, record.version)
     seconds = {**record.statistics["seconds"], "wall": clock.wall_s}

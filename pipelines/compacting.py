@@ -8,14 +8,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.store import Store
 from scannery.indexer.versions import read_manifest
 from scannery.pipelines.building import build_id, new_job
 from scannery.pipelines.progress import ProgressCallback
+from scannery.pipelines.rebasing import rebase
 from scannery.pipelines.runners import check_engine
 from scannery.pipelines.running import Engine, execute
-from scannery.pipelines.update_stage import Touch
+from scannery.pipelines.update_stage import Touch, update_shard
 
 __all__ = ["CompactReport", "compact"]
 
@@ -56,12 +58,13 @@ def compact(
 ) -> CompactReport:
     """Make one segment of every shard that has several or deleted rows, and commit the result as a new version.
 
-    The datapoints are the same before and after. A run that was killed goes on where it stood.
+    The datapoints are the same before and after. A run that was killed goes on where it stood. Versions that others
+    commit meanwhile are built upon; a shard that they have rewritten is left as it is.
 
     Raises:
         NotFoundError: no such store or index, or a segment is missing.
         CorruptError: a segment is damaged.
-        AlreadyExistsError: somebody else committed a version meanwhile.
+        AlreadyExistsError: others committed a version each time that this was about to.
         BuildError: ScaNN failed.
 
     """
@@ -78,8 +81,12 @@ def compact(
         touches = {shard: Touch() for shard in shards}
         job = dataclasses.replace(job, merge=True, started_at=started_at)
         job = dataclasses.replace(job, build_id=build_id(job, [], touches))
-        record = execute(job, store, [], touches, Engine(runner=runner, options=runner_options), progress)
-        after = read_manifest(store, index, record.version)
+        try:
+            record = execute(job, store, [], touches, Engine(runner=runner, options=runner_options), progress)
+            after = read_manifest(store, index, record.version)
+        except AlreadyExistsError:
+            outcomes = [update_shard(shard, [Touch().to_json()], before, job, store) for shard in shards]
+            after = rebase(outcomes, before, job, store)
     return _report(before, after, shards, time.perf_counter() - started)
 
 

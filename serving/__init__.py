@@ -9,11 +9,14 @@ from scannery.serving.errors import (
     EncoderUnavailableError,
     InvalidRequestError,
     OverloadedError,
+    PermissionDeniedError,
     ServingError,
+    UnauthenticatedError,
     UnknownDatapointError,
     UnknownIndexError,
     UnsupportedError,
 )
+from scannery.serving.security import SecurityConfig
 from scannery.serving.server import Server
 from scannery.serving.workers import serve
 
@@ -25,9 +28,12 @@ __all__ = [
     "EncoderUnavailableError",
     "InvalidRequestError",
     "OverloadedError",
+    "PermissionDeniedError",
+    "SecurityConfig",
     "Server",
     "ServerConfig",
     "ServingError",
+    "UnauthenticatedError",
     "UnknownDatapointError",
     "UnknownIndexError",
     "UnsupportedError",

@@ -31,6 +31,7 @@ from scannery.serving.errors import (
     UnknownIndexError,
 )
 from scannery.serving.masks import MaskCache
+from scannery.serving.security.principals import CURRENT
 from scannery.serving.snapshot import Snapshot
 
 __all__ = ["Catalog", "Watcher"]
@@ -84,11 +85,13 @@ class Catalog:
         return cls(Store.open(uri), encoders=EncoderPool(device=device))
 
     def names(self) -> list[str]:
-        """Return the names of the indexes that can be asked for, sorted."""
+        """Return the names of the indexes that the caller can ask for, sorted."""
         self._check_open()
         if not self.watched:
-            return sorted(self._stored())
-        return sorted(name for name, entry in self._entries.items() if entry.snapshot)
+            names = list(self._stored())
+        else:
+            names = [name for name, entry in list(self._entries.items()) if entry.snapshot]
+        return sorted(name for name in names if _visible(name))
 
     def states(self) -> dict[str, bool]:
         """Return for each index whether it answers."""
@@ -105,6 +108,8 @@ class Catalog:
         self._check_open()
         if not name:
             raise InvalidRequestError.at("index", "must not be empty")
+        if not _visible(name):
+            raise self._unknown(name)
         entry = self._entries.get(name) if self.watched else self._looked_after(name)
         if entry is None:
             raise self._unknown(name)
@@ -256,6 +261,12 @@ class Watcher:
     def _report(self) -> None:
         if self._after:
             self._after()
+
+
+def _visible(name: str) -> bool:
+    # Every way to an index leads through the catalog, so this is where callers are kept to theirs.
+    principal = CURRENT.get()
+    return principal is None or principal.sees(name)
 
 
 def _load_encoder(snapshot: Snapshot) -> None:

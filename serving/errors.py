@@ -10,6 +10,8 @@ ServingError
 ├── RerankerUnavailableError  reranking, and the index has no reranker or it cannot be used
 ├── DeadlineError             the caller's time is up
 ├── OverloadedError           refused at once rather than late
+├── UnauthenticatedError      no or wrong credentials
+├── PermissionDeniedError     the credentials do not allow it
 ├── ConfigError               the server cannot be started like this; `field` names the option
 ├── BindError                 the address cannot be listened on
 └── ClosedError               the engine is shutting down
@@ -26,8 +28,10 @@ __all__ = [
     "InvalidRequestError",
     "LexicalUnavailableError",
     "OverloadedError",
+    "PermissionDeniedError",
     "RerankerUnavailableError",
     "ServingError",
+    "UnauthenticatedError",
     "UnknownDatapointError",
     "UnknownIndexError",
     "UnsupportedError",
@@ -89,6 +93,14 @@ class DeadlineError(ServingError, TimeoutError):
 
 class OverloadedError(ServingError):
     """Too much is going on; try again after `retry_after_s`."""
+
+
+class UnauthenticatedError(ServingError):
+    """No credentials, or wrong ones. Says no more, whatever was asked."""
+
+
+class PermissionDeniedError(ServingError):
+    """The credentials are right, and do not allow this."""
 
 
 class ConfigError(ServingError, ValueError):

@@ -6,7 +6,7 @@ The server puts gRPC around them, the embedded client calls them; so both give t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -149,20 +149,19 @@ class Service:
         field = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
         return b"".join([*(hydrate.framed(field, result) for result in results), rest.SerializeToString()])
 
-    def search_stream(
-        self, requests: Iterable[search_pb2.SearchStreamRequest], deadline: Deadline
-    ) -> Iterator[search_pb2.SearchStreamResponse]:
-        """Answer requests one after the other; an error is an answer."""
-        for request in requests:
-            response = search_pb2.SearchStreamResponse(tag=request.tag)
-            try:
-                self._answer(request, response, deadline)
-            except Exception as error:  # noqa: BLE001  every error is the answer of its request alone
-                code, _, detail = status_of(error)
-                if code is StatusCode.INTERNAL:
-                    _LOG.error("unexpected error", exc_info=error)
-                response.error.CopyFrom(search_pb2.StreamError(code=code.value[0], detail=detail))
-            yield response
+    def stream_answer(
+        self, request: search_pb2.SearchStreamRequest, deadline: Deadline
+    ) -> search_pb2.SearchStreamResponse:
+        """Answer a request of a stream; an error is an answer."""
+        response = search_pb2.SearchStreamResponse(tag=request.tag)
+        try:
+            self._answer(request, response, deadline)
+        except Exception as error:  # noqa: BLE001  every error is the answer of its request alone
+            code, _, detail = status_of(error)
+            if code is StatusCode.INTERNAL:
+                _LOG.error("unexpected error", exc_info=error)
+            response.error.CopyFrom(search_pb2.StreamError(code=code.value[0], detail=detail))
+        return response
 
     def get(self, request: search_pb2.GetRequest, deadline: Deadline) -> search_pb2.GetResponse:
         """Return datapoints by id."""

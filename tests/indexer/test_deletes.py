@@ -215,6 +215,34 @@ def _plain(folder: Path) -> Store:
     return store
 
 
+def test_hits_are_found_beyond_deleted_ones(tmp_path: Path):
+    spec = parse_spec({"index": "t", "source": {"vector": "v"}, "scann": {"exact_below_rows": 1000}})
+    vectors_ND = clustered(3000, 8)
+    store = Store.open(tmp_path / "store", create=True)
+    publish(store, spec, datapoints(spec, vectors_ND), tmp_path)
+    segment = opened(store, tmp_path).segments[0]
+    query_1D = segment.vectors([5])
+    nearest_R = segment.search(query_1D, 200)[0][0]
+    others_R = np.setdiff1d(np.arange(0, 3000, 60), nearest_R)
+    for dead, plan in ((others_R, "scann_allowed"), (nearest_R, "leaves exact_allowed scann_allowed")):
+        remove(store, dead.tolist())
+        [alive] = opened(store, tmp_path).alive
+        assert alive is not None
+        found = segment.find(query_1D, 10, settings=segment.settings_for(0.95), allowed=alive)
+        right = segment.find(query_1D, 10, allowed=alive)
+        assert found.plans[0] in plan
+        assert alive.mask_N[found.rows_QK].all()
+        assert len(set(found.rows_QK[0].tolist())) == 10
+        assert (found.scores_QK[0] >= right.scores_QK[0, -1] - 1e-5).sum() >= 9
+    assert alive is not None
+    nobody = segment.allow(np.arange(3000) > 2996)
+    assert (
+        segment.find(query_1D, 10, settings=segment.settings_for(0.95), allowed=nobody).rows_QK[0, 3:] == -1
+    ).all()
+    all_QK = segment.find(query_1D, 3000, settings=segment.settings_for(0.95), allowed=alive).rows_QK
+    assert np.count_nonzero(all_QK >= 0) == alive.count
+
+
 @given(st.sets(st.integers(0, 99), max_size=99))
 def test_any_rows_come_back(tmp_path_factory: pytest.TempPathFactory, rows: set[int]):
     store = Store.open(tmp_path_factory.mktemp("any"), create=True)
