@@ -15,6 +15,7 @@ from pathlib import Path
 
 from scannery.indexer import (
     IndexerError,
+    LeaseHolder,
     Manifest,
     SegmentCache,
     Store,
@@ -73,6 +74,7 @@ class Catalog:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Lock()
+        self._leases = LeaseHolder(store)
         self._closed = False
         self.watched = False
         """Whether somebody calls `refresh` all the time."""
@@ -137,12 +139,16 @@ class Catalog:
             for name in self._entries.keys() - stored.keys():
                 _LOG.info("index %s is gone", name)
                 del self._entries[name]
+            for name, entry in self._entries.items():
+                if entry.snapshot is not None:
+                    self._leases.hold(name, {entry.snapshot.manifest.version})
 
     def close(self) -> None:
         """Let go of all indexes; queries that run finish on what they hold."""
         self._closed = True
         with self._lock:
             self._entries = {}
+            self._leases.release()
 
     def _stored(self) -> dict[str, int]:
         names = (name for name in self._store.folders() if self._only is None or name in self._only)
