@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from scannery.indexer import (
     LeaseHolder,
     Store,
+    StoredObject,
     StoreError,
     collect_garbage,
     garbage,
@@ -133,12 +135,12 @@ def test_what_is_named_meanwhile_stays(store: Store, monkeypatch: pytest.MonkeyP
     without_ids(store, "t", ["d2"])
     real = garbage._Garbage.of
 
-    def overtaken(self: garbage._Garbage, kind: str) -> list[object]:
+    def overtaken(self: garbage._Garbage, kind: str) -> Iterator[StoredObject]:
         found = list(real(self, kind))
         if kind == "scratch":
             rollback(store, "t", 1)
             rollback(store, "t", 2)
-        return found
+        return iter(found)
 
     monkeypatch.setattr(garbage._Garbage, "of", overtaken)
     report = collect_garbage(store, "t", keep=1, min_age=timedelta(0))
