@@ -50,6 +50,8 @@ EXIT_CODES: dict[str, int] = {
     "scannery.serving.errors.LexicalUnavailableError": USAGE,
     "scannery.serving.errors.DeadlineError": NOT_NOW,
     "scannery.serving.errors.OverloadedError": NOT_NOW,
+    "scannery.serving.errors.UnauthenticatedError": NOT_ALLOWED,
+    "scannery.serving.errors.PermissionDeniedError": NOT_ALLOWED,
     "scannery.serving.errors.BindError": NOT_NOW,
     "scannery.serving.errors.ClosedError": NOT_NOW,
     "scannery.embed.errors.EmbedError": DEFECT,

@@ -18,9 +18,11 @@ from scannery.cli.errors import INTERRUPTED, exit_code, is_expected, one_line
 from scannery.cli.evaluate import evaluate, recall
 from scannery.cli.export import export
 from scannery.cli.get import get
-from scannery.cli.index import index_app
+from scannery.cli.keys import keys_app
+from scannery.cli.live import index_app
 from scannery.cli.search import search
 from scannery.cli.serve import serve
+from scannery.cli.write import delete, upsert
 
 __all__ = ["app", "main", "run"]
 
@@ -59,10 +61,13 @@ def options(
 app.command(no_args_is_help=True)(build)
 app.command(no_args_is_help=True)(search)
 app.command(no_args_is_help=True)(get)
+app.command(no_args_is_help=True)(upsert)
+app.command(no_args_is_help=True)(delete)
 app.command(no_args_is_help=True)(evaluate)
 app.command(no_args_is_help=True)(recall)
 app.command(no_args_is_help=True)(serve)
 index_app.command("export", no_args_is_help=True)(export)
+app.add_typer(keys_app, name="keys")
 app.add_typer(index_app, name="index")
 app.command()(demo)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Annotated, Any
 
 import typer
 
 from scannery.client import Client, connect
+from scannery.client.credentials import ConnectOptions
 
 __all__ = [
     "FieldsOption",
@@ -18,6 +20,7 @@ __all__ = [
     "TimeoutOption",
     "connected",
     "parsed_json",
+    "remote_options",
 ]
 
 IndexOption = Annotated[str, typer.Option("--index", "-i", help="Name of the index.")]
@@ -39,7 +42,10 @@ TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", he
 
 
 def connected(target: str | None, store: str | None, *, timeout_s: float) -> Client:
-    """Return the client that --target or --store names; exactly one of them must be given."""
+    """Return the client that --target or --store names; exactly one of them must be given.
+
+    Credentials for a server are taken from the environment (`remote_options`).
+    """
     if (target is None) == (store is None):
         raise typer.BadParameter("give either --target HOST:PORT or --store URI")
     if target is not None:
@@ -47,10 +53,31 @@ def connected(target: str | None, store: str | None, *, timeout_s: float) -> Cli
             raise typer.BadParameter(
                 f"--target must be HOST:PORT, got {target!r}; a folder goes with --store"
             )
-        return connect(target, timeout_s=timeout_s)
+        return connect(target, timeout_s=timeout_s, **remote_options())
     # Paths that look like host:port are folders here: the option says what is meant.
     uri = store if store is None or "://" in store else f"./{store}" if ":" in store else store
     return connect(str(uri), timeout_s=timeout_s)
+
+
+def remote_options() -> ConnectOptions:
+    """Return how to connect to a server, as the environment says.
+
+    Secrets have no options of their own: what stands on a command line can be read by every process of the machine.
+    """
+    value = {name: os.environ.get(f"SCANNERY_{name.upper()}") or None for name in _ENVIRONMENT}
+    options = ConnectOptions(
+        api_key=value["api_key"],
+        token=value["token"],
+        ca=value["ca"],
+        cert=value["cert"],
+        key=value["key"],
+    )
+    if (tls := value["tls"]) is not None:
+        options["tls"] = tls.lower() in ("1", "true", "yes", "on")
+    return options
+
+
+_ENVIRONMENT = ("api_key", "token", "tls", "ca", "cert", "key")
 
 
 def parsed_json(text: str | None, option: str) -> Any:

@@ -9,30 +9,85 @@ import typer
 
 __all__ = ["serve"]
 
+_SECURITY = "Security"
+
 
 def serve(
     store: Annotated[
-        str, typer.Option("--store", "-s", metavar="URI", help="Folder or bucket with the indexes.")
+        str,
+        typer.Option(
+            "--store", "-s", envvar="SCANNERY_STORE", metavar="URI", help="Folder or bucket with the indexes."
+        ),
     ],
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
     ] = "127.0.0.1:7077",
-    workers: Annotated[int, typer.Option(help="Processes that share the port.")] = 1,
+    workers: Annotated[
+        str, typer.Option(metavar="N", help="Processes that share the port; `auto`: one per core.")
+    ] = "1",
     index: Annotated[
         list[str] | None, typer.Option(help="Serve only this index; may be given several times.")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow an address beyond loopback without authentication.")
-    ] = False,
     device: Annotated[
         Literal["auto", "cpu", "cuda", "xla"], typer.Option(help="Where text queries are encoded.")
     ] = "auto",
+    reranker: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Cross-encoder for all indexes: a name, or a local folder."),
+    ] = None,
     drain: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long running requests may finish after a stop.")
     ] = 10.0,
+    keys: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Ask for an API key (scannery keys).", rich_help_panel=_SECURITY),
+    ] = "",
+    jwks: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="Ask for a JSON Web Token; the issuer's keys.", rich_help_panel=_SECURITY
+        ),
+    ] = "",
+    jwt_issuer: Annotated[
+        str, typer.Option(metavar="ISS", help="Issuer of the tokens.", rich_help_panel=_SECURITY)
+    ] = "",
+    jwt_audience: Annotated[
+        str, typer.Option(metavar="AUD", help="Audience of the tokens.", rich_help_panel=_SECURITY)
+    ] = "",
+    tls_cert: Annotated[
+        str, typer.Option(metavar="FILE", help="Certificate chain, PEM.", rich_help_panel=_SECURITY)
+    ] = "",
+    tls_key: Annotated[
+        str, typer.Option(metavar="FILE", help="Its private key, PEM.", rich_help_panel=_SECURITY)
+    ] = "",
+    client_ca: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE", help="Ask callers for a certificate of this authority.", rich_help_panel=_SECURITY
+        ),
+    ] = "",
+    public_health: Annotated[
+        bool, typer.Option(help="Answer health probes without credentials.", rich_help_panel=_SECURITY)
+    ] = True,
+    reflection: Annotated[
+        bool | None,
+        typer.Option(
+            help="Serve gRPC reflection [default: only where no credentials are asked for].",
+            rich_help_panel=_SECURITY,
+            show_default=False,
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Allow an address beyond loopback without authentication.",
+            rich_help_panel=_SECURITY,
+        ),
+    ] = False,
 ) -> None:
     """Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are picked up by themselves."""
-    from scannery.serving import ServerConfig
+    from scannery.serving import SecurityConfig, ServerConfig
     from scannery.serving import serve as run
 
     # A server says what it does; tools say only what goes wrong.
@@ -42,10 +97,32 @@ def serve(
         listen=listen,
         indexes=tuple(index or ()),
         insecure=insecure,
+        security=SecurityConfig(
+            keys_file=keys,
+            jwks_file=jwks,
+            jwt_issuer=jwt_issuer,
+            jwt_audience=jwt_audience,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            client_ca=client_ca,
+            public_health=public_health,
+            reflection=reflection,
+        ),
         device=device,
+        reranker=reranker,
         drain_s=drain,
     )
-    run(config, workers=workers, ready=_announce)
+    run(config, workers=_worker_count(workers), ready=_announce)
+
+
+def _worker_count(text: str) -> int:
+    from scannery.serving.workers import available_cores
+
+    if text == "auto":
+        return available_cores()
+    if not text.isdecimal():
+        raise typer.BadParameter(f"--workers must be a number or `auto`, got {text!r}")
+    return int(text)
 
 
 def _announce(address: str) -> None:

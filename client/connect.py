@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+from typing_extensions import Unpack
 
 from scannery.client.calls import checked_timeout
 from scannery.client.client import Client
+from scannery.client.credentials import ConnectOptions, Credentials
 from scannery.client.embedded import EmbeddedTransport
 from scannery.client.errors import InvalidArgumentError
-from scannery.client.transport import GrpcTransport, Transport
+from scannery.client.transport import CHANNELS, GrpcTransport, Transport
 
-__all__ = ["DEFAULT_TIMEOUT_S", "connect", "embedded_transport", "remote_target"]
+__all__ = ["DEFAULT_TIMEOUT_S", "checked_options", "connect", "embedded_transport", "remote_target"]
 
 DEFAULT_TIMEOUT_S = 30.0
 """Everything that waits has a deadline."""
@@ -22,23 +26,54 @@ _STORE_SCHEME = re.compile(r"(file|gs|s3|az|abfs|abfss)://", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
-def connect(target: str | Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client:
+def connect(
+    target: str | Path, *, timeout_s: float = DEFAULT_TIMEOUT_S, **options: Unpack[ConnectOptions]
+) -> Client:
     """Return a client for a server (`host:port`), or for a store in this process (a folder, `gs://`, `s3://`, `az://`).
 
     A server is not contacted before the first call. A store is opened here, its indexes when they are first used.
 
     Args:
         target: `host:port`, a gRPC target (`dns:///…`, `unix:…`), or the path or URI of a store.
-        timeout_s: default timeout of a call, in seconds.
+        timeout_s: default timeout of a call, in seconds. Within it, reads survive lost connections, restarts of the
+            server, and overload.
+        options: credentials, TLS and connections; see `ConnectOptions`.
 
     Raises:
-        InvalidArgumentError: the target is neither.
+        InvalidArgumentError: the target is neither, or an option is wrong.
         NotFoundError: there is no store at the path.
 
     """
     timeout_s = checked_timeout(timeout_s)
     remote = remote_target(target)
-    return Client(GrpcTransport(remote) if remote else embedded_transport(target), timeout_s=timeout_s)
+    credentials, channels = checked_options(target if remote else None, **options)
+    transport: Transport = (
+        GrpcTransport(remote, credentials, channels=channels) if remote else embedded_transport(target)
+    )
+    return Client(transport, timeout_s=timeout_s)
+
+
+def checked_options(
+    target: str | Path | None, *, channels: int = CHANNELS, **options: Any
+) -> tuple[Credentials, int]:
+    """Return the credentials and the number of channels; `target` is None for a store, which takes neither.
+
+    Raises:
+        InvalidArgumentError: an option is wrong, a file cannot be read, or a store was given credentials.
+
+    """
+    credentials = Credentials(**options)
+    if target is None and credentials:
+        raise InvalidArgumentError(
+            "target: a store takes no credentials; they are for a server (host:port)", field="target"
+        )
+    if not _is_count(channels, 64):
+        raise InvalidArgumentError(f"channels: must be 1 to 64, got {channels!r:.80}", field="channels")
+    if target is not None:
+        credentials.channel_credentials(
+            str(target)
+        )  # a file that cannot be read shows here, not at the first call
+    return credentials, channels
 
 
 def remote_target(target: str | Path) -> str | None:
@@ -71,7 +106,11 @@ def remote_target(target: str | Path) -> str | None:
 
 def embedded_transport(target: str | Path) -> Transport:
     """Return the transport to a store in this process."""
-    return EmbeddedTransport(target)
+    return EmbeddedTransport.open(target)
+
+
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
 def _is_text(target: object) -> bool:

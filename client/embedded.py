@@ -5,15 +5,20 @@ The engine is imported when a store is opened, and not before: a client of a ser
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import Message
 from grpc import StatusCode
+from typing_extensions import Self
 
 from scannery.client.calls import Method
 from scannery.client.errors import ScanneryError
 from scannery.client.status import error_from_status
+
+if TYPE_CHECKING:
+    from scannery.serving.service import Service
 
 __all__ = ["EmbeddedTransport"]
 
@@ -24,20 +29,31 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 class EmbeddedTransport:
     """Calls into a service of this process. Safe to use from several threads."""
 
-    def __init__(self, store: str | Path) -> None:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._store: str | Path | None = None
+        self._pid = os.getpid()
+        self._closed = False
+
+    @classmethod
+    def open(cls, store: str | Path) -> Self:
+        """Return the transport to a store; raise a ScanneryError."""
         from scannery.serving.catalog import Catalog
         from scannery.serving.service import Service
 
         try:
-            self._service = Service(Catalog.open(store))
+            transport = cls(Service(Catalog.open(store)))
         except Exception as error:
             raise _translated(error) from error
-        self._closed = False
+        transport._store = store
+        return transport
 
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         """Return the answer; raise a ScanneryError."""
         from scannery.serving.deadline import Deadline
 
+        if self._pid != os.getpid():
+            self._reopen()
         if self._closed:
             raise error_from_status(StatusCode.CANCELLED, "the client is closed", None)
         try:
@@ -52,6 +68,17 @@ class EmbeddedTransport:
         """Close the indexes."""
         self._closed = True
         self._service.close()
+
+    def _reopen(self) -> None:
+        # Locks may have been held by threads that did not come along with the fork.
+        if self._store is not None:
+            self._service = type(self).open(self._store)._service
+        self._pid = os.getpid()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self._store is None:
+            raise TypeError("a client of a service that was made by hand cannot be pickled")
+        return type(self).open, (self._store,)
 
 
 def _translated(error: Exception) -> ScanneryError:

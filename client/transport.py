@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
@@ -11,11 +12,17 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from scannery.client.calls import Method
+from scannery.client.channels import CHANNEL_OPTIONS, Channels, Lane
+from scannery.client.credentials import Credentials
 from scannery.client.errors import ScanneryError
+from scannery.client.retries import Attempts
 from scannery.client.status import DETAIL_KEY, error_from_status
 from scannery.v1.types_pb2 import ErrorDetail
 
-__all__ = ["AsyncTransport", "GrpcAioTransport", "GrpcTransport", "ThreadTransport", "Transport"]
+__all__ = ["CHANNELS", "AsyncTransport", "GrpcAioTransport", "GrpcTransport", "ThreadTransport", "Transport"]
+
+CHANNELS = 4
+"""Connections of a client, unless it asks for another number."""
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -43,76 +50,96 @@ class AsyncTransport(Protocol):
         """Let go of connections and memory; later calls fail."""
 
 
-# Answers hold up to 100,000 hits with their texts; what a request may hold is the server's to limit.
-_OPTIONS = [
-    ("grpc.max_receive_message_length", 1 << 30),
-    ("grpc.max_send_message_length", 1 << 30),
-    # Clients share no connections: a connection is one worker process of the server.
-    ("grpc.use_local_subchannel_pool", 1),
-]
-
-
 class GrpcTransport:
-    """Calls over one gRPC channel. Safe to use from several threads."""
+    """Calls over several gRPC channels, tried again where that is safe. Safe to use from several threads.
 
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
+    May be pickled, and used after a fork: connections are made anew.
+    """
+
+    def __init__(
+        self, target: str, credentials: Credentials | None = None, *, channels: int = CHANNELS
+    ) -> None:
+        self._channels = Channels(target, credentials or Credentials(), channels, _channel)
 
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         """Return the answer; raise a ScanneryError."""
+        attempts = Attempts(method.path, request, timeout_s)
+        while True:
+            try:
+                return self._once(method, request, attempts.left_s)
+            except ScanneryError as error:
+                wait_s = attempts.wait_s(error, reached=self._channels.reached)
+                if wait_s is None:
+                    raise
+            time.sleep(wait_s)
+
+    def _once(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
+        channels = self._channels
+        if channels.closed:
+            raise _closed()
+        lane = channels.take()
         try:
-            # On a channel that is closed, gRPC raises ValueError here.
-            rpc = self._channel.unary_unary(
-                method.path,
-                request_serializer=method.request.SerializeToString,
-                response_deserializer=method.response.FromString,
-            )
-            response: ResponseT = rpc(request, timeout=timeout_s)
+            rpc = lane.calls.get(method.path) or _prepared(lane, method)
+            response: ResponseT = rpc(request, timeout=timeout_s, metadata=channels.metadata())
         except grpc.RpcError as error:
-            raise _translated(error, self.target) from error
-        except ValueError as error:
-            raise error_from_status(grpc.StatusCode.CANCELLED, "the client is closed", None) from error
+            raise _translated(error, channels) from error
+        except ValueError as error:  # the channel is closed
+            raise _closed() from error
+        finally:
+            channels.done(lane)
+        channels.reached = True
         return response
 
     def close(self) -> None:
-        """Close the channel."""
-        self._channel.close()
+        """Close the channels."""
+        for channel in self._channels.close():
+            channel.close()
 
 
 class GrpcAioTransport:
-    """Calls over one asyncio gRPC channel, bound to the event loop of its first call."""
+    """The same over asyncio channels, bound to the event loop of the first call."""
 
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self._channel: grpc.aio.Channel | None = None
-        self._closed = False
+    def __init__(
+        self, target: str, credentials: Credentials | None = None, *, channels: int = CHANNELS
+    ) -> None:
+        # Channels are made at the first call: connect() may be called outside of a running loop.
+        self._channels = Channels(target, credentials or Credentials(), channels, _aio_channel)
 
     async def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
     ) -> ResponseT:
         """Return the answer; raise a ScanneryError."""
-        if self._closed:
-            raise error_from_status(grpc.StatusCode.CANCELLED, "the client is closed", None)
-        if self._channel is None:
-            # Made here and not in connect(), which may be called outside of a running loop.
-            self._channel = grpc.aio.insecure_channel(self.target, options=_OPTIONS)
-        rpc = self._channel.unary_unary(
-            method.path,
-            request_serializer=method.request.SerializeToString,
-            response_deserializer=method.response.FromString,
-        )
+        attempts = Attempts(method.path, request, timeout_s)
+        while True:
+            try:
+                return await self._once(method, request, attempts.left_s)
+            except ScanneryError as error:
+                wait_s = attempts.wait_s(error, reached=self._channels.reached)
+                if wait_s is None:
+                    raise
+            await asyncio.sleep(wait_s)
+
+    async def _once(
+        self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
+    ) -> ResponseT:
+        channels = self._channels
+        if channels.closed:
+            raise _closed()
+        lane = channels.take()
         try:
-            response: ResponseT = await rpc(request, timeout=timeout_s)
+            rpc = lane.calls.get(method.path) or _prepared(lane, method)
+            response: ResponseT = await rpc(request, timeout=timeout_s, metadata=channels.metadata())
         except grpc.RpcError as error:
-            raise _translated(error, self.target) from error
+            raise _translated(error, channels) from error
+        finally:
+            channels.done(lane)
+        channels.reached = True
         return response
 
     async def close(self) -> None:
-        """Close the channel."""
-        self._closed = True
-        if self._channel is not None:
-            await self._channel.close(grace=None)
+        """Close the channels."""
+        for channel in self._channels.close():
+            await channel.close(grace=None)
 
 
 class ThreadTransport:
@@ -132,14 +159,46 @@ class ThreadTransport:
         await asyncio.to_thread(self._transport.close)
 
 
-def _translated(error: grpc.RpcError, target: str) -> ScanneryError:
+def _channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:
+    if credentials is None:
+        return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
+
+
+def _aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+    return grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
+
+
+def _prepared(lane: Lane[Any], method: Method[Any, Any]) -> Any:
+    rpc = lane.calls[method.path] = lane.channel.unary_unary(
+        method.path,
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )
+    return rpc
+
+
+def _closed() -> ScanneryError:
+    return error_from_status(grpc.StatusCode.CANCELLED, "the client is closed", None)
+
+
+def _translated(error: grpc.RpcError, channels: Channels[Any]) -> ScanneryError:
     # The errors of calls are both RpcError and Call; the stubs do not say so.
     code: grpc.StatusCode = error.code()
     message: str = error.details() or code.name.lower()
     detail = _detail(error.trailing_metadata())
     if detail is None:
         # Not from our handlers but from gRPC itself: say who was asked.
-        message = f"{target}: {message}"
+        message = f"{channels.target}: {message}"
+    else:
+        channels.reached = True
+    if code is grpc.StatusCode.CANCELLED:
+        if channels.closed:
+            return _closed()
+        # We cancel nothing: a server that is stopping dropped it.
+        code = grpc.StatusCode.UNAVAILABLE
     return error_from_status(code, message, detail)
 
 

@@ -4,6 +4,9 @@ from scannery.indexer.analyser import Analyser
 from scannery.indexer.bm25 import CorpusStatistics, corpus_statistics, score_rows
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.datapoints import (
+    MAX_ID_BYTES,
+    MAX_MAGNITUDE,
+    REVISION_COLUMN,
     attribute_value,
     attribute_values,
     datapoint_schema,
@@ -28,11 +31,13 @@ from scannery.indexer.garbage import GarbageReport, collect_garbage
 from scannery.indexer.leases import LeaseHolder, leased_versions
 from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
 from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall, SegmentEntry
+from scannery.indexer.memory import MemorySegment
 from scannery.indexer.planner import AllowedRows, Found
 from scannery.indexer.postings import Postings
 from scannery.indexer.reader import OpenIndex, open_index
+from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
-from scannery.indexer.segment import Segment, open_segment
+from scannery.indexer.segment import Segment, id_hashes, open_segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.sharding import shard_of
 from scannery.indexer.spec import (
@@ -43,6 +48,7 @@ from scannery.indexer.spec import (
     IndexSpec,
     Language,
     LexicalSpec,
+    LiveSpec,
     ScannSpec,
     SourceFormat,
     SourceSpec,
@@ -62,6 +68,9 @@ from scannery.indexer.versions import (
 )
 
 __all__ = [
+    "MAX_ID_BYTES",
+    "MAX_MAGNITUDE",
+    "REVISION_COLUMN",
     "AllowedRows",
     "AlreadyExistsError",
     "Analyser",
@@ -85,11 +94,14 @@ __all__ = [
     "Language",
     "LeaseHolder",
     "LexicalSpec",
+    "LiveSpec",
     "Manifest",
+    "MemorySegment",
     "NotFoundError",
     "OpenIndex",
     "Postings",
     "Recall",
+    "Records",
     "ScannSpec",
     "SearchSettings",
     "Segment",
@@ -110,6 +122,7 @@ __all__ = [
     "datapoint_schema",
     "exact_search",
     "expected_recall",
+    "id_hashes",
     "identifier",
     "latest_version",
     "leased_versions",

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from scannery.serving.errors import ConfigError
+from scannery.serving.security.config import SecurityConfig
 
 __all__ = ["ServerConfig", "split_address"]
 
@@ -34,17 +35,24 @@ class ServerConfig:
     insecure: bool = False
     """Allow an address beyond loopback although nothing authenticates the callers."""
 
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    """TLS, and who may call."""
+
     threads: int = field(default_factory=_default_threads)
-    """Requests worked on at once in a process; a stream takes one for as long as it is open."""
+    """Requests worked on at once in a process; half as many streams may be open."""
 
     queue: int = 256
-    """Requests that may wait for a thread; further ones are refused at once with RESOURCE_EXHAUSTED."""
+    """Most requests that may wait for a turn; further ones are refused at once with RESOURCE_EXHAUSTED. Under load
+    the limit adapts, and is mostly lower."""
 
     max_request_bytes: int = 64 << 20
     """Longest message accepted: 1,000 query vectors of 16,384 dimensions."""
 
     max_request_s: float = 300.0
     """A request takes at most so long, whatever deadline it brings."""
+
+    body_timeout_s: float = 20.0
+    """The body of a request must arrive within so long after its headers."""
 
     check_every_s: float = 1.0
     """How often to look for new versions, in seconds."""
@@ -55,15 +63,18 @@ class ServerConfig:
     device: str = "auto"
     """Where the encoder of text queries runs: `auto`, `cpu`, `cuda` or `xla`."""
 
+    reranker: str | None = None
+    """The cross-encoder of all indexes, whatever their specs name: a name, or a local folder."""
+
     share_port: bool = False
     """Listen with SO_REUSEPORT, so that several processes can share the port."""
 
     def __post_init__(self) -> None:
         host, _ = split_address(self.listen)
-        if not self.insecure and not _is_loopback(host):
+        if not self.insecure and not self.security.authenticates and not _is_loopback(host):
             raise ConfigError(
                 f"listen: {self.listen} can be reached from other machines, and this server authenticates nobody; "
-                "listen on 127.0.0.1, or allow it with --insecure",
+                "listen on 127.0.0.1, ask for credentials (--keys, --jwks, --client-ca), or allow it with --insecure",
                 field="listen",
             )
         for name, least, most in (
@@ -71,6 +82,7 @@ class ServerConfig:
             ("queue", 0, 65536),
             ("max_request_bytes", 1 << 16, (1 << 31) - 1),
             ("max_request_s", 0.001, 86400),
+            ("body_timeout_s", 0.1, 3600),
             ("check_every_s", 0.01, 3600),
             ("drain_s", 0, 3600),
         ):

@@ -15,6 +15,7 @@ import numpy as np
 
 from scannery.indexer import Manifest
 from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
+from scannery.serving.reranking import RerankerPool
 
 if TYPE_CHECKING:
     from scannery.embed import Encoder
@@ -39,6 +40,11 @@ class QueryEncoder:
     def dimensions(self) -> int:
         """Components of a vector."""
         return self._encoder.dimensions
+
+    @property
+    def documents(self) -> Encoder:
+        """The encoder itself, which also encodes documents."""
+        return self._encoder
 
     def encode(self, texts: Sequence[str], *, path: str = "query") -> np.ndarray:
         """Return the vectors of query texts, float32 (Q, D).
@@ -78,17 +84,19 @@ class QueryEncoder:
 
 
 class EncoderPool:
-    """The encoders of a process: indexes that name the same one share it. Safe to use from several threads."""
+    """The models of a process: indexes that name the same one share it. Safe to use from several threads."""
 
-    def __init__(self, *, device: str = "auto") -> None:
+    def __init__(self, *, device: str = "auto", reranker: str | None = None) -> None:
+        """`reranker` is the cross-encoder of all indexes, whatever their specs name."""
         self._device = device
+        self.rerankers = RerankerPool(model=reranker, device=device)
         self._encoders: dict[str, QueryEncoder] = {}
         self._lock = threading.Lock()
 
-    def encoder_of(self, manifest: Manifest) -> QueryEncoder:
+    def encoder_of(self, manifest: Manifest, *, field: str = "query") -> QueryEncoder:
         """Return the encoder for text queries of an index; it is loaded at the first call.
 
-        Only what the manifest names is ever loaded, never what a request says.
+        Only what the manifest names is ever loaded, never what a request says. `field` is what errors name.
 
         Raises:
             EncoderUnavailableError: the index has none, or not one that can be loaded and made its vectors.
@@ -97,7 +105,7 @@ class EncoderPool:
         if manifest.spec.encoder is None:
             raise EncoderUnavailableError(
                 f"index {manifest.index!r} has no encoder, so it cannot be asked with text; ask with a vector",
-                field="query",
+                field=field,
             )
         spec = manifest.spec.encoder.model_dump(exclude={"device", "dtype"})
         key = json.dumps([spec, manifest.encoder, manifest.dimensions], sort_keys=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from typing_extensions import Self
@@ -18,18 +16,13 @@ from typing_extensions import Self
 from scannery.indexer import Store
 from scannery.serving.catalog import Catalog, Watcher
 from scannery.serving.config import ServerConfig, split_address
-from scannery.serving.deadline import Deadline
+from scannery.serving.dispatch import Dispatcher, abort
 from scannery.serving.encoding import EncoderPool
-from scannery.serving.errors import (
-    BindError,
-    InvalidRequestError,
-    OverloadedError,
-    UnknownIndexError,
-    UnsupportedError,
-)
-from scannery.serving.service import INDEX_SERVICE, SEARCH_SERVICE, Service, UnaryMethod
-from scannery.serving.status import DETAIL_KEY, status_of
-from scannery.v1 import search_pb2
+from scannery.serving.errors import BindError, UnauthenticatedError, UnknownIndexError
+from scannery.serving.security.authentication import Authenticator
+from scannery.serving.security.interceptor import Gate, Refuse
+from scannery.serving.security.tls import server_credentials
+from scannery.serving.service import INDEX_SERVICE, SEARCH_SERVICE, Service
 
 __all__ = ["Server", "health_name"]
 
@@ -37,7 +30,8 @@ _LOG = logging.getLogger(__name__)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
-MessageT = TypeVar("MessageT", bound=Message)
+MAX_REFUSALS = 1024
+MAX_CALLS_PER_CONNECTION = 512
 
 
 def health_name(index: str) -> str:
@@ -58,7 +52,9 @@ class Server:
         """Where it listens; the real port once it is started."""
         store = Store.open(config.store)
         self._catalog = Catalog(
-            store, only=config.indexes or None, encoders=EncoderPool(device=config.device)
+            store,
+            only=config.indexes or None,
+            encoders=EncoderPool(device=config.device, reranker=config.reranker),
         )
         self._service = Service(self._catalog)
         self._health = health.HealthServicer()
@@ -66,8 +62,8 @@ class Server:
         self._reported: set[str] = set()
         self._grpc: grpc.Server | None = None
         self._stopped = threading.Event()
-        # A stream keeps its thread; half of them always stay free for single requests.
-        self._streams = threading.BoundedSemaphore(max(1, config.threads // 2))
+        self._authenticator = Authenticator(config.security)
+        self._dispatcher = Dispatcher(self._service, config)
 
     def start(self) -> None:
         """Open the indexes, listen, and answer.
@@ -83,6 +79,7 @@ class Server:
             self._check_indexes()
             self._listen()
         except BaseException:
+            self._dispatcher.close()
             self._watcher.stop()
             raise
 
@@ -94,6 +91,7 @@ class Server:
         self._health.enter_graceful_shutdown()
         if self._grpc is not None:
             self._grpc.stop(self.config.drain_s if drain_s is None else drain_s).wait()
+        self._dispatcher.close()
         self._watcher.stop()
         self._service.close()
 
@@ -119,70 +117,26 @@ class Server:
 
     def _listen(self) -> None:
         config = self.config
+        refuse = self._dispatcher.refusal
+        probe = _probe(self._health, refuse) if config.security.public_health else None
         server = grpc.server(
-            ThreadPoolExecutor(config.threads, thread_name_prefix="scannery-request"),
-            options=[
-                ("grpc.max_receive_message_length", config.max_request_bytes),
-                ("grpc.max_send_message_length", -1),
-                # On by default, and then two servers share a port in silence.
-                ("grpc.so_reuseport", int(config.share_port)),
-            ],
-            maximum_concurrent_rpcs=config.threads + config.queue,
+            # Calls that wait for their body or their turn each hold a thread, which costs next to nothing.
+            ThreadPoolExecutor(config.threads + config.queue, thread_name_prefix="scannery-request"),
+            interceptors=[Gate(self._authenticator, refuse, probe=probe)],
+            options=_options(config),
+            # A backstop for what is refused faster than it can be told; admission is what limits.
+            maximum_concurrent_rpcs=2 * (config.threads + config.queue) + MAX_REFUSALS,
         )
-        self._add_services(server)
-        host, _ = split_address(config.listen)
-        try:
-            port = server.add_insecure_port(config.listen)
-        except RuntimeError as error:
-            raise BindError(f"cannot listen on {config.listen}: {error}", field="listen") from error
-        if port == 0:
-            raise BindError(f"cannot listen on {config.listen}: is the port taken?", field="listen")
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        server.add_generic_rpc_handlers((self._dispatcher,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if config.security.shows_reflection:
+            names = (SEARCH_SERVICE, INDEX_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+        self.address = _bound(server, config)
         server.start()
         self._grpc = server
         self._health.set("", _SERVING)
         _LOG.info("listening on %s", self.address)
-
-    def _add_services(self, server: grpc.Server) -> None:
-        handlers: dict[str, dict[str, grpc.RpcMethodHandler[bytes, bytes]]] = {
-            SEARCH_SERVICE: {"SearchStream": grpc.stream_stream_rpc_method_handler(self._search_stream)},
-            INDEX_SERVICE: {"UpsertStream": grpc.stream_stream_rpc_method_handler(_upsert_stream)},
-        }
-        for path, method in self._service.methods.items():
-            _, service, name = path.split("/")
-            handlers[service][name] = grpc.unary_unary_rpc_method_handler(self._unary(path, method))
-        server.add_generic_rpc_handlers(
-            tuple(grpc.method_handlers_generic_handler(name, methods) for name, methods in handlers.items())
-        )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (SEARCH_SERVICE, INDEX_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
-
-    def _unary(self, path: str, method: UnaryMethod) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-        def handle(data: bytes, context: grpc.ServicerContext) -> bytes:
-            try:
-                request = _decoded(method.request, data)
-                response = self._service.call(path, request, self._deadline(context))
-                return response.SerializeToString()
-            except Exception as error:  # noqa: BLE001  the table knows every one
-                _abort(context, error)
-
-        return handle
-
-    def _search_stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        if not self._streams.acquire(blocking=False):
-            _abort(context, OverloadedError("too many open streams", retry_after_s=1.0))
-        try:
-            requests = (_decoded(search_pb2.SearchStreamRequest, data) for data in messages)
-            for response in self._service.search_stream(requests, self._deadline(context)):
-                yield response.SerializeToString()
-        except InvalidRequestError as error:
-            _abort(context, error)
-        finally:
-            self._streams.release()
-
-    def _deadline(self, context: grpc.ServicerContext) -> Deadline:
-        return Deadline.after(min(context.time_remaining(), self.config.max_request_s))
 
     def _report_health(self) -> None:
         states = self._catalog.states()
@@ -193,20 +147,52 @@ class Server:
         self._reported |= states.keys()
 
 
-def _decoded(kind: type[MessageT], data: bytes) -> MessageT:
+def _options(config: ServerConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", config.max_request_bytes),
+        ("grpc.max_send_message_length", -1),
+        # On by default, and then two servers share a port in silence.
+        ("grpc.so_reuseport", int(config.share_port)),
+        # Connections that never finish their handshake, that died without a word, and that nobody uses.
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_connection_idle_ms", 30 * 60_000),
+        # Clients may ask as often; a flood of pings ends their connection.
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+    ]
+
+
+def _bound(server: grpc.Server, config: ServerConfig) -> str:
+    host, _ = split_address(config.listen)
     try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise InvalidRequestError(f"the request is not a {kind.DESCRIPTOR.full_name}") from error
+        if config.security.tls_cert:
+            port = server.add_secure_port(config.listen, server_credentials(config.security))
+        else:
+            port = server.add_insecure_port(config.listen)
+    except RuntimeError as error:
+        raise BindError(f"cannot listen on {config.listen}: {error}", field="listen") from error
+    if port == 0:
+        raise BindError(f"cannot listen on {config.listen}: is the port taken?", field="listen")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _upsert_stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-    _abort(context, UnsupportedError("this server takes no live updates"))
+def _probe(servicer: health.HealthServicer, refuse: Refuse) -> grpc.RpcMethodHandler[Any, Any]:
+    """Return the health check for strangers: of the server as a whole, and of no index."""
+    refused = UnauthenticatedError("valid credentials are needed")
 
+    def check(
+        request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        if request.service:
+            abort(context, refused)
+        response: health_pb2.HealthCheckResponse = servicer.Check(request, context)
+        return response
 
-def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
-    code, message, detail = status_of(error)
-    if code is grpc.StatusCode.INTERNAL:
-        _LOG.error("unexpected error", exc_info=error)
-    context.set_trailing_metadata(((DETAIL_KEY, detail.SerializeToString()),))
-    context.abort(code, message)
+    return grpc.unary_unary_rpc_method_handler(
+        check,
+        request_deserializer=health_pb2.HealthCheckRequest.FromString,
+        response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+    )

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from scannery.serving.config import ServerConfig, split_address
 from scannery.serving.errors import BindError, ConfigError, ServingError
 
-__all__ = ["serve"]
+__all__ = ["available_cores", "serve"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,6 +37,16 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A worker that is ready writes its number into a pipe, and then makes the supervisor look.
 _LOOK = signal.SIGUSR1
 _SIGNALS = {*_STOP_SIGNALS, signal.SIGCHLD, _LOOK}
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use: those it is bound to, within the quota of its container."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def serve(config: ServerConfig, *, workers: int = 1, ready: Callable[[str], None] | None = None) -> None:

@@ -44,6 +44,7 @@ def test_each_room_is_linked_exactly_once():
     assert {path.name for path in package.iterdir()} - {"__pycache__"} == {
         "__init__.py",
         "py.typed",
+        "testing.py",
         "v1",
         *ROOMS,
     }
@@ -96,6 +97,7 @@ def test_the_wheel_holds_every_tracked_module(tmp_path: Path):
         for name in tracked(room)
         if Path(name).suffix in {".py", ".jsonl", ".yaml", ".json"}
     }
+    expected.add("scannery/testing.py")
     expected |= {name.removeprefix("src/") for name in tracked("src/scannery/v1")}
     assert expected | {"scannery/py.typed"} <= packed
     assert not [name for name in packed if name.split("/")[0] in {*ROOMS, "tests", "proto"}]

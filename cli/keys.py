@@ -1,0 +1,76 @@
+"""`scannery keys`: the API keys of a server."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from scannery.cli.options import JsonOption
+from scannery.cli.output import print_json
+
+__all__ = ["keys_app"]
+
+keys_app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the API keys of a server.")
+
+FileOption = Annotated[
+    str, typer.Option("--file", "-f", metavar="FILE", help="The server's file of keys (serve --keys).")
+]
+
+
+@keys_app.command(no_args_is_help=True)
+def create(
+    name: Annotated[str, typer.Argument(help="What the key is for.")],
+    file: FileOption,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="read, write or admin: what it allows; may be given several times [default: read]."
+        ),
+    ] = None,
+    index: Annotated[
+        list[str] | None, typer.Option(help="The only index it is for; may be given several times.")
+    ] = None,
+    days: Annotated[float | None, typer.Option(help="How long it is good [default: until revoked].")] = None,
+) -> None:
+    """Make a key and print it; the file gets only its hash, so it cannot be shown again."""
+    from scannery.serving.security import KeyFile
+
+    key, text = KeyFile(file).create(name, scopes=scope or ["read"], indexes=index or [], days=days)
+    typer.echo(text)
+    typer.echo(
+        f"key {key.id} ({', '.join(key.scopes)}); keep it, this is the only time it is shown", err=True
+    )
+
+
+@keys_app.command("list", no_args_is_help=True)
+def list_(file: FileOption, as_json: JsonOption = False) -> None:
+    """List the keys of a file."""
+    from scannery.serving.security import KeyFile
+
+    keys = KeyFile(file).read()
+    if as_json:
+        print_json([{k: v for k, v in asdict(key).items() if k != "sha256"} for key in keys])
+        return
+    table = Table("id", "name", "scopes", "indexes", "created", "expires")
+    for key in keys:
+        table.add_row(
+            key.id, key.name, " ".join(key.scopes), " ".join(key.indexes) or "all", key.created_at,
+            key.expires_at or "never",
+        )  # fmt: skip
+    Console(highlight=False).print(table)
+
+
+@keys_app.command(no_args_is_help=True)
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key (scannery keys list).")],
+    file: FileOption,
+) -> None:
+    """Remove a key; servers refuse it within a second or two."""
+    from scannery.serving.security import KeyFile
+
+    key = KeyFile(file).revoke(key_id)
+    typer.echo(f"revoked {key.id} ({key.name})")

@@ -1,0 +1,110 @@
+"""What a client shows a server, and how it makes sure that it is the right server."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from scannery.client.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import grpc
+
+__all__ = ["ConnectOptions", "Credentials", "Token"]
+
+Token = str | Callable[[], str]
+"""A JSON Web Token, or what returns a fresh one; it is called before every request, so it should remember."""
+
+
+class ConnectOptions(TypedDict, total=False):
+    """Keyword arguments of `connect`, besides the timeout. Only for servers; a store needs none."""
+
+    api_key: str | None
+    """Made by `scannery keys create`."""
+    token: Token | None
+    """A JSON Web Token instead."""
+    tls: bool | None
+    """Encrypt. None: if there is a secret to send beyond this machine, or `ca` or `cert` is given."""
+    ca: str | Path | None
+    """File with the authorities that may sign the server's certificate, PEM; default: those of the system."""
+    cert: str | Path | None
+    """File with the client's own certificate (mTLS), PEM."""
+    key: str | Path | None
+    """File with its private key, PEM."""
+    channels: int
+    """Connections; each is one worker of the server. Default: 4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """Checked when made. Its representation shows no secret."""
+
+    api_key: str | None = field(default=None, repr=False)
+    token: Token | None = field(default=None, repr=False)
+    tls: bool | None = None
+    ca: str | Path | None = None
+    cert: str | Path | None = None
+    key: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and self.token is not None:
+            raise InvalidArgumentError("token: cannot be given together with api_key", field="token")
+        if isinstance(self.api_key, str) and not re.fullmatch(r"[!-~]+", self.api_key):
+            raise InvalidArgumentError("api_key: is no API key", field="api_key")
+        if (self.cert is None) != (self.key is None):
+            raise InvalidArgumentError("cert: needs key, and key needs cert", field="cert")
+        if self.tls is False and (self.ca is not None or self.cert is not None):
+            raise InvalidArgumentError("tls: False goes with neither ca nor cert", field="tls")
+
+    def __bool__(self) -> bool:
+        return self != Credentials()
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return what is sent with each call."""
+        token = self.token() if callable(self.token) else self.token
+        secret = self.api_key or token
+        return (("authorization", f"Bearer {secret}"),) if secret else ()
+
+    def channel_credentials(self, target: str) -> grpc.ChannelCredentials | None:
+        """Return gRPC's credentials for a target; None for a connection in the clear.
+
+        Raises:
+            InvalidArgumentError: a file cannot be read.
+
+        """
+        import grpc
+
+        secret = self.api_key is not None or self.token is not None
+        tls = self.tls
+        if tls is None:
+            tls = self.ca is not None or self.cert is not None or (secret and not _is_local(target))
+        if not tls:
+            return None
+        return grpc.ssl_channel_credentials(
+            root_certificates=_bytes(self.ca, "ca"),
+            private_key=_bytes(self.key, "key"),
+            certificate_chain=_bytes(self.cert, "cert"),
+        )
+
+
+def _bytes(path: str | Path | None, name: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise InvalidArgumentError(f"{name}: cannot read {path}: {error.strerror}", field=name) from error
+
+
+def _is_local(target: str) -> bool:
+    if target.startswith(("unix:", "unix-abstract:")):
+        return True
+    host = re.sub(r"^(dns|ipv4|ipv6):/*", "", target).rsplit(":", 1)[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

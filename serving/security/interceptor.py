@@ -1,0 +1,54 @@
+"""The gate: every call passes here when its headers have arrived and nothing else of it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from scannery.serving.errors import PermissionDeniedError, UnauthenticatedError
+from scannery.serving.security.authentication import Authenticator, scope_of
+from scannery.serving.security.principals import CURRENT
+
+if TYPE_CHECKING:
+    Interceptor = grpc.ServerInterceptor[Any, Any]
+else:  # gRPC's classes are generic in its stubs only
+    Interceptor = grpc.ServerInterceptor
+
+__all__ = ["HEALTH_CHECK", "Gate", "Refuse"]
+
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+
+Refuse = Callable[[Exception], "grpc.RpcMethodHandler[Any, Any]"]
+"""From an error to the handler that answers with it, without reading the request."""
+
+
+class Gate(Interceptor):
+    """Lets known callers through to what their scopes allow."""
+
+    def __init__(
+        self, authenticator: Authenticator, refuse: Refuse, *, probe: grpc.RpcMethodHandler[Any, Any] | None
+    ) -> None:
+        """Take what answers strangers: `refuse`, and for health checks `probe` (None: refused, too)."""
+        self._authenticator = authenticator
+        self._refuse = refuse
+        self._probe = probe
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Return the handler of the call, or one that refuses it."""
+        details: Any = handler_call_details
+        principal = self._authenticator.principal(details.invocation_metadata)
+        if principal is None:
+            if details.method == HEALTH_CHECK and self._probe is not None:
+                return self._probe
+            return self._refuse(UnauthenticatedError("valid credentials are needed"))
+        scope = scope_of(details.method)
+        if not principal.may(scope):
+            return self._refuse(PermissionDeniedError(f"these credentials do not have the scope {scope!r}"))
+        CURRENT.set(principal)
+        return continuation(handler_call_details)

@@ -1,0 +1,105 @@
+"""JSON Web Tokens (RFC 7519) of one issuer, checked against its published keys (JWK set, RFC 7517).
+
+Claims: `sub` names the caller; `scope` holds some of `read write admin`, separated by spaces; `scannery_indexes` lists
+the indexes that exist for the caller (absent: all). `exp` is required.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from scannery.serving.errors import ConfigError
+from scannery.serving.security.principals import SCOPES, Principal
+
+__all__ = ["TokenVerifier"]
+
+# Only public-key algorithms: with a shared secret, whoever can check tokens can make them.
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
+MAX_TOKEN_BYTES = 8192
+CACHED_TOKENS = 1024
+# Clocks of issuer and server may differ by so much.
+LEEWAY_S = 30
+
+
+class TokenVerifier:
+    """Checks tokens, and remembers those that were right until they expire. Immutable but for that."""
+
+    def __init__(self, jwks: dict[str, Any], *, issuer: str, audience: str) -> None:
+        import jwt  # only where tokens are used
+
+        self._jwt = jwt
+        self._issuer, self._audience = issuer, audience
+        try:
+            keys = jwt.PyJWKSet.from_dict(jwks).keys
+        except (jwt.PyJWTError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"jwks_file: is no set of public keys: {error}", field="jwks_file") from error
+        # A key without an id can only be meant if it is the only one.
+        self._keys = {key.key_id or "": key for key in keys if key.algorithm_name in ALGORITHMS}
+        if not self._keys:
+            raise ConfigError(f"jwks_file: has no key for any of {', '.join(ALGORITHMS)}", field="jwks_file")
+        self._seen: OrderedDict[bytes, tuple[float, Principal]] = OrderedDict()
+
+    @classmethod
+    def read(cls, path: str, *, issuer: str, audience: str) -> TokenVerifier:
+        """Return the verifier with the keys of a file; ConfigError if they cannot be used."""
+        try:
+            jwks = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise ConfigError(
+                f"jwks_file: cannot read {path}: {error.strerror}", field="jwks_file"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(f"jwks_file: {path} is not JSON", field="jwks_file") from error
+        return cls(jwks, issuer=issuer, audience=audience)
+
+    def principal(self, token: str, now_s: float) -> Principal | None:
+        """Return who the token names; None if it is not good (any more)."""
+        if len(token) > MAX_TOKEN_BYTES:
+            return None
+        digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
+        if (seen := self._seen.get(digest)) is not None:
+            if now_s < seen[0]:
+                return seen[1]
+            del self._seen[digest]
+            return None
+        claims = self._claims(token)
+        if claims is None or now_s >= float(claims["exp"]) + LEEWAY_S:
+            return None
+        principal = _principal(claims)
+        if principal is not None:
+            self._seen[digest] = (float(claims["exp"]) + LEEWAY_S, principal)
+            while len(self._seen) > CACHED_TOKENS:
+                self._seen.popitem(last=False)
+        return principal
+
+    def _claims(self, token: str) -> dict[str, Any] | None:
+        try:
+            key = self._keys.get(self._jwt.get_unverified_header(token).get("kid") or "")
+            if key is None:
+                return None
+            claims: dict[str, Any] = self._jwt.decode(
+                token,
+                key.key,
+                # The key's own algorithm, never the one that the token asks for.
+                algorithms=[key.algorithm_name],
+                issuer=self._issuer,
+                audience=self._audience,
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+        except (self._jwt.PyJWTError, ValueError, TypeError):
+            return None
+        return claims
+
+
+def _principal(claims: dict[str, Any]) -> Principal | None:
+    scope, indexes = claims.get("scope", ""), claims.get("scannery_indexes")
+    if not isinstance(scope, str) or not isinstance(indexes, (list, type(None))):
+        return None
+    allowed = frozenset(name for name in SCOPES if name in scope.split())
+    visible = None if indexes is None else frozenset(name for name in indexes if isinstance(name, str))
+    return Principal(f"sub/{str(claims['sub'])[:64]}", allowed, visible)

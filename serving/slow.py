@@ -1,0 +1,67 @@
+"""Calls whose senders take too long, ended from outside: gRPC has no time limit for the arrival of a message."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Cancellable", "SlowCalls"]
+
+_LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+
+
+class Cancellable(Protocol):
+    """What can be ended."""
+
+    def cancel(self) -> object:
+        """End it."""
+
+
+class _Watch:
+    __slots__ = ("_calls", "_key")
+
+    def __init__(
+        self, calls: dict[int, tuple[float, Cancellable]], call: Cancellable, until_s: float
+    ) -> None:
+        self._calls, self._key = calls, id(self)
+        calls[self._key] = (until_s, call)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        self._calls.pop(self._key, None)
+
+
+class SlowCalls:
+    """Cancels what is watched for longer than it may take. Safe to use from several threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # Single operations on a dict are atomic.
+        self._calls: dict[int, tuple[float, Cancellable]] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="scannery-slow-calls", daemon=True)
+        self._thread.start()
+
+    def watched(self, call: Cancellable, seconds: float) -> _Watch:
+        """Return a context in which the call may be for so many seconds."""
+        return _Watch(self._calls, call, self._clock() + seconds)
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closed.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._closed.wait(LOOK_EVERY_S):
+            now_s = self._clock()
+            for key, (until_s, call) in list(self._calls.items()):
+                if now_s > until_s and key in self._calls:
+                    _LOG.info("a request whose body did not arrive in time is dropped")
+                    self._calls.pop(key, None)
+                    call.cancel()

@@ -1,0 +1,87 @@
+"""Many requests over one stream, answered side by side: an answer may overtake another."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+
+__all__ = ["pipelined"]
+
+
+class _Pipeline:
+    """Threads that take turns: one waits for the next request, those that have one answer it.
+
+    Handing each request to a pool would cost a switch of threads more, and needs a queue with a bound.
+    """
+
+    def __init__(self, requests: Iterator[bytes], answer: Callable[[bytes], bytes], window: int) -> None:
+        self._requests = requests
+        self._answer = answer
+        self._next = threading.Lock()
+        self._room = threading.Semaphore(window)
+        self._ended = False
+        self.answers: queue.SimpleQueue[bytes | Exception | None] = queue.SimpleQueue()
+        """Answers; the error that ended the stream; None for each thread that is done."""
+
+    def work(self) -> None:
+        """Answer until there are no requests."""
+        try:
+            while (request := self._take()) is not None:
+                self.answers.put(self._answer(request))
+        except Exception as error:  # noqa: BLE001  raised again where the answers are awaited
+            self._ended = True
+            self.answers.put(error)
+        finally:
+            self.answers.put(None)
+
+    def sent(self) -> None:
+        """Make room for another request: an answer was taken by the caller."""
+        self._room.release()
+
+    def end(self) -> None:
+        """Take no further requests."""
+        self._ended = True
+        self._room.release()
+
+    def _take(self) -> bytes | None:
+        with self._next:
+            # The answers that nobody reads are bounded, too.
+            self._room.acquire()
+            request = None if self._ended else next(self._requests, None)
+            if request is None:
+                self._ended = True
+                self._room.release()
+            return request
+
+
+def pipelined(
+    requests: Iterator[bytes], answer: Callable[[bytes], bytes], *, threads: int, window: int, pool: Executor
+) -> Iterator[bytes]:
+    """Return the answers to requests as they are ready.
+
+    Args:
+        requests: read one at a time, ahead of the answers.
+        answer: from a request to its answer; what it raises ends the stream.
+        threads: requests answered side by side.
+        window: requests that were read and whose answers were not taken yet.
+        pool: where the threads come from.
+
+    """
+    pipeline = _Pipeline(requests, answer, window)
+    for _ in range(threads):
+        pool.submit(pipeline.work)
+    working = threads
+    try:
+        while working:
+            item = pipeline.answers.get()
+            if item is None:
+                working -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+                pipeline.sent()
+    finally:
+        pipeline.end()
