@@ -35,6 +35,13 @@ from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_as
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher, load_searcher
 from scannery.indexer.segment_writer import FORMAT_KEY, SEGMENT_KEY, file_sha256, search_vectors
+from scannery.indexer.sparse import (
+    INDICES_COLUMN,
+    SPARSE_COLUMNS,
+    SparsePostings,
+    score_sparse,
+    write_sparse,
+)
 from scannery.indexer.spec import Distance
 from scannery.indexer.store import Store
 from scannery.indexer.tuning import pick_point
@@ -54,6 +61,7 @@ _HASHES = "id_hashes.npy"
 _DOCUMENTS = "document_hashes.npy"
 _INFO = "segment.json"
 _WORDS = "words"
+_SPARSE = "sparse"
 _LEAVES = "leaves"
 _COSTS = "costs.json"
 
@@ -86,6 +94,8 @@ class Segment:
         self._planner = self._planner_of(folder / _COSTS)
         self.postings = Postings(folder / _WORDS) if (folder / _WORDS).exists() else None
         """Where each word occurs; None if the segment was built without."""
+        self.sparse = SparsePostings(folder / _SPARSE) if (folder / _SPARSE).exists() else None
+        """Where each dimension of the sparse vectors occurs; None if the segment was built without."""
         with COMPILING:
             self._warm_up()
 
@@ -305,6 +315,8 @@ class Segment:
                 self._planner.scan(query_1D, 1, self.allow(mask_N), 0.9)
         if self.postings is not None:
             score_rows(self.postings, {}, 1.0)
+        if self.sparse is not None:
+            score_sparse(self.sparse, self.rows, np.zeros(0, np.uint32), np.zeros(0, np.float32))
 
     def _completed(
         self, queries_QD: np.ndarray, rows_QK: np.ndarray, scores_QK: np.ndarray
@@ -371,7 +383,12 @@ def _unpack(path: Path, folder: Path, key: str) -> None:
         _check_words(info["lexical"], key)
         (folder / _WORDS).mkdir()
         write_postings(table, folder / _WORDS)
-    native = [name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS) if name in table.column_names]
+    if INDICES_COLUMN in table.column_names:
+        (folder / _SPARSE).mkdir()
+        write_sparse(table, table.num_rows, folder / _SPARSE)
+    native = [
+        name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS, *SPARSE_COLUMNS) if name in table.column_names
+    ]
     write_records(table.drop_columns(["embedding", *native]), folder / _COLUMNS)
     np.save(folder / _HASHES, _sorted_hashes(table.column("id")))
     if not table.column("id").equals(table.column("document_id")):

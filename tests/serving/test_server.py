@@ -97,17 +97,10 @@ def test_fields_that_are_not_served_are_refused_by_name(channel: grpc.Channel) -
         return message
 
     unserved = {
-        "rerank": search_pb2.Rerank(),
         "min_sequence": 5,
     }
     for field, value in unserved.items():
         assert refused(channel, request(**{field: value})) == (grpc.StatusCode.UNIMPLEMENTED, field)
-    query = search("library", VECTOR, 3).request
-    query.query.sparse_vector.indices.append(3)
-    assert refused(channel, query) == (grpc.StatusCode.UNIMPLEMENTED, "query.sparse_vector")
-    query = search_pb2.SearchRequest(index="library")
-    query.query.group.queries.add(text="a")
-    assert refused(channel, query) == (grpc.StatusCode.UNIMPLEMENTED, "query.group")
     assert refused(channel, search_pb2.SearchRequest(index="library"))[0] is grpc.StatusCode.INVALID_ARGUMENT
     assert refused(channel, request(mode=77)) == (grpc.StatusCode.INVALID_ARGUMENT, "mode")
 
