@@ -23,6 +23,7 @@ from scannery.client.filters import Where
 from scannery.client.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
 from scannery.client.results import (
     Datapoint,
+    Deleted,
     EncoderInfo,
     Explanation,
     Hit,
@@ -31,7 +32,9 @@ from scannery.client.results import (
     RecallInfo,
     SegmentInfo,
     SegmentPlan,
+    Written,
 )
+from scannery.client.writes import NewDatapoint, Update
 
 __all__ = [
     "AlreadyExistsError",
@@ -41,6 +44,7 @@ __all__ = [
     "DataLossError",
     "Datapoint",
     "DeadlineExceededError",
+    "Deleted",
     "EncoderInfo",
     "Explanation",
     "FailedPreconditionError",
@@ -53,6 +57,7 @@ __all__ = [
     "InvalidArgumentError",
     "Like",
     "Mode",
+    "NewDatapoint",
     "NotFoundError",
     "PermissionDeniedError",
     "QueryLike",
@@ -66,7 +71,9 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",
+    "Update",
     "Where",
+    "Written",
     "aio",
     "connect",
 ]

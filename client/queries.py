@@ -121,6 +121,8 @@ class SearchOptions(TypedDict, total=False):
     """What a hit carries of `title`, `text`, `payload`, `offsets` and attributes by name; default: all."""
     vectors: bool
     """Also return the vectors."""
+    min_sequence: int
+    """See at least all writes up to this sequence; default: those of the same client."""
     timeout_s: float | None
     """Give up after so many seconds; default: the client's own."""
 
@@ -207,6 +209,7 @@ def build_options(
     explain: bool = False,
     fields: Sequence[str] | None = None,
     vectors: bool = False,
+    min_sequence: int = 0,
 ) -> pb.SearchOptions:
     """Return the message for the options of a search; ranges are the server's to check.
 
@@ -225,6 +228,7 @@ def build_options(
         exact=bool(exact),
         return_vector=bool(vectors),
         explain=bool(explain),
+        min_sequence=_sequence(min_sequence),
     )
     _add_fusion(options, mode, alpha, fusion)
     if where is not None:
@@ -305,6 +309,12 @@ def _integer(value: object, path: str) -> int:
     if isinstance(value, bool) or number not in _INT32:
         raise _invalid(path, f"must be an integer, got {value!r:.80}")
     return number
+
+
+def _sequence(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
+        raise _invalid("min_sequence", f"must be an integer from 0, got {value!r:.80}")
+    return value
 
 
 def _number(value: object, path: str) -> float:

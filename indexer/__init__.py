@@ -4,6 +4,9 @@ from scannery.indexer.analyser import Analyser
 from scannery.indexer.bm25 import CorpusStatistics, corpus_statistics, score_rows
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.datapoints import (
+    MAX_ID_BYTES,
+    MAX_MAGNITUDE,
+    REVISION_COLUMN,
     attribute_value,
     attribute_values,
     datapoint_schema,
@@ -33,12 +36,13 @@ from scannery.indexer.maintenance import (
     verify,
 )
 from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall, SegmentEntry
+from scannery.indexer.memory import MemorySegment
 from scannery.indexer.planner import AllowedRows, Found
 from scannery.indexer.postings import Postings
 from scannery.indexer.reader import OpenIndex, open_index
 from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
-from scannery.indexer.segment import Segment, open_segment
+from scannery.indexer.segment import Segment, id_hashes, open_segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.sharding import shard_of
 from scannery.indexer.sparse import MAX_SPARSE_ENTRIES, SparsePostings, score_sparse, sparse_value
@@ -50,6 +54,7 @@ from scannery.indexer.spec import (
     IndexSpec,
     Language,
     LexicalSpec,
+    LiveSpec,
     ScannSpec,
     SourceFormat,
     SourceSpec,
@@ -69,7 +74,10 @@ from scannery.indexer.versions import (
 )
 
 __all__ = [
+    "MAX_ID_BYTES",
+    "MAX_MAGNITUDE",
     "MAX_SPARSE_ENTRIES",
+    "REVISION_COLUMN",
     "AllowedRows",
     "AlreadyExistsError",
     "Analyser",
@@ -92,7 +100,9 @@ __all__ = [
     "InvalidSpecError",
     "Language",
     "LexicalSpec",
+    "LiveSpec",
     "Manifest",
+    "MemorySegment",
     "NotFoundError",
     "OpenIndex",
     "Postings",
@@ -119,6 +129,7 @@ __all__ = [
     "datapoint_schema",
     "exact_search",
     "expected_recall",
+    "id_hashes",
     "identifier",
     "latest_version",
     "list_indexes",

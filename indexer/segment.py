@@ -37,7 +37,6 @@ from scannery.indexer.scann_search import ScannSearcher, load_searcher
 from scannery.indexer.segment_writer import FORMAT_KEY, SEGMENT_KEY, file_sha256, search_vectors
 from scannery.indexer.sparse import (
     INDICES_COLUMN,
-    SPARSE_COLUMNS,
     SparsePostings,
     score_sparse,
     write_sparse,
@@ -47,7 +46,7 @@ from scannery.indexer.store import Store
 from scannery.indexer.tuning import pick_point
 from scannery.indexer.versions import segment_key
 
-__all__ = ["Segment", "open_segment"]
+__all__ = ["Segment", "id_hashes", "open_segment", "sorted_hashes"]
 
 MOST_ROWS = 0.8
 """From such a share of allowed rows on, a search looks at all rows first."""
@@ -92,9 +91,9 @@ class Segment:
         self.leaves = Leaves.load(folder / _LEAVES) if self._searcher else None
         self._most_leaves = max((point.leaves for point in entry.curve), default=0)
         self._planner = self._planner_of(folder / _COSTS)
-        self.postings = Postings(folder / _WORDS) if (folder / _WORDS).exists() else None
+        self.postings = Postings.map(folder / _WORDS) if (folder / _WORDS).exists() else None
         """Where each word occurs; None if the segment was built without."""
-        self.sparse = SparsePostings(folder / _SPARSE) if (folder / _SPARSE).exists() else None
+        self.sparse = SparsePostings.map(folder / _SPARSE) if (folder / _SPARSE).exists() else None
         """Where each dimension of the sparse vectors occurs; None if the segment was built without."""
         with COMPILING:
             self._warm_up()
@@ -136,6 +135,24 @@ class Segment:
         """Return the row of an id, or None; also of one that a version has deleted."""
         return next(self._rows_with(self._hashes_2N, self.ids, identifier), None)
 
+    def rows_of(self, identifiers: Sequence[str], hashes_I: np.ndarray) -> np.ndarray:
+        """Return the row of each id, int64, NO_ROW where there is none; as `row_of`, and far cheaper for many.
+
+        `hashes_I` is what `id_hashes` gives: one look into it serves every segment.
+        """
+        hashes_N, rows_N = self._hashes_2N
+        rows_I = np.full(len(identifiers), NO_ROW, np.int64)
+        if not len(hashes_N):
+            return rows_I
+        positions_I = np.minimum(np.searchsorted(hashes_N, hashes_I), len(hashes_N) - 1)
+        near_I = np.flatnonzero(hashes_N[positions_I] == hashes_I)
+        rows_I[near_I] = rows_N[positions_I[near_I]]
+        names = self.ids.take(pa.array(rows_I[near_I])).to_pylist()
+        for number, name in zip(near_I.tolist(), names, strict=True):
+            if name != identifiers[number]:  # two ids with one hash
+                rows_I[number] = next(self._rows_with(self._hashes_2N, self.ids, identifiers[number]), NO_ROW)
+        return rows_I
+
     def rows_of_document(self, document_id: str) -> np.ndarray:
         """Return the rows of a document, int64, ascending; also those that a version has deleted."""
         rows = self._rows_with(self._documents_2N, self.column("document_id"), document_id)
@@ -151,6 +168,12 @@ class Segment:
             if column[row].as_py() == text:
                 yield row
             position += 1
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the vectors and columns, of which a segment that was opened from a file has only mapped most."""
+        given = 0 if self.given_ND is self.searched_ND else self.given_ND.nbytes
+        return int(self.searched_ND.nbytes + given + self.table.nbytes)
 
     def settings_for(self, target_recall: float) -> SearchSettings | None:
         """Return the cheapest measured settings that meet a target recall (else the best); None if exact."""
@@ -350,11 +373,14 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
             if file_sha256(path) != entry.sha256:
                 raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
             _unpack(path, folder, key)
-        costs = Segment(entry, folder).time_plans()
+        with COMPILING:
+            costs = Segment(entry, folder).time_plans()
         if costs:
             (folder / _COSTS).write_text(costs.to_json())
 
-    return Segment(entry, cache.get(entry.sha256, unpack))
+    folder = cache.get(entry.sha256, unpack)
+    with COMPILING:
+        return Segment(entry, folder)
 
 
 def _unpack(path: Path, folder: Path, key: str) -> None:
@@ -377,22 +403,21 @@ def _unpack(path: Path, folder: Path, key: str) -> None:
         (folder / "scann").mkdir()
         unpack_assets(folder / "scann", table, info["scann"]["files"])
         leaf_N = table.column(LEAF_COLUMN).to_numpy()
-        searched_ND = np.load(folder / _VECTORS, mmap_mode="r")
-        measure_leaves(searched_ND, leaf_N, info["distance"], seed=0).save(folder / _LEAVES)
+        with COMPILING:
+            searched_ND = np.load(folder / _VECTORS, mmap_mode="r")
+            measure_leaves(searched_ND, leaf_N, info["distance"], seed=0).save(folder / _LEAVES)
     if info.get("lexical"):
         _check_words(info["lexical"], key)
         (folder / _WORDS).mkdir()
         write_postings(table, folder / _WORDS)
     if INDICES_COLUMN in table.column_names:
         (folder / _SPARSE).mkdir()
-        write_sparse(table, table.num_rows, folder / _SPARSE)
-    native = [
-        name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS, *SPARSE_COLUMNS) if name in table.column_names
-    ]
+        write_sparse(table, folder / _SPARSE)
+    native = [name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS) if name in table.column_names]
     write_records(table.drop_columns(["embedding", *native]), folder / _COLUMNS)
-    np.save(folder / _HASHES, _sorted_hashes(table.column("id")))
+    np.save(folder / _HASHES, sorted_hashes(table.column("id")))
     if not table.column("id").equals(table.column("document_id")):
-        np.save(folder / _DOCUMENTS, _sorted_hashes(table.column("document_id")))
+        np.save(folder / _DOCUMENTS, sorted_hashes(table.column("document_id")))
     (folder / _INFO).write_text(json.dumps({"distance": info["distance"]}))
 
 
@@ -415,7 +440,12 @@ def _mapped(path: Path) -> np.ndarray:
     return np.asarray(np.load(path, mmap_mode="r"))
 
 
-def _sorted_hashes(texts: pa.ChunkedArray) -> np.ndarray:
+def id_hashes(identifiers: Sequence[str]) -> np.ndarray:
+    """Return the hashes of some ids as `Segment.rows_of` takes them, uint64."""
+    return np.fromiter(map(_hash, identifiers), np.uint64, len(identifiers))
+
+
+def sorted_hashes(texts: pa.ChunkedArray) -> np.ndarray:
     """Return sorted 64-bit hashes of the texts, and the row of each: uint64 (2, N)."""
     # Once for each text: a document has many rows.
     encoded = texts.dictionary_encode().unify_dictionaries().combine_chunks()

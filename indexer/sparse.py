@@ -24,6 +24,7 @@ __all__ = [
     "MAX_SPARSE_ENTRIES",
     "SPARSE_COLUMNS",
     "SparsePostings",
+    "invert_sparse",
     "score_sparse",
     "sparse_value",
     "write_sparse",
@@ -38,10 +39,10 @@ _PARTS = ("keys_T", "starts_T", "rows_P", "values_P")
 
 
 class SparsePostings:
-    """For each dimension the rows that have it, memory-mapped."""
+    """For each dimension the rows that have it."""
 
-    def __init__(self, folder: Path) -> None:
-        parts = {name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in _PARTS}
+    def __init__(self, parts: Mapping[str, np.ndarray]) -> None:
+        """Take what `invert_sparse` makes."""
         self.keys_T = parts["keys_T"]
         """The dimensions that occur, uint32, ascending."""
         self.starts_T = parts["starts_T"]
@@ -51,6 +52,11 @@ class SparsePostings:
         self.values_P = parts["values_P"]
         """float32."""
 
+    @classmethod
+    def map(cls, folder: Path) -> SparsePostings:
+        """Return the postings that `write_sparse` wrote, memory-mapped."""
+        return cls({name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in _PARTS})
+
     def numbers(self, indices_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which of some dimensions occur (bool), and the numbers of those that do (int64)."""
         places = np.searchsorted(self.keys_T, indices_Q)
@@ -59,23 +65,30 @@ class SparsePostings:
         return known, places[known].astype(np.int64)
 
 
-def write_sparse(table: pa.Table, rows: int, folder: Path) -> None:
-    """Write the inverted index of a segment's sparse vectors to a folder, for `SparsePostings`."""
+def write_sparse(table: pa.Table, folder: Path) -> None:
+    """Write the inverted index of a segment's sparse vectors to a folder, for `SparsePostings.map`."""
+    for name, array in invert_sparse(table).items():
+        np.save(folder / f"{name}.npy", array)
+
+
+def invert_sparse(table: pa.Table) -> dict[str, np.ndarray]:
+    """Return the inverted index of a table's sparse vectors, for `SparsePostings`."""
     indices, values = (table.column(name).combine_chunks() for name in SPARSE_COLUMNS)
     sizes_N = pc.fill_null(pc.list_value_length(indices), 0).to_numpy(zero_copy_only=False)
     indices_P = pc.list_flatten(indices).to_numpy(zero_copy_only=False)
     values_P = pc.list_flatten(values).to_numpy(zero_copy_only=False)
-    rows_P = np.repeat(np.arange(rows, dtype=np.int32), sizes_N)
+    rows_P = np.repeat(np.arange(table.num_rows, dtype=np.int32), sizes_N)
     order_P = np.argsort(indices_P, kind="stable")
     keys_T, counts_T = np.unique(indices_P, return_counts=True)
-    arrays = {
+    parts = {
         "keys_T": keys_T.astype(np.uint32),
         "starts_T": np.cumsum([0, *counts_T], dtype=np.int64),
         "rows_P": rows_P[order_P],
         "values_P": values_P[order_P].astype(np.float32),
     }
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
+    for part in parts.values():
+        part.setflags(write=False)  # as those that are mapped: for each kind of array, code is compiled apart
+    return parts
 
 
 def score_sparse(
@@ -129,10 +142,10 @@ def sparse_value(value: object, *, field: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         numbers = np.array([int(index) for index in indices], np.int64)
         with np.errstate(over="ignore"):
-            weights = np.array(values, np.float64).astype(np.float32)
+            weights = np.array([float(value) for value in values], np.float64).astype(np.float32)
     except (TypeError, ValueError, OverflowError) as error:
         raise _invalid(field, "must have whole numbers as indices and numbers as values") from error
-    if len(numbers) != len(weights) or weights.ndim != 1:
+    if len(numbers) != len(weights):
         raise _invalid(field, f"has {len(numbers)} indices and {len(values)} values")
     if not 1 <= len(numbers) <= MAX_SPARSE_ENTRIES:
         raise _invalid(field, f"must have 1 to {MAX_SPARSE_ENTRIES} entries, got {len(numbers)}")

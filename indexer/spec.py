@@ -31,6 +31,7 @@ __all__ = [
     "IndexSpec",
     "Language",
     "LexicalSpec",
+    "LiveSpec",
     "RerankerSpec",
     "ScannSpec",
     "SourceFormat",
@@ -219,6 +220,39 @@ class ScannSpec(_Model):
     """Put each row into a second leaf too; default: from 100,000 rows. Never with `squared_l2`."""
 
 
+class LiveSpec(_Model):
+    """When live updates leave memory and become segments, and when segments are merged."""
+
+    seal_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 20_000
+    """New rows in memory from which on they become segments: from so many on, ScaNN is faster than a scan."""
+
+    seal_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
+    """The same in bytes: what a restart has to read again, and every worker keeps in memory."""
+
+    seal_age_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds after which new rows become segments however few they are, so that the log stays short."""
+
+    max_rows: Annotated[int, Field(ge=1000)] = 200_000
+    """New rows in memory at which writes are refused until some are sealed; each search compares with all of them."""
+
+    max_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
+    """The same in bytes."""
+
+    merge_segments: Annotated[int, Field(ge=2, le=64)] = 4
+    """Segments of a shard of about the same size (within this factor) at which they are merged."""
+
+    merge_deleted_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of deleted rows in a segment at which it is written again without them."""
+
+    @model_validator(mode="after")
+    def _bounds_leave_room(self) -> LiveSpec:
+        for name in ("rows", "bytes"):
+            seal, most = getattr(self, f"seal_{name}"), getattr(self, f"max_{name}")
+            if most < seal:
+                raise ValueError(f"max_{name} must be at least seal_{name} ({seal}), got {most}")
+        return self
+
+
 Language = Literal[
     "none", "arabic", "armenian", "basque", "catalan", "danish", "dutch", "english", "finnish", "french", "german",
     "greek", "hindi", "hungarian", "indonesian", "irish", "italian", "lithuanian", "nepali", "norwegian", "porter",
@@ -280,6 +314,9 @@ class IndexSpec(_Model):
 
     scann: ScannSpec = ScannSpec()
     """For experts: parameters of the index itself."""
+
+    live: LiveSpec = LiveSpec()
+    """Live updates: when they become segments."""
 
     @field_validator("index")
     @classmethod

@@ -41,6 +41,11 @@ class QueryEncoder:
         """Components of a vector."""
         return self._encoder.dimensions
 
+    @property
+    def documents(self) -> Encoder:
+        """The encoder itself, which also encodes documents."""
+        return self._encoder
+
     def encode(self, texts: Sequence[str], *, path: str = "query") -> np.ndarray:
         """Return the vectors of query texts, float32 (Q, D).
 
@@ -88,10 +93,10 @@ class EncoderPool:
         self._encoders: dict[str, QueryEncoder] = {}
         self._lock = threading.Lock()
 
-    def encoder_of(self, manifest: Manifest) -> QueryEncoder:
+    def encoder_of(self, manifest: Manifest, *, field: str = "query") -> QueryEncoder:
         """Return the encoder for text queries of an index; it is loaded at the first call.
 
-        Only what the manifest names is ever loaded, never what a request says.
+        Only what the manifest names is ever loaded, never what a request says. `field` is what errors name.
 
         Raises:
             EncoderUnavailableError: the index has none, or not one that can be loaded and made its vectors.
@@ -100,7 +105,7 @@ class EncoderPool:
         if manifest.spec.encoder is None:
             raise EncoderUnavailableError(
                 f"index {manifest.index!r} has no encoder, so it cannot be asked with text; ask with a vector",
-                field="query",
+                field=field,
             )
         spec = manifest.spec.encoder.model_dump(exclude={"device", "dtype"})
         key = json.dumps([spec, manifest.encoder, manifest.dimensions], sort_keys=True)

@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from scannery.indexer import AttributeType, IndexSpec, Records, Segment
+from scannery.indexer.datapoints import REVISION_COLUMN
 from scannery.indexer.kernels import COMPILING
 from scannery.serving import wire_kernels
 from scannery.serving.ranking import Ranking
@@ -35,6 +36,7 @@ _FIELDS = {
     "text_end": (10, *_INT),
     "time_start_s": (11, *_DOUBLE),
     "time_end_s": (12, *_DOUBLE),
+    REVISION_COLUMN: (13, *_INT),
 }
 """Columns that a Datapoint has a field for: its number, and how it is written. All have tags of one byte."""
 _ENTRY_KEY = 1
@@ -115,7 +117,10 @@ class Hydrator:
 
     def _laid_out(self, records: Records, vectors_ND: np.ndarray) -> _Layout:
         heads, fields, attributes = bytearray(), self._fields, self._spec.attributes
-        columns = [_field(records, name, heads) for name in _columns(fields)]
+        names = _columns(fields)
+        if REVISION_COLUMN in records.table.column_names:  # rows of a build have none
+            names.append(REVISION_COLUMN)
+        columns = [_field(records, name, heads) for name in names]
         columns += [_attribute(records, name, attributes[name], heads) for name in fields.attributes]
         groups = []
         if self._group_by is not None:

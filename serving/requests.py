@@ -24,7 +24,7 @@ from scannery.indexer import (
     vector_value,
 )
 from scannery.serving import limits
-from scannery.serving.errors import InvalidRequestError, UnsupportedError
+from scannery.serving.errors import InvalidRequestError
 from scannery.serving.filters import Node, parse_filter, unknown_name
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Matrix, Vector
@@ -44,12 +44,12 @@ __all__ = [
     "Single",
     "WithSparse",
     "check_count",
-    "check_sequence",
     "parse_fields",
     "parse_identifier",
     "parse_matrix",
     "parse_options",
     "parse_query",
+    "parse_vector",
 ]
 
 
@@ -234,7 +234,7 @@ def _single(message: pb.Query, manifest: Manifest, path: str) -> Single | Blend:
     if kind == "text":
         return ByText(_text(message.text, path))
     if kind == "vector":
-        return ByVector(_vector(message.vector, manifest, path))
+        return ByVector(parse_vector(message.vector, manifest, path))
     if kind == "id":
         return ById(parse_identifier(message.id, path))
     if kind == "group":
@@ -317,19 +317,6 @@ def check_count(field: str, count: int, most: int) -> None:
     """Raise InvalidRequestError unless a list has 1 to `most` items."""
     if not 1 <= count <= most:
         raise InvalidRequestError.at(field, f"must have 1 to {most} items, got {count}")
-
-
-def check_sequence(min_sequence: int, manifest: Manifest) -> None:
-    """Raise UnsupportedError if the caller wants to see mutations that no version holds.
-
-    Without live updates there are no others, so nothing would come of waiting.
-    """
-    if min_sequence > manifest.log_sequence:
-        raise UnsupportedError(
-            f"min_sequence: index {manifest.index!r} has mutations up to {manifest.log_sequence}, and this server "
-            "takes no live updates",
-            field="min_sequence",
-        )
 
 
 # `id` and `document_id` always come; they may be named all the same.
@@ -452,7 +439,8 @@ def parse_identifier(text: str, path: str) -> str:
         raise InvalidRequestError(error.message, field=path) from error
 
 
-def _vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
+def parse_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
+    """Return a vector, float32 (D,); InvalidRequestError if it is none of the index."""
     if message.packed and message.values:
         raise InvalidRequestError.at(path, "has both `packed` and `values`")
     if len(message.packed) % 4:

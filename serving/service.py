@@ -13,20 +13,20 @@ from typing import Any
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from scannery.indexer import IndexerError, Manifest
+from scannery.indexer import IndexerError
 from scannery.serving import engine, hydrate, limits
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
-from scannery.serving.errors import InvalidRequestError, UnknownIndexError, UnsupportedError
+from scannery.serving.errors import InvalidRequestError, UnknownIndexError
 from scannery.serving.explain import Trace
 from scannery.serving.filters import AllOf, Node, parse_filter
 from scannery.serving.info import index_info
+from scannery.serving.live.service import Writes
 from scannery.serving.ranking import Ranking
 from scannery.serving.requests import (
     Options,
     Query,
     check_count,
-    check_sequence,
     parse_fields,
     parse_identifier,
     parse_matrix,
@@ -62,6 +62,7 @@ class Service:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
+        self._writes = Writes(catalog)
         self.methods: dict[str, UnaryMethod] = {
             f"/{SEARCH_SERVICE}/Search": UnaryMethod(
                 search_pb2.SearchRequest, self._search, search_pb2.SearchResponse
@@ -72,8 +73,8 @@ class Service:
             f"/{SEARCH_SERVICE}/Get": UnaryMethod(search_pb2.GetRequest, self.get),
             f"/{INDEX_SERVICE}/ListIndexes": UnaryMethod(index_pb2.ListIndexesRequest, self.list_indexes),
             f"/{INDEX_SERVICE}/GetIndex": UnaryMethod(index_pb2.GetIndexRequest, self.get_index),
-            f"/{INDEX_SERVICE}/Upsert": UnaryMethod(index_pb2.UpsertRequest, _no_writes),
-            f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, _no_writes),
+            f"/{INDEX_SERVICE}/Upsert": UnaryMethod(index_pb2.UpsertRequest, self._writes.upsert),
+            f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, self._writes.delete),
         }
         """By full path."""
 
@@ -113,8 +114,7 @@ class Service:
         return search_pb2.SearchManyResponse.FromString(self._search_many(request, deadline))
 
     def _search(self, request: search_pb2.SearchRequest, deadline: Deadline) -> bytes:
-        snapshot = self._catalog.snapshot(request.index)
-        check_sequence(request.options.min_sequence, snapshot.manifest)
+        snapshot = self._seen(request.index, request.options.min_sequence, deadline)
         options = snapshot.options(request.options)
         query = parse_query(request.query, snapshot.manifest)
         trace = Trace(1, wanted=options.explain)
@@ -124,15 +124,14 @@ class Service:
         manifest = snapshot.manifest
         rest = search_pb2.SearchResponse(
             version=manifest.version,
-            sequence=manifest.log_sequence,
+            sequence=snapshot.sequence,
             explanation=trace.message(0, snapshot.segments) if options.explain else None,
         )
         # Messages on the wire are joined by putting one behind the other.
         return hits + rest.SerializeToString()
 
     def _search_many(self, request: search_pb2.SearchManyRequest, deadline: Deadline) -> bytes:
-        snapshot = self._catalog.snapshot(request.index)
-        check_sequence(request.options.min_sequence, snapshot.manifest)
+        snapshot = self._seen(request.index, request.options.min_sequence, deadline)
         options = snapshot.options(request.options)
         queries = _queries(request, snapshot, options)
         filters = _filters(request, snapshot, options, len(queries))
@@ -145,7 +144,7 @@ class Service:
             for hits, explanation in zip(_hits(rankings, snapshot, options), explanations, strict=True)
         ]
         manifest = snapshot.manifest
-        rest = search_pb2.SearchManyResponse(version=manifest.version, sequence=manifest.log_sequence)
+        rest = search_pb2.SearchManyResponse(version=manifest.version, sequence=snapshot.sequence)
         field = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
         return b"".join([*(hydrate.framed(field, result) for result in results), rest.SerializeToString()])
 
@@ -165,10 +164,9 @@ class Service:
 
     def get(self, request: search_pb2.GetRequest, deadline: Deadline) -> search_pb2.GetResponse:
         """Return datapoints by id."""
-        snapshot = self._catalog.snapshot(request.index)
+        snapshot = self._seen(request.index, request.min_sequence, deadline)
         manifest = snapshot.manifest
         check_count("ids", len(request.ids), limits.MAX_GET_IDS)
-        check_sequence(request.min_sequence, manifest)
         fields = parse_fields(request.return_fields, manifest.spec, vector=request.return_vector)
         ids = [parse_identifier(text, f"ids[{i}]") for i, text in enumerate(request.ids)]
         places = [snapshot.find(identifier) for identifier in ids]
@@ -180,7 +178,7 @@ class Service:
             ),
             missing_ids=[text for text, place in zip(ids, places, strict=True) if place is None],
             version=manifest.version,
-            sequence=manifest.log_sequence,
+            sequence=snapshot.sequence,
         )
 
     def list_indexes(
@@ -192,18 +190,26 @@ class Service:
             raise InvalidRequestError.at("page_size", f"must be 1 to {MAX_PAGE}, got {size}")
         names = [name for name in self._catalog.names() if name > request.page_token]
         page = names[:size]
-        infos = [index_info(manifest, details=False) for manifest in map(self._readable, page) if manifest]
+        infos = [info for info in map(self._listed, page) if info]
         token = page[-1] if len(names) > size else ""
         return index_pb2.ListIndexesResponse(indexes=infos, next_page_token=token)
 
     def get_index(self, request: index_pb2.GetIndexRequest, deadline: Deadline) -> index_pb2.GetIndexResponse:
         """Return what an index is."""
         snapshot = self._catalog.snapshot(request.index)
-        return index_pb2.GetIndexResponse(index=index_info(snapshot.manifest, details=True))
+        return index_pb2.GetIndexResponse(
+            index=index_info(snapshot.manifest, details=True, snapshot=snapshot)
+        )
 
-    def _readable(self, name: str) -> Manifest | None:
+    def _seen(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
+        return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
+
+    def _listed(self, name: str) -> index_pb2.IndexInfo | None:
         try:
-            return self._catalog.manifest(name)
+            snapshot = self._catalog.snapshot(name) if self._catalog.watched else None
+            # Without a watcher, an index is not opened to be listed.
+            manifest = snapshot.manifest if snapshot else self._catalog.manifest(name)
+            return index_info(manifest, details=False, snapshot=snapshot)
         except (IndexerError, UnknownIndexError) as error:
             # One that is broken, or just went away, hides none of the others.
             _LOG.warning("index %s is left out of the list: %s", name, error)
@@ -303,7 +309,3 @@ def _hydrator(snapshot: Snapshot, options: Options) -> hydrate.Hydrator:
 
 def _hits(rankings: Sequence[Ranking], snapshot: Snapshot, options: Options) -> list[bytes]:
     return snapshot.derived(options, _hydrator).hits(rankings)
-
-
-def _no_writes(request: Message, deadline: Deadline) -> Message:
-    raise UnsupportedError("this server takes no live updates; build a new version with `scannery build`")

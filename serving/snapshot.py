@@ -1,4 +1,4 @@
-"""What one query sees: an immutable version of an index, with what was derived from it."""
+"""What one query sees: an immutable version of an index with some mutations, and what was derived from it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,27 @@ MAX_PARSED_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A version of an index. Readers hold it as long as they need it, and take no lock."""
+    """A version of an index, and what was written since. Readers hold it as long as they need it, and take no lock."""
 
     index: OpenIndex
     encoders: EncoderPool
     masks: MaskCache = field(default_factory=MaskCache)
+    sequence: int = -1
+    """Mutations up to this one are in it; -1: those that the version holds."""
     _parsed: dict[bytes, Options] = field(default_factory=dict)
     """Options by their message: callers mostly send the same ones again."""
     _derived: dict[int, tuple[Options, dict[Any, Any]]] = field(default_factory=dict)
     """What was made for these very objects, by their identity: to compare options takes longer than to make it."""
+
+    def __post_init__(self) -> None:
+        if self.sequence < 0:
+            object.__setattr__(self, "sequence", self.manifest.log_sequence)
+
+    @property
+    def rows(self) -> int:
+        """Datapoints."""
+        pairs = zip(self.segments, self.alive, strict=True)
+        return sum(segment.rows if alive is None else alive.count for segment, alive in pairs)
 
     @property
     def manifest(self) -> Manifest:

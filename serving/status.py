@@ -29,6 +29,8 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (serving.RerankerUnavailableError, StatusCode.FAILED_PRECONDITION),
     (serving.DeadlineError, StatusCode.DEADLINE_EXCEEDED),
     (serving.OverloadedError, StatusCode.RESOURCE_EXHAUSTED),
+    (serving.ConditionError, StatusCode.FAILED_PRECONDITION),
+    (serving.ReadOnlyError, StatusCode.FAILED_PRECONDITION),
     (serving.UnauthenticatedError, StatusCode.UNAUTHENTICATED),
     (serving.PermissionDeniedError, StatusCode.PERMISSION_DENIED),
     (serving.ClosedError, StatusCode.UNAVAILABLE),
