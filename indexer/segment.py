@@ -24,7 +24,7 @@ from scannery.indexer.bm25 import score_rows
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.datapoints import vectors_of
 from scannery.indexer.errors import CorruptError, FormatError
-from scannery.indexer.exact import NO_ROW, exact_search
+from scannery.indexer.exact import FEW_HITS, NO_ROW, exact_search
 from scannery.indexer.kernels import COMPILING
 from scannery.indexer.leaves import Leaves, measure_leaves
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
@@ -325,11 +325,12 @@ class Segment:
         With the very arrays of the segment, since code is compiled for read-only memory apart.
         """
         if self.rows:
-            query_1D = self.searched_ND[:1]
-            exact_search(self.searched_ND[:1], query_1D, 1, self.distance)
+            query_1D = self._prepared(np.array(self.searched_ND[:1]))
+            for hits in (1, FEW_HITS + 1):
+                exact_search(self.searched_ND[:1], query_1D, hits, self.distance)
             if self._searcher is not None and self._planner is not None:
-                query_1D = np.array(query_1D)
-                self._searcher.search(query_1D, 1, rescore=1, leaves=1)
+                for queries in (1, 2):
+                    self._searcher.search(np.repeat(query_1D, queries, axis=0), 1, rescore=1, leaves=1)
                 mask_N = np.zeros(self.rows, bool)
                 mask_N[0] = True
                 mask_N.setflags(write=False)
