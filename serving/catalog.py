@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from scannery.indexer import (
     IndexerError,
     Manifest,
+    Segment,
     SegmentCache,
     Store,
     latest_version,
@@ -65,9 +66,12 @@ class Catalog:
         only: Iterable[str] | None = None,
         encoders: EncoderPool | None = None,
         cache: SegmentCache | None = None,
+        opened: Callable[[str], Sequence[Segment]] = lambda name: (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Take a store; `opened` gives segments of an index that are open already."""
         self._store = store
+        self._opened = opened
         self._only = None if only is None else frozenset(only)
         self._encoders = encoders or EncoderPool()
         self._cache = cache
@@ -95,6 +99,11 @@ class Catalog:
     def states(self) -> dict[str, bool]:
         """Return for each index whether it answers."""
         return {name: entry.snapshot is not None for name, entry in list(self._entries.items())}
+
+    def manifests(self) -> list[Manifest]:
+        """Return the manifests of the indexes that are open."""
+        snapshots = [entry.snapshot for entry in list(self._entries.values())]
+        return [snapshot.manifest for snapshot in snapshots if snapshot]
 
     def snapshot(self, name: str) -> Snapshot:
         """Return the current snapshot of an index.
@@ -183,7 +192,7 @@ class Catalog:
         return entry
 
     def _open(self, entry: _Entry, name: str, version: int, *, encoders: bool) -> None:
-        reuse = entry.snapshot.segments if entry.snapshot else ()
+        reuse = entry.snapshot.segments if entry.snapshot else self._opened(name)
         try:
             index = open_index(self._store, name, version, cache=self._cache, reuse=reuse)
         except IndexerError as error:
