@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-xla check proto bench clean
+.PHONY: demo test torture test-xla check proto bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +16,9 @@ demo: $(VENV)/.ready  ## Build and query the sample corpus, end to end.
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest
+
+torture: $(VENV)/.ready  ## Two hundred rounds of killing servers while clients write.
+	PYTHONPATH=src:. $(BIN)/python -m tests.serving.live.torture --rounds $${ROUNDS:-200}
 
 XLA := .venv-xla
 

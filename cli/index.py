@@ -216,17 +216,24 @@ def _print_facts(manifest: Manifest) -> None:
     if recall:
         note = "" if recall.reached else " [red](no setting reaches the target)[/red]"
         rows.append(("recall", f"recall@{recall.k} {recall.measured:.3f}, target {recall.target}{note}"))
+        if recall.whole is not None and recall.whole_queries:
+            text = (
+                f"recall@{recall.k} {recall.whole:.3f} over all segments, with {recall.whole_queries} queries"
+            )
+            rows.append(("measured", text))
+        if recall.given_queries:
+            rows.append(("tuned for", f"given queries, {recall.given_queries}"))
     for label, text in rows:
         facts.add_row(f"[bold]{label}[/bold]", text)
     _console.print(facts, highlight=False)
 
 
 def _print_segments(manifest: Manifest) -> None:
-    table = Table("shard", "segment", "kind", "datapoints", "size")
+    table = Table("shard", "segment", "kind", "datapoints", "deleted", "size")
     for entry in manifest.segments:
-        table.add_row(
-            str(entry.shard), entry.sha256[:12], entry.kind, f"{entry.rows:,}", size_text(entry.size_bytes)
-        )
+        deleted = f"{entry.deleted.rows:,}" if entry.deleted else ""
+        size = size_text(entry.size_bytes)
+        table.add_row(str(entry.shard), entry.sha256[:12], entry.kind, f"{entry.live_rows:,}", deleted, size)
     _console.print(table)
 
 

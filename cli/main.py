@@ -18,10 +18,11 @@ from scannery.cli.errors import INTERRUPTED, exit_code, is_expected, one_line
 from scannery.cli.evaluate import evaluate, recall
 from scannery.cli.export import export
 from scannery.cli.get import get
-from scannery.cli.index import index_app
 from scannery.cli.keys import keys_app
+from scannery.cli.live import index_app
 from scannery.cli.search import search
 from scannery.cli.serve import serve
+from scannery.cli.write import delete, upsert
 
 __all__ = ["app", "main", "run"]
 
@@ -60,6 +61,8 @@ def options(
 app.command(no_args_is_help=True)(build)
 app.command(no_args_is_help=True)(search)
 app.command(no_args_is_help=True)(get)
+app.command(no_args_is_help=True)(upsert)
+app.command(no_args_is_help=True)(delete)
 app.command(no_args_is_help=True)(evaluate)
 app.command(no_args_is_help=True)(recall)
 app.command(no_args_is_help=True)(serve)

@@ -20,9 +20,10 @@ from scannery.client.errors import (
     UnimplementedError,
 )
 from scannery.client.filters import Where
-from scannery.client.queries import Fusion, Like, Mode, QueryLike, SearchOptions
+from scannery.client.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions
 from scannery.client.results import (
     Datapoint,
+    Deleted,
     EncoderInfo,
     Explanation,
     Hit,
@@ -31,15 +32,19 @@ from scannery.client.results import (
     RecallInfo,
     SegmentInfo,
     SegmentPlan,
+    Written,
 )
+from scannery.client.writes import NewDatapoint, Update
 
 __all__ = [
     "AlreadyExistsError",
+    "Blend",
     "CancelledError",
     "Client",
     "DataLossError",
     "Datapoint",
     "DeadlineExceededError",
+    "Deleted",
     "EncoderInfo",
     "Explanation",
     "FailedPreconditionError",
@@ -52,6 +57,7 @@ __all__ = [
     "InvalidArgumentError",
     "Like",
     "Mode",
+    "NewDatapoint",
     "NotFoundError",
     "PermissionDeniedError",
     "QueryLike",
@@ -64,7 +70,9 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",
+    "Update",
     "Where",
+    "Written",
     "aio",
     "connect",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -16,14 +16,16 @@ from scannery.client.calls import Call, checked_timeout
 from scannery.client.connect import DEFAULT_TIMEOUT_S, checked_options, embedded_transport, remote_target
 from scannery.client.credentials import ConnectOptions
 from scannery.client.queries import Queries, QueryLike, SearchOptions
-from scannery.client.results import Datapoint, Hits, IndexInfo
+from scannery.client.results import Datapoint, Deleted, Hits, IndexInfo, Written
 from scannery.client.transport import AsyncTransport, GrpcAioTransport, ThreadTransport
+from scannery.client.writes import NewDatapoint, Update
 
 __all__ = ["AsyncClient", "AsyncIndex", "connect"]
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 ResultT = TypeVar("ResultT")
+DoneT = TypeVar("DoneT", Written, Deleted)
 
 
 def connect(
@@ -47,6 +49,7 @@ class AsyncClient:
     def __init__(self, transport: AsyncTransport, *, timeout_s: float) -> None:
         self._transport = transport
         self._timeout_s = timeout_s
+        self._sequences: dict[str, int] = {}
 
     def index(self, name: str) -> AsyncIndex:
         """Return a handle on an index."""
@@ -72,6 +75,12 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
+    async def _written(self, index: str, call: Call[RequestT, ResponseT, DoneT]) -> DoneT:
+        done = await self._run(call)
+        # Later calls see it, whichever worker answers them.
+        self._sequences[index] = max(self._sequences.get(index, 0), done.sequence)
+        return done
+
     async def _run(self, call: Call[RequestT, ResponseT, ResultT]) -> ResultT:
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         return call.parse(await self._transport.call(call.method, call.request, timeout_s))
@@ -86,13 +95,13 @@ class AsyncIndex:
 
     async def search(self, query: QueryLike, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
         """Return the k best datapoints for a query, best first; see `scannery.Index.search`."""
-        return await self._client._run(calls.search(self.name, query, k, **options))
+        return await self._client._run(calls.search(self.name, query, k, **self._fresh(options)))
 
     async def search_many(
         self, queries: Queries, k: int = 10, **options: Unpack[SearchOptions]
     ) -> list[Hits]:
         """Return the hits of each query, in their order."""
-        return await self._client._run(calls.search_many(self.name, queries, k, **options))
+        return await self._client._run(calls.search_many(self.name, queries, k, **self._fresh(options)))
 
     def search_each(
         self,
@@ -118,12 +127,75 @@ class AsyncIndex:
     ) -> list[Datapoint | None]:
         """Return the datapoints with these ids, in their order; None for one that is not there."""
         return await self._client._run(
-            calls.get(self.name, ids, fields=fields, vectors=vectors, timeout_s=timeout_s)
+            calls.get(
+                self.name,
+                ids,
+                fields=fields,
+                vectors=vectors,
+                min_sequence=self._client._sequences.get(self.name, 0),
+                timeout_s=timeout_s,
+            )
+        )
+
+    async def upsert(
+        self,
+        points: Iterable[NewDatapoint],
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Written:
+        """Insert or replace datapoints, 1 to 1,000: all of them or none. When this returns, they are durable.
+
+        Args:
+            points: see `NewDatapoint`. Where texts are cut into passages, all passages of a document are replaced.
+            request_id: makes a repetition harmless: the same id within an hour does nothing and gets the first answer.
+            timeout_s: of the call. After a timeout it is not known whether the datapoints were written.
+
+        """
+        return await self._client._written(
+            self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
+        )
+
+    async def update(
+        self,
+        points: Iterable[Update],
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Written:
+        """Change some fields of existing datapoints, 1 to 1,000, without encoding them again: all of them or none."""
+        return await self._client._written(
+            self.name, calls.update(self.name, points, request_id=request_id, timeout_s=timeout_s)
+        )
+
+    async def delete(
+        self,
+        ids: Sequence[str] = (),
+        *,
+        document_ids: Sequence[str] = (),
+        if_revision: int | None = None,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Deleted:
+        """Delete datapoints, or documents with all of their passages; what is not there is no error."""
+        return await self._client._written(
+            self.name,
+            calls.delete(
+                self.name,
+                ids,
+                document_ids=document_ids,
+                if_revision=if_revision,
+                request_id=request_id,
+                timeout_s=timeout_s,
+            ),
         )
 
     async def stats(self, *, timeout_s: float | None = None) -> IndexInfo:
         """Return what the index is."""
         return await self._client._run(calls.get_index(self.name, timeout_s=timeout_s))
+
+    def _fresh(self, options: SearchOptions) -> SearchOptions:
+        return {"min_sequence": self._client._sequences.get(self.name, 0), **options}
 
     def __repr__(self) -> str:
         return f"AsyncIndex({self.name!r})"

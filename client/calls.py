@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -20,24 +20,30 @@ from scannery.client.queries import (
 )
 from scannery.client.results import (
     Datapoint,
+    Deleted,
     Hits,
     IndexInfo,
+    Written,
     parse_get,
     parse_hits,
     parse_index,
     parse_many,
 )
+from scannery.client.writes import build_updates, build_upserts, checked_revision
 from scannery.v1 import index_pb2, search_pb2
 
 __all__ = [
     "Call",
     "Method",
     "checked_timeout",
+    "delete",
     "get",
     "get_index",
     "list_indexes",
     "search",
     "search_many",
+    "update",
+    "upsert",
 ]
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -78,6 +84,8 @@ GET = Method("/scannery.v1.SearchService/Get", search_pb2.GetRequest, search_pb2
 LIST_INDEXES = Method(
     "/scannery.v1.IndexService/ListIndexes", index_pb2.ListIndexesRequest, index_pb2.ListIndexesResponse
 )
+UPSERT = Method("/scannery.v1.IndexService/Upsert", index_pb2.UpsertRequest, index_pb2.UpsertResponse)
+DELETE = Method("/scannery.v1.IndexService/Delete", index_pb2.DeleteRequest, index_pb2.DeleteResponse)
 GET_INDEX = Method(
     "/scannery.v1.IndexService/GetIndex", index_pb2.GetIndexRequest, index_pb2.GetIndexResponse
 )
@@ -109,15 +117,73 @@ def get(
     *,
     fields: Sequence[str] | None = None,
     vectors: bool = False,
+    min_sequence: int = 0,
     timeout_s: float | None = None,
 ) -> Call[search_pb2.GetRequest, search_pb2.GetResponse, list[Datapoint | None]]:
     """Return the call for datapoints by id."""
-    if isinstance(ids, (str, bytes)) or not all(isinstance(identifier, str) for identifier in ids):
-        raise InvalidArgumentError(f"ids: must be a list of strings, got {ids!r:.80}", field="ids")
+    _check_ids(ids, "ids")
     request = search_pb2.GetRequest(
-        index=index, ids=ids, return_fields=build_fields(fields), return_vector=vectors
+        index=index,
+        ids=ids,
+        return_fields=build_fields(fields),
+        return_vector=vectors,
+        min_sequence=min_sequence,
     )
     return Call(GET, request, lambda response: parse_get(ids, response), timeout_s)
+
+
+def upsert(
+    index: str,
+    points: Iterable[Mapping[str, Any]],
+    *,
+    request_id: str | None = None,
+    timeout_s: float | None = None,
+) -> Call[index_pb2.UpsertRequest, index_pb2.UpsertResponse, Written]:
+    """Return the call that inserts or replaces datapoints."""
+    return _upsert(index, build_upserts(points), request_id, timeout_s)
+
+
+def update(
+    index: str,
+    points: Iterable[Mapping[str, Any]],
+    *,
+    request_id: str | None = None,
+    timeout_s: float | None = None,
+) -> Call[index_pb2.UpsertRequest, index_pb2.UpsertResponse, Written]:
+    """Return the call that changes fields of datapoints."""
+    return _upsert(index, build_updates(points), request_id, timeout_s)
+
+
+def _upsert(
+    index: str, upserts: Sequence[index_pb2.Upsert], request_id: str | None, timeout_s: float | None
+) -> Call[index_pb2.UpsertRequest, index_pb2.UpsertResponse, Written]:
+    request = index_pb2.UpsertRequest(index=index, upserts=upserts, request_id=request_id or "")
+    return Call(UPSERT, request, lambda answer: Written(answer.sequence, answer.written), timeout_s)
+
+
+def delete(
+    index: str,
+    ids: Sequence[str],
+    *,
+    document_ids: Sequence[str] = (),
+    if_revision: int | None = None,
+    request_id: str | None = None,
+    timeout_s: float | None = None,
+) -> Call[index_pb2.DeleteRequest, index_pb2.DeleteResponse, Deleted]:
+    """Return the call that deletes datapoints and documents."""
+    _check_ids(ids, "ids")
+    _check_ids(document_ids, "document_ids")
+    request = index_pb2.DeleteRequest(
+        index=index, ids=ids, document_ids=document_ids, request_id=request_id or ""
+    )
+    if if_revision is not None:
+        request.condition.if_revision = checked_revision(if_revision, "condition")
+    return Call(DELETE, request, lambda answer: Deleted(answer.sequence, answer.deleted), timeout_s)
+
+
+def _check_ids(ids: Sequence[str], field: str) -> None:
+    if isinstance(ids, (str, bytes)) or not all(isinstance(identifier, str) for identifier in ids):
+        raise InvalidArgumentError(f"{field}: must be a list of strings, got {ids!r:.80}", field=field)
 
 
 def get_index(

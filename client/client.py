@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -13,14 +13,16 @@ from scannery.client import calls
 from scannery.client.bulk import Progress, QueryStream, ask_each, batches
 from scannery.client.calls import Call
 from scannery.client.queries import Queries, QueryLike, SearchOptions
-from scannery.client.results import Datapoint, Hits, IndexInfo
+from scannery.client.results import Datapoint, Deleted, Hits, IndexInfo, Written
 from scannery.client.transport import Transport
+from scannery.client.writes import NewDatapoint, Update
 
 __all__ = ["Client", "Index"]
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 ResultT = TypeVar("ResultT")
+DoneT = TypeVar("DoneT", Written, Deleted)
 
 
 class Client:
@@ -32,6 +34,7 @@ class Client:
     def __init__(self, transport: Transport, *, timeout_s: float) -> None:
         self._transport = transport
         self._timeout_s = timeout_s
+        self._sequences: dict[str, int] = {}
 
     def index(self, name: str) -> Index:
         """Return a handle on an index. Nothing is asked yet: an index that is not there shows at the first call."""
@@ -57,6 +60,12 @@ class Client:
     ) -> None:
         self.close()
 
+    def _written(self, index: str, call: Call[RequestT, ResponseT, DoneT]) -> DoneT:
+        done = self._run(call)
+        # Later calls see it, whichever worker answers them.
+        self._sequences[index] = max(self._sequences.get(index, 0), done.sequence)
+        return done
+
     def _run(self, call: Call[RequestT, ResponseT, ResultT]) -> ResultT:
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         return call.parse(self._transport.call(call.method, call.request, timeout_s))
@@ -78,11 +87,11 @@ class Index:
             options: see `SearchOptions`.
 
         """
-        return self._client._run(calls.search(self.name, query, k, **options))
+        return self._client._run(calls.search(self.name, query, k, **self._fresh(options)))
 
     def search_many(self, queries: Queries, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
         """Return the hits of each query, in their order; far cheaper than one call each. At most 1,000 queries."""
-        return self._client._run(calls.search_many(self.name, queries, k, **options))
+        return self._client._run(calls.search_many(self.name, queries, k, **self._fresh(options)))
 
     def search_each(
         self,
@@ -121,12 +130,75 @@ class Index:
     ) -> list[Datapoint | None]:
         """Return the datapoints with these ids (at most 1,000), in their order; None for one that is not there."""
         return self._client._run(
-            calls.get(self.name, ids, fields=fields, vectors=vectors, timeout_s=timeout_s)
+            calls.get(
+                self.name,
+                ids,
+                fields=fields,
+                vectors=vectors,
+                min_sequence=self._client._sequences.get(self.name, 0),
+                timeout_s=timeout_s,
+            )
+        )
+
+    def upsert(
+        self,
+        points: Iterable[NewDatapoint],
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Written:
+        """Insert or replace datapoints, 1 to 1,000: all of them or none. When this returns, they are durable.
+
+        Args:
+            points: see `NewDatapoint`. Where texts are cut into passages, all passages of a document are replaced.
+            request_id: makes a repetition harmless: the same id within an hour does nothing and gets the first answer.
+            timeout_s: of the call. After a timeout it is not known whether the datapoints were written.
+
+        """
+        return self._client._written(
+            self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
+        )
+
+    def update(
+        self,
+        points: Iterable[Update],
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Written:
+        """Change some fields of existing datapoints, 1 to 1,000, without encoding them again: all of them or none."""
+        return self._client._written(
+            self.name, calls.update(self.name, points, request_id=request_id, timeout_s=timeout_s)
+        )
+
+    def delete(
+        self,
+        ids: Sequence[str] = (),
+        *,
+        document_ids: Sequence[str] = (),
+        if_revision: int | None = None,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Deleted:
+        """Delete datapoints, or documents with all of their passages; what is not there is no error."""
+        return self._client._written(
+            self.name,
+            calls.delete(
+                self.name,
+                ids,
+                document_ids=document_ids,
+                if_revision=if_revision,
+                request_id=request_id,
+                timeout_s=timeout_s,
+            ),
         )
 
     def stats(self, *, timeout_s: float | None = None) -> IndexInfo:
         """Return what the index is: version, rows, dimensions, attributes, encoder, recall, segments, spec."""
         return self._client._run(calls.get_index(self.name, timeout_s=timeout_s))
+
+    def _fresh(self, options: SearchOptions) -> SearchOptions:
+        return {"min_sequence": self._client._sequences.get(self.name, 0), **options}
 
     def __repr__(self) -> str:
         return f"Index({self.name!r})"

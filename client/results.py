@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AttributeValue",
     "Datapoint",
+    "Deleted",
     "EncoderInfo",
     "Explanation",
     "Hit",
@@ -27,6 +28,7 @@ __all__ = [
     "RecallInfo",
     "SegmentInfo",
     "SegmentPlan",
+    "Written",
     "parse_get",
     "parse_hits",
     "parse_index",
@@ -57,6 +59,8 @@ class Datapoint:
     time_start_s: float | None = None
     """Where it lies in the recording, in seconds."""
     time_end_s: float | None = None
+    revision: int = 0
+    """Sequence of the mutation that wrote it; 0 where it came from a build."""
     vector: np.ndarray | None = field(default=None, compare=False, repr=False)
     """float32 `(dimensions,)`, read-only; only if asked for. Not part of the comparison of two objects."""
 
@@ -72,6 +76,8 @@ class Hit(Datapoint):
     """Hybrid: the score by vector, if that side found it."""
     lexical_score: float | None = None
     """Hybrid: the BM25 score, if the lexical side found it."""
+    rerank_score: float | None = None
+    """The cross-encoder's score, if it looked at this hit; hits with one come first, by it."""
     group: AttributeValue | None = None
     """What `max_per_group` grouped by."""
 
@@ -129,6 +135,26 @@ class Hits(list[Hit]):
         return self.to_arrow().to_pandas()
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A batch that is durable."""
+
+    sequence: int
+    """Its position in the log. Later calls of the same client see it; others can ask for it with `min_sequence`."""
+    written: int
+    """Datapoints: passages, where texts are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """A deletion that is durable."""
+
+    sequence: int
+    """As in Written."""
+    deleted: int
+    """Datapoints that were there and are not any more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderInfo:
     """The model that encodes text queries."""
@@ -177,6 +203,9 @@ class IndexInfo:
     shards: int
     size_bytes: int
     sequence: int
+    """Mutations up to this one are visible."""
+    memory_rows: int
+    """Datapoints, among `rows`, that are in no segment yet."""
     recall: RecallInfo | None
     """None where nothing was measured: segments that are searched exactly have recall 1."""
     segments: tuple[SegmentInfo, ...]
@@ -222,6 +251,7 @@ def parse_index(message: index_pb2.IndexInfo) -> IndexInfo:
         shards=message.shards,
         size_bytes=message.size_bytes,
         sequence=message.sequence,
+        memory_rows=message.memory_rows,
         recall=RecallInfo(k=recall.k, target=recall.target, measured=recall.measured, reached=recall.reached)
         if message.HasField("recall")
         else None,
@@ -270,13 +300,19 @@ def _explanation(message: search_pb2.Explanation) -> Explanation:
 def _hit(message: search_pb2.Hit) -> Hit:
     group = _value(message.group) if message.HasField("group") else None
     sides = {
-        name: getattr(message, name) for name in ("dense_score", "lexical_score") if message.HasField(name)
+        name: getattr(message, name)
+        for name in ("dense_score", "lexical_score", "rerank_score")
+        if message.HasField(name)
     }
     return Hit(**_fields(message.datapoint), score=message.score, group=group, **sides)
 
 
 def _fields(point: types_pb2.Datapoint) -> dict[str, Any]:
-    fields: dict[str, Any] = {"id": point.id, "document_id": point.document_id}
+    fields: dict[str, Any] = {
+        "id": point.id,
+        "document_id": point.document_id,
+        "revision": point.revision,
+    }
     for name in _OPTIONAL:
         if point.HasField(name):
             fields[name] = getattr(point, name)

@@ -35,8 +35,8 @@ IN_FLIGHT = 2
 CACHE_ENVIRONMENT = "SCANNERY_XLA_CACHE"
 
 _TRACING = threading.Lock()
-"""One program at a time is traced in a process, also where its threads drive a chip each: while it traces,
-torch_xla forbids every execution, of whichever thread."""
+"""Held for everything that touches XLA: where the threads of a process drive a chip each, what one does while another
+traces becomes a part of the other's program, or fails because nothing may be executed meanwhile."""
 
 
 class XlaDevice:
@@ -150,10 +150,10 @@ class XlaDevice:
     def _compute(self, features: Features) -> Any:
         import torch
 
-        there = {k: v.to(self._xla.device()) if torch.is_tensor(v) else v for k, v in features.items()}
         try:
             with _TRACING, torch.no_grad():
-                return self._step(there)
+                device = self._xla.device()
+                return self._step({k: v.to(device) if torch.is_tensor(v) else v for k, v in features.items()})
         except RuntimeError as error:
             if "different graphs" in str(error).lower() or "max_different_graphs" in str(error):
                 raise RecompilationError(f"a batch has a shape that was not planned: {error}") from error

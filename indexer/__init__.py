@@ -4,6 +4,9 @@ from scannery.indexer.analyser import Analyser
 from scannery.indexer.bm25 import CorpusStatistics, corpus_statistics, score_rows
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.datapoints import (
+    MAX_ID_BYTES,
+    MAX_MAGNITUDE,
+    REVISION_COLUMN,
     attribute_value,
     attribute_values,
     datapoint_schema,
@@ -11,6 +14,7 @@ from scannery.indexer.datapoints import (
     vector_value,
     vectors_of,
 )
+from scannery.indexer.deletes import next_version, read_deleted, read_live_mask, with_deleted
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,
@@ -31,12 +35,14 @@ from scannery.indexer.maintenance import (
     rollback,
     verify,
 )
-from scannery.indexer.manifest import CurvePoint, Manifest, Recall, SegmentEntry
+from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall, SegmentEntry
+from scannery.indexer.memory import MemorySegment
 from scannery.indexer.planner import AllowedRows, Found
 from scannery.indexer.postings import Postings
 from scannery.indexer.reader import OpenIndex, open_index
+from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
-from scannery.indexer.segment import Segment, open_segment
+from scannery.indexer.segment import Segment, id_hashes, open_segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.sharding import shard_of
 from scannery.indexer.spec import (
@@ -47,6 +53,7 @@ from scannery.indexer.spec import (
     IndexSpec,
     Language,
     LexicalSpec,
+    LiveSpec,
     ScannSpec,
     SourceFormat,
     SourceSpec,
@@ -66,6 +73,9 @@ from scannery.indexer.versions import (
 )
 
 __all__ = [
+    "MAX_ID_BYTES",
+    "MAX_MAGNITUDE",
+    "REVISION_COLUMN",
     "AllowedRows",
     "AlreadyExistsError",
     "Analyser",
@@ -76,6 +86,7 @@ __all__ = [
     "CorpusStatistics",
     "CorruptError",
     "CurvePoint",
+    "DeletedRows",
     "Distance",
     "EncoderSpec",
     "FormatError",
@@ -87,11 +98,14 @@ __all__ = [
     "InvalidSpecError",
     "Language",
     "LexicalSpec",
+    "LiveSpec",
     "Manifest",
+    "MemorySegment",
     "NotFoundError",
     "OpenIndex",
     "Postings",
     "Recall",
+    "Records",
     "ScannSpec",
     "SearchSettings",
     "Segment",
@@ -112,15 +126,19 @@ __all__ = [
     "datapoint_schema",
     "exact_search",
     "expected_recall",
+    "id_hashes",
     "identifier",
     "latest_version",
     "list_indexes",
     "list_versions",
     "load_spec",
     "measure_recall",
+    "next_version",
     "open_index",
     "open_segment",
     "parse_spec",
+    "read_deleted",
+    "read_live_mask",
     "read_manifest",
     "rollback",
     "score_rows",
@@ -131,4 +149,5 @@ __all__ = [
     "vector_value",
     "vectors_of",
     "verify",
+    "with_deleted",
 ]

@@ -15,9 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from scannery.indexer.planner import AllowedRows
 from scannery.indexer.postings import Postings
 
 __all__ = ["K1", "B", "CorpusStatistics", "corpus_statistics", "score_rows"]
@@ -43,17 +45,51 @@ class CorpusStatistics:
         return math.log1p((self.documents - frequency + 0.5) / (frequency + 0.5))
 
 
-def corpus_statistics(postings: Sequence[Postings], terms: Sequence[str]) -> CorpusStatistics:
-    """Return the statistics of all segments for the terms of a query."""
-    documents = sum(segment.documents for segment in postings)
-    total = sum(segment.total_length for segment in postings)
+def corpus_statistics(
+    postings: Sequence[Postings], terms: Sequence[str], alive: Sequence[AllowedRows | None] = ()
+) -> CorpusStatistics:
+    """Return the statistics of all segments for the terms of a query.
+
+    Args:
+        postings: of each segment.
+        terms: of the query.
+        alive: for each segment the rows that count; None, or nothing given: all.
+
+    """
+    segments = list(zip(postings, alive or [None] * len(postings), strict=True))
+    sizes = [_live_size(segment, rows) for segment, rows in segments]
+    documents, total = (sum(parts) for parts in zip(*sizes, strict=True)) if sizes else (0, 0)
     frequencies: dict[str, int] = {}
     for term in dict.fromkeys(terms):
-        numbers = ((segment, segment.number_of(term)) for segment in postings)
-        frequency = sum(segment.frequency(number) for segment, number in numbers if number is not None)
+        frequency = sum(_live_frequency(segment, rows, term) for segment, rows in segments)
         if frequency:
             frequencies[term] = frequency
     return CorpusStatistics(documents, total / documents if documents else 1.0, frequencies)
+
+
+_SIZES: WeakKeyDictionary[AllowedRows, tuple[int, int]] = WeakKeyDictionary()
+"""What `_live_size` has counted; a segment's live rows are one object as long as they are the same."""
+
+
+def _live_size(postings: Postings, alive: AllowedRows | None) -> tuple[int, int]:
+    """Return how many live rows have words, and how many words these have."""
+    if alive is None:
+        return postings.documents, postings.total_length
+    size = _SIZES.get(alive)
+    if size is None:
+        lengths_R = postings.lengths_N[alive.mask_N]
+        size = _SIZES[alive] = int(np.count_nonzero(lengths_R)), int(lengths_R.sum(dtype=np.int64))
+    return size
+
+
+def _live_frequency(postings: Postings, alive: AllowedRows | None, term: str) -> int:
+    number = postings.number_of(term)
+    if number is None:
+        return 0
+    if alive is None:
+        return postings.frequency(number)
+    rows_P = postings.rows_P[postings.starts_T[number] : postings.starts_T[number + 1]]
+    return int(np.count_nonzero(alive.mask_N[rows_P]))
 
 
 def score_rows(

@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 _CHECKS = "checks.json"
 _DRAFT = "draft-"
 # Unpacked parts depend on the code that unpacks; a change of their layout takes a new folder.
-_LAYOUT = "v3"
+_LAYOUT = "v4"
 
 
 def default_cache_folder() -> Path:

@@ -17,6 +17,8 @@ from scannery.indexer.spec import AttributeType, IndexSpec
 
 __all__ = [
     "MAX_ID_BYTES",
+    "MAX_MAGNITUDE",
+    "REVISION_COLUMN",
     "attribute_value",
     "attribute_values",
     "datapoint_schema",
@@ -26,6 +28,8 @@ __all__ = [
 ]
 
 MAX_ID_BYTES = 512
+REVISION_COLUMN = "_revision"
+"""Sequence of the mutation that wrote a row; null, or not there, where rows came from a build."""
 INT64 = range(-(2**63), 2**63)
 
 ARROW_TYPES: dict[AttributeType, pa.DataType] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tempfile
 from collections.abc import Sequence
@@ -10,13 +11,14 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from scannery.indexer.cache import SegmentCache
-from scannery.indexer.errors import IndexerError
+from scannery.indexer.errors import CorruptError, FormatError, IndexerError
 from scannery.indexer.exact import unit_length
 from scannery.indexer.manifest import Manifest
-from scannery.indexer.reader import OpenIndex
-from scannery.indexer.segment import Segment, open_segment
+from scannery.indexer.reader import OpenIndex, live_rows_of
+from scannery.indexer.segment import open_segment
 from scannery.indexer.store import Store, StoredObject
 from scannery.indexer.tuning import TUNED_K, recall_by_score
 from scannery.indexer.versions import (
@@ -31,7 +33,7 @@ __all__ = ["GarbageReport", "VerifyReport", "collect_garbage", "measure_recall",
 
 _LOG = logging.getLogger(__name__)
 SCRATCH_FOLDERS = ("stage/reuse", "stage/deletes")
-_SAMPLED_QUERIES = 200
+SAMPLED_QUERIES = 200
 # Recall of a sample lies this far below the target by chance alone, in one of some hundred samples.
 _RECALL_SLACK = 0.02
 
@@ -55,6 +57,8 @@ class GarbageReport:
 
     versions: tuple[int, ...]
     segments: tuple[str, ...]
+    deletes: tuple[str, ...]
+    """Files that name deleted rows."""
     scratch: tuple[str, ...]
     """Files that a build needs only while it runs, of builds that were killed."""
     freed_bytes: int
@@ -68,10 +72,11 @@ def verify(store: Store, index: str, version: int | None = None) -> VerifyReport
     manifest = read_manifest(store, index, version)
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="scannery-verify-") as folder:
-        segments = _open_all(store, manifest, Path(folder), problems)
-        problems += _wrong_counts(segments) + _repeated_ids(segments)
-        complete = len(segments) == len(manifest.segments)
-        recall = measure_recall(OpenIndex(manifest, tuple(segments))) if complete else None
+        opened = _open_all(store, manifest, Path(folder), problems)
+        wrong = _wrong_counts(opened)
+        problems += wrong + _repeated_ids(opened)
+        complete = len(opened.segments) == len(manifest.segments) and not wrong
+        recall = measure_recall(opened) if complete else None
         if recall is not None and manifest.recall and manifest.recall.reached:
             target = manifest.spec.target_recall
             if recall < target - _RECALL_SLACK:
@@ -85,42 +90,59 @@ def verify(store: Store, index: str, version: int | None = None) -> VerifyReport
     )
 
 
-def measure_recall(index: OpenIndex, *, queries: int = _SAMPLED_QUERIES, seed: int = 1) -> float | None:
-    """Return recall@10 of the index at its default settings, against exact search, for vectors near stored ones.
+def measure_recall(index: OpenIndex, queries_QD: np.ndarray | None = None) -> float | None:
+    """Return recall@10 of the index at its default settings, against exact search, its segments merged.
 
-    None for an index without rows.
+    Without queries, for vectors near stored ones. None for an index without rows.
     """
-    rows = [segment.rows for segment in index.segments]
-    if not sum(rows):
+    if not index.manifest.rows:
         return None
-    generator = np.random.default_rng(seed)
+    if queries_QD is None:
+        queries_QD = _near_stored(index)
+    parts = list(zip(index.segments, index.alive, index.settings_for(), strict=True))
+    target = index.spec.target_recall
+    found = [
+        segment.find(queries_QD, TUNED_K, settings=knobs, allowed=alive, target_recall=target).scores_QK
+        for segment, alive, knobs in parts
+    ]
+    truth = [segment.find(queries_QD, TUNED_K, allowed=alive).scores_QK for segment, alive, _ in parts]
+    return float(recall_by_score(_best(found), _best(truth)).mean())
+
+
+def _near_stored(index: OpenIndex) -> np.ndarray:
+    generator, rows = np.random.default_rng(1), index.manifest.rows
     queries_QD = np.concatenate(
         [
-            segment.vectors(generator.integers(0, count, round(queries * count / sum(rows)) + 1))
-            for segment, count in zip(index.segments, rows, strict=True)
+            segment.vectors(
+                rows_R[generator.integers(0, len(rows_R), round(SAMPLED_QUERIES * len(rows_R) / rows) + 1)]
+            )
+            for segment, rows_R in index.live_rows()
         ]
     )
     lengths_Q1 = np.linalg.norm(queries_QD, axis=1, keepdims=True)
     noise_QD = unit_length(generator.standard_normal(queries_QD.shape))
-    queries_QD = (queries_QD + 0.3 * lengths_Q1 * noise_QD).astype(np.float32)
-    found = [
-        segment.search(queries_QD, TUNED_K, settings=settings)[1]
-        for segment, settings in zip(index.segments, index.settings_for(), strict=True)
-    ]
-    truth = [segment.search(queries_QD, TUNED_K)[1] for segment in index.segments]
-    return float(recall_by_score(_best(found), _best(truth)).mean())
+    return np.asarray(queries_QD + 0.3 * lengths_Q1 * noise_QD, np.float32)
 
 
 def rollback(store: Store, index: str, version: int) -> Manifest:
     """Publish the content of an earlier version as a new one, which servers then move to.
 
-    Nothing is copied or removed, so a rollback can itself be rolled back.
+    Nothing is copied or removed, so a rollback can itself be rolled back. The new version has the log position of the
+    current one: mutations that only later versions had in their segments are undone, and not applied again.
     """
     old = read_manifest(store, index, version)
-    for entry in old.segments:
-        store.size(segment_key(index, entry.key))
+    for key in (key for entry in old.segments for key in entry.keys):
+        store.size(segment_key(index, key))
     current = list_versions(store, index)[-1]
-    return commit(store, old.model_copy(update={"parent": current}))
+    return commit(store, old.model_copy(update={"parent": current, "log_sequence": _position(store, index)}))
+
+
+def _position(store: Store, index: str) -> int:
+    """Return the log position of the newest version that can be read: a rollback is what a damaged one needs."""
+    for version in reversed(list_versions(store, index)):
+        with contextlib.suppress(CorruptError, FormatError):
+            return read_manifest(store, index, version).log_sequence
+    return 0
 
 
 def collect_garbage(
@@ -131,7 +153,7 @@ def collect_garbage(
     min_age: timedelta = timedelta(days=1),
     dry_run: bool = False,
 ) -> GarbageReport:
-    """Remove all but the newest `keep` versions, and the segments that no remaining version names.
+    """Remove all but the newest `keep` versions, and the files that no remaining version names.
 
     What is younger than `min_age` stays: a build writes its segments before it commits the version that names
     them. A running server is not disturbed, since it has its version open and in its own cache.
@@ -147,10 +169,13 @@ def collect_garbage(
     before = datetime.now(timezone.utc) - min_age
     old_versions = _old_versions(store, index, keep, before)
     kept = [read_manifest(store, index, v) for v in list_versions(store, index) if v not in old_versions]
-    named = {segment_key(index, entry.key) for manifest in kept for entry in manifest.segments}
-    orphans = [
-        item for item in store.list(f"{index}/segments") if item.key not in named and item.modified < before
-    ]
+    named = {
+        segment_key(index, key) for manifest in kept for entry in manifest.segments for key in entry.keys
+    }
+    orphans, deletes = (
+        [item for item in store.list(f"{index}/{folder}") if item.key not in named and item.modified < before]
+        for folder in ("segments", "deletes")
+    )
     scratch = [
         item
         for folder in SCRATCH_FOLDERS
@@ -161,43 +186,51 @@ def collect_garbage(
         # Manifests first: a version must not outlive its segments.
         for version in old_versions:
             store.delete(manifest_key(index, version))
-        for item in (*orphans, *scratch):
+        for item in (*orphans, *deletes, *scratch):
             store.delete(item.key)
         store.remove_drafts(index, before)
     return GarbageReport(
         versions=tuple(old_versions),
         segments=tuple(item.key for item in orphans),
+        deletes=tuple(item.key for item in deletes),
         scratch=tuple(item.key for item in scratch),
-        freed_bytes=sum(item.size_bytes for item in (*orphans, *scratch)),
+        freed_bytes=sum(item.size_bytes for item in (*orphans, *deletes, *scratch)),
     )
 
 
-def _open_all(store: Store, manifest: Manifest, folder: Path, problems: list[str]) -> list[Segment]:
-    cache, opened = SegmentCache(folder), []
+def _open_all(store: Store, manifest: Manifest, folder: Path, problems: list[str]) -> OpenIndex:
+    """Return what can be opened of a version, as if that were all of it."""
+    cache = SegmentCache(folder)
+    entries, segments, alive = [], [], []
     for entry in manifest.segments:
         try:
-            opened.append(open_segment(store, manifest.index, entry, cache))
+            segment = open_segment(store, manifest.index, entry, cache)
+            alive.append(live_rows_of(store, manifest.index, entry, segment))
         except IndexerError as error:
             problems.append(error.message)
-    return opened
+            continue
+        entries.append(entry)
+        segments.append(segment)
+    return OpenIndex(manifest.model_copy(update={"segments": entries}), tuple(segments), tuple(alive))
 
 
-def _wrong_counts(segments: Sequence[Segment]) -> list[str]:
+def _wrong_counts(index: OpenIndex) -> list[str]:
     return [
         f"{segment.entry.key} has {len(segment.table)} rows, the manifest says {segment.entry.rows}"
-        for segment in segments
+        for segment in index.segments
         if not len(segment.table) == len(segment.searched_ND) == segment.entry.rows
     ]
 
 
-def _repeated_ids(segments: Sequence[Segment]) -> list[str]:
+def _repeated_ids(index: OpenIndex) -> list[str]:
     seen: dict[str, str] = {}
     repeated = []
-    for segment in segments:
-        for identifier in segment.ids.to_pylist():
-            first = seen.setdefault(identifier, segment.entry.key)
-            if first != segment.entry.key:
-                repeated.append(f"id {identifier!r} is in {first} and in {segment.entry.key}")
+    for segment, rows_R in index.live_rows():
+        key = segment.entry.key
+        for identifier in segment.ids.take(pa.array(rows_R[rows_R < len(segment.table)])).to_pylist():
+            first = seen.setdefault(identifier, key)
+            if first != key:
+                repeated.append(f"id {identifier!r} is in {first} and in {key}")
     return repeated
 
 

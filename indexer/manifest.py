@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scannery.indexer.errors import CorruptError, FormatError
 from scannery.indexer.spec import IndexSpec
 
-__all__ = ["FORMAT_VERSION", "CurvePoint", "Manifest", "Recall", "SegmentEntry"]
+__all__ = ["FORMAT_VERSION", "CurvePoint", "DeletedRows", "Manifest", "Recall", "SegmentEntry"]
 
 FORMAT_VERSION = 1
 """Version of manifests and segments that this code writes; it reads all from 1 up to it."""
@@ -41,6 +41,17 @@ class CurvePoint(_Record):
     """Time of one query in a batch on one core, in microseconds, when it was measured."""
 
 
+class DeletedRows(_Record):
+    """The file that names the rows of a segment which are no longer part of the index (deletes.py)."""
+
+    key: Annotated[str, Field(pattern=r"^deletes/[0-9a-f]{64}\.parquet$")]
+    """Object key relative to the index folder."""
+    rows: Annotated[int, Field(ge=1)]
+    """How many rows it names."""
+    size_bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
 class SegmentEntry(_Record):
     """One segment file as the manifest knows it."""
 
@@ -48,27 +59,47 @@ class SegmentEntry(_Record):
     """Object key relative to the index folder."""
     shard: Annotated[int, Field(ge=0)]
     rows: Annotated[int, Field(ge=0)]
+    """Rows of the file, deleted ones included."""
     documents: Annotated[int, Field(ge=0)] | None = None
-    """Distinct `document_id` values; None in manifests of before this was counted."""
+    """Distinct `document_id` values of the rows that are not deleted; None where nobody counted them."""
     size_bytes: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     kind: Literal["exact", "scann"]
     """`exact` segments carry no ScaNN data and are scanned."""
     curve: tuple[CurvePoint, ...] = ()
     """Recall against cost, cheapest first; empty for `exact`."""
+    deleted: DeletedRows | None = None
+    """Rows of the file that are not part of the index any more; None: all of them are part of it."""
+
+    @property
+    def live_rows(self) -> int:
+        """Datapoints that the segment has in this version."""
+        return self.rows - (self.deleted.rows if self.deleted else 0)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of all files of the segment; two entries with the same keys are the same rows."""
+        return (self.key, self.deleted.key) if self.deleted else (self.key,)
 
 
 class Recall(_Record):
-    """What the tuner measured for the whole version: segments weighted by their rows."""
+    """What was measured of a version: by the tuner, segment by segment, and of all segments together."""
 
     k: int
     target: float
     measured: float
-    """Expected recall@k at the default settings."""
+    """Expected recall@k at the default settings: that of each segment, weighted by its rows."""
     queries: int
     """Held-out queries per segment."""
     reached: bool
     """False: no setting reaches the target, the best one is used."""
+    whole: float | None = None
+    """Recall@k of all segments together, merged as a search merges them, at the default settings; for queries that no
+    segment was tuned for. None where nobody measured it."""
+    whole_queries: int = 0
+    """With how many queries it was measured; 0 where all segments are searched exactly."""
+    given_queries: Annotated[str, Field(pattern=r"^queries/[0-9a-f]{64}\.npy$")] | None = None
+    """Key, relative to the index folder, of the queries that a user had the index tuned for."""
 
 
 class Manifest(_Record):
@@ -94,13 +125,14 @@ class Manifest(_Record):
 
     @property
     def rows(self) -> int:
-        """Datapoints in all segments."""
-        return sum(segment.rows for segment in self.segments)
+        """Datapoints in all segments; deleted rows do not count."""
+        return sum(segment.live_rows for segment in self.segments)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all segment files."""
-        return sum(segment.size_bytes for segment in self.segments)
+        """Bytes of all segment files, and of the files that name deleted rows."""
+        files = [file for entry in self.segments for file in (entry, entry.deleted) if file]
+        return sum(file.size_bytes for file in files)
 
     def to_json(self) -> bytes:
         """Return the manifest as UTF-8 JSON, stable and indented: people read it."""

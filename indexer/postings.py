@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -22,7 +23,15 @@ import pyarrow.compute as pc
 from scannery.indexer.analyser import Analyser
 from scannery.indexer.spec import LexicalSpec
 
-__all__ = ["COUNTS_COLUMN", "TERMS_COLUMN", "WORD_COLUMNS", "Postings", "term_columns", "write_postings"]
+__all__ = [
+    "COUNTS_COLUMN",
+    "TERMS_COLUMN",
+    "WORD_COLUMNS",
+    "Postings",
+    "invert",
+    "term_columns",
+    "write_postings",
+]
 
 TERMS_COLUMN = "_terms"
 COUNTS_COLUMN = "_term_counts"
@@ -36,26 +45,30 @@ _STARTS = "posting_starts.npy"
 _ROWS = "posting_rows.npy"
 _COUNTS = "posting_counts.npy"
 _LENGTHS = "lengths.npy"
+_ARRAYS = (_TERM_BYTES, _TERM_STARTS, _STARTS, _ROWS, _COUNTS, _LENGTHS)
 
 
 class Postings:
-    """For each term of a segment the rows it occurs in, memory-mapped."""
+    """For each term of a segment the rows it occurs in."""
 
-    def __init__(self, folder: Path) -> None:
-        def mapped(name: str) -> np.ndarray:
-            array: np.ndarray = np.load(folder / name, mmap_mode="r")
-            return array
-
-        self.rows_P = mapped(_ROWS)
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Take what `invert` returns."""
+        self.rows_P = arrays[_ROWS]
         """int32, ascending within a term."""
-        self.counts_P = mapped(_COUNTS)
+        self.counts_P = arrays[_COUNTS]
         """How often the term occurs in the row, int32."""
-        self.starts_T = mapped(_STARTS)
+        self.starts_T = arrays[_STARTS]
         """Where the postings of each term begin, int64 (T + 1,)."""
-        self.lengths_N = mapped(_LENGTHS)
+        self.lengths_N = arrays[_LENGTHS]
         """Terms in each row, repeated ones counted, int32."""
-        self._term_bytes = mapped(_TERM_BYTES)
-        self._term_starts = mapped(_TERM_STARTS)
+        self._term_bytes = arrays[_TERM_BYTES]
+        self._term_starts = arrays[_TERM_STARTS]
+
+    @classmethod
+    def map(cls, folder: Path) -> Postings:
+        """Return the postings in a folder, memory-mapped."""
+        # Plain arrays: calls of kernels take longer with a memmap.
+        return cls({name: np.asarray(np.load(folder / name, mmap_mode="r")) for name in _ARRAYS})
 
     @cached_property
     def documents(self) -> int:
@@ -93,7 +106,13 @@ def term_columns(table: pa.Table, spec: LexicalSpec) -> dict[str, pa.ChunkedArra
 
 
 def write_postings(table: pa.Table, folder: Path) -> None:
-    """Write the inverted index of a segment's `_terms` and `_term_counts` to a folder, for `Postings`."""
+    """Write the inverted index of a segment to a folder, for `Postings.map`."""
+    for name, array in invert(table).items():
+        np.save(folder / name, array)
+
+
+def invert(table: pa.Table) -> dict[str, np.ndarray]:
+    """Return the inverted index of a segment's `_terms` and `_term_counts`, for `Postings`; arrays are read-only."""
     counts_P = pc.list_flatten(table.column(COUNTS_COLUMN)).to_numpy().astype(np.int32)
     sizes_N = pc.list_value_length(table.column(TERMS_COLUMN)).to_numpy()
     rows_P = np.repeat(np.arange(table.num_rows, dtype=np.int32), sizes_N)
@@ -110,8 +129,9 @@ def write_postings(table: pa.Table, folder: Path) -> None:
         _TERM_BYTES: np.frombuffer(b"".join(data_T), np.uint8),
         _TERM_STARTS: np.cumsum([0, *map(len, data_T)], dtype=np.int64),
     }
-    for name, array in arrays.items():
-        np.save(folder / name, array)
+    for array in arrays.values():
+        array.setflags(write=False)
+    return arrays
 
 
 def _counted(batch: pa.RecordBatch, analyser: Analyser) -> tuple[pa.Array, pa.Array]:

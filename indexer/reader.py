@@ -1,20 +1,24 @@
-"""Open a version of an index: its manifest and all of its segments."""
+"""Open a version of an index: its manifest, all of its segments, and which of their rows are part of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
+
 from scannery.indexer.cache import SegmentCache
-from scannery.indexer.manifest import Manifest
+from scannery.indexer.deletes import read_live_mask
+from scannery.indexer.manifest import Manifest, SegmentEntry
+from scannery.indexer.planner import AllowedRows
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.segment import Segment, open_segment
 from scannery.indexer.spec import IndexSpec
 from scannery.indexer.store import Store
 from scannery.indexer.versions import read_manifest
 
-__all__ = ["OpenIndex", "open_index"]
+__all__ = ["OpenIndex", "live_rows_of", "open_index", "open_manifest"]
 
 _PARALLEL_OPENS = 4
 
@@ -25,6 +29,9 @@ class OpenIndex:
 
     manifest: Manifest
     segments: tuple[Segment, ...]
+    """Open, in the order of the manifest. Versions share them: what each has deleted is in `alive` alone."""
+    alive: tuple[AllowedRows | None, ...]
+    """For each segment the rows that are part of the index; None: all of them."""
 
     @property
     def spec(self) -> IndexSpec:
@@ -35,6 +42,11 @@ class OpenIndex:
     def dimensions(self) -> int:
         """Components of a vector."""
         return self.manifest.dimensions
+
+    def live_rows(self) -> Iterator[tuple[Segment, np.ndarray]]:
+        """Yield each segment with the numbers of its rows that are part of the index, int64, ascending."""
+        for segment, alive in zip(self.segments, self.alive, strict=True):
+            yield segment, np.arange(segment.rows) if alive is None else alive.rows
 
     def settings_for(self, target_recall: float | None = None) -> tuple[SearchSettings | None, ...]:
         """Return the settings of each segment for a target recall, by default the one in the spec."""
@@ -48,22 +60,45 @@ def open_index(
     version: int | None = None,
     *,
     cache: SegmentCache | None = None,
-    reuse: Sequence[Segment] = (),
+    reuse: OpenIndex | None = None,
 ) -> OpenIndex:
     """Return a version of an index, by default the current one, with every segment open.
 
-    Segments of another version that this one also has can be given as `reuse` and are not opened again.
+    What another version has open can be given as `reuse`: segments that both have are not opened again, and where
+    the same rows of one are deleted, `alive` is the same object.
 
     Raises:
-        NotFoundError: no such index or version, or a segment is missing.
+        NotFoundError: no such index or version, or a file of it is missing.
         CorruptError, FormatError: a file cannot be read, or is not what the manifest says.
 
     """
-    manifest = read_manifest(store, index, version)
-    cache = cache or SegmentCache()
-    opened = {segment.entry.sha256: segment for segment in reuse}
+    return open_manifest(store, read_manifest(store, index, version), cache=cache, reuse=reuse)
+
+
+def open_manifest(
+    store: Store, manifest: Manifest, *, cache: SegmentCache | None = None, reuse: OpenIndex | None = None
+) -> OpenIndex:
+    """Return what a manifest names, open, whether or not it is a version already; as `open_index`."""
+    index, cache = manifest.index, cache or SegmentCache()
+    opened = {segment.entry.sha256: segment for segment in reuse.segments} if reuse else {}
     missing = [entry for entry in manifest.segments if entry.sha256 not in opened]
     with ThreadPoolExecutor(_PARALLEL_OPENS) as pool:
         for segment in pool.map(lambda entry: open_segment(store, index, entry, cache), missing):
             opened[segment.entry.sha256] = segment
-    return OpenIndex(manifest, tuple(opened[entry.sha256] for entry in manifest.segments))
+    segments = tuple(opened[entry.sha256] for entry in manifest.segments)
+    known = _known_alive(reuse) if reuse else {}
+    alive = tuple(
+        known.get(entry.keys) or live_rows_of(store, index, entry, segment)
+        for entry, segment in zip(manifest.segments, segments, strict=True)
+    )
+    return OpenIndex(manifest, segments, alive)
+
+
+def _known_alive(index: OpenIndex) -> dict[tuple[str, ...], AllowedRows | None]:
+    return {entry.keys: alive for entry, alive in zip(index.manifest.segments, index.alive, strict=True)}
+
+
+def live_rows_of(store: Store, index: str, entry: SegmentEntry, segment: Segment) -> AllowedRows | None:
+    """Return the rows of an open segment that are part of the index, None if all are; errors as `open_index`."""
+    mask_N = read_live_mask(store, index, entry)
+    return None if mask_N is None else segment.allow(mask_N)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from scannery.indexer import kernels
 from scannery.indexer.analyser import ANALYSER_VERSION
 from scannery.indexer.bm25 import score_rows
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.datapoints import vectors_of
 from scannery.indexer.errors import CorruptError, FormatError
-from scannery.indexer.exact import NO_ROW, exact_search, unit_length
+from scannery.indexer.exact import NO_ROW, exact_search
+from scannery.indexer.kernels import COMPILING
 from scannery.indexer.leaves import Leaves, measure_leaves
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
-from scannery.indexer.planner import AllowedRows, Costs, Found, Planner, exact_found, measure_costs
+from scannery.indexer.planner import AllowedRows, Costs, Found, Planner, exact_found, measure_costs, replace
 from scannery.indexer.postings import WORD_COLUMNS, Postings, write_postings
+from scannery.indexer.records import Records, write_records
 from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_assets
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher, load_searcher
@@ -36,12 +40,18 @@ from scannery.indexer.store import Store
 from scannery.indexer.tuning import pick_point
 from scannery.indexer.versions import segment_key
 
-__all__ = ["Segment", "open_segment"]
+__all__ = ["Segment", "id_hashes", "open_segment", "sorted_hashes"]
+
+MOST_ROWS = 0.8
+"""From such a share of allowed rows on, a search looks at all rows first."""
+SPARE_HITS = 4
+"""How many more hits it asks for than would do if rows were allowed evenly."""
 
 _VECTORS = "vectors.npy"
 _GIVEN = "given.npy"
 _COLUMNS = "columns.arrow"
 _HASHES = "id_hashes.npy"
+_DOCUMENTS = "document_hashes.npy"
 _INFO = "segment.json"
 _WORDS = "words"
 _LEAVES = "leaves"
@@ -53,15 +63,19 @@ class Segment:
 
     def __init__(self, entry: SegmentEntry, folder: Path) -> None:
         info = json.loads((folder / _INFO).read_text())
-        self.entry = entry
+        self.entry = entry.model_copy(update={"deleted": None})
+        """As in the manifest, without what a version has deleted: that is `OpenIndex.alive`."""
         self.distance: Distance = info["distance"]
-        self.searched_ND: np.ndarray = np.load(folder / _VECTORS, mmap_mode="r")
+        self.searched_ND = _mapped(folder / _VECTORS)
         """The vectors as they are searched (length 1 for cosine), float32, memory-mapped."""
         given = folder / _GIVEN
-        self._given_ND = np.load(given, mmap_mode="r") if given.exists() else self.searched_ND
-        self.table: pa.Table = pa.ipc.open_file(pa.memory_map(str(folder / _COLUMNS))).read_all()
+        self.given_ND = _mapped(given) if given.exists() else self.searched_ND
+        """The vectors as their user gave them, float32, memory-mapped."""
+        self.records = Records.map(folder / _COLUMNS)
         """All columns but the vectors, memory-mapped, in row order."""
-        self._hashes_2N: np.ndarray = np.load(folder / _HASHES, mmap_mode="r")
+        self._hashes_2N = _mapped(folder / _HASHES)
+        documents = folder / _DOCUMENTS
+        self._documents_2N = _mapped(documents) if documents.exists() else self._hashes_2N
         self._searcher = (
             load_searcher(folder / "scann", self.searched_ND, self.distance)
             if entry.kind == "scann"
@@ -70,10 +84,15 @@ class Segment:
         self.leaves = Leaves.load(folder / _LEAVES) if self._searcher else None
         self._most_leaves = max((point.leaves for point in entry.curve), default=0)
         self._planner = self._planner_of(folder / _COSTS)
-        self.postings = Postings(folder / _WORDS) if (folder / _WORDS).exists() else None
+        self.postings = Postings.map(folder / _WORDS) if (folder / _WORDS).exists() else None
         """Where each word occurs; None if the segment was built without."""
-        with _COMPILING:
+        with COMPILING:
             self._warm_up()
+
+    @property
+    def table(self) -> pa.Table:
+        """All columns but the vectors, memory-mapped, in row order."""
+        return self.records.table
 
     @property
     def rows(self) -> int:
@@ -101,19 +120,51 @@ class Segment:
 
     def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the vectors of the given rows as their user gave them, float32 `(len(rows), D)`."""
-        return np.asarray(self._given_ND[np.asarray(rows, np.int64)])
+        return np.asarray(self.given_ND[np.asarray(rows, np.int64)])
 
     def row_of(self, identifier: str) -> int | None:
-        """Return the row of an id, or None."""
-        wanted = _hash(identifier)
+        """Return the row of an id, or None; also of one that a version has deleted."""
+        return next(self._rows_with(self._hashes_2N, self.ids, identifier), None)
+
+    def rows_of(self, identifiers: Sequence[str], hashes_I: np.ndarray) -> np.ndarray:
+        """Return the row of each id, int64, NO_ROW where there is none; as `row_of`, and far cheaper for many.
+
+        `hashes_I` is what `id_hashes` gives: one look into it serves every segment.
+        """
         hashes_N, rows_N = self._hashes_2N
+        rows_I = np.full(len(identifiers), NO_ROW, np.int64)
+        if not len(hashes_N):
+            return rows_I
+        positions_I = np.minimum(np.searchsorted(hashes_N, hashes_I), len(hashes_N) - 1)
+        near_I = np.flatnonzero(hashes_N[positions_I] == hashes_I)
+        rows_I[near_I] = rows_N[positions_I[near_I]]
+        names = self.ids.take(pa.array(rows_I[near_I])).to_pylist()
+        for number, name in zip(near_I.tolist(), names, strict=True):
+            if name != identifiers[number]:  # two ids with one hash
+                rows_I[number] = next(self._rows_with(self._hashes_2N, self.ids, identifiers[number]), NO_ROW)
+        return rows_I
+
+    def rows_of_document(self, document_id: str) -> np.ndarray:
+        """Return the rows of a document, int64, ascending; also those that a version has deleted."""
+        rows = self._rows_with(self._documents_2N, self.column("document_id"), document_id)
+        return np.fromiter(rows, np.int64)
+
+    @staticmethod
+    def _rows_with(hashes_2N: np.ndarray, column: pa.ChunkedArray, text: str) -> Iterator[int]:
+        hashes_N, rows_N = hashes_2N
+        wanted = _hash(text)
         position = int(np.searchsorted(hashes_N, wanted))
         while position < len(hashes_N) and hashes_N[position] == wanted:
-            row = int(rows_N[position])
-            if self.ids[row].as_py() == identifier:
-                return row
+            row = int(rows_N[position])  # of equal hashes, the rows ascend
+            if column[row].as_py() == text:
+                yield row
             position += 1
-        return None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the vectors and columns, of which a segment that was opened from a file has only mapped most."""
+        given = 0 if self.given_ND is self.searched_ND else self.given_ND.nbytes
+        return int(self.searched_ND.nbytes + given + self.table.nbytes)
 
     def settings_for(self, target_recall: float) -> SearchSettings | None:
         """Return the cheapest measured settings that meet a target recall (else the best); None if exact."""
@@ -144,16 +195,53 @@ class Segment:
         searcher = self._searcher
         if searcher is None or self._planner is None or settings is None or target_recall >= 1:
             return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed)
-        if allowed is not None:
+        if allowed is None:
+            rows_QK, scores_QK = self._proposed(searcher, queries_QD, k, settings)
+            return self._found("scann", rows_QK, scores_QK, settings, k)
+        if allowed.count < MOST_ROWS * self.rows:
             return self._planner.search(queries_QD, k, allowed, settings, target_recall)
-        rows_QK, scores_QK = self._proposed(searcher, queries_QD, k, settings)
-        count = len(queries_QD)
+        found, short_Q = self._most_allowed(searcher, queries_QD, k, allowed, settings)
+        if len(short_Q):
+            replace(
+                found, short_Q, self._planner.search(queries_QD[short_Q], k, allowed, settings, target_recall)
+            )
+        return found
+
+    def _most_allowed(
+        self,
+        searcher: ScannSearcher,
+        queries_QD: np.ndarray,
+        k: int,
+        allowed: AllowedRows,
+        settings: SearchSettings,
+    ) -> tuple[Found, np.ndarray]:
+        """Search all rows for a few more hits, and drop those that are not allowed; also return who got too few.
+
+        Of rows deleted here and there a search should cost next to nothing. Where the k-th hit is among the first
+        few beyond k of all rows, the settings for k do for it; near a document that was deleted as a whole it is
+        not, and the query needs a plan.
+        """
+        asked = max(k, min(math.ceil(k * self.rows / allowed.count) + SPARE_HITS, self.rows))
+        rows_QA, scores_QA = self._proposed(searcher, queries_QD, asked, settings)
+        kept_QA = (rows_QA != NO_ROW) & allowed.mask_N[rows_QA]
+        if not kept_QA[:, :k].all():
+            first_QA = np.argsort(~kept_QA, axis=1, kind="stable")
+            rows_QA, scores_QA = (
+                np.take_along_axis(values, first_QA, axis=1) for values in (rows_QA, scores_QA)
+            )
+        found = self._found("scann_allowed", rows_QA[:, :k], scores_QA[:, :k], settings, asked)
+        return found, np.flatnonzero(np.count_nonzero(kept_QA, axis=1) < k)
+
+    def _found(
+        self, plan: str, rows_QK: np.ndarray, scores_QK: np.ndarray, settings: SearchSettings, asked: int
+    ) -> Found:
+        count = len(rows_QK)
         return Found(
             rows_QK,
             scores_QK,
-            ["scann"] * count,
+            [plan] * count,
             np.full(count, settings.leaves),
-            np.full(count, min(settings.rescored_for(k), self.rows)),
+            np.full(count, min(settings.rescored_for(asked), self.rows)),
             np.full(count, self._measured_recall(settings)),
         )
 
@@ -185,17 +273,19 @@ class Segment:
 
     def _prepared(self, queries_QD: np.ndarray) -> np.ndarray:
         queries_QD = np.ascontiguousarray(queries_QD, np.float32)
-        return unit_length(queries_QD) if self.distance == "cosine" else queries_QD
+        if self.distance != "cosine":
+            return queries_QD
+        units_QD = np.empty_like(queries_QD)
+        kernels.unit_vectors(queries_QD, units_QD)
+        return units_QD
 
     def _proposed(
         self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings
     ) -> tuple[np.ndarray, np.ndarray]:
-        rows_QK, scores_QK = searcher.search(
-            queries_QD,
-            k,
-            rescore=settings.rescored_for(k),
-            leaves=min(settings.leaves, self._most_leaves),
-        )
+        leaves = min(settings.leaves, self._most_leaves)
+        rows_QK, scores_QK = searcher.search(queries_QD, k, rescore=settings.rescored_for(k), leaves=leaves)
+        if rows_QK[:, -1].min() >= 0:
+            return rows_QK, scores_QK
         return self._completed(queries_QD, rows_QK, scores_QK)
 
     def _measured_recall(self, settings: SearchSettings) -> float:
@@ -272,11 +362,14 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
             if file_sha256(path) != entry.sha256:
                 raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
             _unpack(path, folder, key)
-        costs = Segment(entry, folder).time_plans()
+        with COMPILING:
+            costs = Segment(entry, folder).time_plans()
         if costs:
             (folder / _COSTS).write_text(costs.to_json())
 
-    return Segment(entry, cache.get(entry.sha256, unpack))
+    folder = cache.get(entry.sha256, unpack)
+    with COMPILING:
+        return Segment(entry, folder)
 
 
 def _unpack(path: Path, folder: Path, key: str) -> None:
@@ -299,15 +392,18 @@ def _unpack(path: Path, folder: Path, key: str) -> None:
         (folder / "scann").mkdir()
         unpack_assets(folder / "scann", table, info["scann"]["files"])
         leaf_N = table.column(LEAF_COLUMN).to_numpy()
-        searched_ND = np.load(folder / _VECTORS, mmap_mode="r")
-        measure_leaves(searched_ND, leaf_N, info["distance"], seed=0).save(folder / _LEAVES)
+        with COMPILING:
+            searched_ND = np.load(folder / _VECTORS, mmap_mode="r")
+            measure_leaves(searched_ND, leaf_N, info["distance"], seed=0).save(folder / _LEAVES)
     if info.get("lexical"):
         _check_words(info["lexical"], key)
         (folder / _WORDS).mkdir()
         write_postings(table, folder / _WORDS)
     native = [name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS) if name in table.column_names]
-    _write_columns(table.drop_columns(["embedding", *native]), folder / _COLUMNS)
-    np.save(folder / _HASHES, _sorted_hashes(table.column("id")))
+    write_records(table.drop_columns(["embedding", *native]), folder / _COLUMNS)
+    np.save(folder / _HASHES, sorted_hashes(table.column("id")))
+    if not table.column("id").equals(table.column("document_id")):
+        np.save(folder / _DOCUMENTS, sorted_hashes(table.column("document_id")))
     (folder / _INFO).write_text(json.dumps({"distance": info["distance"]}))
 
 
@@ -325,20 +421,23 @@ _READING = threading.Lock()
 """One segment is decoded at a time: decoding uses all cores by itself, and memory twice over otherwise."""
 
 
-_COMPILING = threading.Lock()
-"""Segments are opened by several threads, and a first one compiles kernels. Compilers parse Python code, and where two
-threads do that at once, CPython 3.11 before 3.11.8 can fail with a SystemError about its own recursion depth."""
+def _mapped(path: Path) -> np.ndarray:
+    """Return the array in a file, memory-mapped; a plain array, since calls of kernels take longer with a memmap."""
+    return np.asarray(np.load(path, mmap_mode="r"))
 
 
-def _write_columns(table: pa.Table, path: Path) -> None:
-    table = table.replace_schema_metadata(None).combine_chunks()
-    with pa.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table)
+def id_hashes(identifiers: Sequence[str]) -> np.ndarray:
+    """Return the hashes of some ids as `Segment.rows_of` takes them, uint64."""
+    return np.fromiter(map(_hash, identifiers), np.uint64, len(identifiers))
 
 
-def _sorted_hashes(ids: pa.ChunkedArray) -> np.ndarray:
-    """Return sorted 64-bit hashes of the ids, and the row of each: uint64 (2, N)."""
-    hashes_N = np.fromiter((_hash(text) for text in ids.to_pylist()), np.uint64, len(ids))
+def sorted_hashes(texts: pa.ChunkedArray) -> np.ndarray:
+    """Return sorted 64-bit hashes of the texts, and the row of each: uint64 (2, N)."""
+    # Once for each text: a document has many rows.
+    encoded = texts.dictionary_encode().unify_dictionaries().combine_chunks()
+    distinct = encoded.dictionary.to_pylist()
+    hashes_U = np.fromiter((_hash(text) for text in distinct), np.uint64, len(distinct))
+    hashes_N = hashes_U[encoded.indices.to_numpy()]
     order_N = np.argsort(hashes_N, kind="stable")
     return np.stack([hashes_N[order_N], order_N.astype(np.uint64)])
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from scannery.indexer.analyser import ANALYSER_VERSION
-from scannery.indexer.datapoints import datapoint_schema, vectors_of
+from scannery.indexer.datapoints import REVISION_COLUMN, datapoint_schema, vectors_of
 from scannery.indexer.errors import BuildError
 from scannery.indexer.exact import unit_length
 from scannery.indexer.manifest import FORMAT_VERSION, CurvePoint, SegmentEntry
@@ -65,9 +65,9 @@ def build_segment(
 ) -> BuiltSegment:
     """Write the datapoints of one shard as a segment file in `directory`.
 
-    `table` has the columns of `datapoint_schema`; others are dropped. Rows come out in leaf order where ScaNN
-    is used, else in input order. The input is not changed. `queries`, float32 (any number, dimensions), are like
-    those that users will ask: the segment is tuned for them too.
+    `table` has the columns of `datapoint_schema`, and may have `_revision`; others are dropped. Rows come out in leaf
+    order where ScaNN is used, else in input order. The input is not changed. `queries`, float32 (any number,
+    dimensions), are like those that users will ask: the segment is tuned for them too.
 
     Raises:
         BuildError: a vector is not finite, an id stands twice, or ScaNN failed; the message names the shard.
@@ -119,6 +119,8 @@ def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
         raise BuildError(f"{name}: there is nothing to build from")
     dimensions = table.schema.field("embedding").type.list_size
     schema = datapoint_schema(spec, dimensions)
+    if REVISION_COLUMN in table.column_names:
+        schema = schema.append(pa.field(REVISION_COLUMN, pa.int64()))
     table = table.select(schema.names).cast(schema).combine_chunks()
     if not np.isfinite(vectors_of(table)).all():
         raise BuildError(f"{name}: a vector has a value that is not finite")

@@ -31,6 +31,8 @@ __all__ = [
     "IndexSpec",
     "Language",
     "LexicalSpec",
+    "LiveSpec",
+    "RerankerSpec",
     "ScannSpec",
     "SourceFormat",
     "SourceSpec",
@@ -180,6 +182,16 @@ class EncoderSpec(_Model):
     """Longest input in tokens, the rest is cut off; default: the model's own limit."""
 
 
+class RerankerSpec(_Model):
+    """The cross-encoder that can order the first hits of a search again. It does not change what an index holds."""
+
+    model: Annotated[str, Field(min_length=1, max_length=1024)]
+    """A sentence-transformers `CrossEncoder` with one output: a name, or a local folder. Never runs remote code."""
+
+    max_tokens: Annotated[int, Field(ge=8, le=131072)] | None = None
+    """Longest pair of query and text in tokens, the rest is cut off; default: the model's own limit."""
+
+
 class ScannSpec(_Model):
     """How ScaNN indexes a segment. Everything is chosen by size, dimensions and distance unless it is set here."""
 
@@ -200,6 +212,39 @@ class ScannSpec(_Model):
 
     soar: bool | None = None
     """Put each row into a second leaf too; default: from 100,000 rows. Never with `squared_l2`."""
+
+
+class LiveSpec(_Model):
+    """When live updates leave memory and become segments, and when segments are merged."""
+
+    seal_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 20_000
+    """New rows in memory from which on they become segments: from so many on, ScaNN is faster than a scan."""
+
+    seal_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
+    """The same in bytes: what a restart has to read again, and every worker keeps in memory."""
+
+    seal_age_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds after which new rows become segments however few they are, so that the log stays short."""
+
+    max_rows: Annotated[int, Field(ge=1000)] = 200_000
+    """New rows in memory at which writes are refused until some are sealed; each search compares with all of them."""
+
+    max_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
+    """The same in bytes."""
+
+    merge_segments: Annotated[int, Field(ge=2, le=64)] = 4
+    """Segments of a shard of about the same size (within this factor) at which they are merged."""
+
+    merge_deleted_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of deleted rows in a segment at which it is written again without them."""
+
+    @model_validator(mode="after")
+    def _bounds_leave_room(self) -> LiveSpec:
+        for name in ("rows", "bytes"):
+            seal, most = getattr(self, f"seal_{name}"), getattr(self, f"max_{name}")
+            if most < seal:
+                raise ValueError(f"max_{name} must be at least seal_{name} ({seal}), got {most}")
+        return self
 
 
 Language = Literal[
@@ -245,6 +290,9 @@ class IndexSpec(_Model):
     encoder: EncoderSpec | None = None
     """Needed unless the source has vectors; with vectors it serves text queries."""
 
+    reranker: RerankerSpec | None = None
+    """Lets searches `rerank`."""
+
     distance: Distance = "cosine"
     attributes: Annotated[dict[str, AttributeType], Field(max_length=256)] = {}
     """Fields of a record to keep as typed, filterable attributes."""
@@ -260,6 +308,9 @@ class IndexSpec(_Model):
 
     scann: ScannSpec = ScannSpec()
     """For experts: parameters of the index itself."""
+
+    live: LiveSpec = LiveSpec()
+    """Live updates: when they become segments."""
 
     @field_validator("index")
     @classmethod

@@ -1,4 +1,4 @@
-"""Compact an index: every shard with several segments gets one in their place."""
+"""Compact an index: every shard with several segments, or with deleted rows, gets one segment without any."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.store import Store
 from scannery.indexer.versions import read_manifest
 from scannery.pipelines.building import build_id, new_job
 from scannery.pipelines.progress import ProgressCallback
+from scannery.pipelines.rebasing import rebase
 from scannery.pipelines.runners import check_engine
 from scannery.pipelines.running import Engine, execute
-from scannery.pipelines.update_stage import Touch
+from scannery.pipelines.update_stage import Touch, update_shard
 
 __all__ = ["CompactReport", "compact"]
 
@@ -27,10 +29,10 @@ class CompactReport:
     index: str
     version: int
     up_to_date: bool
-    """No shard had several segments, so no version was made."""
+    """No shard had several segments or deleted rows, so no version was made."""
 
     shards: tuple[int, ...]
-    """Shards whose segments were merged."""
+    """Shards whose segments were merged or rewritten."""
 
     segments_before: int
     segments: int
@@ -54,14 +56,15 @@ def compact(
     runner_options: Sequence[str] = (),
     progress: ProgressCallback | None = None,
 ) -> CompactReport:
-    """Merge the segments of every shard that has several, and commit the result as a new version.
+    """Make one segment of every shard that has several or deleted rows, and commit the result as a new version.
 
-    The datapoints are the same before and after. A run that was killed goes on where it stood.
+    The datapoints are the same before and after. A run that was killed goes on where it stood. Versions that others
+    commit meanwhile are built upon; a shard that they have rewritten is left as it is.
 
     Raises:
         NotFoundError: no such store or index, or a segment is missing.
         CorruptError: a segment is damaged.
-        AlreadyExistsError: somebody else committed a version meanwhile.
+        AlreadyExistsError: others committed a version each time that this was about to.
         BuildError: ScaNN failed.
 
     """
@@ -70,15 +73,20 @@ def compact(
     store = Store.open(store_uri)
     before = after = read_manifest(store, index)
     counts = Counter(entry.shard for entry in before.segments)
-    shards = tuple(sorted(shard for shard, count in counts.items() if count > 1))
+    worn = {entry.shard for entry in before.segments if entry.deleted or counts[entry.shard] > 1}
+    shards = tuple(sorted(worn))
     if shards:
         job = new_job(before.spec, store, dimensions=before.dimensions, shards=before.shards,
                       fingerprint=before.encoder, parent=before, mode="upsert")  # fmt: skip
         touches = {shard: Touch() for shard in shards}
         job = dataclasses.replace(job, merge=True, started_at=started_at)
         job = dataclasses.replace(job, build_id=build_id(job, [], touches))
-        record = execute(job, store, [], touches, Engine(runner=runner, options=runner_options), progress)
-        after = read_manifest(store, index, record.version)
+        try:
+            record = execute(job, store, [], touches, Engine(runner=runner, options=runner_options), progress)
+            after = read_manifest(store, index, record.version)
+        except AlreadyExistsError:
+            outcomes = [update_shard(shard, [Touch().to_json()], before, job, store) for shard in shards]
+            after = rebase(outcomes, before, job, store)
     return _report(before, after, shards, time.perf_counter() - started)
 
 

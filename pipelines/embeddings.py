@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from scannery.embed.documents import Piece, piece_id
 from scannery.indexer.datapoints import datapoint_schema
 from scannery.indexer.sharding import shard_of
 from scannery.indexer.spec import IndexSpec
-from scannery.pipelines.passages import EmbeddedDocument, Piece
+from scannery.pipelines.passages import EmbeddedDocument
 
 __all__ = ["embeddings_schema", "write_embeddings"]
 
@@ -89,7 +90,7 @@ def _row(
     if spec.attributes.get(SPEAKERS) == "string_list" and attributes[SPEAKERS] is None:
         attributes[SPEAKERS] = speakers
     return {
-        "id": document.id if spec.source.chunk is None else f"{document.id}#{number}",
+        "id": document.id if spec.source.chunk is None else piece_id(document.id, number),
         "document_id": document.document_id,
         "title": document.title,
         "text": piece.text,

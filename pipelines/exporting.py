@@ -31,6 +31,7 @@ from scannery.indexer import (
     SegmentEntry,
     Store,
     datapoint_schema,
+    read_live_mask,
     read_manifest,
     segment_key,
 )
@@ -258,21 +259,24 @@ def _write_file(
         path = Path(folder) / "draft"
         with open_writer(path, target.format, schema) as writer:
             for entry in entries:
-                _copy_rows(store, segment_key(manifest.index, entry.key), entry, schema, writer, written)
+                _copy_rows(store, manifest.index, entry, schema, writer, written)
         target.folder.write_file(name, path)
         size, sha256 = path.stat().st_size, file_sha256(path)
     return ExportedFile(name=name, rows=written.rows - before, size_bytes=size, sha256=sha256)
 
 
 def _copy_rows(
-    store: Store, key: str, entry: SegmentEntry, schema: pa.Schema, writer: RowWriter, written: _Written
+    store: Store, index: str, entry: SegmentEntry, schema: pa.Schema, writer: RowWriter, written: _Written
 ) -> None:
-    rows = 0
+    rows, key = 0, segment_key(index, entry.key)
+    mask_N = read_live_mask(store, index, entry)
     with _verified(store, key, entry) as file:
         for batch in file.iter_batches(_batch_rows(schema), columns=_present(file, schema, key)):
             table = _conformed(pa.Table.from_batches([batch]), schema)
+            first, rows = rows, rows + table.num_rows
+            if mask_N is not None:
+                table = table.filter(pa.array(mask_N[first:rows]))
             writer.write(table)
-            rows += table.num_rows
             written.add(table.num_rows)
     if rows != entry.rows:
         raise CorruptError(f"{key} has {rows} rows, the manifest says {entry.rows}")

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from scannery.indexer.datapoints import datapoint_schema, vectors_of
+from scannery.indexer.deletes import read_live_mask
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.segment_writer import file_sha256
@@ -18,19 +19,31 @@ from scannery.indexer.store import Store
 from scannery.indexer.versions import segment_key
 from scannery.pipelines.job import Job
 
-__all__ = ["read_segment", "unchanged_documents"]
+__all__ = ["read_live_rows", "unchanged_documents"]
 
 
-def read_segment(
+def read_live_rows(
     entry: SegmentEntry, job: Job, store: Store, columns: Sequence[str] | None = None
-) -> pa.Table:
-    """Return some or all columns of a segment as the job's spec has them; attributes that it lacks are null.
+) -> tuple[pa.Table, np.ndarray]:
+    """Return some or all columns of the rows of a segment that are not deleted, and the numbers of these rows.
+
+    Columns are as the job's spec has them; attributes that the segment lacks are null.
 
     Raises:
-        CorruptError: the file is not what the manifest says.
+        CorruptError: a file is not what the manifest says.
         NotFoundError: it is missing.
 
     """
+    table = _read_segment(entry, job, store, columns)
+    if len(table) != entry.rows:
+        raise CorruptError(f"{entry.key} has {len(table)} rows, the manifest says {entry.rows}")
+    mask_N = read_live_mask(store, job.index, entry)
+    if mask_N is None:
+        return table, np.arange(len(table))
+    return table.filter(pa.array(mask_N)), np.flatnonzero(mask_N)
+
+
+def _read_segment(entry: SegmentEntry, job: Job, store: Store, columns: Sequence[str] | None) -> pa.Table:
     key = segment_key(job.index, entry.key)
     schema = datapoint_schema(job.spec, job.dimensions)
     if columns is not None:

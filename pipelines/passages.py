@@ -8,29 +8,15 @@ from hashlib import blake2b
 
 import numpy as np
 
-from scannery.embed import Chunker, Encoder, InvalidTextError
+from scannery.embed import Encoder
+from scannery.embed.documents import Piece, cut, encode_pieces, whole
 from scannery.indexer.spec import IndexSpec
 from scannery.pipelines.deadletters import DeadLetter
 from scannery.pipelines.documents import Document
 from scannery.pipelines.reuse import Catalogue
 from scannery.pipelines.units import key_of
 
-__all__ = ["EmbeddedDocument", "Piece", "Work", "content_hash", "content_salt", "embed_documents"]
-
-# What one call of the encoder gets: enough to sort by length, little enough to repeat when a text is refused.
-ENCODE_TEXTS = 8192
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """One passage of a text."""
-
-    text: str | None
-    start: int | None
-    end: int | None
-    time_start_s: float | None = None
-    time_end_s: float | None = None
-    speakers: tuple[str, ...] = ()
+__all__ = ["EmbeddedDocument", "Work", "content_hash", "content_salt", "embed_documents"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +62,7 @@ def embed_documents(
     new = [i for i in range(len(documents)) if i not in done]
     chunk = spec.source.chunk
     chunker = None if chunk is None else encoder.chunker(chunk.max_tokens, chunk.overlap_tokens)
-    pieces = [_pieces(documents[i], chunker) for i in new]
+    pieces = [cut(documents[i].text, chunker) for i in new]
     vectors, problems, work = _encoded([documents[i] for i in new], pieces, encoder)
     letters = []
     for i, own, vectors_PD, problem in zip(new, pieces, vectors, problems, strict=True):
@@ -105,75 +91,19 @@ def content_hash(document: Document, salt: bytes) -> bytes:
 def _with_own_vector(document: Document) -> EmbeddedDocument:
     if document.vector is None:
         raise ValueError(f"document {document.id!r} has neither vector nor encoder")
-    piece = Piece(document.text, *document.span) if document.span else _whole(document.text)
+    piece = Piece(document.text, *document.span) if document.span else whole(document.text)
     return EmbeddedDocument(document, None, [piece], document.vector[None, :])
-
-
-def _whole(text: str | None) -> Piece:
-    return Piece(text, None if text is None else 0, None if text is None else len(text))
-
-
-def _pieces(document: Document, chunker: Chunker | None) -> list[Piece]:
-    if chunker is None or document.text is None:
-        return [_whole(document.text)]
-    return [
-        Piece(p.text, p.start, p.end, p.time_start_s, p.time_end_s, tuple(p.speakers))
-        for p in chunker.split(document.text)
-    ]
 
 
 def _encoded(
     documents: Sequence[Document], pieces: Sequence[Sequence[Piece]], encoder: Encoder
 ) -> tuple[list[np.ndarray], list[str | None], Work]:
     """Return for each document the vectors of its passages and the encoder's objection, if any; and the work."""
-    texts = [
-        _embedded_text(document, piece)
-        for document, own in zip(documents, pieces, strict=True)
-        for piece in own
-    ]
     before = encoder.statistics()
-    vectors_ND = np.empty((len(texts), encoder.dimensions), np.float32)
-    problems: dict[int, str] = {}
-    for start in range(0, len(texts), ENCODE_TEXTS):
-        _encode_into(vectors_ND, texts, start, min(start + ENCODE_TEXTS, len(texts)), encoder, problems)
+    vectors, refused = encode_pieces([document.title for document in documents], pieces, encoder)
     after = encoder.statistics()
     work = Work(
-        len(texts), after.tokens - before.tokens, after.padding_tokens - before.padding_tokens,
+        sum(map(len, pieces)), after.tokens - before.tokens, after.padding_tokens - before.padding_tokens,
         after.seconds - before.seconds,
     )  # fmt: skip
-    vectors, refused, start = [], [], 0
-    for own in pieces:
-        rows = range(start, start + len(own))
-        vectors.append(vectors_ND[rows.start : rows.stop])
-        no_passage = None if own else "the text has no passage: nothing in it is a token"
-        refused.append(next((problems[row] for row in rows if row in problems), no_passage))
-        start = rows.stop
     return vectors, refused, work
-
-
-def _encode_into(
-    vectors_ND: np.ndarray,
-    texts: Sequence[str],
-    start: int,
-    end: int,
-    encoder: Encoder,
-    problems: dict[int, str],
-) -> None:
-    """Encode a range of texts; where one is refused, halve until it stands alone, and note what the encoder said.
-
-    So one bad text costs twice the work, and even a model that refuses everything no more than log2(8192) times.
-    """
-    try:
-        vectors_ND[start:end] = encoder.encode_documents(texts[start:end])
-    except InvalidTextError as error:
-        if end - start == 1:
-            problems[start] = error.message
-            return
-        middle = (start + end) // 2
-        _encode_into(vectors_ND, texts, start, middle, encoder, problems)
-        _encode_into(vectors_ND, texts, middle, end, encoder, problems)
-
-
-def _embedded_text(document: Document, piece: Piece) -> str:
-    text = piece.text or ""
-    return f"{document.title}\n{text}" if document.title else text

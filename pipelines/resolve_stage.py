@@ -16,7 +16,7 @@ import pyarrow as pa
 from scannery.indexer.store import Store
 from scannery.indexer.versions import read_manifest
 from scannery.pipelines.job import Job
-from scannery.pipelines.old_rows import read_segment
+from scannery.pipelines.old_rows import read_live_rows
 from scannery.pipelines.segment_stage import RowGroup, read_row_group
 
 __all__ = ["moved_ids", "needs_resolving", "resolve"]
@@ -64,7 +64,8 @@ def moved_ids(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) ->
         shard_of_id.update((identifier, shard) for row, identifier in enumerate(ids) if row not in lost)
     moved: dict[int, list[str]] = {}
     for entry in read_manifest(store, job.index, job.parent).segments:
-        for identifier in read_segment(entry, job, store, ["id"]).column("id").to_pylist():
+        table, _ = read_live_rows(entry, job, store, ["id"])
+        for identifier in table.column("id").to_pylist():
             if shard_of_id.get(identifier, entry.shard) != entry.shard:
                 moved.setdefault(entry.shard, []).append(identifier)
     return moved

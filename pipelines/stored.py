@@ -13,7 +13,7 @@ from scannery.pipelines.counts import UnitOutcome
 from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.job import embeddings_key, stage_key, unsealed
 
-__all__ = ["forget_unit", "has_size", "open_embeddings", "read_stage", "read_unit"]
+__all__ = ["forget_unit", "has_hash", "has_size", "open_embeddings", "read_stage", "read_unit"]
 
 _SOUND: set[tuple[str, int, int, str]] = set()
 """Files whose hash this process has checked, with their size and time: a file is read by every shard in it."""
@@ -41,6 +41,12 @@ def has_size(store: Store, key: str, size_bytes: int) -> bool:
         return store.size(key) == size_bytes
     except NotFoundError:
         return False
+
+
+def has_hash(store: Store, key: str, sha256: str) -> bool:
+    """Return whether an object, which must be there, has this SHA-256."""
+    with store.open_file(key) as path:
+        return _is_sound(path, sha256)
 
 
 def forget_unit(store: Store, index: str, unit: str) -> None:

@@ -1,12 +1,14 @@
 """Second stage of an update: what a shard has, minus what is replaced or removed, plus what is new.
 
-A shard has at most two segments: a big one, and a small one with what came later. A change that leaves every row of
-the big one in place touches the small one alone, so that a small addition to a large shard does not train ScaNN on
-it again. Otherwise the shard becomes one new segment, which has no trace of removed rows.
+A segment that loses rows stays, with the rows marked as deleted (indexer/deletes.py), and what is new goes into a
+small segment beside the big one: a small change to a large shard does not train ScaNN on it again. When too many
+rows are deleted, or the small segment has become too large, the shard becomes one new segment, which has no trace of
+removed rows. A full build does the same where it can, and removes besides what its input leaves out.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -18,14 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints import datapoint_schema
+from scannery.indexer.deletes import with_deleted
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.store import Store
 from scannery.pipelines.counts import Counts, ShardOutcome
 from scannery.pipelines.deadletters import DeadLetter, count_reasons
 from scannery.pipelines.job import Job, stage_key
-from scannery.pipelines.old_rows import read_segment, unchanged_documents
+from scannery.pipelines.old_rows import read_live_rows, unchanged_documents
+from scannery.pipelines.questions import EncoderSource
 from scannery.pipelines.segment_stage import (
-    EncoderSource,
     RowGroup,
     finished_shard,
     new_rows,
@@ -34,10 +37,22 @@ from scannery.pipelines.segment_stage import (
     write_segment,
 )
 
-__all__ = ["SMALL_SHARE", "Touch", "read_deletes", "update_shard", "write_deletes"]
+__all__ = [
+    "MOST_DELETED",
+    "SMALL_SHARE",
+    "Touch",
+    "finished_update",
+    "read_deletes",
+    "update_shard",
+    "write_deletes",
+]
 
 SMALL_SHARE = 0.1
 """Rows that the small segment of a shard may have, as a share of the big one's; more are merged with it."""
+
+MOST_DELETED = 0.2
+"""Rows of a segment that may be deleted, as a share of all; then it is rewritten. A row that changes so costs the
+writing of five at most, and a search looks at a quarter more candidates than without."""
 
 _SHORTEST_KEY = 16
 
@@ -78,11 +93,30 @@ def read_deletes(store: Store, index: str, key: str) -> list[str]:
     return deletes
 
 
+class _Old(NamedTuple):
+    """A segment of the parent version."""
+
+    entry: SegmentEntry
+    table: pa.Table
+    """Its live rows: all columns, or only the ids where no more is needed to see what changes."""
+
+    rows_N: np.ndarray
+    """The number of each of them, int64."""
+
+    gone_N: np.ndarray
+    """Which of them the update removes, bool."""
+
+    @property
+    def worn(self) -> bool:
+        """Whether too many rows are deleted for it to stay."""
+        return int(np.count_nonzero(~self.gone_N)) < (1 - MOST_DELETED) * self.entry.rows
+
+
 class _Change(NamedTuple):
     """What an update does to a shard, before anything is built."""
 
     kept: Sequence[SegmentEntry]
-    """Segments that stay as they are."""
+    """Segments that stay, with what is deleted from them."""
 
     rows: pa.Table
     """What the new segment holds."""
@@ -109,23 +143,43 @@ def update_shard(
         StageDamagedError: an embeddings file is damaged; it is made again by the next run.
 
     """
-    touches = sorted({touch for value in values if (touch := Touch.from_json(value))})
-    rows = sorted(RowGroup.from_json(value) for value in values if Touch.from_json(value) is None)
-    base = [entry for entry in parent.segments if entry.shard == shard]
-    key = update_key(job, shard, rows, base, [touches, True] if job.merge else touches)
-    return finished_shard(key, job, store) or _updated(key, shard, rows, touches, base, job, store, encoder)
+    update = _Update.of(shard, values, parent, job)
+    return finished_shard(update.key, job, store) or _updated(update, job, store, encoder)
 
 
-def _updated(
-    key: str,
-    shard: int,
-    rows: Sequence[RowGroup],
-    touches: Sequence[Touch],
-    base: Sequence[SegmentEntry],
-    job: Job,
-    store: Store,
-    encoder: EncoderSource | None,
-) -> ShardOutcome:
+def finished_update(
+    shard: int, values: Sequence[str], parent: Manifest, job: Job, store: Store
+) -> ShardOutcome | None:
+    """Return what `update_shard` did with the same arguments before, or None."""
+    return finished_shard(_Update.of(shard, values, parent, job).key, job, store)
+
+
+class _Update(NamedTuple):
+    """What comes upon a shard."""
+
+    key: str
+    shard: int
+    rows: Sequence[RowGroup]
+    touches: Sequence[Touch]
+    base: Sequence[SegmentEntry]
+
+    @classmethod
+    def of(cls, shard: int, values: Sequence[str], parent: Manifest, job: Job) -> _Update:
+        touches = sorted({touch for value in values if (touch := Touch.from_json(value))})
+        rows = sorted(RowGroup.from_json(value) for value in values if Touch.from_json(value) is None)
+        base = [entry for entry in parent.segments if entry.shard == shard]
+        return cls(update_key(job, shard, rows, base, _changes(touches, job)), shard, rows, touches, base)
+
+
+def _changes(touches: Sequence[Touch], job: Job) -> Sequence[object]:
+    """Return what besides rows and segments decides on the outcome."""
+    if job.merge:
+        return [touches, True]
+    return [touches, "full"] if job.mode == "full" else touches
+
+
+def _updated(update: _Update, job: Job, store: Store, encoder: EncoderSource | None) -> ShardOutcome:
+    key, shard, rows, touches, base = update
     started = time.perf_counter()
     fresh, letters, lost = new_rows(rows, job, store)
     change = _change(fresh, touches, base, job, store)
@@ -159,9 +213,10 @@ def _record_repetition(
 ) -> None:
     """Record that the same update on top of its own result changes nothing: the next run need not read the shard."""
     changes = outcome.counts.changes
+    unmerged = dataclasses.replace(job, merge=False)
     same = {"unchanged": sum(changes.get(name, 0) for name in ("added", "replaced", "unchanged"))}
     again = ShardOutcome(
-        key=update_key(job, outcome.shard, rows, outcome.entries, touches),
+        key=update_key(job, outcome.shard, rows, outcome.entries, _changes(touches, unmerged)),
         shard=outcome.shard,
         entries=outcome.entries,
         counts=Counts(
@@ -180,16 +235,18 @@ def _change(
     fresh: pa.Table, touches: Sequence[Touch], base: Sequence[SegmentEntry], job: Job, store: Store
 ) -> _Change:
     schema = datapoint_schema(job.spec, job.dimensions)
-    deletes = {
-        name for touch in touches if touch.deletes for name in read_deletes(store, job.index, touch.deletes)
-    }
     moved = {name for touch in touches for name in touch.moved}
     fresh = fresh.select(schema.names)
-    olds = [read_segment(entry, job, store) for entry in base]
-    old_documents = _distinct(olds)
-    removed = deletes & (old_documents | _distinct([fresh]))
+    # What only loses rows is not read whole.
+    columns = schema.names if fresh.num_rows or job.merge else ["id", "document_id"]
+    olds = [(entry, *read_live_rows(entry, job, store, columns)) for entry in base]
+    old_documents = _distinct([table for _, table, _ in olds])
+    removed = _removed(fresh, old_documents, touches, job, store)
     fresh = _without(fresh, document_id=removed)
-    same = unchanged_documents(pa.concat_tables([schema.empty_table(), *olds]), fresh, job)
+    same = set()
+    if fresh.num_rows:
+        old_rows = pa.concat_tables([schema.empty_table(), *(table for _, table, _ in olds)])
+        same = unchanged_documents(old_rows, fresh, job)
     fresh = _without(fresh, document_id=same)
     new_documents = _distinct([fresh])
     counts = {
@@ -199,29 +256,56 @@ def _change(
         "unchanged": len(same),
     }
     gone_ids = moved | set(fresh.column("id").to_pylist())
-    left = [_without(old, document_id=removed | new_documents, id=gone_ids) for old in olds]
-    kept, rows = _arranged(base, olds, left, fresh, merge=job.merge)
-    return _Change(kept, rows, counts)
+    marked = [
+        _Old(entry, table, rows_N, _has(table, document_id=removed | new_documents, id=gone_ids))
+        for entry, table, rows_N in olds
+    ]
+    kept, rewritten = _arranged(marked, fresh.num_rows, merge=job.merge)
+    left = [_left(old, schema, job, store) for old in rewritten]
+    rows = pa.concat_tables([schema.empty_table(), *left, fresh])
+    return _Change([_marked(old, job, store) for old in kept], rows, counts)
 
 
-def _arranged(
-    base: Sequence[SegmentEntry],
-    olds: Sequence[pa.Table],
-    left: Sequence[pa.Table],
-    fresh: pa.Table,
-    *,
-    merge: bool,
-) -> tuple[Sequence[SegmentEntry], pa.Table]:
-    """Return the segments that stay, and the rows of the new one."""
-    whole = [len(rows) == len(old) for rows, old in zip(left, olds, strict=True)]
-    if all(whole) and not fresh.num_rows and not merge:
-        return base, fresh
-    big = max(range(len(base)), key=lambda i: base[i].rows, default=None)
-    if big is not None and whole[big] and base[big].kind == "scann" and not merge:
-        rows = pa.concat_tables([fresh.schema.empty_table(), *left[:big], *left[big + 1 :], fresh])
-        if rows.num_rows <= SMALL_SHARE * base[big].rows:
-            return [base[big]], rows
-    return [], pa.concat_tables([fresh.schema.empty_table(), *left, fresh])
+def _removed(
+    fresh: pa.Table, old_documents: set[str], touches: Sequence[Touch], job: Job, store: Store
+) -> set[str]:
+    """Return the documents that go, whether the shard has them or they would have come."""
+    if job.mode == "full":
+        return old_documents - _distinct([fresh])
+    deletes = {
+        name for touch in touches if touch.deletes for name in read_deletes(store, job.index, touch.deletes)
+    }
+    return deletes & (old_documents | _distinct([fresh]))
+
+
+def _arranged(olds: Sequence[_Old], fresh: int, *, merge: bool) -> tuple[Sequence[_Old], Sequence[_Old]]:
+    """Return the segments that stay, and those whose rows go into the new one with so many fresh rows."""
+    big = max(olds, key=lambda old: old.entry.rows, default=None)
+    if big is None or merge or big.worn:
+        return [], olds
+    others = [old for old in olds if old is not big]
+    if not fresh:
+        return [big, *(old for old in others if not old.worn)], [old for old in others if old.worn]
+    small = fresh + sum(np.count_nonzero(~old.gone_N) for old in others)
+    if big.entry.kind == "scann" and small <= SMALL_SHARE * big.entry.rows:
+        return [big], others
+    return [], olds
+
+
+def _marked(old: _Old, job: Job, store: Store) -> SegmentEntry:
+    """Return the entry of a segment that stays."""
+    if not old.gone_N.any():
+        return old.entry
+    documents = len(_distinct([old.table.filter(pa.array(~old.gone_N))]))
+    return with_deleted(store, job.index, old.entry, old.rows_N[old.gone_N], documents=documents)
+
+
+def _left(old: _Old, schema: pa.Schema, job: Job, store: Store) -> pa.Table:
+    """Return all columns of the rows that stay."""
+    table = old.table
+    if table.schema.names != schema.names:
+        table, _ = read_live_rows(old.entry, job, store)
+    return table.filter(pa.array(~old.gone_N)) if old.gone_N.any() else table
 
 
 def _distinct(tables: Sequence[pa.Table]) -> set[str]:
@@ -230,9 +314,15 @@ def _distinct(tables: Sequence[pa.Table]) -> set[str]:
 
 def _without(table: pa.Table, **values: set[str]) -> pa.Table:
     """Return the rows in which no column has one of the values given for it; the table itself if that is all."""
-    lost_N = np.zeros(table.num_rows, bool)
+    lost_N = _has(table, **values)
+    return table.filter(pa.array(~lost_N)) if lost_N.any() else table
+
+
+def _has(table: pa.Table, **values: set[str]) -> np.ndarray:
+    """Return in which rows a column has one of the values given for it, bool."""
+    found_N = np.zeros(table.num_rows, bool)
     for column, names in values.items():
         if names:
             wanted = pa.array(sorted(names), pa.string())
-            lost_N |= pc.is_in(table.column(column), value_set=wanted).to_numpy(zero_copy_only=False)
-    return table.filter(pa.array(~lost_N)) if lost_N.any() else table
+            found_N |= pc.is_in(table.column(column), value_set=wanted).to_numpy(zero_copy_only=False)
+    return found_N

@@ -9,20 +9,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from scannery.indexer import (
     IndexerError,
     Manifest,
-    Segment,
+    OpenIndex,
     SegmentCache,
     Store,
     latest_version,
     open_index,
     read_manifest,
 )
+from scannery.serving import hydrate
+from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import (
     ClosedError,
@@ -30,7 +32,11 @@ from scannery.serving.errors import (
     InvalidRequestError,
     UnknownIndexError,
 )
-from scannery.serving.masks import MaskCache
+from scannery.serving.live.index import LiveIndex
+from scannery.serving.live.location import log_folder
+from scannery.serving.live.log import LogGapError
+from scannery.serving.live.maintenance import Maintenance
+from scannery.serving.live.tail import Tail
 from scannery.serving.security.principals import CURRENT
 from scannery.serving.snapshot import Snapshot
 
@@ -40,16 +46,28 @@ _LOG = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
 MAX_BACKOFF_S = 60.0
+# A version that is replaced while it is being opened is no trouble, unless that never ends.
+MAX_GAPS = 5
 
 
 @dataclass(slots=True)
 class _Entry:
-    snapshot: Snapshot | None = None
+    live: LiveIndex | None = None
+    maintenance: Maintenance | None = None
     error: IndexerError | None = None
     """Why the current version is not open."""
     checked_at_s: float = float("-inf")
     failures: int = 0
     retry_at_s: float = float("-inf")
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """What a query sees now."""
+        return None if self.live is None else self.live.snapshot
+
+    def look_again(self) -> None:
+        """Forget when the version was looked at last: there is a later one."""
+        self.checked_at_s = float("-inf")
 
 
 class Catalog:
@@ -66,14 +84,27 @@ class Catalog:
         only: Iterable[str] | None = None,
         encoders: EncoderPool | None = None,
         cache: SegmentCache | None = None,
-        opened: Callable[[str], Sequence[Segment]] = lambda name: (),
+        opened: Callable[[str], OpenIndex | None] = lambda name: None,
+        log: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take a store; `opened` gives segments of an index that are open already."""
+        """Take a store.
+
+        Args:
+            store: with the indexes.
+            only: the only ones to serve.
+            encoders: shared with others.
+            cache: where segments are unpacked.
+            opened: gives an index that is open already, in some version.
+            log: local folder for the logs of live updates: by default that of the store, if it is one.
+            clock: seconds.
+
+        """
         self._store = store
         self._opened = opened
+        self._log_root = log or store.local_root
         self._only = None if only is None else frozenset(only)
-        self._encoders = encoders or EncoderPool()
+        self.encoders = encoders or EncoderPool()
         self._cache = cache
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
@@ -105,14 +136,22 @@ class Catalog:
         snapshots = [entry.snapshot for entry in list(self._entries.values())]
         return [snapshot.manifest for snapshot in snapshots if snapshot]
 
-    def snapshot(self, name: str) -> Snapshot:
-        """Return the current snapshot of an index.
+    def snapshot(self, name: str, *, min_sequence: int = 0, deadline: Deadline | None = None) -> Snapshot:
+        """Return the current snapshot of an index, or wait until there is one with all mutations up to a sequence.
 
         Raises:
             UnknownIndexError: there is no such index; the message names those that there are.
             CorruptError, FormatError, StoreError: it is there and cannot be opened.
+            InvalidRequestError: there is no mutation with this sequence.
+            DeadlineError: it did not become visible in time.
 
         """
+        snapshot = self._current(name)
+        if snapshot.sequence < min_sequence:
+            return self.live(name).wait_for(min_sequence, deadline or Deadline.after(0))
+        return snapshot
+
+    def _current(self, name: str) -> Snapshot:
         self._check_open()
         if not name:
             raise InvalidRequestError.at("index", "must not be empty")
@@ -121,9 +160,35 @@ class Catalog:
         entry = self._entries.get(name) if self.watched else self._looked_after(name)
         if entry is None:
             raise self._unknown(name)
-        if entry.snapshot is None:
+        if entry.live is None:
             raise entry.error or self._unknown(name)
-        return entry.snapshot
+        if not self.watched:
+            # Nobody follows the log; whoever finds it busy takes what there is.
+            entry.live.catch_up(blocking=False)
+        return entry.live.snapshot
+
+    def live(self, name: str) -> LiveIndex:
+        """Return the index as what takes writes; raises as `snapshot`."""
+        self._current(name)
+        live = self._entries[name].live if name in self._entries else None
+        if live is None:
+            raise self._unknown(name)
+        return live
+
+    def written(self) -> None:
+        """Take note that something was written; without a watcher, this is when maintenance is thought of."""
+        if not self.watched:
+            self.maintain()
+
+    def maintain(self) -> None:
+        """Have sealed and merged what is due; costs little where nothing is."""
+        for entry in list(self._entries.values()):
+            if entry.live is not None and entry.maintenance is not None:
+                entry.maintenance.look(entry.live.state)
+
+    def live_indexes(self) -> list[LiveIndex]:
+        """Return all indexes that are open."""
+        return [entry.live for entry in list(self._entries.values()) if entry.live is not None]
 
     def manifest(self, name: str) -> Manifest:
         """Return the manifest of an index; without a watcher, the index is not opened for it.
@@ -150,13 +215,21 @@ class Catalog:
                     self._refresh_one(name, version, encoders=encoders)
             for name in self._entries.keys() - stored.keys():
                 _LOG.info("index %s is gone", name)
-                del self._entries[name]
+                self._forget(name)
 
     def close(self) -> None:
         """Let go of all indexes; queries that run finish on what they hold."""
         self._closed = True
         with self._lock:
-            self._entries = {}
+            for name in list(self._entries):
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is not None and entry.maintenance is not None:
+            entry.maintenance.close()
+        if entry is not None and entry.live is not None:
+            entry.live.close()
 
     def _stored(self) -> dict[str, int]:
         names = (name for name in self._store.folders() if self._only is None or name in self._only)
@@ -164,7 +237,8 @@ class Catalog:
 
     def _looked_after(self, name: str) -> _Entry | None:
         entry = self._entries.get(name)
-        if entry is not None and self._clock() - entry.checked_at_s < CHECK_EVERY_S:
+        is_open = entry is not None and (entry.live is not None or entry.error is not None)
+        if entry is not None and is_open and self._clock() - entry.checked_at_s < CHECK_EVERY_S:
             return entry
         # Whoever has a snapshot does not wait while somebody else opens one.
         if not self._lock.acquire(blocking=entry is None or entry.snapshot is None):
@@ -180,7 +254,7 @@ class Catalog:
 
     def _refresh_one(self, name: str, version: int | None, *, encoders: bool = False) -> _Entry | None:
         if version is None:
-            self._entries.pop(name, None)
+            self._forget(name)
             return None
         # Not kept before it is known to exist: asking for nonsense must not cost memory.
         entry = self._entries.setdefault(name, _Entry())
@@ -192,22 +266,38 @@ class Catalog:
         return entry
 
     def _open(self, entry: _Entry, name: str, version: int, *, encoders: bool) -> None:
-        reuse = entry.snapshot.segments if entry.snapshot else self._opened(name)
         try:
-            index = open_index(self._store, name, version, cache=self._cache, reuse=reuse)
+            index = self._moved(entry, name, version, encoders=encoders)
         except IndexerError as error:
             entry.failures += 1
             entry.error = error
             entry.retry_at_s = self._clock() + min(MAX_BACKOFF_S, 2.0 ** min(entry.failures, 10))
             _LOG.error("index %s: version %d cannot be opened: %s", name, version, error)
             return
-        # Segments that stay keep what is known about them.
-        masks = entry.snapshot.masks if entry.snapshot else MaskCache()
-        snapshot = Snapshot(index, self._encoders, masks)
-        if encoders:
-            _load_encoder(snapshot)
-        entry.snapshot, entry.error, entry.failures = snapshot, None, 0
-        _LOG.info("index %s: version %d, %d datapoints", name, version, index.manifest.rows)
+        entry.error, entry.failures = None, 0
+        _LOG.info("index %s: version %d, %d datapoints", name, index.manifest.version, index.manifest.rows)
+
+    def _moved(self, entry: _Entry, name: str, version: int, *, encoders: bool) -> OpenIndex:
+        """Open a version and go over to it; a later one, if the log has no longer what this one needs."""
+        live = entry.live
+        for _ in range(MAX_GAPS):
+            reuse = live.state.index if live else self._opened(name)
+            index = open_index(self._store, name, version, cache=self._cache, reuse=reuse)
+            hydrate.warm_up(index.segments, index.spec)
+            if encoders:
+                _load_encoder(Snapshot(index, self.encoders))
+            try:
+                if live is not None:
+                    live.move(index)
+                else:
+                    folder = log_folder(self._log_root, name)
+                    entry.live = LiveIndex(index, self.encoders, folder=folder, on_gap=entry.look_again)
+                    if self._log_root is not None:
+                        entry.maintenance = Maintenance(self._store, name, self._log_root)
+                return index
+            except LogGapError as error:
+                version, gap = latest_version(self._store, name) or version, error
+        raise gap
 
     def _unknown(self, name: str) -> UnknownIndexError:
         names = self.names()
@@ -228,6 +318,7 @@ class Watcher:
         self._catalog = catalog
         self._every_s = every_s
         self._after = after
+        self._tail = Tail(catalog.live_indexes)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="scannery-watcher", daemon=True)
 
@@ -241,11 +332,13 @@ class Watcher:
         self._catalog.refresh(encoders=True)
         self._catalog.watched = True
         self._report()
+        self._tail.start()
         self._thread.start()
 
     def stop(self) -> None:
         """Stop looking; waits for the version that is being opened."""
         self._stop.set()
+        self._tail.stop()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -254,6 +347,7 @@ class Watcher:
         while not self._stop.wait(self._every_s):
             try:
                 self._catalog.refresh(encoders=True)
+                self._catalog.maintain()
                 self._report()
                 trouble = ""
             except Exception as error:  # noqa: BLE001  the next look may succeed; without it, old versions stay for ever

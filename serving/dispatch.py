@@ -29,7 +29,6 @@ from scannery.serving.errors import (
     InvalidRequestError,
     OverloadedError,
     UnknownIndexError,
-    UnsupportedError,
 )
 from scannery.serving.metrics import ServerMetrics
 from scannery.serving.recall import RecallSampler
@@ -39,7 +38,7 @@ from scannery.serving.slow import SlowCalls
 from scannery.serving.status import DETAIL_KEY, status_of
 from scannery.serving.streams import pipelined
 from scannery.serving.turns import GoneError, Turn
-from scannery.v1 import search_pb2
+from scannery.v1 import index_pb2, search_pb2
 
 if TYPE_CHECKING:
     GenericHandler = grpc.GenericRpcHandler[Any, Any]
@@ -60,6 +59,7 @@ MIN_IN_FLIGHT = 16
 MAX_IN_STREAM = 1000
 """Requests of a stream that were read and not answered."""
 SEARCH_STREAM = f"/{SEARCH_SERVICE}/SearchStream"
+UPSERT = f"/{INDEX_SERVICE}/Upsert"
 UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -106,7 +106,7 @@ class Dispatcher(GenericHandler):
             return grpc.stream_unary_rpc_method_handler(partial(self._unary, path, method, ticket))
         if path == SEARCH_STREAM:
             return grpc.stream_stream_rpc_method_handler(partial(self._search_stream, ticket))
-        return grpc.stream_stream_rpc_method_handler(partial(_upsert_stream, ticket))
+        return grpc.stream_stream_rpc_method_handler(partial(self._upsert_stream, ticket))
 
     def refusal(self, error: Exception) -> Handler:
         """Return the handler that answers with an error, at once and without reading the request."""
@@ -188,6 +188,33 @@ class Dispatcher(GenericHandler):
             finally:
                 self._streams.release()
 
+    def _upsert_stream(
+        self, ticket: Ticket, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        with ticket:
+            if not self._streams.acquire(blocking=False):
+                abort(context, OverloadedError("too many open streams", retry_after_s=1.0))
+            try:
+                deadline = self._deadline(context)
+                with self._slow.watched(context, self._config.max_request_s):
+                    for data in messages:
+                        # One after the other: the first error ends the stream, and what was acknowledged stays.
+                        yield self._upserted(data, deadline, context)
+            except (grpc.RpcError, GoneError):
+                return  # the caller went away, or its message is over the limit: gRPC has told it
+            except Exception as error:  # noqa: BLE001  the table knows every one
+                abort(context, error)
+            finally:
+                self._streams.release()
+
+    def _upserted(self, data: bytes, deadline: Deadline, context: grpc.ServicerContext) -> bytes:
+        started_s = time.monotonic()
+        request = _decoded(index_pb2.UpsertRequest, data)
+        with Turn(self._turns, deadline, context.is_active):
+            response = _answered(self._service, UPSERT, request, deadline)
+        self._observe(UPSERT_STREAM, request.index, grpc.StatusCode.OK, time.monotonic() - started_s)
+        return response
+
     def _stream_answer(
         self, deadline: Deadline, context: grpc.ServicerContext, principal: Principal, data: bytes
     ) -> bytes:
@@ -216,7 +243,7 @@ def _answered(service: Service, path: str, request: Message, deadline: Deadline)
     # The catalog looks, too; here it holds for whatever does not ask the catalog.
     if index and not _principal().sees(index):
         raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
-    return service.call(path, request, deadline).SerializeToString()
+    return service.call_on_wire(path, request, deadline)
 
 
 def _principal() -> Principal:
@@ -239,13 +266,6 @@ def _decoded(kind: type[MessageT], data: bytes) -> MessageT:
         return kind.FromString(data)
     except DecodeError as error:
         raise InvalidRequestError(f"the request is not a {kind.DESCRIPTOR.full_name}") from error
-
-
-def _upsert_stream(
-    ticket: Ticket, messages: Iterator[bytes], context: grpc.ServicerContext
-) -> Iterator[bytes]:
-    with ticket:
-        abort(context, UnsupportedError("this server takes no live updates"))
 
 
 def abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:

@@ -17,6 +17,7 @@ import numpy as np
 from scannery.indexer import Manifest
 from scannery.serving.batching import Batcher
 from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
+from scannery.serving.reranking import RerankerPool
 from scannery.serving.turns import waiting
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class QueryEncoder:
     def dimensions(self) -> int:
         """Components of a vector."""
         return self._encoder.dimensions
+
+    @property
+    def documents(self) -> Encoder:
+        """The encoder itself, which also encodes documents."""
+        return self._encoder
 
     def encode(self, texts: Sequence[str], *, path: str = "query") -> np.ndarray:
         """Return the vectors of query texts, float32 (Q, D).
@@ -103,10 +109,12 @@ class QueryEncoder:
 
 
 class EncoderPool:
-    """The encoders of a process: indexes that name the same one share it. Safe to use from several threads."""
+    """The models of a process: indexes that name the same one share it. Safe to use from several threads."""
 
-    def __init__(self, *, device: str = "auto") -> None:
+    def __init__(self, *, device: str = "auto", reranker: str | None = None) -> None:
+        """`reranker` is the cross-encoder of all indexes, whatever their specs name."""
         self._device = device
+        self.rerankers = RerankerPool(model=reranker, device=device)
         self._encoders: dict[str, QueryEncoder] = {}
         self._observer = Observer()
         self._lock = threading.Lock()
@@ -115,10 +123,10 @@ class EncoderPool:
         """Report the size of each batch, and how many texts the cache had (True) or had not (False)."""
         self._observer.batch, self._observer.cached = batch, cached
 
-    def encoder_of(self, manifest: Manifest) -> QueryEncoder:
+    def encoder_of(self, manifest: Manifest, *, field: str = "query") -> QueryEncoder:
         """Return the encoder for text queries of an index; it is loaded at the first call.
 
-        Only what the manifest names is ever loaded, never what a request says.
+        Only what the manifest names is ever loaded, never what a request says. `field` is what errors name.
 
         Raises:
             EncoderUnavailableError: the index has none, or not one that can be loaded and made its vectors.
@@ -127,7 +135,7 @@ class EncoderPool:
         if manifest.spec.encoder is None:
             raise EncoderUnavailableError(
                 f"index {manifest.index!r} has no encoder, so it cannot be asked with text; ask with a vector",
-                field="query",
+                field=field,
             )
         spec = manifest.spec.encoder.model_dump(exclude={"device", "dtype"})
         key = json.dumps([spec, manifest.encoder, manifest.dimensions], sort_keys=True)

@@ -7,8 +7,11 @@ ServingError
 ├── UnsupportedError          a call or field of the contract that this server does not serve
 ├── EncoderUnavailableError   a text query, and the index has no encoder or it cannot be used
 ├── LexicalUnavailableError   lexical or hybrid search, and the index has no words
+├── RerankerUnavailableError  reranking, and the index has no reranker or it cannot be used
 ├── DeadlineError             the caller's time is up
 ├── OverloadedError           refused at once rather than late
+├── ConditionError            a write whose condition does not hold; nothing was written
+├── ReadOnlyError             the index takes no writes
 ├── UnauthenticatedError      no or wrong credentials
 ├── PermissionDeniedError     the credentials do not allow it
 ├── ConfigError               the server cannot be started like this; `field` names the option
@@ -21,6 +24,7 @@ from __future__ import annotations
 __all__ = [
     "BindError",
     "ClosedError",
+    "ConditionError",
     "ConfigError",
     "DeadlineError",
     "EncoderUnavailableError",
@@ -28,6 +32,8 @@ __all__ = [
     "LexicalUnavailableError",
     "OverloadedError",
     "PermissionDeniedError",
+    "ReadOnlyError",
+    "RerankerUnavailableError",
     "ServingError",
     "UnauthenticatedError",
     "UnknownDatapointError",
@@ -81,12 +87,24 @@ class LexicalUnavailableError(ServingError):
     """The index cannot be asked by words."""
 
 
+class RerankerUnavailableError(ServingError):
+    """The hits of the index cannot be reranked."""
+
+
 class DeadlineError(ServingError, TimeoutError):
     """The caller's time is up."""
 
 
 class OverloadedError(ServingError):
     """Too much is going on; try again after `retry_after_s`."""
+
+
+class ConditionError(ServingError):
+    """A datapoint is not in the state in which the caller wanted to write it; nothing was written."""
+
+
+class ReadOnlyError(ServingError):
+    """The index takes no writes: it lies in a bucket, or where nothing can be written."""
 
 
 class UnauthenticatedError(ServingError):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from scannery.indexer import AttributeType, Distance, Manifest
+from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment
+from scannery.serving.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 
 __all__ = ["index_info"]
 
 
-def index_info(manifest: Manifest, *, details: bool) -> pb.IndexInfo:
-    """Return the description of a version; without `details`, its segments and spec are left out."""
+def index_info(manifest: Manifest, *, details: bool, snapshot: Snapshot | None = None) -> pb.IndexInfo:
+    """Return the description of a version, or of a snapshot of it; without `details`, not its segments and spec."""
     spec = manifest.spec
     info = pb.IndexInfo(
         name=manifest.index,
         version=manifest.version,
-        rows=manifest.rows,
+        rows=manifest.rows if snapshot is None else snapshot.rows,
         dimensions=manifest.dimensions,
         distance=_DISTANCES[spec.distance],
         attributes={name: _TYPES[kind] for name, kind in spec.attributes.items()},
@@ -22,7 +23,8 @@ def index_info(manifest: Manifest, *, details: bool) -> pb.IndexInfo:
         encoder=_encoder(manifest),
         shards=manifest.shards,
         size_bytes=manifest.size_bytes,
-        sequence=manifest.log_sequence,
+        sequence=manifest.log_sequence if snapshot is None else snapshot.sequence,
+        memory_rows=_memory_rows(snapshot),
         recall=_recall(manifest),
     )
     info.created_at.FromDatetime(manifest.created_at)
@@ -31,7 +33,7 @@ def index_info(manifest: Manifest, *, details: bool) -> pb.IndexInfo:
             pb.SegmentInfo(
                 key=entry.key,
                 shard=entry.shard,
-                rows=entry.rows,
+                rows=entry.live_rows,
                 size_bytes=entry.size_bytes,
                 kind=entry.kind,
             )
@@ -39,6 +41,17 @@ def index_info(manifest: Manifest, *, details: bool) -> pb.IndexInfo:
         )
         info.spec_json = spec.model_dump_json()
     return info
+
+
+def _memory_rows(snapshot: Snapshot | None) -> int:
+    if snapshot is None:
+        return 0
+    parts = zip(snapshot.segments, snapshot.alive, strict=True)
+    return sum(
+        segment.rows if alive is None else alive.count
+        for segment, alive in parts
+        if isinstance(segment, MemorySegment)
+    )
 
 
 def _encoder(manifest: Manifest) -> pb.EncoderInfo | None:

@@ -90,7 +90,8 @@ class MaskCache:
     """
 
     def __init__(self, max_bytes: int = 64 << 20, *, max_index_bytes: int = 512 << 20) -> None:
-        self._allowed: _Bounded[tuple[str, Node], AllowedRows] = _Bounded(max_bytes)
+        # Of live rows the very object is part of the key: a version has one for each segment as long as it is open.
+        self._allowed: _Bounded[tuple[str, Node, AllowedRows | None], AllowedRows] = _Bounded(max_bytes)
         self._postings: _Bounded[tuple[str, str], Postings] = _Bounded(max_index_bytes)
 
     @property
@@ -103,16 +104,21 @@ class MaskCache:
         """How often it was not."""
         return self._allowed.misses
 
-    def allowed(self, segment: Segment, node: Node) -> AllowedRows:
-        """Return the rows of a segment that a filter allows."""
-        return self._allowed.get((segment.entry.sha256, node), partial(self._evaluated, segment, node))
+    def allowed(self, segment: Segment, node: Node, alive: AllowedRows | None = None) -> AllowedRows:
+        """Return the rows of a segment that a filter allows, and that are among the live ones if these are given."""
+        key = (segment.entry.sha256, node, alive)
+        return self._allowed.get(key, partial(self._evaluated, segment, node, alive))
 
     def mask(self, segment: Segment, node: Node) -> np.ndarray:
         """Return the rows of a segment that a filter allows, bool (N,), read-only."""
         return self.allowed(segment, node).mask_N
 
-    def _evaluated(self, segment: Segment, node: Node) -> AllowedRows:
-        mask_N = evaluate(node, partial(self._field, segment), segment.rows)
+    def _evaluated(self, segment: Segment, node: Node, alive: AllowedRows | None) -> AllowedRows:
+        if alive is None:
+            mask_N = evaluate(node, partial(self._field, segment), segment.rows)
+        else:
+            # The filter alone is kept too: it outlives every set of deleted rows.
+            mask_N = self.mask(segment, node) & alive.mask_N
         mask_N.setflags(write=False)
         return segment.allow(mask_N)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scannery.indexer import IndexerError, OpenIndex, Segment, Store, latest_version, open_index
+from scannery.indexer import IndexerError, OpenIndex, Store, latest_version, open_index
+from scannery.serving import hydrate
 from scannery.serving.config import ServerConfig
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import EncoderUnavailableError
@@ -26,12 +26,8 @@ class Preloaded:
     """Ready before the fork."""
 
     encoders: EncoderPool
+    """Their models are loaded where these survive a fork."""
     indexes: dict[str, OpenIndex] = field(default_factory=dict)
-
-    def segments(self, index: str) -> Sequence[Segment]:
-        """Return the segments of an index that are open."""
-        found = self.indexes.get(index)
-        return found.segments if found else ()
 
 
 def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
@@ -42,7 +38,9 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
 
     """
     store = Store.open(config.store)
-    preloaded = Preloaded(before.encoders if before else EncoderPool(device=config.device))
+    preloaded = Preloaded(
+        before.encoders if before else EncoderPool(device=config.device, reranker=config.reranker)
+    )
     if store.local_root is not None:
         for name in store.folders():
             if not config.indexes or name in config.indexes:
@@ -59,8 +57,10 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
 def _open(store: Store, name: str, preloaded: Preloaded, before: Preloaded | None) -> None:
     try:
         if latest_version(store, name) is not None:
-            reuse = before.segments(name) if before else ()
-            preloaded.indexes[name] = open_index(store, name, reuse=reuse)
+            reuse = before.indexes.get(name) if before else None
+            index = open_index(store, name, reuse=reuse)
+            hydrate.warm_up(index.segments, index.spec)
+            preloaded.indexes[name] = index
     except IndexerError as error:
         # The workers say the same, keep trying, and serve the other indexes.
         _LOG.debug("index %s is not shared: %s", name, error)

@@ -72,12 +72,12 @@ class Server:
         self.address = config.listen
         """Where it listens; the real port once it is started."""
         store = Store.open(config.store)
-        preloaded = preloaded or Preloaded(EncoderPool(device=config.device))
+        preloaded = preloaded or Preloaded(EncoderPool(device=config.device, reranker=config.reranker))
         self._catalog = Catalog(
             store,
             only=config.indexes or None,
             encoders=preloaded.encoders,
-            opened=preloaded.segments,
+            opened=preloaded.indexes.get,
         )
         self._service = Service(self._catalog)
         self._health = health.HealthServicer()

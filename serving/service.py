@@ -13,24 +13,23 @@ from typing import Any
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from scannery.indexer import IndexerError, Manifest
+from scannery.indexer import IndexerError
 from scannery.serving import engine, hydrate, limits
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
-from scannery.serving.errors import InvalidRequestError, UnknownIndexError, UnsupportedError
+from scannery.serving.errors import InvalidRequestError, UnknownIndexError
 from scannery.serving.explain import Trace
 from scannery.serving.filters import AllOf, Node, parse_filter
 from scannery.serving.info import index_info
+from scannery.serving.live.service import Writes
 from scannery.serving.ranking import Ranking
 from scannery.serving.requests import (
     Options,
     Query,
     check_count,
-    check_sequence,
     parse_fields,
     parse_identifier,
     parse_matrix,
-    parse_options,
     parse_query,
 )
 from scannery.serving.snapshot import Snapshot
@@ -53,7 +52,9 @@ class UnaryMethod:
 
     request: type[Message]
     # Each handler takes its own kind of request; `Service.call` checks that it gets it.
-    handle: Callable[[Any, Deadline], Message]
+    handle: Callable[[Any, Deadline], Message | bytes]
+    response: type[Message] | None = None
+    """Of handlers that return the answer as it goes over the wire."""
 
 
 class Service:
@@ -61,19 +62,37 @@ class Service:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
+        self._writes = Writes(catalog)
         self.methods: dict[str, UnaryMethod] = {
-            f"/{SEARCH_SERVICE}/Search": UnaryMethod(search_pb2.SearchRequest, self.search),
-            f"/{SEARCH_SERVICE}/SearchMany": UnaryMethod(search_pb2.SearchManyRequest, self.search_many),
+            f"/{SEARCH_SERVICE}/Search": UnaryMethod(
+                search_pb2.SearchRequest, self._search, search_pb2.SearchResponse
+            ),
+            f"/{SEARCH_SERVICE}/SearchMany": UnaryMethod(
+                search_pb2.SearchManyRequest, self._search_many, search_pb2.SearchManyResponse
+            ),
             f"/{SEARCH_SERVICE}/Get": UnaryMethod(search_pb2.GetRequest, self.get),
             f"/{INDEX_SERVICE}/ListIndexes": UnaryMethod(index_pb2.ListIndexesRequest, self.list_indexes),
             f"/{INDEX_SERVICE}/GetIndex": UnaryMethod(index_pb2.GetIndexRequest, self.get_index),
-            f"/{INDEX_SERVICE}/Upsert": UnaryMethod(index_pb2.UpsertRequest, _no_writes),
-            f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, _no_writes),
+            f"/{INDEX_SERVICE}/Upsert": UnaryMethod(index_pb2.UpsertRequest, self._writes.upsert),
+            f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, self._writes.delete),
         }
         """By full path."""
 
     def call(self, path: str, request: Message, deadline: Deadline) -> Message:
         """Return the answer of the method at `path`; raise what its handler raises."""
+        answer = self._handled(path, request, deadline)
+        response = self.methods[path].response
+        if isinstance(answer, Message):
+            return answer
+        assert response is not None
+        return response.FromString(answer)
+
+    def call_on_wire(self, path: str, request: Message, deadline: Deadline) -> bytes:
+        """Return what `call` does, serialised: cheaper than to make a message and to serialise it."""
+        answer = self._handled(path, request, deadline)
+        return answer.SerializeToString() if isinstance(answer, Message) else answer
+
+    def _handled(self, path: str, request: Message, deadline: Deadline) -> Message | bytes:
         method = self.methods[path]
         if not isinstance(request, method.request):
             raise TypeError(f"{path} takes a {method.request.__name__}, got a {type(request).__name__}")
@@ -86,39 +105,48 @@ class Service:
 
     def search(self, request: search_pb2.SearchRequest, deadline: Deadline) -> search_pb2.SearchResponse:
         """Answer one query."""
-        snapshot = self._catalog.snapshot(request.index)
-        options = parse_options(request.options, snapshot.manifest)
+        return search_pb2.SearchResponse.FromString(self._search(request, deadline))
+
+    def search_many(
+        self, request: search_pb2.SearchManyRequest, deadline: Deadline
+    ) -> search_pb2.SearchManyResponse:
+        """Answer many queries from one snapshot."""
+        return search_pb2.SearchManyResponse.FromString(self._search_many(request, deadline))
+
+    def _search(self, request: search_pb2.SearchRequest, deadline: Deadline) -> bytes:
+        snapshot = self._seen(request.index, request.options.min_sequence, deadline)
+        options = snapshot.options(request.options)
         query = parse_query(request.query, snapshot.manifest)
         trace = Trace(1, wanted=options.explain)
         rankings = engine.search(snapshot, [query], options, deadline, paths=["query"], trace=trace)
         with trace.stage("hydrate"):
             [hits] = _hits(rankings, snapshot, options)
         manifest = snapshot.manifest
-        return search_pb2.SearchResponse(
-            hits=hits,
+        rest = search_pb2.SearchResponse(
             version=manifest.version,
-            sequence=manifest.log_sequence,
+            sequence=snapshot.sequence,
             explanation=trace.message(0, snapshot.segments) if options.explain else None,
         )
+        # Messages on the wire are joined by putting one behind the other.
+        return hits + rest.SerializeToString()
 
-    def search_many(
-        self, request: search_pb2.SearchManyRequest, deadline: Deadline
-    ) -> search_pb2.SearchManyResponse:
-        """Answer many queries from one snapshot."""
-        snapshot = self._catalog.snapshot(request.index)
-        options = parse_options(request.options, snapshot.manifest)
+    def _search_many(self, request: search_pb2.SearchManyRequest, deadline: Deadline) -> bytes:
+        snapshot = self._seen(request.index, request.options.min_sequence, deadline)
+        options = snapshot.options(request.options)
         queries = _queries(request, snapshot, options)
         filters = _filters(request, snapshot, options, len(queries))
         deadline.check()
         rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
         results = [
-            search_pb2.HitList(hits=hits, explanation=explanation)
+            hits
+            if explanation is None
+            else hits + search_pb2.HitList(explanation=explanation).SerializeToString()
             for hits, explanation in zip(_hits(rankings, snapshot, options), explanations, strict=True)
         ]
         manifest = snapshot.manifest
-        return search_pb2.SearchManyResponse(
-            results=results, version=manifest.version, sequence=manifest.log_sequence
-        )
+        rest = search_pb2.SearchManyResponse(version=manifest.version, sequence=snapshot.sequence)
+        field = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
+        return b"".join([*(hydrate.framed(field, result) for result in results), rest.SerializeToString()])
 
     def stream_answer(
         self, request: search_pb2.SearchStreamRequest, deadline: Deadline
@@ -136,20 +164,21 @@ class Service:
 
     def get(self, request: search_pb2.GetRequest, deadline: Deadline) -> search_pb2.GetResponse:
         """Return datapoints by id."""
-        snapshot = self._catalog.snapshot(request.index)
+        snapshot = self._seen(request.index, request.min_sequence, deadline)
         manifest = snapshot.manifest
         check_count("ids", len(request.ids), limits.MAX_GET_IDS)
-        check_sequence(request.min_sequence, manifest)
         fields = parse_fields(request.return_fields, manifest.spec, vector=request.return_vector)
         ids = [parse_identifier(text, f"ids[{i}]") for i, text in enumerate(request.ids)]
         places = [snapshot.find(identifier) for identifier in ids]
         deadline.check()
         found = [place for place in places if place is not None]
         return search_pb2.GetResponse(
-            datapoints=hydrate.datapoints(found, snapshot.segments, manifest.spec, fields),
+            datapoints=hydrate.Hydrator(snapshot.segments, manifest.spec, fields, group_by=None).datapoints(
+                found
+            ),
             missing_ids=[text for text, place in zip(ids, places, strict=True) if place is None],
             version=manifest.version,
-            sequence=manifest.log_sequence,
+            sequence=snapshot.sequence,
         )
 
     def list_indexes(
@@ -161,18 +190,26 @@ class Service:
             raise InvalidRequestError.at("page_size", f"must be 1 to {MAX_PAGE}, got {size}")
         names = [name for name in self._catalog.names() if name > request.page_token]
         page = names[:size]
-        infos = [index_info(manifest, details=False) for manifest in map(self._readable, page) if manifest]
+        infos = [info for info in map(self._listed, page) if info]
         token = page[-1] if len(names) > size else ""
         return index_pb2.ListIndexesResponse(indexes=infos, next_page_token=token)
 
     def get_index(self, request: index_pb2.GetIndexRequest, deadline: Deadline) -> index_pb2.GetIndexResponse:
         """Return what an index is."""
         snapshot = self._catalog.snapshot(request.index)
-        return index_pb2.GetIndexResponse(index=index_info(snapshot.manifest, details=True))
+        return index_pb2.GetIndexResponse(
+            index=index_info(snapshot.manifest, details=True, snapshot=snapshot)
+        )
 
-    def _readable(self, name: str) -> Manifest | None:
+    def _seen(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
+        return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
+
+    def _listed(self, name: str) -> index_pb2.IndexInfo | None:
         try:
-            return self._catalog.manifest(name)
+            snapshot = self._catalog.snapshot(name) if self._catalog.watched else None
+            # Without a watcher, an index is not opened to be listed.
+            manifest = snapshot.manifest if snapshot else self._catalog.manifest(name)
+            return index_info(manifest, details=False, snapshot=snapshot)
         except (IndexerError, UnknownIndexError) as error:
             # One that is broken, or just went away, hides none of the others.
             _LOG.warning("index %s is left out of the list: %s", name, error)
@@ -187,9 +224,9 @@ class Service:
         deadline.check()
         kind = request.WhichOneof("request")
         if kind == "search":
-            response.search.CopyFrom(self.search(request.search, deadline))
+            response.search.MergeFromString(self._search(request.search, deadline))
         elif kind == "search_many":
-            response.search_many.CopyFrom(self.search_many(request.search_many, deadline))
+            response.search_many.MergeFromString(self._search_many(request.search_many, deadline))
         else:
             raise InvalidRequestError.at("request", "needs a search or a search_many")
 
@@ -202,10 +239,10 @@ def _queries(request: search_pb2.SearchManyRequest, snapshot: Snapshot, options:
     if request.HasField("vectors"):
         count = len(request.vectors.packed) // (4 * max(1, request.vectors.dimensions))
     check_count("queries", count, limits.MAX_QUERIES)
-    if count * (options.k + options.offset) > limits.MAX_BATCH_HITS:
+    if count * options.deepest > limits.MAX_BATCH_HITS:
         raise InvalidRequestError.at(
             "queries",
-            f"{count} with {options.k + options.offset} hits each exceed {limits.MAX_BATCH_HITS} hits in one call",
+            f"{count} with {options.deepest} hits each exceed {limits.MAX_BATCH_HITS} hits in one call",
         )
     if request.HasField("vectors"):
         return parse_matrix(request.vectors, manifest)
@@ -265,12 +302,10 @@ def _search_by_filter(
     return [rankings[number] for number in range(len(queries))], explanations
 
 
-def _hits(rankings: Sequence[Ranking], snapshot: Snapshot, options: Options) -> list[list[search_pb2.Hit]]:
+def _hydrator(snapshot: Snapshot, options: Options) -> hydrate.Hydrator:
     group_by = options.group_by if options.max_per_group is not None else None
-    return hydrate.hits(
-        rankings, snapshot.segments, snapshot.manifest.spec, options.fields, group_by=group_by
-    )
+    return hydrate.Hydrator(snapshot.segments, snapshot.manifest.spec, options.fields, group_by=group_by)
 
 
-def _no_writes(request: Message, deadline: Deadline) -> Message:
-    raise UnsupportedError("this server takes no live updates; build a new version with `scannery build`")
+def _hits(rankings: Sequence[Ranking], snapshot: Snapshot, options: Options) -> list[bytes]:
+    return snapshot.derived(options, _hydrator).hits(rankings)

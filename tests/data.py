@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from scannery.indexer import (
     commit,
     datapoint_schema,
     expected_recall,
+    next_version,
+    open_index,
     segment_key,
     shard_of,
 )
@@ -86,3 +88,14 @@ def publish(store: Store, spec: IndexSpec, table: pa.Table, folder: Path, *, sha
         recall=expected_recall(entries, spec.target_recall),
     )
     return commit(store, manifest)
+
+
+def without_ids(store: Store, index: str, ids: Collection[str]) -> Manifest:
+    """Commit a version in which the datapoints with these ids are marked as deleted."""
+    opened = open_index(store, index)
+    dead = {
+        segment.entry.key: [row for name in ids if (row := segment.row_of(name)) is not None]
+        for segment in opened.segments
+    }
+    sequence = opened.manifest.log_sequence
+    return commit(store, next_version(store, opened.manifest, dead_rows=dead, log_sequence=sequence))

@@ -225,7 +225,7 @@ def _pool(encoder: Any) -> EncoderPool:
     class Pool(EncoderPool):
         """The one encoder of every index."""
 
-        def encoder_of(self, manifest: object) -> QueryEncoder:
+        def encoder_of(self, manifest: object, *, field: str = "query") -> QueryEncoder:
             """Return it."""
             return one
 

@@ -51,7 +51,9 @@ WRONG = {
     'index.search("a")[0].score = 1.0': "read-only",
     'index.get(["a"])[0].id': "None",
     "scannery.connect(7077)": "target",
-    'index.upsert([{"id": "a"}])': "upsert",
+    'index.upsert([{"id": "a", "vektor": [1.0]}])': "vektor",
+    'index.update([{"id": "a", "text": "b"}])': "text",
+    'index.delete("a").sequences': "sequences",
     'index.serch("a")': "serch",
 }
 

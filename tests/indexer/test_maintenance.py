@@ -15,6 +15,7 @@ from scannery.indexer import (
     collect_garbage,
     commit,
     list_versions,
+    next_version,
     open_index,
     parse_spec,
     read_manifest,
@@ -95,6 +96,17 @@ def test_rollback_publishes_the_old_content_as_a_new_version(store: Store, tmp_p
     assert open_index(store, "t", cache=SegmentCache(tmp_path / "cache")).manifest.rows == 300
     with pytest.raises(NotFoundError, match="no version 9; it has 1, 2, 3"):
         rollback(store, "t", 9)
+
+
+def test_a_rollback_keeps_the_position_in_the_log(store: Store, tmp_path: Path):
+    current = read_manifest(store, "t")
+    commit(store, next_version(store, current, dead_rows={current.segments[0].key: [1]}, log_sequence=8))
+    back = rollback(store, "t", 1)
+    assert (back.segments, back.log_sequence) == (current.segments, 8), (
+        "mutation 8 is undone, not to come again"
+    )
+    store.write("t/versions/00000003.json", b"damaged")
+    assert rollback(store, "t", 1).log_sequence == 8
 
 
 def test_garbage_is_what_no_kept_version_names(store: Store, tmp_path: Path):

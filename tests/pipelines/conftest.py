@@ -63,11 +63,11 @@ def rows_of(store: Store, index: str = "vectors") -> dict[str, tuple[float, ...]
     """Return every datapoint of the current version: id → vector."""
     opened = open_index(store, index)
     rows: dict[str, tuple[float, ...]] = {}
-    for segment in opened.segments:
-        vectors = segment.vectors(np.arange(segment.rows))
-        for row, identifier in enumerate(segment.column("id").to_pylist()):
+    for segment, rows_R in opened.live_rows():
+        ids = segment.take(rows_R, ["id"]).column(0).to_pylist()
+        for identifier, vector in zip(ids, segment.vectors(rows_R).tolist(), strict=True):
             assert identifier not in rows
-            rows[identifier] = tuple(vectors[row].tolist())
+            rows[identifier] = tuple(vector)
     return rows
 
 

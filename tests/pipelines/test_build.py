@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scannery.indexer import AlreadyExistsError, Store, commit, list_versions
+from scannery.indexer import Store, list_versions
 from scannery.pipelines import (
     NothingToIndexError,
     Progress,
@@ -171,25 +171,6 @@ def test_one_damaged_file_costs_only_itself(store, write, tmp_path):
     report = run(store, str(tmp_path / "input"))
     assert report.dead_letters == {"damaged_file": 1}
     assert (report.files, report.documents) == (2, 10)
-
-
-def test_a_lost_race_is_an_error_and_leaves_the_winner(store, write, monkeypatch):
-    path = write("a.jsonl", vector_records(0, 10))
-    run(store, path)
-    write("a.jsonl", vector_records(0, 11))
-
-    def overtaken(self, *arguments: Any) -> Any:
-        if len(list_versions(store, "vectors")) == 1:
-            commit(store, manifest_of(store).model_copy(update={"parent": 1}))
-        return real(self, *arguments)
-
-    from scannery.pipelines.chain import Publish
-
-    real = Publish.process
-    monkeypatch.setattr(Publish, "process", overtaken)
-    with pytest.raises(AlreadyExistsError, match="run this one again"):
-        run(store, path)
-    assert manifest_of(store).rows == 10
 
 
 def test_publishing_twice_is_publishing_once(store, write, monkeypatch):

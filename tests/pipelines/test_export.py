@@ -21,7 +21,7 @@ from obstore.store import MemoryStore
 from scannery.indexer import CorruptError, NotFoundError, Store, open_index, parse_spec, read_manifest
 from scannery.indexer.store import _ObjectBackend
 from scannery.pipelines import OutputError, build, export
-from tests.data import clustered, datapoints, publish
+from tests.data import clustered, datapoints, publish, without_ids
 
 SPEC = parse_spec({
     "index": "films",
@@ -82,11 +82,11 @@ def vectors() -> np.ndarray:
 def contents(store: Store, index: str = "films") -> dict[str, tuple[Any, ...]]:
     """Return everything there is to know of each datapoint, its vector as bytes."""
     found: dict[str, tuple[Any, ...]] = {}
-    for segment in open_index(store, index).segments:
-        vectors_ND = segment.vectors(np.arange(segment.rows))
-        for row, values in enumerate(segment.table.to_pylist()):
+    for segment, rows_R in open_index(store, index).live_rows():
+        vectors_RD = segment.vectors(rows_R)
+        for vector_D, values in zip(vectors_RD, segment.take(rows_R).to_pylist(), strict=True):
             assert values["id"] not in found
-            found[values["id"]] = (vectors_ND[row].tobytes(), values)
+            found[values["id"]] = (vector_D.tobytes(), values)
     return found
 
 
@@ -195,6 +195,15 @@ def test_an_old_version_can_be_exported(tmp_path):
     with pytest.raises(NotFoundError, match="no version 9"):
         export("i", tmp_path / "store", tmp_path / "none.jsonl", version=9)
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_deleted_rows_are_not_exported(tmp_path, films):
+    gone = {"d3", "d299"}
+    without_ids(films, "films", gone)
+    assert export("films", films.uri, tmp_path / "less.jsonl").rows == ROWS - 2
+    with (tmp_path / "less.jsonl").open() as lines:
+        ids = {json.loads(line)["id"] for line in lines}
+    assert (len(ids), ids & gone) == (ROWS - 2, set())
 
 
 def test_an_export_never_mixes_with_what_is_there(tmp_path, films):

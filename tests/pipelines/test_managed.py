@@ -111,7 +111,11 @@ def read(folder: Path, *, limit: int = 1 << 20) -> tuple[list[Record], list[Dead
 
 def attributes_in(store: Any) -> dict[str, dict[str, Any]]:
     names = ["id", "payload", *ATTRIBUTES]
-    rows = [row for s in open_index(store, "managed").segments for row in s.table.select(names).to_pylist()]
+    rows = [
+        row
+        for s, rows_R in open_index(store, "managed").live_rows()
+        for row in s.take(rows_R, names).to_pylist()
+    ]
     return {row.pop("id"): row for row in rows}
 
 

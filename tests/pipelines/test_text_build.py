@@ -45,9 +45,9 @@ def records() -> list[dict[str, Any]]:
 
 def table_of(store: Store, index: str = "talks") -> list[dict[str, Any]]:
     rows = []
-    for segment in open_index(store, index).segments:
+    for segment, rows_R in open_index(store, index).live_rows():
         columns = ["id", "document_id", "title", "text", "text_start", "text_end", "speakers", "year"]
-        rows += segment.take(np.arange(segment.rows), columns).to_pylist()
+        rows += segment.take(rows_R, columns).to_pylist()
     return rows
 
 

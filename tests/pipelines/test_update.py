@@ -9,7 +9,7 @@ import pytest
 
 from scannery.indexer import CorruptError, NotFoundError, list_versions, open_index, verify
 from scannery.indexer.sharding import shard_of
-from scannery.pipelines import ModeError, NothingToIndexError, SpecConflictError
+from scannery.pipelines import ModeError, NothingToIndexError, SpecConflictError, compact
 from tests.pipelines.conftest import VECTORS, manifest_of, rows_of, run, vector_records
 
 
@@ -20,8 +20,8 @@ def expected(*records: dict[str, Any]) -> dict[str, tuple[float, ...]]:
 def values_of(store, name: str) -> dict[str, Any]:
     """Return an attribute of every datapoint."""
     values: dict[str, Any] = {}
-    for segment in open_index(store, "vectors").segments:
-        values |= dict(zip(segment.ids.to_pylist(), segment.column(name).to_pylist(), strict=True))
+    for segment, rows_R in open_index(store, "vectors").live_rows():
+        values |= dict(zip(*segment.take(rows_R, ["id", name]).to_pydict().values(), strict=True))
     return values
 
 
@@ -114,19 +114,62 @@ def test_an_id_that_moves_to_another_document_is_in_the_index_once(store, write,
 
 
 def test_a_small_addition_to_a_large_shard_leaves_its_segment(store, write):
-    run(store, write("a.jsonl", vector_records(0, 20_100)))
+    spec = VECTORS | {"scann": {"exact_below_rows": 1000}}
+    run(store, write("a.jsonl", vector_records(0, 2100)), spec=spec)
     (big,) = manifest_of(store).segments
     assert big.kind == "scann"
-    run(store, write("b.jsonl", vector_records(20_100, 20_200)))
-    assert [entry.rows for entry in manifest_of(store).segments] == [20_100, 100]
+    run(store, write("b.jsonl", vector_records(2100, 2200)), spec=spec)
+    assert [entry.rows for entry in manifest_of(store).segments] == [2100, 100]
     assert manifest_of(store).segments[0] == big
-    changed = vector_records(20_150, 20_300, seed=1)  # only rows of the small segment, and new ones
-    run(store, write("c.jsonl", changed))
-    assert [entry.rows for entry in manifest_of(store).segments] == [20_100, 200]
+    changed = vector_records(2150, 2300, seed=1)  # only rows of the small segment, and new ones
+    run(store, write("c.jsonl", changed), spec=spec)
+    assert [entry.rows for entry in manifest_of(store).segments] == [2100, 200]
+    assert manifest_of(store).segments[0] == big
     run(store, deletes=["d0"])
+    run(store, write("d.jsonl", vector_records(1, 3, seed=1)), spec=spec)  # replaces two rows of the big one
+    after = manifest_of(store).segments
+    assert [(entry.key == big.key, entry.rows, entry.live_rows) for entry in after] == [
+        (True, 2100, 2097), (False, 202, 202),
+    ]  # fmt: skip
+    assert [entry.documents for entry in after] == [2097, 202]
+    assert manifest_of(store).rows == 2299
+    wanted = expected(*vector_records(1, 2150), *changed, *vector_records(1, 3, seed=1))
+    assert rows_of(store) == wanted
+    assert run(store, write("d.jsonl", vector_records(1, 3, seed=1)), spec=spec).up_to_date
+    assert compact("vectors", store.uri).segments == 1
     (merged,) = manifest_of(store).segments
-    assert (merged.rows, merged.kind) == (20_299, "scann")
-    assert rows_of(store) == expected(*vector_records(1, 20_150), *changed)
+    assert (merged.rows, merged.deleted, merged.kind) == (2299, None, "scann")
+    assert rows_of(store) == wanted
+
+
+def test_a_segment_is_rewritten_when_a_fifth_of_it_is_deleted(store, write):
+    run(store, write("a.jsonl", vector_records(0, 100)))
+    (first,) = manifest_of(store).segments
+    run(store, deletes=[f"d{i}" for i in range(20)])
+    (marked,) = manifest_of(store).segments
+    assert (marked.key, marked.live_rows) == (first.key, 80)
+    run(store, deletes=["d20"])
+    (anew,) = manifest_of(store).segments
+    assert (anew.key != first.key, anew.rows, anew.deleted) == (True, 79, None)
+    assert rows_of(store) == expected(*vector_records(21, 100))
+
+
+def test_a_full_build_marks_a_few_rows_too(store, write):
+    spec = VECTORS | {"scann": {"exact_below_rows": 1000}}
+    run(store, write("a.jsonl", vector_records(0, 1500)), spec=spec)
+    (first,) = manifest_of(store).segments
+    new = [*vector_records(10, 1490), *vector_records(1490, 1530, seed=1)]
+    assert run(store, write("a.jsonl", new), spec=spec, mode="full").version == 2
+    assert rows_of(store) == expected(*new)
+    big, small = manifest_of(store).segments
+    assert (big.key, big.live_rows, small.rows) == (first.key, 1480, 40)
+    assert run(store, write("a.jsonl", new), spec=spec, mode="full").up_to_date
+    run(store, write("a.jsonl", vector_records(0, 1500)), spec=spec, mode="full")
+    assert manifest_of(store).segments == (first,), "known from its first time"
+    for item in store.list("vectors/segments"):
+        store.write(item.key, store.read(item.key)[:-1] + b"x")
+    run(store, write("a.jsonl", new), spec=spec, mode="full")
+    assert not verify(store, "vectors").problems, "a full build repairs"
 
 
 def test_new_attributes_are_null_in_older_rows(store, write):

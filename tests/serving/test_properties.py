@@ -19,7 +19,7 @@ from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
 from scannery.serving.service import Service
 from scannery.v1 import search_pb2 as pb
-from tests.data import clustered, datapoints
+from tests.data import clustered, datapoints, without_ids
 from tests.served import library_columns, publish_version
 from tests.serving.test_masks import matches
 
@@ -44,7 +44,7 @@ GROUPS = [None, "show", "year", "live", "rating", "published"]
 class Library:
     """Random datapoints as an index, and as plain Python."""
 
-    def __init__(self, folder: Path, seed: int, rows: int, **spec: Any) -> None:
+    def __init__(self, folder: Path, seed: int, rows: int, deleted: float = 0, **spec: Any) -> None:
         rng = np.random.default_rng(seed)
         self.dimensions = int(rng.integers(2, 20))
         self.distance = ("cosine", "dot", "squared_l2")[seed % 3]
@@ -64,6 +64,9 @@ class Library:
         table = datapoints(parsed, self.vectors_ND, columns=library_columns(rows, seed=seed))
         store = Store.open(folder / f"store{seed}", create=True)
         publish_version(store, parsed, table, folder, shards=int(rng.integers(1, 4)))
+        self.live = sorted(rng.choice(rows, rows - int(deleted * rows), replace=False).tolist())
+        if len(self.live) < rows:
+            without_ids(store, "any", {f"d{row}" for row in range(rows)} - {f"d{row}" for row in self.live})
         self.service = Service(Catalog.open(folder / f"store{seed}"))
         self.records = table.drop_columns(["embedding"]).to_pylist()
 
@@ -82,9 +85,10 @@ class Library:
         """Return the right scores."""
         seen: Counter[Any] = Counter()
         kept: list[float] = []
+        live = set(self.live)
         for row in np.argsort(-scores_N, kind="stable").tolist():
             record = self.records[row]
-            if row == own or not matches(record, options.get("where", {})):
+            if row not in live or row == own or not matches(record, options.get("where", {})):
                 continue
             if scores_N[row] < options.get("min_score", -np.inf):
                 continue
@@ -100,6 +104,7 @@ class Library:
         """Check what holds of every answer, exact or not."""
         records = [self.records[int(hit.datapoint.id[1:])] for hit in hits]
         assert len({record["id"] for record in records}) == len(records)
+        assert {int(hit.datapoint.id[1:]) for hit in hits} <= set(self.live)
         assert all(matches(record, options.get("where", {})) for record in records)
         assert own is None or f"d{own}" not in {record["id"] for record in records}
         scores = [hit.score for hit in hits]
@@ -115,9 +120,9 @@ class Library:
 
 def any_case(library: Library, rng: random.Random) -> tuple[Any, np.ndarray, int | None, int, dict[str, Any]]:
     """Return a query, its vector, its own row, k and options."""
-    own = rng.randrange(len(library.records)) if rng.random() < 0.25 else None
+    own = rng.choice(library.live) if rng.random() < 0.25 else None
     if own is None:
-        row = rng.randrange(len(library.records))
+        row = rng.randrange(len(library.records))  # near a deleted one, too
         noise = np.random.default_rng(rng.randrange(1 << 30)).standard_normal(library.dimensions)
         query_D = (library.vectors_ND[row] + 0.5 * noise).astype(np.float32)
     else:
@@ -149,7 +154,9 @@ def answered(library: Library, query: Any, k: int, options: dict[str, Any]) -> l
 
 @pytest.mark.parametrize("dataset", range(DATASETS))
 def test_answers_are_those_of_brute_force(tmp_path: Path, dataset: int) -> None:
-    library = Library(tmp_path, dataset, rows=random.Random(dataset).choice([1, 20, 150, 400]))
+    rng = random.Random(dataset)
+    rows = rng.choice([1, 20, 150, 400])
+    library = Library(tmp_path, dataset, rows, deleted=rng.choice([0, 0.1, 0.6]))
     for case in range(CASES_EACH):
         seed = dataset * 1000 + case
         query, query_D, own, k, options = any_case(library, random.Random(seed))
@@ -160,10 +167,10 @@ def test_answers_are_those_of_brute_force(tmp_path: Path, dataset: int) -> None:
         assert [hit.score for hit in hits] == pytest.approx(right, rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.parametrize("dataset", [100, 101, 102])
-def test_promises_hold_where_scann_searches_too(tmp_path: Path, dataset: int) -> None:
+@pytest.mark.parametrize(("dataset", "deleted"), [(100, 0.2), (101, 0), (102, 0.02)])
+def test_promises_hold_where_scann_searches_too(tmp_path: Path, dataset: int, deleted: float) -> None:
     """Hits are as many as brute force finds, obey every option, and recall is on target."""
-    library = Library(tmp_path, dataset, rows=6000, scann={"exact_below_rows": 1000})
+    library = Library(tmp_path, dataset, 6000, deleted, scann={"exact_below_rows": 1000})
     recalls = []
     for case in range(150):
         seed = dataset * 1000 + case

@@ -415,6 +415,7 @@ class IndexInfo(_message.Message):
     RECALL_FIELD_NUMBER: _builtins.int
     SEGMENTS_FIELD_NUMBER: _builtins.int
     SPEC_JSON_FIELD_NUMBER: _builtins.int
+    MEMORY_ROWS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters: lower-case letters, digits, `-` and `_`."""
     version: _builtins.int
@@ -435,6 +436,8 @@ class IndexInfo(_message.Message):
     """Mutations up to this sequence are visible."""
     spec_json: _builtins.str
     """The spec as JSON."""
+    memory_rows: _builtins.int
+    """Datapoints, among `rows`, that were written since and are in no segment yet."""
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp:
         """When that version was published."""
@@ -473,10 +476,11 @@ class IndexInfo(_message.Message):
         recall: Global___RecallInfo | None = ...,
         segments: _abc.Iterable[Global___SegmentInfo] | None = ...,
         spec_json: _builtins.str = ...,
+        memory_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "encoder", b"encoder", "recall", b"recall"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "created_at", b"created_at", "dimensions", b"dimensions", "distance", b"distance", "encoder", b"encoder", "lexical", b"lexical", "name", b"name", "recall", b"recall", "rows", b"rows", "segments", b"segments", "sequence", b"sequence", "shards", b"shards", "size_bytes", b"size_bytes", "spec_json", b"spec_json", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "created_at", b"created_at", "dimensions", b"dimensions", "distance", b"distance", "encoder", b"encoder", "lexical", b"lexical", "memory_rows", b"memory_rows", "name", b"name", "recall", b"recall", "rows", b"rows", "segments", b"segments", "sequence", b"sequence", "shards", b"shards", "size_bytes", b"size_bytes", "spec_json", b"spec_json", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

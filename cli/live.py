@@ -1,0 +1,119 @@
+"""`scannery index seal | merge | snapshot | restore`: live updates and backups, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scannery.cli.index import JsonOption, NameArgument, StoreOption, index_app
+from scannery.cli.output import print_json, size_text
+from scannery.indexer import Store, read_manifest
+
+__all__ = ["index_app"]
+
+LogOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--log", help="Folder of the logs of live updates; default: that of the store, if it is a folder."
+    ),
+]
+
+
+@index_app.command("seal")
+def seal_command(
+    name: NameArgument, store: StoreOption, log: LogOption = None, as_json: JsonOption = False
+) -> None:
+    """Bring live updates from the log into segments, as a new version."""
+    from scannery.serving.live.maintenance import locked
+    from scannery.serving.live.sealing import seal
+
+    opened = Store.open(store)
+    read_manifest(opened, name)  # a clear error if there is no such index
+    with locked(_log_root(opened, log), name, "seal"):
+        report = seal(opened, name, log_root=log)
+    if as_json:
+        print_json(report and asdict(report))
+    elif report is None:
+        typer.echo(f"{name} has no live updates that are not in its current version.")
+    else:
+        typer.echo(
+            f"{name} is at version {report.version}: {report.mutations:,} mutations, {report.rows:,} new rows, "
+            f"{report.deleted:,} rows replaced or deleted."
+        )
+
+
+@index_app.command("merge")
+def merge_command(
+    name: NameArgument, store: StoreOption, log: LogOption = None, as_json: JsonOption = False
+) -> None:
+    """Merge small segments and drop deleted rows where the spec's thresholds say so, as new versions."""
+    from scannery.serving.live.maintenance import locked
+    from scannery.serving.live.merging import merge
+
+    opened, reports = Store.open(store), []
+    read_manifest(opened, name)
+    with locked(_log_root(opened, log), name, "merge"):
+        while report := merge(opened, name):
+            reports.append(report)
+    if as_json:
+        print_json([asdict(report) for report in reports])
+    elif not reports:
+        typer.echo(f"{name} has nothing to merge.")
+    else:
+        merged, dropped = (sum(getattr(report, key) for report in reports) for key in ("merged", "dropped"))
+        typer.echo(
+            f"{name} is at version {reports[-1].version}: {merged} segments became {len(reports)}, "
+            f"{dropped:,} deleted rows are gone."
+        )
+
+
+@index_app.command("snapshot")
+def snapshot_command(
+    name: NameArgument,
+    store: StoreOption,
+    to: Annotated[str, typer.Option("--to", help="Folder or bucket of the copy.")],
+    log: LogOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy an index, with its live updates, to another store; it may be served and written to meanwhile."""
+    from scannery.serving.live.backup import snapshot
+
+    report = snapshot(Store.open(store), name, Store.open(to, create=True), log_root=log)
+    if as_json:
+        print_json(asdict(report))
+    else:
+        typer.echo(
+            f"Copied version {report.version} of {name} and its mutations up to {report.sequence} to {to}: "
+            f"{report.files} files, {size_text(report.size_bytes)}."
+        )
+
+
+@index_app.command("restore")
+def restore_command(
+    name: NameArgument,
+    store: StoreOption,
+    backup: Annotated[str, typer.Option("--from", help="Folder or bucket of the copy.")],
+    log: LogOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy an index back from a snapshot, into a store that does not have it."""
+    from scannery.serving.live.backup import restore
+
+    report = restore(Store.open(backup), name, Store.open(store, create=True), log_root=log)
+    if as_json:
+        print_json(asdict(report))
+    else:
+        typer.echo(
+            f"Restored version {report.version} of {name} and its mutations up to {report.sequence}: "
+            f"{report.files} files, {size_text(report.size_bytes)}."
+        )
+
+
+def _log_root(store: Store, log: Path | None) -> Path:
+    root = log or store.local_root
+    if root is None:
+        raise typer.BadParameter("--log: name the folder of the logs, the store is a bucket")
+    return root

@@ -1,0 +1,100 @@
+"""`scannery upsert` and `scannery delete`: change an index while it is served."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scannery.cli.options import IndexOption, JsonOption, StoreOption, TargetOption, TimeoutOption, connected
+from scannery.cli.output import print_json
+
+__all__ = ["delete", "upsert"]
+
+MAX_BATCH = 1000
+BatchOption = Annotated[
+    int, typer.Option("--batch", min=1, max=MAX_BATCH, help="Datapoints written together: all or none.")
+]
+
+
+def upsert(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="JSON lines, one datapoint each; - is standard input."),
+    ],
+    index: IndexOption,
+    target: TargetOption = None,
+    store: StoreOption = None,
+    batch: BatchOption = 100,
+    update: Annotated[
+        bool, typer.Option("--update", help="Change only the fields that are given, of existing datapoints.")
+    ] = False,
+    timeout: TimeoutOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Insert or replace datapoints; each batch is durable and visible when the next one begins.
+
+    A datapoint has an id, and text or a vector; and document_id, title, attributes, payload as it likes.
+    """
+    written, sequence, line = 0, 0, 0
+    with connected(target, store, timeout_s=timeout) as client:
+        call = client.index(index).update if update else client.index(index).upsert
+        lines = itertools.chain.from_iterable(map(_points, files))
+        while points := list(itertools.islice(lines, batch)):
+            try:
+                done = call(points)
+            except Exception:
+                typer.echo(
+                    f"{line} datapoints were written; these are {line + 1} to {line + len(points)}", err=True
+                )
+                raise
+            written, sequence, line = written + done.written, done.sequence, line + len(points)
+            if sys.stderr.isatty():
+                typer.echo(f"\r{line:,} datapoints, sequence {sequence}", err=True, nl=False)
+    if sys.stderr.isatty():
+        typer.echo("", err=True)
+    if as_json:
+        print_json({"datapoints": line, "written": written, "sequence": sequence})
+    else:
+        typer.echo(f"{line:,} datapoints written, {written:,} rows; sequence {sequence}.")
+
+
+def delete(
+    index: IndexOption,
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID...]", help="Ids of datapoints.", show_default=False)
+    ] = None,
+    document: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--document", "-d", help="A document, with all of its passages; may be given several times."
+        ),
+    ] = None,
+    target: TargetOption = None,
+    store: StoreOption = None,
+    timeout: TimeoutOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete datapoints or documents; what is not there is no error."""
+    with connected(target, store, timeout_s=timeout) as client:
+        done = client.index(index).delete(ids or [], document_ids=document or [])
+    if as_json:
+        print_json({"deleted": done.deleted, "sequence": done.sequence})
+    else:
+        typer.echo(f"{done.deleted:,} datapoints deleted; sequence {done.sequence}.")
+
+
+def _points(name: str) -> Iterator[Any]:
+    with nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise typer.BadParameter(f"{name}, line {number}: not JSON: {error}") from error

@@ -1,0 +1,104 @@
+"""A document as what is embedded of it: its pieces, and a vector for each.
+
+Builds and live updates both go through here, so that the same document becomes the same rows.
+
+Shapes: P pieces of a document, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scannery.embed.chunking import Chunker
+from scannery.embed.errors import InvalidTextError
+
+if TYPE_CHECKING:
+    from scannery.embed.encoder import Encoder
+
+__all__ = ["Piece", "cut", "encode_pieces", "piece_id", "whole"]
+
+# What one call of the encoder gets: enough to sort by length, little enough to repeat when a text is refused.
+ENCODE_TEXTS = 8192
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One passage of a text."""
+
+    text: str | None
+    start: int | None
+    end: int | None
+    time_start_s: float | None = None
+    time_end_s: float | None = None
+    speakers: tuple[str, ...] = ()
+
+
+def whole(text: str | None) -> Piece:
+    """Return a text as the only piece of its document."""
+    return Piece(text, None if text is None else 0, None if text is None else len(text))
+
+
+def cut(text: str | None, chunker: Chunker | None) -> list[Piece]:
+    """Return the passages of a text; without a chunker or a text, the whole."""
+    if chunker is None or text is None:
+        return [whole(text)]
+    return [
+        Piece(p.text, p.start, p.end, p.time_start_s, p.time_end_s, tuple(p.speakers))
+        for p in chunker.split(text)
+    ]
+
+
+def piece_id(document_id: str, number: int) -> str:
+    """Return the id of a passage, where texts are cut."""
+    return f"{document_id}#{number}"
+
+
+def encode_pieces(
+    titles: Sequence[str | None], pieces: Sequence[Sequence[Piece]], encoder: Encoder
+) -> tuple[list[np.ndarray], list[str | None]]:
+    """Return for each document the vectors of its pieces, float32 (P, D), and the encoder's objection, if any."""
+    texts = [_embedded_text(title, piece) for title, own in zip(titles, pieces, strict=True) for piece in own]
+    vectors_ND = np.empty((len(texts), encoder.dimensions), np.float32)
+    problems: dict[int, str] = {}
+    for start in range(0, len(texts), ENCODE_TEXTS):
+        _encode_into(vectors_ND, texts, start, min(start + ENCODE_TEXTS, len(texts)), encoder, problems)
+    vectors, refused, start = [], [], 0
+    for own in pieces:
+        rows = range(start, start + len(own))
+        vectors.append(vectors_ND[rows.start : rows.stop])
+        no_passage = None if own else "the text has no passage: nothing in it is a token"
+        refused.append(next((problems[row] for row in rows if row in problems), no_passage))
+        start = rows.stop
+    return vectors, refused
+
+
+def _encode_into(
+    vectors_ND: np.ndarray,
+    texts: Sequence[str],
+    start: int,
+    end: int,
+    encoder: Encoder,
+    problems: dict[int, str],
+) -> None:
+    """Encode a range of texts; where one is refused, halve until it stands alone, and note what the encoder said.
+
+    So one bad text costs twice the work, and even a model that refuses everything no more than log2(8192) times.
+    """
+    try:
+        vectors_ND[start:end] = encoder.encode_documents(texts[start:end])
+    except InvalidTextError as error:
+        if end - start == 1:
+            problems[start] = error.message
+            return
+        middle = (start + end) // 2
+        _encode_into(vectors_ND, texts, start, middle, encoder, problems)
+        _encode_into(vectors_ND, texts, middle, end, encoder, problems)
+
+
+def _embedded_text(title: str | None, piece: Piece) -> str:
+    text = piece.text or ""
+    return f"{title}\n{text}" if title else text

@@ -1,0 +1,1 @@
+"""Live updates: the mutation log, the memtable, and how they become segments."""

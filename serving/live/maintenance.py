@@ -1,0 +1,233 @@
+"""When to seal and to merge, and who does it: a process of its own for each, at low priority.
+
+Workers look at their indexes now and then. Whoever finds something due takes a lock file and hands it, open, to a new
+process; so there is one such process for an index however many workers and servers share it, and the kernel frees the
+lock however that process ends. What it leaves behind half done is never part of the index.
+
+Run as `python -m scannery.serving.live.maintenance`, this module is that process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from scannery.indexer import IndexerError, Store
+from scannery.serving.errors import OverloadedError, ServingError
+from scannery.serving.live.location import log_folder
+from scannery.serving.live.memtable import LiveState
+from scannery.serving.live.merging import due, merge
+from scannery.serving.live.sealing import seal
+from scannery.serving.live.sqlite_log import LOG_FILE
+
+__all__ = ["Maintenance", "Task", "locked", "seal_due"]
+
+_LOG = logging.getLogger(__name__)
+
+Task = Literal["seal", "merge"]
+NICE = 10
+END_S = 10.0
+FIRST_BACKOFF_S = 2.0
+MAX_BACKOFF_S = 60.0
+_TAIL_BYTES = 2000
+
+
+def seal_due(state: LiveState, age_s: float) -> bool:
+    """Return whether what is in memory should become segments; `age_s` is that of the oldest mutation there."""
+    if not state.mutations:
+        return False
+    live = state.manifest.spec.live
+    full = state.memory_rows >= live.seal_rows or state.memory_bytes >= live.seal_bytes
+    return full or age_s >= live.seal_age_s
+
+
+@dataclass(slots=True)
+class _Run:
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+
+
+class Maintenance:
+    """Starts what is due for one index. Safe to use from several threads."""
+
+    def __init__(
+        self, store: Store, index: str, log_root: Path, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._index = index
+        self._log_root = log_root
+        self._clock = clock
+        self._runs: dict[Task, _Run] = {}
+        self._failures: dict[Task, int] = {}
+        self._retry_at_s: dict[Task, float] = {}
+        self._first_at_s: float | None = None
+        self._base = -1
+        self._lock = threading.Lock()
+
+    def look(self, state: LiveState) -> None:
+        """Start what the state makes due, and take note of what has ended."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            for task in list(self._runs):
+                self._reap(task)
+            if not _lock_path(self._log_root, self._index, "seal").with_name(LOG_FILE).exists():
+                return  # never written to: how its segments are arranged is its builds' affair
+            if seal_due(state, self._age_s(state)):
+                self._start("seal")
+            if due(state.manifest):
+                self._start("merge")
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """End what runs; nothing is lost by that."""
+        with self._lock:
+            for run in self._runs.values():
+                run.process.terminate()
+            for run in self._runs.values():
+                try:
+                    run.process.wait(END_S)
+                except subprocess.TimeoutExpired:
+                    run.process.kill()
+                    run.process.wait()
+                run.output.close()
+            self._runs.clear()
+
+    def _age_s(self, state: LiveState) -> float:
+        if not state.mutations or state.manifest.version != self._base:
+            self._first_at_s = None
+            self._base = state.manifest.version
+        if self._first_at_s is None:
+            self._first_at_s = self._clock()
+        return self._clock() - self._first_at_s
+
+    def _start(self, task: Task) -> None:
+        if task in self._runs or self._clock() < self._retry_at_s.get(task, 0.0):
+            return
+        try:
+            lock = _take(_lock_path(self._log_root, self._index, task))
+        except OSError as error:
+            self._failed(task, f"cannot take its lock: {error}")
+            return
+        if lock is None:
+            return
+        output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", __name__, task, self._index, "--store", self._store.uri,
+                 "--log", str(self._log_root), "--lock", str(lock)],
+                # The parent's import path, since it need not be an installed one.
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[lock],
+            )  # fmt: skip
+        except OSError as error:
+            output.close()
+            self._failed(task, str(error))
+            return
+        finally:
+            os.close(lock)
+        self._runs[task] = _Run(process, output)
+
+    def _reap(self, task: Task) -> None:
+        run = self._runs[task]
+        status = run.process.poll()
+        if status is None:
+            return
+        del self._runs[task]
+        run.output.seek(0)
+        said = run.output.read()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
+        run.output.close()
+        if status:
+            self._failed(task, f"ended with status {status}: {said}")
+        else:
+            self._failures.pop(task, None)
+
+    def _failed(self, task: Task, what: str) -> None:
+        failures = self._failures[task] = self._failures.get(task, 0) + 1
+        wait_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(failures - 1, 10))
+        self._retry_at_s[task] = self._clock() + wait_s
+        _LOG.error("index %s: %s %s; trying again in %.0f s", self._index, task, what, wait_s)
+
+
+@contextmanager
+def locked(log_root: Path, index: str, task: Task) -> Iterator[None]:
+    """Hold the lock of a task, for a command that is given by hand.
+
+    Raises:
+        OverloadedError: somebody is at it.
+
+    """
+    path = _lock_path(log_root, index, task)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = _take(path)
+    if lock is None:
+        raise OverloadedError(f"index {index!r}: another process is at it ({task})", retry_after_s=5.0)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock_path(log_root: Path, index: str, task: Task) -> Path:
+    folder = log_folder(log_root, index)
+    assert folder is not None
+    return folder / f"{task}.lock"
+
+
+def _take(path: Path) -> int | None:
+    """Return the lock file, open and locked; None if somebody has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", choices=("seal", "merge"))
+    parser.add_argument("index")
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--log", required=True, type=Path)
+    parser.add_argument("--lock", required=True, type=int)  # open until this process ends
+    given = parser.parse_args(arguments)
+    # Blocked in a server, which waits for them, and so in what it starts.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    os.nice(NICE)
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    store = Store.open(given.store)
+    try:
+        if given.task == "seal":
+            seal(store, given.index, log_root=given.log, threads=threads)
+        else:
+            merge(store, given.index, threads=threads)
+    except (IndexerError, ServingError) as error:
+        print(error, file=sys.stderr)  # noqa: T201  read by whoever started this
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -1,0 +1,119 @@
+"""Mutations as bytes: one Arrow stream for each batch.
+
+The stream holds the new rows with everything that was found out about them (passages, vectors), and its metadata what
+they replace. So whoever replays a log needs neither an encoder nor an older version of the index.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from scannery.indexer import CorruptError, FormatError, Manifest, datapoint_schema
+
+__all__ = ["RECORD_FORMAT", "Mutation", "decode", "encode", "encoder_digest", "rows_fit"]
+
+RECORD_FORMAT = 1
+"""Version of the records that this code writes; it refuses later ones."""
+
+_KEY = b"scannery.mutation"
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """What one batch changes: removals first, then the new rows, each of which replaces the row with its id."""
+
+    rows: pa.Table
+    """The columns of `datapoint_schema`. Ids are distinct."""
+    removed_ids: tuple[str, ...] = ()
+    removed_documents: tuple[str, ...] = ()
+    """All rows of these documents go."""
+    encoder: str | None = None
+    """Digest of the encoder in whose space the vectors are; None where the index has none."""
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """The ids of the new rows, in order."""
+        ids: list[str] = self.rows.column("id").to_pylist()
+        return ids
+
+
+def encode(mutation: Mutation) -> bytes:
+    """Return a mutation as bytes."""
+    header = {
+        "format": RECORD_FORMAT,
+        "removed_ids": mutation.removed_ids,
+        "removed_documents": mutation.removed_documents,
+        "encoder": mutation.encoder,
+    }
+    table = mutation.rows.replace_schema_metadata({_KEY: json.dumps(header).encode()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def decode(data: bytes, *, sequence: int) -> Mutation:
+    """Return the mutation in a record.
+
+    Raises:
+        FormatError: it is of a later format.
+        CorruptError: it is no record.
+
+    """
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            rows = reader.read_all()
+        header: dict[str, Any] = json.loads((rows.schema.metadata or {})[_KEY])
+    except (pa.ArrowException, KeyError, ValueError) as error:
+        raise CorruptError(f"record {sequence} of the log is damaged: {error}") from error
+    if header["format"] > RECORD_FORMAT:
+        raise FormatError(
+            f"record {sequence} of the log has format {header['format']}, this Scannery reads up to "
+            f"{RECORD_FORMAT}; upgrade it"
+        )
+    return Mutation(
+        rows.replace_schema_metadata(None),
+        tuple(header["removed_ids"]),
+        tuple(header["removed_documents"]),
+        header["encoder"],
+    )
+
+
+def encoder_digest(manifest: Manifest) -> str | None:
+    """Return what names the space of an index's vectors."""
+    return None if manifest.encoder is None else manifest.encoder.get("digest")
+
+
+def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int) -> Mutation:
+    """Return a mutation with the columns that a version has; attributes that it lacks are null.
+
+    Raises:
+        FormatError: its vectors are not of the space of this version, or an attribute is of another type.
+
+    """
+    schema = datapoint_schema(manifest.spec, manifest.dimensions)
+    what = f"record {sequence} of the log does not fit version {manifest.version} of index {manifest.index!r}"
+    if mutation.rows.num_rows and mutation.encoder != encoder_digest(manifest):
+        raise FormatError(f"{what}: its vectors were made for another encoder")
+    if mutation.rows.schema.equals(schema):
+        return mutation
+    size = mutation.rows.schema.field("embedding").type.list_size
+    if size != manifest.dimensions:
+        raise FormatError(
+            f"{what}: its vectors have {size} dimensions, those of the version {manifest.dimensions}"
+        )
+    rows = mutation.rows
+    for field in schema:
+        if field.name not in rows.column_names:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    try:
+        rows = rows.select(schema.names).cast(schema)
+    except pa.ArrowException as error:
+        raise FormatError(f"{what}: {error}") from error
+    return Mutation(rows, mutation.removed_ids, mutation.removed_documents, mutation.encoder)

@@ -1,0 +1,46 @@
+"""Rows of open segments, as tables that new segments can be built from.
+
+Shapes: N rows of a segment, R rows that are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer import REVISION_COLUMN, AllowedRows, Manifest, Segment, datapoint_schema
+
+__all__ = ["live_rows", "stored_schema", "whole_rows"]
+
+
+def stored_schema(manifest: Manifest) -> pa.Schema:
+    """Return the columns that a segment of live rows has: those of every segment, and the revision."""
+    schema = datapoint_schema(manifest.spec, manifest.dimensions)
+    return schema.append(pa.field(REVISION_COLUMN, pa.int64()))
+
+
+def live_rows(segments: Iterable[tuple[Segment, AllowedRows | None]], schema: pa.Schema) -> pa.Table:
+    """Return the rows of some segments that are alive (None: all), with all columns of a schema."""
+    tables = [
+        whole_rows(segment, np.arange(segment.rows) if alive is None else alive.rows, schema)
+        for segment, alive in segments
+    ]
+    return pa.concat_tables([schema.empty_table(), *tables])
+
+
+def whole_rows(segment: Segment, rows_R: np.ndarray, schema: pa.Schema) -> pa.Table:
+    """Return rows of a segment with all columns of a schema; attributes that the segment lacks are null."""
+    stored = set(segment.table.column_names)
+    taken = segment.take(rows_R, [name for name in schema.names if name in stored])
+    vectors_RD = np.ascontiguousarray(segment.vectors(rows_R), np.float32)
+    arrays = [
+        pa.FixedSizeListArray.from_arrays(pa.array(vectors_RD.reshape(-1)), type=field.type)
+        if field.name == "embedding"
+        else taken.column(field.name).combine_chunks()
+        if field.name in stored
+        else pa.nulls(taken.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(arrays, schema=schema)

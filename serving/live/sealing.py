@@ -1,0 +1,153 @@
+"""Sealing: the newest rows become segments, what they replace becomes tombstones, and both become a version.
+
+What is sealed is read from the log, not from the memory of a server: any process can do it, once, for all of them.
+Nobody needs to be told. A server notices the version, opens it, and keeps of its log what is not in there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer import (
+    AllowedRows,
+    AlreadyExistsError,
+    Manifest,
+    Segment,
+    SegmentCache,
+    SegmentEntry,
+    Store,
+    build_segment,
+    commit,
+    next_version,
+    open_index,
+    segment_key,
+    shard_of,
+)
+from scannery.serving.live.index import state_after
+from scannery.serving.live.location import log_folder
+from scannery.serving.live.memtable import LiveState, begin
+from scannery.serving.live.rows import live_rows, stored_schema
+from scannery.serving.live.sqlite_log import SqliteLog
+
+__all__ = ["SealReport", "seal"]
+
+MAX_ATTEMPTS = 10
+"""Against builds and merges that commit a version meanwhile: each of them is long, and so is the time between two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealReport:
+    """What `seal` did."""
+
+    version: int
+    mutations: int
+    rows: int
+    """Rows that are in segments now."""
+    deleted: int
+    """Rows of older segments that they replace, or that were deleted."""
+    segments: int
+
+
+def seal(
+    store: Store,
+    index: str,
+    *,
+    log_root: Path | None = None,
+    cache: SegmentCache | None = None,
+    threads: int | None = None,
+) -> SealReport | None:
+    """Bring all mutations in the log into a new version; None if there are none.
+
+    Raises:
+        NotFoundError, CorruptError, FormatError: the index or its log cannot be read.
+        BuildError, StoreError: a segment cannot be built or stored.
+        AlreadyExistsError: others committed versions all the time.
+
+    """
+    folder = log_folder(log_root or store.local_root, index)
+    if folder is None:
+        return None
+    try:
+        log = SqliteLog(folder)
+    except FileNotFoundError:
+        return None
+    try:
+        return _sealed(store, index, log, cache, threads)
+    finally:
+        log.close()
+
+
+def _sealed(
+    store: Store, index: str, log: SqliteLog, cache: SegmentCache | None, threads: int | None
+) -> SealReport | None:
+    opened = None
+    for attempt in range(MAX_ATTEMPTS):
+        opened = open_index(store, index, cache=cache, reuse=opened)
+        parent = opened.manifest
+        state = begin(opened)
+        while entries := log.read(state.sequence):
+            state = state_after(state, entries)
+        if not state.mutations:
+            return None
+        added = _built(store, state, threads)
+        dead_rows = _dead_rows(state)
+        manifest = next_version(store, parent, added=added, dead_rows=dead_rows, log_sequence=state.sequence)
+        try:
+            published = commit(store, _described(manifest, state))
+        except AlreadyExistsError:
+            if attempt + 1 == MAX_ATTEMPTS:
+                raise
+            continue
+        # What the version before needs stays: somebody may be opening it, or go back to it.
+        log.truncate(parent.log_sequence)
+        log.checkpoint(truncate=True)
+        return SealReport(
+            version=published.version,
+            mutations=state.mutations,
+            rows=sum(entry.rows for entry in added),
+            deleted=sum(map(len, dead_rows.values())),
+            segments=len(added),
+        )
+    return None
+
+
+def _built(store: Store, state: LiveState, threads: int | None) -> list[SegmentEntry]:
+    """Build a segment of the new rows of each shard and put it into the store."""
+    manifest = state.manifest
+    table = live_rows(((piece.segment, piece.alive) for piece in state.pieces), stored_schema(manifest))
+    if not table.num_rows:
+        return []
+    names = table.column("document_id").to_pylist()
+    shards_N = np.array([shard_of(name, manifest.shards) for name in names])
+    entries = []
+    with tempfile.TemporaryDirectory(prefix="scannery-seal-") as folder:
+        for shard in np.unique(shards_N).tolist():
+            rows = table.filter(pa.array(shards_N == shard))
+            built = build_segment(
+                rows, spec=manifest.spec, shard=shard, directory=Path(folder), threads=threads
+            )
+            store.write_file(segment_key(manifest.index, built.entry.key), built.path)
+            entries.append(built.entry)
+    return entries
+
+
+def _dead_rows(state: LiveState) -> dict[str, np.ndarray]:
+    """Return the rows of the version's segments that died since, by key."""
+    parts = zip(state.index.segments, state.index.alive, state.alive, strict=True)
+    found = {segment.entry.key: _died(segment, before, now) for segment, before, now in parts}
+    return {key: rows for key, rows in found.items() if len(rows)}
+
+
+def _died(segment: Segment, before: AllowedRows | None, now: AllowedRows | None) -> np.ndarray:
+    if now is before or now is None:
+        return np.empty(0, np.int64)
+    return np.flatnonzero(~now.mask_N if before is None else before.mask_N & ~now.mask_N)
+
+
+def _described(manifest: Manifest, state: LiveState) -> Manifest:
+    return manifest.model_copy(update={"statistics": {"mode": "live", "mutations": state.mutations}})

@@ -1,0 +1,364 @@
+"""The mutation log of one machine: an SQLite database in WAL mode, synced at every commit.
+
+One commit costs one sync of the write-ahead log, however many batches are in it. Pages are 16 KiB: a batch of 100
+vectors takes ten of them, and one small upsert writes no more than two. Checkpoints are not left to commits, which
+would pay for them now and then (`checkpoint`).
+
+Only one process has the turn to append. Whose it is, is decided by `flock` on a file beside the database: it wakes up
+the next one at once, while SQLite's own lock is polled. The kernel frees it when its holder dies.
+
+A connection belongs to the process that opened it. All calls of an object share two: one to append, one to read.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from scannery.indexer import CorruptError, FormatError, StoreError
+from scannery.serving.errors import ReadOnlyError
+from scannery.serving.live.log import Answer, LogEntry, LogGapError
+
+__all__ = ["LOG_FILE", "LOG_FORMAT", "SqliteLog", "sync_folder"]
+
+LOG_FILE = "log.sqlite"
+LOG_FORMAT = 1
+"""Version of the database that this code writes; it refuses later ones."""
+
+APPLICATION_ID = 0x5363616E  # "Scan": tells our databases from others
+PAGE_BYTES = 1 << 14
+READ_BYTES = 64 << 20
+KEEP_ANSWERS_S = 3600.0
+TRUNCATE_AT_ONCE = 64
+"""Records removed in one transaction: writers wait for it."""
+BUSY_S = 10.0
+
+_SCHEMA = """
+CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO state VALUES ('truncated', 0);
+CREATE TABLE records (sequence INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE answers (
+    request_id TEXT PRIMARY KEY, sequence INTEGER NOT NULL, count INTEGER NOT NULL, answered_at REAL NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX answers_by_age ON answers (answered_at);
+"""
+
+
+class SqliteLog:
+    """A `MutationLog` in a local folder. Not to be carried over a fork: open it where it is used."""
+
+    def __init__(self, folder: Path, *, create: bool = False, clock: Callable[[], float] = time.time) -> None:
+        """Open the log in a folder.
+
+        Raises:
+            FileNotFoundError: there is none, and `create` is false.
+            FormatError: it is of a later format, or something else altogether.
+            CorruptError: it is damaged.
+            ReadOnlyError, StoreError: it cannot be opened or created.
+
+        """
+        self.path = folder / LOG_FILE
+        self._clock = clock
+        self._write_lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._seen: int | None = None
+        if not self.path.exists():
+            if not create:
+                raise FileNotFoundError(self.path)
+            _create(self.path)
+        self._reader = _connected(self.path)
+        self._writer: sqlite3.Connection | None = None
+
+    @contextmanager
+    def turn(self, *, after: int) -> Iterator[_Turn]:
+        """Wait for the turn to append; see MutationLog."""
+        with self._write_lock, _exclusive(self.path), _explained(self.path):
+            if self._writer is None:
+                self._writer = _connected(self.path)
+            connection = self._writer
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                turn = _Turn(connection, after, self._clock)
+                yield turn
+                turn.forget_answers()
+                connection.execute("COMMIT")
+            except BaseException:
+                # Whether a commit that failed took place is not known; a new connection will see.
+                self._writer = None
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                connection.close()
+                raise
+
+    def read(self, after: int, *, max_bytes: int = READ_BYTES) -> Sequence[LogEntry]:
+        """Return the entries after a sequence; see MutationLog."""
+        with self._read_lock, _explained(self.path):
+            # One transaction, or records could go between the two questions.
+            self._reader.execute("BEGIN")
+            try:
+                return _read(self._reader, after, max_bytes)
+            finally:
+                self._reader.execute("COMMIT")
+
+    def changed(self) -> bool:
+        """Return whether another connection may have written since this was last asked."""
+        with self._read_lock, _explained(self.path):
+            version: int = self._reader.execute("PRAGMA data_version").fetchone()[0]
+            before, self._seen = self._seen, version
+            return version != before
+
+    def position(self) -> int:
+        """Return the last sequence."""
+        with self._read_lock, _explained(self.path):
+            return _position(self._reader)
+
+    def truncated(self) -> int:
+        """Return the sequence up to which entries were removed."""
+        with self._read_lock, _explained(self.path):
+            return _truncated(self._reader)
+
+    def truncate(self, up_to: int) -> None:
+        """Remove the entries up to a sequence, few at a time, so that nobody waits long for a turn."""
+        while (low := self.truncated()) < up_to:
+            self._truncate_some(min(low + TRUNCATE_AT_ONCE, up_to))
+
+    def _truncate_some(self, up_to: int) -> None:
+        with self.turn(after=0) as turn:
+            turn.truncate(up_to)
+
+    def size_bytes(self) -> int:
+        """Return the bytes of all files of the log."""
+        files = (self.path, self.path.with_name(f"{LOG_FILE}-wal"))
+        return sum(path.stat().st_size for path in files if path.exists())
+
+    def unchecked_bytes(self) -> int:
+        """Return the size of the write-ahead log, which a checkpoint makes reusable."""
+        wal = self.path.with_name(f"{LOG_FILE}-wal")
+        return wal.stat().st_size if wal.exists() else 0
+
+    def checkpoint(self, *, truncate: bool = False) -> None:
+        """Bring what is in the write-ahead log into the database; with `truncate`, give back its space too."""
+        with self._write_lock, _exclusive(self.path), _explained(self.path):
+            if self._writer is None:
+                self._writer = _connected(self.path)
+            self._writer.execute("PRAGMA incremental_vacuum").fetchall()
+            self._writer.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if truncate else 'PASSIVE'})").fetchall()
+
+    def copy_to(self, path: Path) -> None:
+        """Write a consistent copy of the log to a new file, while others append."""
+        with self._read_lock, _explained(self.path):
+            target = sqlite3.connect(path)
+            try:
+                self._reader.backup(target)
+            finally:
+                target.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._write_lock, self._read_lock:
+            for connection in (self._reader, self._writer):
+                if connection is not None:
+                    connection.close()
+
+
+class _Turn:
+    """See Turn."""
+
+    def __init__(self, connection: sqlite3.Connection, after: int, clock: Callable[[], float]) -> None:
+        self._connection = connection
+        self._clock = clock
+        self.position = _position(connection)
+        self._answered = False
+        if self.position < after:
+            # The log is older than the version, or was lost: what it has is in the segments, or nowhere.
+            self.truncate(after)
+            self.position = after
+
+    def read(self, after: int) -> Sequence[LogEntry]:
+        return _read(self._connection, after, None)
+
+    def answer_of(self, request_id: str) -> Answer | None:
+        row = self._connection.execute(
+            "SELECT sequence, count FROM answers WHERE request_id = ? AND answered_at > ?",
+            (request_id, self._clock() - KEEP_ANSWERS_S),
+        ).fetchone()
+        return None if row is None else Answer(*row)
+
+    def append(self, data: bytes, *, request_id: str = "", count: int = 0) -> int:
+        sequence = self.position + 1
+        self._connection.execute(
+            "INSERT INTO records VALUES (?, ?, ?)", (sequence, _checksum(sequence, data), data)
+        )
+        if request_id:
+            self._answered = True
+            self._connection.execute(
+                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
+                (request_id, sequence, count, self._clock()),
+            )
+        self.position = sequence
+        return sequence
+
+    def truncate(self, up_to: int) -> None:
+        self._connection.execute("DELETE FROM records WHERE sequence <= ?", (up_to,))
+        self._connection.execute("UPDATE state SET value = ? WHERE name = 'truncated'", (up_to,))
+
+    def forget_answers(self) -> None:
+        if self._answered:
+            too_old = self._clock() - KEEP_ANSWERS_S
+            self._connection.execute("DELETE FROM answers WHERE answered_at <= ?", (too_old,))
+
+
+def _read(connection: sqlite3.Connection, after: int, max_bytes: int | None) -> list[LogEntry]:
+    truncated = _truncated(connection)
+    if after < truncated:
+        raise LogGapError(f"the log begins after sequence {truncated}, {after} was asked for")
+    rows = connection.execute(
+        "SELECT sequence, checksum, data FROM records WHERE sequence > ? ORDER BY sequence", (after,)
+    )
+    entries: list[LogEntry] = []
+    size_bytes = 0
+    for sequence, checksum, data in rows:
+        if sequence != after + len(entries) + 1:
+            raise CorruptError(f"the log has no record {after + len(entries) + 1}, but a later one")
+        if checksum != _checksum(sequence, data):
+            raise CorruptError(f"record {sequence} of the log is damaged: its checksum is wrong")
+        entries.append(LogEntry(sequence, data))
+        size_bytes += len(data)
+        if max_bytes is not None and size_bytes >= max_bytes:
+            break
+    return entries
+
+
+def _position(connection: sqlite3.Connection) -> int:
+    last: int | None = connection.execute("SELECT max(sequence) FROM records").fetchone()[0]
+    return max(last or 0, _truncated(connection))
+
+
+def _truncated(connection: sqlite3.Connection) -> int:
+    row: tuple[int] = connection.execute("SELECT value FROM state WHERE name = 'truncated'").fetchone()
+    return row[0]
+
+
+def _checksum(sequence: int, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(sequence.to_bytes(8, "little")))
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    with _explained(path):
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=rw",
+            uri=True,
+            timeout=BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            _check_format(connection, path)
+            # FULL: every commit is synced. Set by connection, not by database.
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if application != APPLICATION_ID:
+        raise FormatError(f"{path} is not a mutation log")
+    if version > LOG_FORMAT:
+        raise FormatError(
+            f"{path} has log format {version}, this Scannery reads up to {LOG_FORMAT}; upgrade it"
+        )
+
+
+def _create(path: Path) -> None:
+    """Create an empty log; of several processes that try, one does."""
+    with _explained(path):
+        try:
+            path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise _refusal(path, error) from error
+        with _exclusive(path):
+            if path.exists():
+                return
+            draft = path.with_name(f".tmp-{LOG_FILE}")
+            for leftover in path.parent.glob(f"{draft.name}*"):
+                leftover.unlink()
+            connection = sqlite3.connect(draft, isolation_level=None)
+            try:
+                connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {LOG_FORMAT}")
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.executescript(_SCHEMA)
+            finally:
+                connection.close()
+            # Complete before it has its name; the folders too must survive a power cut.
+            draft.rename(path)
+            sync_folder(path.parent)
+            sync_folder(path.parent.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names and the content of the files in a folder durable, and the names of those in it."""
+    for path in (*(item for item in folder.iterdir() if item.is_file()), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """Hold the turn among the processes of this machine."""
+    try:
+        descriptor = os.open(path.with_name("turn.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _refusal(path, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _refusal(path: Path, error: OSError) -> Exception:
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return ReadOnlyError(f"no writes are taken: {path.parent} cannot be written ({error.strerror})")
+    return StoreError(f"{path.parent}: {error.strerror or error}")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn the errors of SQLite into ours."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translated(path, error) from error
+
+
+# By text: Python 3.10 does not tell the code.
+_DAMAGED = ("malformed", "not a database")
+
+
+def _translated(path: Path, error: sqlite3.Error) -> Exception:
+    text = str(error)
+    if any(words in text for words in _DAMAGED):
+        return CorruptError(f"the mutation log {path} is damaged: {text}")
+    if "readonly" in text:
+        return ReadOnlyError(f"no writes are taken: the mutation log {path} cannot be written ({text})")
+    what = "the disk is full" if "disk is full" in text else text
+    return StoreError(f"the mutation log {path} cannot be used now: {what}")

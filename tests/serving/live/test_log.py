@@ -1,0 +1,270 @@
+"""The mutation log: durable, in order, shared by processes, and honest about damage."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from scannery.indexer import CorruptError, FormatError, StoreError
+from scannery.serving.live.log import Answer, LogEntry, LogGapError
+from scannery.serving.live.sqlite_log import KEEP_ANSWERS_S, LOG_FORMAT, SqliteLog
+from tests.data import ROOT
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "index" / "log"
+
+
+@pytest.fixture
+def log(folder: Path) -> SqliteLog:
+    folder.parent.mkdir()
+    return SqliteLog(folder, create=True)
+
+
+def append(log: SqliteLog, *batches: bytes, after: int = 0) -> list[int]:
+    with log.turn(after=after) as turn:
+        return [turn.append(data) for data in batches]
+
+
+def test_batches_are_numbered_in_order_and_read_from_any_position(log: SqliteLog, folder: Path) -> None:
+    assert append(log, b"one", b"two") == [1, 2]
+    assert append(log, b"three") == [3]
+    other = SqliteLog(folder)
+    assert other.read(0) == [LogEntry(1, b"one"), LogEntry(2, b"two"), LogEntry(3, b"three")]
+    assert other.read(2) == [LogEntry(3, b"three")]
+    assert other.read(3) == []
+    assert other.position() == 3
+
+
+def test_a_read_is_bounded_and_still_gets_on(log: SqliteLog) -> None:
+    append(log, b"x" * 100, b"y" * 100, b"z")
+    assert [entry.sequence for entry in log.read(0, max_bytes=50)] == [1]
+    assert [entry.sequence for entry in log.read(1, max_bytes=101)] == [2, 3]
+
+
+def test_an_exception_takes_the_whole_turn_back(log: SqliteLog) -> None:
+    with pytest.raises(KeyError), log.turn(after=0) as turn:
+        turn.append(b"lost")
+        raise KeyError
+    assert log.position() == 0
+    assert append(log, b"kept") == [1]
+
+
+def test_a_request_is_remembered_for_an_hour(folder: Path) -> None:
+    now = 1000.0
+    folder.parent.mkdir()
+    log = SqliteLog(folder, create=True, clock=lambda: now)
+    with log.turn(after=0) as turn:
+        assert turn.answer_of("r1") is None
+        turn.append(b"one", request_id="r1", count=7)
+        assert turn.answer_of("r1") == Answer(1, 7)
+    now += KEEP_ANSWERS_S - 1
+    with log.turn(after=0) as turn:
+        assert turn.answer_of("r1") == Answer(1, 7)
+    now += 2
+    with log.turn(after=0) as turn:
+        assert turn.answer_of("r1") is None
+        turn.append(b"two", request_id="r2")
+    with sqlite3.connect(log.path) as connection:
+        assert connection.execute("SELECT request_id FROM answers").fetchall() == [("r2",)]
+    connection.close()
+
+
+def test_sequences_go_on_after_truncation_and_what_is_gone_is_a_gap(log: SqliteLog, folder: Path) -> None:
+    append(log, *(b"%d" % i for i in range(200)))
+    log.truncate(150)
+    assert log.read(150)[0] == LogEntry(151, b"150")
+    with pytest.raises(LogGapError):
+        log.read(149)
+    log.truncate(200)
+    assert (log.position(), SqliteLog(folder).position()) == (200, 200)
+    assert append(log, b"next") == [201]
+
+
+def test_a_log_that_is_behind_its_version_goes_on_after_it(log: SqliteLog) -> None:
+    append(log, b"old")
+    assert append(log, b"new", after=10) == [11]
+    assert log.read(10) == [LogEntry(11, b"new")]
+    with pytest.raises(LogGapError):
+        log.read(0)
+
+
+def test_others_see_that_something_changed(log: SqliteLog, folder: Path) -> None:
+    other = SqliteLog(folder)
+    other.changed()
+    assert not other.changed()
+    append(log, b"one")
+    assert other.changed()
+    assert not other.changed()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("UPDATE records SET data = x'6261' WHERE sequence = 2", "record 2 .* damaged"),
+        ("DELETE FROM records WHERE sequence = 2", "no record 2"),
+        ("UPDATE records SET sequence = 5 WHERE sequence = 3", "no record 3"),
+    ],
+)
+def test_a_damaged_or_missing_record_is_named(log: SqliteLog, damage: str, message: str) -> None:
+    append(log, b"one", b"two", b"three")
+    with sqlite3.connect(log.path) as connection:
+        connection.execute(damage)
+    connection.close()
+    with pytest.raises(CorruptError, match=message):
+        log.read(0)
+
+
+def test_a_damaged_file_is_refused(log: SqliteLog, folder: Path) -> None:
+    append(log, *[b"x" * 100_000] * 20)
+    log.checkpoint(truncate=True)
+    log.close()
+    with log.path.open("r+b") as file:
+        file.seek(200_000)
+        file.write(os.urandom(300_000))
+    with pytest.raises(CorruptError):
+        SqliteLog(folder).read(0)
+    log.path.write_bytes(b"no database " * 2000)
+    with pytest.raises(CorruptError):
+        SqliteLog(folder)
+
+
+def test_a_torn_tail_loses_only_what_was_not_acknowledged(log: SqliteLog, folder: Path) -> None:
+    append(log, b"acknowledged")
+    wal = folder / "log.sqlite-wal"
+    whole = wal.stat().st_size
+    append(log, b"x" * 50_000)
+    # As after a power cut: the frames of the last commit are only partly there.
+    copy = folder.parent / "copy"
+    copy.mkdir()
+    (copy / "log.sqlite").write_bytes(log.path.read_bytes())
+    (copy / "log.sqlite-wal").write_bytes(wal.read_bytes()[: whole + 20_000])
+    torn = SqliteLog(copy)
+    assert torn.read(0) == [LogEntry(1, b"acknowledged")]
+    assert append(torn, b"next") == [2]
+
+
+def test_a_later_format_and_other_databases_are_refused(log: SqliteLog, folder: Path) -> None:
+    log.close()
+    with sqlite3.connect(log.path) as connection:
+        connection.execute(f"PRAGMA user_version = {LOG_FORMAT + 1}")
+    connection.close()
+    with pytest.raises(FormatError, match=f"format {LOG_FORMAT + 1}.*upgrade"):
+        SqliteLog(folder)
+    with sqlite3.connect(log.path) as connection:
+        connection.execute("PRAGMA application_id = 0")
+    connection.close()
+    with pytest.raises(FormatError, match="not a mutation log"):
+        SqliteLog(folder)
+
+
+def test_a_full_disk_refuses_and_recovers(log: SqliteLog) -> None:
+    append(log, b"one")
+    with pytest.raises(StoreError, match="disk is full"), log.turn(after=0) as turn:
+        pages = turn._connection.execute("PRAGMA page_count").fetchone()[0]
+        turn._connection.execute(f"PRAGMA max_page_count = {pages}")
+        turn.append(b"x" * 1_000_000)
+    assert append(log, b"two") == [2]
+    assert [entry.data for entry in log.read(0)] == [b"one", b"two"]
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_a_commit_syncs_once(folder: Path) -> None:
+    """One sync a commit is what makes group commit pay; none would lose acknowledged writes."""
+    folder.parent.mkdir()
+    script = f"""
+from pathlib import Path
+from scannery.serving.live.sqlite_log import SqliteLog
+log = SqliteLog(Path({str(folder)!r}), create=True)
+def write(count):
+    for _ in range(count):
+        with log.turn(after=0) as turn: turn.append(b"x" * 1000)
+write(3)
+print("begin", flush=True)
+write(10)
+print("end", flush=True)
+"""
+    traced = subprocess.run(
+        ["strace", "-f", "-e", "trace=fsync,fdatasync,write", sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    between = traced.stderr.split('"begin')[1].split('"end')[0]
+    assert between.count("sync(") == 10
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from scannery.serving.live.sqlite_log import SqliteLog
+log = SqliteLog(Path(sys.argv[1]), create=True)
+for i in range(int(sys.argv[3])):
+    with log.turn(after=0) as turn:
+        turn.append(f"{sys.argv[2]}-{i}".encode())
+    print(i, flush=True)
+"""
+
+
+def writer(folder: Path, name: str, count: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), name, str(count)],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_processes_create_and_share_a_log_and_one_that_is_killed_takes_nothing_with_it(folder: Path) -> None:
+    folder.parent.mkdir()
+    with writer(folder, "a", 200) as one, writer(folder, "b", 100_000) as other:
+        assert other.stdout is not None
+        acknowledged = [other.stdout.readline() for _ in range(100)]
+        other.send_signal(signal.SIGKILL)
+        acknowledged += other.stdout.readlines()
+        assert one.wait(60) == 0
+    log = SqliteLog(folder)
+    entries = [entry.data.decode() for entry in log.read(0)]
+    assert [name for name in entries if name[0] == "a"] == [f"a-{i}" for i in range(200)]
+    killed = [name for name in entries if name[0] == "b"]
+    assert killed == [f"b-{i}" for i in range(len(killed))]
+    assert len(killed) - len(acknowledged) in (0, 1)
+    assert append(log, b"after") == [len(entries) + 1]
+
+
+def test_threads_share_a_log(log: SqliteLog) -> None:
+    def work() -> None:
+        for _ in range(20):
+            append(log, b"x")
+            log.read(max(0, log.position() - 2))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(log.read(0)) == 80
+
+
+def test_a_copy_is_consistent_while_others_append(log: SqliteLog, tmp_path: Path) -> None:
+    append(log, b"one")
+    (tmp_path / "copy").mkdir()
+    log.copy_to(tmp_path / "copy" / "log.sqlite")
+    append(log, b"two")
+    assert SqliteLog(tmp_path / "copy").read(0) == [LogEntry(1, b"one")]
+
+
+def test_a_log_that_is_not_there_is_not_made_by_readers(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        SqliteLog(folder)
+    assert not folder.exists()

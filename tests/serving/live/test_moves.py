@@ -1,0 +1,333 @@
+"""From memory to segments, from version to version: nobody who asks or writes notices."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scannery
+from scannery import indexer
+from scannery.client import Index
+from scannery.indexer import (
+    AlreadyExistsError,
+    NotFoundError,
+    Store,
+    list_versions,
+    parse_spec,
+    read_manifest,
+    rollback,
+    verify,
+)
+from scannery.serving import OverloadedError
+from scannery.serving.live import merging, sealing
+from scannery.serving.live.backup import restore, snapshot
+from scannery.serving.live.maintenance import locked
+from scannery.serving.live.merging import due, merge
+from scannery.serving.live.sealing import seal
+from scannery.serving.live.sqlite_log import SqliteLog
+from tests.served import serving
+from tests.serving.live.model import DIMENSIONS, LIVE, Model, make_store, random_row
+
+ROWS = 60
+VECTOR = [1.0, *[0.0] * (DIMENSIONS - 1)]
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    return random.Random(5)
+
+
+@pytest.fixture
+def path(tmp_path: Path, rng: random.Random) -> Path:
+    return make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)])
+
+
+@pytest.fixture
+def store(path: Path) -> Store:
+    return Store.open(path)
+
+
+@pytest.fixture
+def index(path: Path) -> Iterator[Index]:
+    with scannery.connect(path) as client:
+        yield client.index("live")
+
+
+def wait_for(condition: Callable[[], Any], what: str, *, timeout_s: float = 60.0) -> Any:
+    end_s = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < end_s, what
+        time.sleep(0.02)
+    return found
+
+
+def write_some(index: Index, rng: random.Random, count: int = 5) -> None:
+    names = rng.sample([f"id{i}" for i in range(ROWS)], count)
+    index.upsert([random_row(rng, name) for name in names])  # type: ignore[misc]
+
+
+def log_of(path: Path) -> SqliteLog:
+    return SqliteLog(path / "live" / "log")
+
+
+class Load:
+    """Queries and writes that go on until told to stop. Every query must see every id exactly once."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._stop = threading.Event()
+        self.answers = 0
+        self.versions: set[int] = set()
+        self.problems: list[str] = []
+        self._threads = [threading.Thread(target=self._ask), threading.Thread(target=self._write)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        wanted = sorted(f"id{i}" for i in range(ROWS))
+        with scannery.connect(self._address) as client:
+            while not self._stop.is_set():
+                try:
+                    hits = client.index("live").search(VECTOR, 1000)
+                except scannery.ScanneryError as error:
+                    self.problems.append(repr(error))
+                    return
+                self.answers += 1
+                self.versions.add(hits.version)
+                if sorted(hit.id for hit in hits) != wanted:
+                    self.problems.append(f"sequence {hits.sequence}: {len(hits)} hits")
+
+    def _write(self) -> None:
+        rng = random.Random(9)
+        with scannery.connect(self._address) as client:
+            while not self._stop.is_set():
+                try:
+                    write_some(client.index("live"), rng)
+                except scannery.ScanneryError as error:
+                    self.problems.append(repr(error))
+                    return
+
+
+def test_queries_and_writes_go_on_through_seals_merges_and_rollbacks(path: Path, store: Store) -> None:
+    with serving(path, check_every_s=0.05) as server, Load(server.address) as load:
+
+        def settle() -> None:
+            newest = list_versions(store, "live")[-1]
+            before = load.answers
+            wait_for(
+                lambda: load.problems or (newest in load.versions and load.answers > before + 5),
+                f"no query was answered by version {newest}",
+            )
+
+        for _ in range(3):
+            wait_for(lambda: seal(store, "live"), "there was nothing to seal")
+            settle()
+        assert merge(store, "live") is not None
+        settle()
+        rollback(store, "live", list_versions(store, "live")[-1])
+        settle()
+    assert load.problems == []
+    assert len(load.versions) >= 5
+    assert verify(store, "live").problems == ()
+
+
+def test_two_servers_share_a_log(path: Path, rng: random.Random) -> None:
+    with (
+        serving(path) as one,
+        serving(path) as two,
+        scannery.connect(one.address) as first,
+        scannery.connect(two.address) as second,
+    ):
+        for number in range(10):
+            writer, reader = (first, second) if number % 2 else (second, first)
+            done = writer.index("live").upsert([{"id": f"n{number}", "vector": VECTOR}])
+            assert done.sequence == number + 1
+            seen = reader.index("live").search(VECTOR, 20, min_sequence=done.sequence)
+            assert seen.sequence >= done.sequence
+            assert f"n{number}" in [hit.id for hit in seen]
+        # Without being asked for, too.
+        first.index("live").delete(["n0"])
+        wait_for(lambda: second.index("live").get(["n0"]) == [None], "never visible")
+
+
+def test_a_seal_takes_everything_and_the_log_keeps_what_the_version_before_needs(
+    path: Path, store: Store, index: Index, rng: random.Random
+) -> None:
+    for _ in range(4):
+        write_some(index, rng)
+    index.delete(["id1"])
+    report = seal(store, "live")
+    assert report is not None
+    assert (report.version, report.mutations) == (2, 5)
+    assert read_manifest(store, "live").log_sequence == 5
+    assert read_manifest(store, "live").rows == index.stats().rows
+    assert seal(store, "live") is None
+    log = log_of(path)
+    assert log.truncated() == 0
+    write_some(index, rng)
+    assert seal(store, "live") is not None
+    assert log.truncated() == 5
+    write_some(index, rng)
+    log.close()
+    with scannery.connect(path) as other:
+        assert other.index("live").stats().sequence == 7
+
+
+def test_revisions_outlive_a_seal_and_a_merge(path: Path, store: Store) -> None:
+    with scannery.connect(path) as client:
+        for number in range(3):
+            done = client.index("live").upsert([{"id": f"n{number}", "vector": VECTOR, "document_id": "d"}])
+            seal(store, "live")
+        assert merge(store, "live") is not None
+    with scannery.connect(path) as client:
+        stale: Any = [{"id": "n2", "vector": VECTOR, "if_revision": 1}]
+        with pytest.raises(scannery.FailedPreconditionError):
+            client.index("live").upsert(stale)
+        client.index("live").delete(["n2"], if_revision=done.sequence)
+
+
+def test_a_seal_that_loses_a_race_goes_on_top_of_the_winner(
+    store: Store, index: Index, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_some(index, rng)
+    commit, losses = indexer.commit, list[Any]()
+
+    def beaten(store: Store, manifest: Any) -> Any:
+        if not losses:
+            losses.append(rollback(store, "live", 1))
+        return commit(store, manifest)
+
+    monkeypatch.setattr(sealing, "commit", beaten)
+    report = seal(store, "live")
+    assert report is not None and report.version == 3
+    assert read_manifest(store, "live").rows == ROWS
+    assert verify(store, "live").problems == ()
+
+
+def test_rows_that_die_while_they_are_merged_stay_dead(
+    store: Store, path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = Model.started(3, path.parent / "other")
+    store = Store.open(path)
+    with scannery.connect(path) as client:
+        index = client.index("live")
+        for _ in range(3):
+            for _ in range(4):
+                model.write(index)
+            seal(store, "live")
+        committed = merging._committed
+
+        def late(*args: Any) -> Any:
+            for _ in range(6):
+                model.write(index)
+            seal(store, "live")
+            return committed(*args)
+
+        monkeypatch.setattr(merging, "_committed", late)
+        report = merge(store, "live")
+        assert report is not None
+        model.check_rows(index)
+    assert verify(store, "live").problems == ()
+    with scannery.connect(path) as client:
+        model.check_rows(client.index("live"))
+
+
+def test_segments_with_many_deleted_rows_are_written_again(path: Path, store: Store, index: Index) -> None:
+    index.delete([f"id{i}" for i in range(40)])
+    seal(store, "live")
+    assert read_manifest(store, "live").size_bytes > 0
+    while merge(store, "live"):
+        pass
+    manifest = read_manifest(store, "live")
+    assert all(entry.deleted is None for entry in manifest.segments)
+    assert manifest.rows == sum(entry.rows for entry in manifest.segments) == 20
+
+
+def test_tiers_keep_segments_few_under_endless_churn(tmp_path: Path, rng: random.Random) -> None:
+    spec = parse_spec({**LIVE.model_dump(), "live": {"seal_rows": 100, "merge_segments": 2}})
+    path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
+    store = Store.open(path)
+    with scannery.connect(path) as client:
+        for _ in range(10):
+            write_some(client.index("live"), rng, 20)
+            seal(store, "live")
+            while merge(store, "live"):
+                pass
+    manifest = read_manifest(store, "live")
+    assert len(manifest.segments) <= 4
+    assert due(manifest) == []
+    assert manifest.rows == ROWS
+    assert sum(entry.rows for entry in manifest.segments) < 2 * ROWS
+
+
+def test_a_server_seals_by_itself_and_gives_memory_back(tmp_path: Path, rng: random.Random) -> None:
+    spec = parse_spec({**LIVE.model_dump(), "live": {"seal_rows": 100, "seal_age_s": 0.2}})
+    path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
+    with serving(path, check_every_s=0.05) as server, scannery.connect(server.address) as client:
+        index = client.index("live")
+        write_some(index, rng)
+        wait_for(lambda: index.stats().version >= 2, "nothing was sealed")
+        assert (index.stats().memory_rows, index.stats().rows, index.stats().sequence) == (0, ROWS, 1)
+
+
+def test_only_one_process_maintains_an_index(path: Path) -> None:
+    with locked(path, "live", "seal"):
+        with pytest.raises(OverloadedError), locked(path, "live", "seal"):
+            pass
+        with locked(path, "live", "merge"):
+            pass
+
+
+def test_a_rollback_undoes_what_was_sealed_and_keeps_what_was_not(
+    store: Store, path: Path, rng: random.Random
+) -> None:
+    with scannery.connect(path) as client:
+        client.index("live").upsert([{"id": "sealed", "vector": VECTOR}])
+        seal(store, "live")
+        client.index("live").upsert([{"id": "sealed2", "vector": VECTOR}])
+        seal(store, "live")
+        client.index("live").upsert([{"id": "unsealed", "vector": VECTOR}])
+    rollback(store, "live", 1)
+    with scannery.connect(path) as client:
+        points = client.index("live").get(["sealed", "sealed2", "unsealed"])
+        assert [point is not None for point in points] == [False, False, True]
+        assert client.index("live").stats().sequence == 3
+
+
+def test_a_backup_is_taken_while_writing_and_comes_back_whole(
+    path: Path, store: Store, tmp_path: Path
+) -> None:
+    with serving(path) as server, Load(server.address) as load:
+        wait_for(lambda: load.answers > 3, "no answers")
+        seal(store, "live")
+        backup = Store.open(tmp_path / "backup", create=True)
+        report = snapshot(store, "live", backup)
+    assert load.problems == []
+    assert verify(backup, "live").problems == ()
+    with pytest.raises(AlreadyExistsError):
+        snapshot(store, "live", backup)
+    back = Store.open(tmp_path / "back", create=True)
+    assert restore(backup, "live", back).sequence == report.sequence
+    with pytest.raises(AlreadyExistsError):
+        restore(backup, "live", back)
+    with pytest.raises(NotFoundError):
+        restore(backup, "nobody", back)
+    with scannery.connect(tmp_path / "back") as client:
+        index = client.index("live")
+        assert index.stats().sequence == report.sequence
+        assert len(index.search(VECTOR, 1000)) == ROWS
+        assert index.delete(["id1"]).sequence == report.sequence + 1

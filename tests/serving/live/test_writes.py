@@ -1,0 +1,295 @@
+"""Writes of one process: what they mean, what they refuse, and what they leave as it was."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import scannery
+from scannery import serving
+from scannery.client import Index
+from scannery.indexer import Store, parse_spec
+from scannery.serving import ConditionError
+from scannery.serving.catalog import Catalog
+from scannery.serving.deadline import Deadline
+from scannery.serving.live.service import Writes
+from scannery.serving.live.sqlite_log import SqliteLog
+from scannery.v1 import index_pb2, types_pb2
+from tests.data import datapoints, publish
+from tests.served import copied
+from tests.serving.live.model import DIMENSIONS, LIVE, make_store, random_row
+
+VECTOR = [1.0, *[0.0] * (DIMENSIONS - 1)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    rng = random.Random(0)
+    return make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(30)])
+
+
+@pytest.fixture
+def index(store: Path) -> Iterator[Index]:
+    with scannery.connect(store) as client:
+        yield client.index("live")
+
+
+def refusal(call: Any) -> tuple[type[Exception], str | None]:
+    with pytest.raises(scannery.ScanneryError) as caught:
+        call()
+    assert str(caught.value).startswith(str(caught.value.field))
+    return type(caught.value), caught.value.field
+
+
+def test_a_write_is_seen_by_the_next_query_and_by_every_other_process(index: Index, store: Path) -> None:
+    done = index.upsert([{"id": "new", "vector": VECTOR, "text": "a zebra"}])
+    assert (done.sequence, done.written) == (1, 1)
+    assert index.search(VECTOR, 1)[0].id == "new"
+    assert [hit.id for hit in index.search("zebra", mode="lexical")] == ["new"]
+    with scannery.connect(store) as other:
+        assert other.index("live").search(VECTOR, 1).sequence == 1
+        assert other.index("live").delete(["new"]).sequence == 2
+        assert index.get(["new"]) == [None]
+    assert (index.stats().rows, index.stats().sequence, index.stats().memory_rows) == (30, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("point", "field"),
+    [
+        ({"id": ""}, "upserts[1].datapoint.id"),
+        ({"id": "x" * 600}, "upserts[1].datapoint.id"),
+        ({"id": "first"}, "upserts[1].datapoint.id"),
+        ({"vector": [1.0, 2.0]}, "upserts[1].datapoint.vector"),
+        ({"vector": [float("nan")] * DIMENSIONS}, "upserts[1].datapoint.vector"),
+        ({"vector": [1e20] * DIMENSIONS}, "upserts[1].datapoint.vector"),
+        ({"vector": [0.0] * DIMENSIONS}, "upserts[1].datapoint.vector"),
+        ({"vector": None}, "upserts[1].datapoint.vector"),
+        ({"vector": None, "text": "only text"}, "upserts[1].datapoint.vector"),
+        ({"attributes": {"years": 3}}, "upserts[1].datapoint.attributes.years"),
+        ({"attributes": {"year": "soon"}}, "upserts[1].datapoint.attributes.year"),
+        ({"attributes": {"year": 3.5}}, "upserts[1].datapoint.attributes.year"),
+        ({"title": "x" * 70_000}, "upserts[1].datapoint.title"),
+        ({"text": "x" * 1_100_000}, "upserts[1].datapoint.text"),
+    ],
+)
+def test_a_wrong_datapoint_is_named_and_refuses_its_batch(
+    index: Index, point: dict[str, Any], field: str
+) -> None:
+    batch: Any = [{"id": "first", "vector": VECTOR}, {"id": "second", "vector": VECTOR, **point}]
+    assert refusal(lambda: index.upsert(batch)) == (scannery.InvalidArgumentError, field)
+    assert index.get(["first", "second"]) == [None, None]
+    assert index.stats().sequence == 0
+
+
+def test_partial_updates_change_what_they_name(index: Index) -> None:
+    before = index.get(["id1"], vectors=True)[0]
+    assert before is not None
+    index.update([{"id": "id1", "attributes": {"year": 1999, "show": None}, "title": "New", "payload": [1]}])
+    after = index.get(["id1"], vectors=True)[0]
+    assert after is not None
+    assert (after.attributes["year"], after.title, after.payload) == (1999, "New", [1])
+    assert "show" not in after.attributes
+    assert after.attributes.get("tags") == before.attributes.get("tags")
+    assert (after.text, after.document_id, after.text_end) == (
+        before.text,
+        before.document_id,
+        before.text_end,
+    )
+    np.testing.assert_array_equal(after.vector, before.vector)
+    wrong: Any = [{"id": "id2", "attributes": {"years": 3}}]
+    assert refusal(lambda: index.update(wrong))[1] == "upserts[0].update_mask"
+    gone: Any = [{"id": "id2", "title": "kept?"}, {"id": "nobody", "title": "x"}]
+    assert refusal(lambda: index.update(gone)) == (scannery.NotFoundError, "upserts[1].datapoint.id")
+    kept = index.get(["id2"])[0]
+    assert kept is not None and kept.title != "kept?"
+
+
+def test_what_a_mask_does_not_name_is_refused(store: Path) -> None:
+    catalog = Catalog.open(store)
+    writes = Writes(catalog)
+    request = index_pb2.UpsertRequest(index="live")
+    item = request.upserts.add(datapoint=types_pb2.Datapoint(id="id1", title="a"))
+    item.update_mask.paths.append("attributes.year")
+    with pytest.raises(serving.InvalidRequestError, match=r"title: is not in the update_mask"):
+        writes.upsert(request, Deadline.after(10))
+    item.update_mask.paths[:] = ["titel"]
+    with pytest.raises(serving.InvalidRequestError, match=r"did you mean title"):
+        writes.upsert(request, Deadline.after(10))
+    catalog.close()
+
+
+def test_conditions_hold_for_the_state_the_write_comes_upon(index: Index) -> None:
+    first = index.upsert([{"id": "a", "vector": VECTOR, "if_absent": True}])
+    assert refusal(lambda: index.upsert([{"id": "a", "vector": VECTOR, "if_absent": True}])) == (
+        scannery.FailedPreconditionError,
+        "upserts[0].condition",
+    )
+    second = index.upsert([{"id": "a", "vector": VECTOR, "if_revision": first.sequence}])
+    for stale in (first.sequence, 0, 77):
+        wrong: Any = [{"id": "a", "vector": VECTOR, "if_revision": stale}]
+        assert refusal(lambda wrong=wrong: index.upsert(wrong))[0] is scannery.FailedPreconditionError
+    # What a build made has revision 0.
+    index.update([{"id": "id3", "title": "t", "if_revision": 0}])
+    assert refusal(lambda: index.delete(["a"], if_revision=first.sequence))[1] == "ids[0]"
+    assert index.delete(["a"], if_revision=second.sequence).deleted == 1
+    assert index.stats().sequence == 4
+
+
+def test_a_repeated_request_gets_the_first_answer(index: Index) -> None:
+    done = index.upsert([{"id": "a", "vector": VECTOR}], request_id="r1")
+    index.delete(["a"])
+    assert index.upsert([{"id": "a", "vector": VECTOR}], request_id="r1") == done
+    assert index.get(["a"]) == [None]
+    assert refusal(lambda: index.delete(["a"], request_id="x" * 65))[1] == "request_id"
+
+
+def test_deletions_count_what_was_there(index: Index) -> None:
+    rows = {f"id{i}": index.get([f"id{i}"])[0] for i in range(30)}
+    document = rows["id0"].document_id  # type: ignore[union-attr]
+    members = [name for name, row in rows.items() if row is not None and row.document_id == document]
+    done = index.delete(["id0", "nobody"], document_ids=[document, "nothing"])
+    assert done.deleted == len(members)
+    assert index.get(members) == [None] * len(members)
+    assert index.delete(["id0"]).deleted == 0
+    assert refusal(lambda: index.delete([]))[1] == "ids"
+
+
+def test_concurrent_writers_share_syncs_and_lose_nothing(store: Path) -> None:
+    with scannery.connect(store) as client:
+        index = client.index("live")
+
+        def work(number: int) -> None:
+            for i in range(25):
+                index.upsert([{"id": f"w{number}-{i}", "vector": VECTOR}])
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert index.stats().rows == 230
+        assert index.stats().sequence == 200
+
+
+def test_full_memory_refuses_writes_and_keeps_answering(tmp_path: Path) -> None:
+    spec = parse_spec(
+        {**LIVE.model_dump(), "live": {"max_rows": 1000, "seal_rows": 1000, "seal_age_s": 9999}}
+    )
+    store = Store.open(tmp_path / "store", create=True)
+    publish(store, spec, datapoints(spec, np.eye(DIMENSIONS, dtype=np.float32)), tmp_path)
+    catalog = Catalog(store)
+    catalog.watched = True  # nobody seals
+    catalog.refresh()
+    writes = Writes(catalog)
+
+    def write(first: int, count: int) -> None:
+        request = index_pb2.UpsertRequest(index="live")
+        for i in range(first, first + count):
+            request.upserts.add(
+                datapoint=types_pb2.Datapoint(id=f"n{i}", vector=types_pb2.Vector(values=VECTOR))
+            )
+        writes.upsert(request, Deadline.after(30))
+
+    write(0, 999)
+    write(999, 5)
+    with pytest.raises(serving.OverloadedError, match="wait to be sealed") as caught:
+        write(2000, 1)
+    assert caught.value.retry_after_s is not None
+    assert catalog.snapshot("live").rows == DIMENSIONS + 1004
+    catalog.close()
+
+
+def test_a_disk_that_is_full_refuses_writes_until_there_is_room(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scannery.connect(store) as client:
+        index = client.index("live")
+        index.upsert([{"id": "a", "vector": VECTOR}])
+        live = client._transport._service._catalog.live("live")  # type: ignore[attr-defined]
+        writer = live._log._writer
+        pages = writer.execute("PRAGMA page_count").fetchone()[0]
+        writer.execute(f"PRAGMA max_page_count = {pages}")
+        big: Any = [{"id": f"b{i}", "vector": VECTOR, "text": "x" * 100_000} for i in range(20)]
+        with pytest.raises(scannery.UnavailableError, match="disk is full"):
+            index.upsert(big)
+        assert [point is None for point in index.get(["a", "b0"])] == [False, True]
+        assert index.upsert(big).sequence == 2
+
+
+def test_a_log_that_cannot_be_written_refuses_writes(store: Path) -> None:
+    (store / "live" / "log").write_text("a file is in the way")
+    with scannery.connect(store) as client:
+        index = client.index("live")
+        with pytest.raises(scannery.UnavailableError):
+            index.upsert([{"id": "a", "vector": VECTOR}])
+        assert len(index.search(VECTOR)) == 10
+        (store / "live" / "log").unlink()
+        assert index.upsert([{"id": "a", "vector": VECTOR}]).sequence == 1
+
+
+def test_a_store_without_a_local_folder_takes_no_writes(store: Path) -> None:
+    catalog = Catalog(Store.open(store))
+    catalog._log_root = None
+    with pytest.raises(serving.ReadOnlyError, match="--log"):
+        Writes(catalog).delete(index_pb2.DeleteRequest(index="live", ids=["a"]), Deadline.after(5))
+    catalog.close()
+
+
+def test_a_damaged_log_is_not_served_in_silence(store: Path, tmp_path: Path) -> None:
+    with scannery.connect(store) as client:
+        for i in range(3):
+            client.index("live").upsert([{"id": f"n{i}", "vector": VECTOR}])
+    with sqlite3.connect(store / "live" / "log" / "log.sqlite") as connection:
+        connection.execute("UPDATE records SET data = x'00' WHERE sequence = 2")
+    connection.close()
+    with scannery.connect(store) as client, pytest.raises(scannery.DataLossError, match="record 2"):
+        client.index("live").search(VECTOR)
+
+
+def test_a_mutation_that_never_was_is_not_waited_for(index: Index) -> None:
+    with pytest.raises(scannery.InvalidArgumentError, match="up to 0, got 5"):
+        index.search(VECTOR, min_sequence=5)
+
+
+def test_texts_are_cut_and_encoded_as_a_build_would(texts: Path, tmp_path: Path) -> None:
+    store = copied(texts, tmp_path)
+    with scannery.connect(store) as client:
+        index = client.index("texts")
+        done = index.upsert(
+            [{"id": "glacier", "text": "A glacier is a river of ice.", "attributes": {"letters": 28}}]
+        )
+        assert done.written == 1
+        assert index.search("frozen water that flows", 1)[0].id == "glacier"
+        point = index.get(["glacier"])[0]
+        assert point is not None
+        assert (point.text_start, point.text_end, point.document_id) == (0, 28, "glacier")
+        wrong: Any = [{"id": "b", "text": "fine"}, {"id": "c", "text": "  "}]
+        assert refusal(lambda: index.upsert(wrong)) == (
+            scannery.InvalidArgumentError,
+            "upserts[1].datapoint.text",
+        )
+        assert index.get(["b"]) == [None]
+
+
+def test_the_log_of_an_index_that_is_behind_its_version_goes_on(store: Path) -> None:
+    catalog = Catalog.open(store)
+    live = catalog.live("live")
+    deletion = index_pb2.DeleteRequest(index="live", ids=["id1"])
+    assert Writes(catalog).delete(deletion, Deadline.after(5)).sequence == 1
+    with pytest.raises(ConditionError):
+        condition = index_pb2.WriteCondition(if_revision=3)
+        Writes(catalog).delete(
+            index_pb2.DeleteRequest(index="live", ids=["id2"], condition=condition), Deadline.after(5)
+        )
+    assert live.snapshot.sequence == 1
+    catalog.close()
+    log = SqliteLog(store / "live" / "log")
+    assert log.position() == 1
+    log.close()
