@@ -150,9 +150,10 @@ class Dispatcher(GenericHandler):
                 return response
             ticket.leave()
             return response
-        except GoneError:
+        except (GoneError, grpc.RpcError):
+            # The caller hung up, or their body did not come in time: nobody is there to get an answer.
             code = grpc.StatusCode.CANCELLED
-            return b""  # nobody is there to get it
+            return b""
         except Exception as error:  # noqa: BLE001  the table knows every one
             ticket.leave()
             code = status_of(error)[0]
