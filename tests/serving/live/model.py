@@ -159,12 +159,12 @@ class Model:
         holds = (name not in self.rows) if absent else name in self.rows and revision == self.revisions[name]
         other = random_row(self.rng, "other")
         if holds:
-            done = index.upsert([{**row, **condition}, other])  # type: ignore[list-item,typeddict-item]
+            done = index.upsert([{**row, **condition}, other])  # type: ignore[list-item, typeddict-item]
             self.put(row, done.sequence)
             self.put(other, done.sequence)
         else:
             with pytest.raises(scannery.FailedPreconditionError):
-                index.upsert([other, {**row, **condition}])  # type: ignore[list-item,typeddict-item]
+                index.upsert([other, {**row, **condition}])  # type: ignore[list-item, typeddict-item]
 
     def check_rows(self, index: Index) -> None:
         """Compare every datapoint."""
