@@ -149,9 +149,10 @@ class Supervisor:
             host, _ = split_address(self._config.listen)
             address = f"[{host}]" if ":" in host else host
             self._config = replace(self._config, listen=f"{address}:{port.getsockname()[1]}", share_port=True)
+            # Before the signals are blocked: loading takes a while, and Ctrl-C must end it.
+            self._preloaded = preload(self._config)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
-                self._preloaded = preload(self._config)
                 self._supervise()
             finally:
                 self._stop()
