@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import scannery
+from scannery.cli.bench import bench_app
 from scannery.cli.build import build
 from scannery.cli.demo import demo
 from scannery.cli.errors import INTERRUPTED, exit_code, is_expected, one_line
@@ -22,6 +23,7 @@ from scannery.cli.keys import keys_app
 from scannery.cli.live import index_app
 from scannery.cli.search import search
 from scannery.cli.serve import serve
+from scannery.cli.top import top
 from scannery.cli.write import delete, upsert
 
 __all__ = ["app", "main", "run"]
@@ -66,6 +68,8 @@ app.command(no_args_is_help=True)(delete)
 app.command(no_args_is_help=True)(evaluate)
 app.command(no_args_is_help=True)(recall)
 app.command(no_args_is_help=True)(serve)
+app.command(no_args_is_help=True)(top)
+app.add_typer(bench_app, name="bench")
 index_app.command("export", no_args_is_help=True)(export)
 app.add_typer(keys_app, name="keys")
 app.add_typer(index_app, name="index")

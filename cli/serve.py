@@ -38,6 +38,13 @@ def serve(
     drain: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long running requests may finish after a stop.")
     ] = 10.0,
+    metrics_listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics here, at /metrics.")
+    ] = "",
+    recall_share: Annotated[
+        float, typer.Option(help="Share of the queries asked again exactly, to estimate the recall.")
+    ] = 0.001,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object per line.")] = False,
     keys: Annotated[
         str,
         typer.Option(metavar="FILE", help="Ask for an API key (scannery keys).", rich_help_panel=_SECURITY),
@@ -92,6 +99,8 @@ def serve(
 
     # A server says what it does; tools say only what goes wrong.
     logging.getLogger("scannery").setLevel(logging.INFO)
+    if log_json:
+        _log_json()
     config = ServerConfig(
         store=store,
         listen=listen,
@@ -109,10 +118,19 @@ def serve(
             reflection=reflection,
         ),
         device=device,
+        metrics_listen=metrics_listen,
+        recall_share=recall_share,
         reranker=reranker,
         drain_s=drain,
     )
     run(config, workers=_worker_count(workers), ready=_announce)
+
+
+def _log_json() -> None:
+    from scannery.serving.logs import JsonFormatter
+
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonFormatter())
 
 
 def _worker_count(text: str) -> int:

@@ -34,9 +34,9 @@ def connect(
     """Return an asynchronous client; see `scannery.connect`."""
     timeout_s = checked_timeout(timeout_s)
     remote = remote_target(target)
-    credentials, channels = checked_options(target if remote else None, **options)
+    credentials, channels, retries = checked_options(remote, **options)
     transport: AsyncTransport = (
-        GrpcAioTransport(remote, credentials, channels=channels)
+        GrpcAioTransport(remote, credentials, channels=channels, retries=retries)
         if remote
         else ThreadTransport(embedded_transport(target))
     )

@@ -46,17 +46,19 @@ def connect(
     """
     timeout_s = checked_timeout(timeout_s)
     remote = remote_target(target)
-    credentials, channels = checked_options(target if remote else None, **options)
+    credentials, channels, retries = checked_options(remote, **options)
     transport: Transport = (
-        GrpcTransport(remote, credentials, channels=channels) if remote else embedded_transport(target)
+        GrpcTransport(remote, credentials, channels=channels, retries=retries)
+        if remote
+        else embedded_transport(target)
     )
     return Client(transport, timeout_s=timeout_s)
 
 
 def checked_options(
-    target: str | Path | None, *, channels: int = CHANNELS, **options: Any
-) -> tuple[Credentials, int]:
-    """Return the credentials and the number of channels; `target` is None for a store, which takes neither.
+    target: str | None, *, channels: int = CHANNELS, retries: bool = True, **options: Any
+) -> tuple[Credentials, int, bool]:
+    """Return the credentials, the number of channels and whether to try again; `target` is None for a store.
 
     Raises:
         InvalidArgumentError: an option is wrong, a file cannot be read, or a store was given credentials.
@@ -70,10 +72,9 @@ def checked_options(
     if not _is_count(channels, 64):
         raise InvalidArgumentError(f"channels: must be 1 to 64, got {channels!r:.80}", field="channels")
     if target is not None:
-        credentials.channel_credentials(
-            str(target)
-        )  # a file that cannot be read shows here, not at the first call
-    return credentials, channels
+        # A file that cannot be read shows here, not at the first call.
+        credentials.channel_credentials(target)
+    return credentials, channels, bool(retries)
 
 
 def remote_target(target: str | Path) -> str | None:

@@ -37,6 +37,8 @@ class ConnectOptions(TypedDict, total=False):
     """File with its private key, PEM."""
     channels: int
     """Connections; each is one worker of the server. Default: 4."""
+    retries: bool
+    """False: a call fails at its first failure, for example to measure how often that is. Default: True."""
 
 
 @dataclass(frozen=True, kw_only=True)

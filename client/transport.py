@@ -57,8 +57,14 @@ class GrpcTransport:
     """
 
     def __init__(
-        self, target: str, credentials: Credentials | None = None, *, channels: int = CHANNELS
+        self,
+        target: str,
+        credentials: Credentials | None = None,
+        *,
+        channels: int = CHANNELS,
+        retries: bool = True,
     ) -> None:
+        self._retries = retries
         self._channels = Channels(target, credentials or Credentials(), channels, _channel)
 
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
@@ -69,7 +75,7 @@ class GrpcTransport:
                 return self._once(method, request, attempts.left_s)
             except ScanneryError as error:
                 wait_s = attempts.wait_s(error, reached=self._channels.reached)
-                if wait_s is None:
+                if wait_s is None or not self._retries:
                     raise
             time.sleep(wait_s)
 
@@ -100,8 +106,14 @@ class GrpcAioTransport:
     """The same over asyncio channels, bound to the event loop of the first call."""
 
     def __init__(
-        self, target: str, credentials: Credentials | None = None, *, channels: int = CHANNELS
+        self,
+        target: str,
+        credentials: Credentials | None = None,
+        *,
+        channels: int = CHANNELS,
+        retries: bool = True,
     ) -> None:
+        self._retries = retries
         # Channels are made at the first call: connect() may be called outside of a running loop.
         self._channels = Channels(target, credentials or Credentials(), channels, _aio_channel)
 
@@ -115,7 +127,7 @@ class GrpcAioTransport:
                 return await self._once(method, request, attempts.left_s)
             except ScanneryError as error:
                 wait_s = attempts.wait_s(error, reached=self._channels.reached)
-                if wait_s is None:
+                if wait_s is None or not self._retries:
                     raise
             await asyncio.sleep(wait_s)
 

@@ -85,11 +85,24 @@ class Catalog:
         only: Iterable[str] | None = None,
         encoders: EncoderPool | None = None,
         cache: SegmentCache | None = None,
+        opened: Callable[[str], OpenIndex | None] = lambda name: None,
         log: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take a store, and a local folder for the logs of live updates: by default that of the store, if it is one."""
+        """Take a store.
+
+        Args:
+            store: with the indexes.
+            only: the only ones to serve.
+            encoders: shared with others.
+            cache: where segments are unpacked.
+            opened: gives an index that is open already, in some version.
+            log: local folder for the logs of live updates: by default that of the store, if it is one.
+            clock: seconds.
+
+        """
         self._store = store
+        self._opened = opened
         self._log_root = log or store.local_root
         self._only = None if only is None else frozenset(only)
         self.encoders = encoders or EncoderPool()
@@ -119,6 +132,11 @@ class Catalog:
     def states(self) -> dict[str, bool]:
         """Return for each index whether it answers."""
         return {name: entry.snapshot is not None for name, entry in list(self._entries.items())}
+
+    def manifests(self) -> list[Manifest]:
+        """Return the manifests of the indexes that are open."""
+        snapshots = [entry.snapshot for entry in list(self._entries.values())]
+        return [snapshot.manifest for snapshot in snapshots if snapshot]
 
     def snapshot(self, name: str, *, min_sequence: int = 0, deadline: Deadline | None = None) -> Snapshot:
         """Return the current snapshot of an index, or wait until there is one with all mutations up to a sequence.
@@ -269,7 +287,7 @@ class Catalog:
         """Open a version and go over to it; a later one, if the log has no longer what this one needs."""
         live = entry.live
         for _ in range(MAX_GAPS):
-            reuse = live.state.index if live else None
+            reuse = live.state.index if live else self._opened(name)
             index = open_index(self._store, name, version, cache=self._cache, reuse=reuse)
             hydrate.warm_up(index.segments, index.spec)
             if encoders:

@@ -57,6 +57,12 @@ class ServerConfig:
     check_every_s: float = 1.0
     """How often to look for new versions, in seconds."""
 
+    metrics_listen: str = ""
+    """`host:port` of the metrics, in the format of Prometheus, without authentication; empty: none."""
+
+    recall_share: float = 0.001
+    """Share of the queries that are asked again, exactly and in the background, to estimate the recall."""
+
     drain_s: float = 10.0
     """How long running requests may go on after a stop, in seconds."""
 
@@ -71,6 +77,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         host, _ = split_address(self.listen)
+        if self.metrics_listen:
+            split_address(self.metrics_listen, field="metrics_listen")
         if not self.insecure and not self.security.authenticates and not _is_loopback(host):
             raise ConfigError(
                 f"listen: {self.listen} can be reached from other machines, and this server authenticates nobody; "
@@ -84,6 +92,7 @@ class ServerConfig:
             ("max_request_s", 0.001, 86400),
             ("body_timeout_s", 0.1, 3600),
             ("check_every_s", 0.01, 3600),
+            ("recall_share", 0, 1),
             ("drain_s", 0, 3600),
         ):
             value = getattr(self, name)
@@ -91,11 +100,11 @@ class ServerConfig:
                 raise ConfigError(f"{name}: must be {least} to {most}, got {value}", field=name)
 
 
-def split_address(listen: str) -> tuple[str, int]:
-    """Return host and port of `host:port`; ConfigError if it is something else."""
+def split_address(listen: str, *, field: str = "listen") -> tuple[str, int]:
+    """Return host and port of `host:port`; ConfigError, which names the field, if it is something else."""
     match = _ADDRESS.fullmatch(listen)
     if not match or int(match["port"]) > 65535:
-        raise ConfigError(f"listen: must be host:port, got {listen!r}", field="listen")
+        raise ConfigError(f"{field}: must be host:port, got {listen!r}", field=field)
     return match["host"].strip("[]"), int(match["port"])
 
 

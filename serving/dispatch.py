@@ -26,16 +26,18 @@ from scannery.serving.admission import Admission, Ticket
 from scannery.serving.config import ServerConfig
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import (
-    DeadlineError,
     InvalidRequestError,
     OverloadedError,
     UnknownIndexError,
 )
+from scannery.serving.metrics import ServerMetrics
+from scannery.serving.recall import RecallSampler
 from scannery.serving.security.principals import CURRENT, Principal
 from scannery.serving.service import INDEX_SERVICE, SEARCH_SERVICE, Service, UnaryMethod
 from scannery.serving.slow import SlowCalls
 from scannery.serving.status import DETAIL_KEY, status_of
 from scannery.serving.streams import pipelined
+from scannery.serving.turns import GoneError, Turn
 from scannery.v1 import index_pb2, search_pb2
 
 if TYPE_CHECKING:
@@ -63,17 +65,15 @@ UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
 MessageT = TypeVar("MessageT", bound=Message)
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behaviour = Callable[[Iterator[bytes], grpc.ServicerContext], Any]
-Observe = Callable[[str, str, grpc.StatusCode, float], None]
-"""(method, index, status, seconds) → nothing."""
 
 
 class Dispatcher(GenericHandler):
     """Finds the handler of a call, if it is taken on."""
 
-    def __init__(self, service: Service, config: ServerConfig, *, observe: Observe | None = None) -> None:
+    def __init__(self, service: Service, config: ServerConfig, metrics: ServerMetrics) -> None:
         self._service = service
         self._config = config
-        self._observe = observe or _unobserved
+        self._metrics = metrics
         most = config.threads + config.queue
         self.admission = Admission(
             least=min(max(MIN_IN_FLIGHT, 4 * config.threads), most), most=most, workers=config.threads
@@ -82,6 +82,9 @@ class Dispatcher(GenericHandler):
         # A stream keeps its thread; half of them always stay free for single requests.
         self._streams = threading.BoundedSemaphore(max(1, config.threads // 2))
         self._slow = SlowCalls()
+        self._sampler = RecallSampler(
+            service.search, metrics, share=config.recall_share, busy=lambda: self.admission.in_flight > 0
+        )
         self._stream_threads = ThreadPoolExecutor(
             config.threads * max(1, config.threads // 2), thread_name_prefix="scannery-stream"
         )
@@ -97,7 +100,7 @@ class Dispatcher(GenericHandler):
         try:
             ticket = self.admission.enter(_client(details.invocation_metadata))
         except OverloadedError as error:
-            self._observe(path, "", grpc.StatusCode.RESOURCE_EXHAUSTED, 0.0)
+            self._metrics.refused.inc()
             return self.refusal(error)
         if method is not None:
             return grpc.stream_unary_rpc_method_handler(partial(self._unary, path, method, ticket))
@@ -117,6 +120,7 @@ class Dispatcher(GenericHandler):
     def close(self) -> None:
         """End the threads."""
         self._slow.close()
+        self._sampler.close()
         self._stream_threads.shutdown(wait=False)
         self._refusals.shutdown(wait=False)
 
@@ -135,18 +139,21 @@ class Dispatcher(GenericHandler):
                 data = next(messages, b"")
             taken_s = time.monotonic()
             deadline = self._deadline(context)
-            with _Turn(self._turns, deadline, context):
+            with Turn(self._turns, deadline, context.is_active):
                 request = _decoded(method.request, data)
                 index = getattr(request, "index", "")
                 response = _answered(self._service, path, request, deadline)
+            if isinstance(request, search_pb2.SearchRequest):
+                self._sampler.offer(request)
             self.admission.answered(ticket, (path, len(data).bit_length()), time.monotonic() - taken_s)
             if len(response) > LARGE_ANSWER_BYTES and context.add_callback(ticket.leave):
                 return response
             ticket.leave()
             return response
-        except _Gone:
+        except (GoneError, grpc.RpcError):
+            # The caller hung up, or their body did not come in time: nobody is there to get an answer.
             code = grpc.StatusCode.CANCELLED
-            return b""  # nobody is there to get it
+            return b""
         except Exception as error:  # noqa: BLE001  the table knows every one
             ticket.leave()
             code = status_of(error)[0]
@@ -175,7 +182,7 @@ class Dispatcher(GenericHandler):
                     )
             except grpc.RpcError:
                 return  # the caller went away, or its message is over the limit: gRPC has told it
-            except _Gone:
+            except GoneError:
                 return
             except Exception as error:  # noqa: BLE001  the table knows every one
                 abort(context, error)
@@ -194,7 +201,7 @@ class Dispatcher(GenericHandler):
                     for data in messages:
                         # One after the other: the first error ends the stream, and what was acknowledged stays.
                         yield self._upserted(data, deadline, context)
-            except (grpc.RpcError, _Gone):
+            except (grpc.RpcError, GoneError):
                 return  # the caller went away, or its message is over the limit: gRPC has told it
             except Exception as error:  # noqa: BLE001  the table knows every one
                 abort(context, error)
@@ -204,7 +211,7 @@ class Dispatcher(GenericHandler):
     def _upserted(self, data: bytes, deadline: Deadline, context: grpc.ServicerContext) -> bytes:
         started_s = time.monotonic()
         request = _decoded(index_pb2.UpsertRequest, data)
-        with _Turn(self._turns, deadline, context):
+        with Turn(self._turns, deadline, context.is_active):
             response = _answered(self._service, UPSERT, request, deadline)
         self._observe(UPSERT_STREAM, request.index, grpc.StatusCode.OK, time.monotonic() - started_s)
         return response
@@ -214,7 +221,7 @@ class Dispatcher(GenericHandler):
     ) -> bytes:
         started_s = time.monotonic()
         request = _decoded(search_pb2.SearchStreamRequest, data)
-        with _Turn(self._turns, deadline, context):
+        with Turn(self._turns, deadline, context.is_active):
             # These threads serve many streams: each request is answered as its own caller's.
             CURRENT.set(principal)
             response = self._service.stream_answer(request, deadline)
@@ -222,36 +229,14 @@ class Dispatcher(GenericHandler):
         self._observe(SEARCH_STREAM, "", code, time.monotonic() - started_s)
         return response.SerializeToString()
 
+    def _observe(self, path: str, index: str, code: grpc.StatusCode, seconds: float) -> None:
+        self._metrics.request_seconds.observe(seconds, (path.rsplit("/", 1)[-1], index, code.name))
+
     def _deadline(self, context: grpc.ServicerContext) -> Deadline:
         return Deadline.after(min(context.time_remaining(), self._config.max_request_s))
 
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-
-
-class _Gone(Exception):  # noqa: N818  not an error: nobody waits for the answer any more
-    pass
-
-
-class _Turn:
-    """The right to work: as many calls have it at once as there are threads."""
-
-    __slots__ = ("_context", "_deadline", "_turns")
-
-    def __init__(
-        self, turns: threading.BoundedSemaphore, deadline: Deadline, context: grpc.ServicerContext
-    ) -> None:
-        self._turns, self._deadline, self._context = turns, deadline, context
-
-    def __enter__(self) -> None:
-        if not self._turns.acquire(timeout=self._deadline.remaining_s):
-            raise DeadlineError("the deadline passed while the request waited for its turn")
-        if not self._context.is_active():
-            self._turns.release()
-            raise _Gone
-
-    def __exit__(self, *error: object) -> None:
-        self._turns.release()
 
 
 def _answered(service: Service, path: str, request: Message, deadline: Deadline) -> bytes:
@@ -291,7 +276,3 @@ def abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
         _LOG.error("unexpected error", exc_info=error)
     context.set_trailing_metadata(((DETAIL_KEY, detail.SerializeToString()),))
     context.abort(code, message)
-
-
-def _unobserved(method: str, index: str, code: grpc.StatusCode, seconds: float) -> None:
-    """Nobody wants to know."""

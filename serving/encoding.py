@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scannery.indexer import Manifest
+from scannery.serving.batching import Batcher
 from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.reranking import RerankerPool
+from scannery.serving.turns import waiting
 
 if TYPE_CHECKING:
     from scannery.embed import Encoder
@@ -25,16 +28,29 @@ __all__ = ["EncoderPool", "QueryEncoder"]
 CACHED_QUERIES = 4096
 
 
-class QueryEncoder:
-    """Encodes queries, and remembers the last ones. Safe to use from several threads."""
+@dataclass
+class Observer:
+    """Who is told what an encoder does."""
 
-    def __init__(self, encoder: Encoder, *, cached: int = CACHED_QUERIES) -> None:
+    batch: Callable[[float], None] = lambda texts: None
+    cached: Callable[[bool, int], None] = lambda known, count: None
+
+
+class QueryEncoder:
+    """Encodes queries, those of concurrent callers together, and remembers the last ones.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(
+        self, encoder: Encoder, *, cached: int = CACHED_QUERIES, observer: Observer | None = None
+    ) -> None:
         self._encoder = encoder
         self._cached = cached
+        self._observer = observer or Observer()
+        self._batcher = Batcher(encoder.encode_queries, observe=self._encoding)
         self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
-        self.hits = 0
-        self.misses = 0
 
     @property
     def dimensions(self) -> int:
@@ -57,24 +73,33 @@ class QueryEncoder:
 
         known = {text: vector for text in texts if (vector := self._recall(text)) is not None}
         missing = [text for text in dict.fromkeys(texts) if text not in known]
+        self._count(len(texts) - len(missing), len(missing))
         if missing:
             try:
-                vectors = self._encoder.encode_queries(missing)
+                with waiting():
+                    vectors = self._batcher.encode(missing)
             except InvalidTextError as error:
                 raise InvalidRequestError.at(path, f"cannot be encoded: {error}") from error
             known |= dict(zip(missing, vectors, strict=True))
             self._remember({text: known[text] for text in missing})
         return np.stack([known[text] for text in texts])
 
+    def _encoding(self, texts: float) -> None:
+        # Looked up each time: who is told may be decided after the encoder was loaded.
+        self._observer.batch(texts)
+
     def _recall(self, text: str) -> np.ndarray | None:
         with self._lock:
             vector = self._vectors.get(text)
-            if vector is None:
-                self.misses += 1
-            else:
-                self.hits += 1
+            if vector is not None:
                 self._vectors.move_to_end(text)
             return vector
+
+    def _count(self, hits: int, misses: int) -> None:
+        if hits:
+            self._observer.cached(True, hits)
+        if misses:
+            self._observer.cached(False, misses)
 
     def _remember(self, vectors: dict[str, np.ndarray]) -> None:
         with self._lock:
@@ -91,7 +116,12 @@ class EncoderPool:
         self._device = device
         self.rerankers = RerankerPool(model=reranker, device=device)
         self._encoders: dict[str, QueryEncoder] = {}
+        self._observer = Observer()
         self._lock = threading.Lock()
+
+    def observe(self, *, batch: Callable[[float], None], cached: Callable[[bool, int], None]) -> None:
+        """Report the size of each batch, and how many texts the cache had (True) or had not (False)."""
+        self._observer.batch, self._observer.cached = batch, cached
 
     def encoder_of(self, manifest: Manifest, *, field: str = "query") -> QueryEncoder:
         """Return the encoder for text queries of an index; it is loaded at the first call.
@@ -112,7 +142,7 @@ class EncoderPool:
         # One load at a time: loading a model takes all the memory bandwidth there is.
         with self._lock:
             if key not in self._encoders:
-                self._encoders[key] = QueryEncoder(_load(manifest, self._device))
+                self._encoders[key] = QueryEncoder(_load(manifest, self._device), observer=self._observer)
             return self._encoders[key]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,10 @@ from scannery.serving.config import ServerConfig, split_address
 from scannery.serving.dispatch import Dispatcher, abort
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import BindError, UnauthenticatedError, UnknownIndexError
+from scannery.serving.metrics import ServerMetrics
+from scannery.serving.metrics.publishing import Publisher
+from scannery.serving.metrics.registry import Dump
+from scannery.serving.preload import Preloaded
 from scannery.serving.security.authentication import Authenticator
 from scannery.serving.security.interceptor import Gate, Refuse
 from scannery.serving.security.tls import server_credentials
@@ -46,15 +51,33 @@ class Server:
     ...     client = scannery.connect(server.address)
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        preloaded: Preloaded | None = None,
+        publish: Callable[[bytes], object] | None = None,
+        before: Dump | None = None,
+    ) -> None:
+        """Take the options; the rest is for workers under a supervisor.
+
+        Args:
+            config: how to serve.
+            preloaded: what is open already.
+            publish: takes the metrics, every second; None: they are served here, if `config.metrics_listen` says so.
+            before: metrics to go on from.
+
+        """
         self.config = config
         self.address = config.listen
         """Where it listens; the real port once it is started."""
         store = Store.open(config.store)
+        preloaded = preloaded or Preloaded(EncoderPool(device=config.device, reranker=config.reranker))
         self._catalog = Catalog(
             store,
             only=config.indexes or None,
-            encoders=EncoderPool(device=config.device, reranker=config.reranker),
+            encoders=preloaded.encoders,
+            opened=preloaded.indexes.get,
         )
         self._service = Service(self._catalog)
         self._health = health.HealthServicer()
@@ -63,7 +86,11 @@ class Server:
         self._grpc: grpc.Server | None = None
         self._stopped = threading.Event()
         self._authenticator = Authenticator(config.security)
-        self._dispatcher = Dispatcher(self._service, config)
+        self.metrics = ServerMetrics()
+        self.metrics.registry.restore(before or {})
+        self._publisher = Publisher(self.metrics, config, publish)
+        self._dispatcher = Dispatcher(self._service, config, self.metrics)
+        self._measure(preloaded.encoders)
 
     def start(self) -> None:
         """Open the indexes, listen, and answer.
@@ -78,9 +105,9 @@ class Server:
         try:
             self._check_indexes()
             self._listen()
+            self._publisher.start()
         except BaseException:
-            self._dispatcher.close()
-            self._watcher.stop()
+            self.stop(0)
             raise
 
     def stop(self, drain_s: float | None = None) -> None:
@@ -92,6 +119,7 @@ class Server:
         if self._grpc is not None:
             self._grpc.stop(self.config.drain_s if drain_s is None else drain_s).wait()
         self._dispatcher.close()
+        self._publisher.stop()
         self._watcher.stop()
         self._service.close()
 
@@ -103,6 +131,23 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    @property
+    def metrics_address(self) -> str:
+        """Where the metrics are, if they are served here."""
+        return self._publisher.address
+
+    def _measure(self, encoders: EncoderPool) -> None:
+        metrics, admission, catalog = self.metrics, self._dispatcher.admission, self._catalog
+        metrics.in_flight.asks(lambda: {(): admission.in_flight})
+        metrics.limit.asks(lambda: {(): admission.limit})
+        metrics.version.asks(lambda: {(m.index,): m.version for m in catalog.manifests()})
+        metrics.rows.asks(lambda: {(m.index,): m.rows for m in catalog.manifests()})
+        metrics.up.asks(lambda: {(name,): float(answers) for name, answers in catalog.states().items()})
+        encoders.observe(
+            batch=metrics.batch_texts.observe,
+            cached=lambda known, count: metrics.cached.inc(("hit" if known else "miss",), count),
+        )
 
     def _check_indexes(self) -> None:
         states = self._catalog.states()

@@ -62,6 +62,8 @@ class SlowCalls:
             now_s = self._clock()
             for key, (until_s, call) in list(self._calls.items()):
                 if now_s > until_s and key in self._calls:
-                    _LOG.info("a request whose body did not arrive in time is dropped")
+                    _LOG.info(
+                        "a call that took too long to arrive, or a stream that stayed too long, is ended"
+                    )
                     self._calls.pop(key, None)
                     call.cancel()

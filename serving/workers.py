@@ -1,7 +1,13 @@
-"""Processes: one server, or several that share a port under a supervisor.
+"""Processes: workers that share a port, under a supervisor.
 
-The supervisor forks before any gRPC object or thread exists, and never serves itself. It keeps the port reserved,
-starts dead workers again (later and later if they keep dying), and hands signals on.
+The supervisor opens what can be shared (preload.py), forks, and never serves itself. It keeps the port reserved, starts
+dead processes again (later and later if they keep dying), and hands signals on:
+
+SIGTERM, SIGINT   all workers refuse new requests, finish running ones, and end
+SIGHUP            a new generation of workers starts; when all of them answer, the old one drains. If one of them
+                  cannot start, the old generation stays
+
+As process 1 of a container it also reaps the orphans that end up with it.
 """
 
 from __future__ import annotations
@@ -13,30 +19,35 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scannery.serving.config import ServerConfig, split_address
 from scannery.serving.errors import BindError, ConfigError, ServingError
+from scannery.serving.metrics import SharedSlots
+from scannery.serving.preload import Preloaded, preload
 
-__all__ = ["available_cores", "serve"]
+__all__ = ["Helper", "available_cores", "serve"]
 
 _LOG = logging.getLogger(__name__)
 
 MAX_WORKERS = 256
 FIRST_RESTART_S = 0.1
 MAX_RESTART_S = 30.0
-# A worker that lived so long was healthy: its next death counts as the first.
+# A process that lived so long was healthy: its next death counts as the first.
 HEALTHY_AFTER_S = 60.0
-# After the drain, a worker has this long to go before it is killed.
+# After the drain, a process has this long to go before it is killed.
 KILL_AFTER_S = 5.0
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# A worker that is ready writes its number into a pipe, and then makes the supervisor look.
+# A process that is ready writes its number into a pipe, and then makes the supervisor look.
 _LOOK = signal.SIGUSR1
-_SIGNALS = {*_STOP_SIGNALS, signal.SIGCHLD, _LOOK}
+_SIGNALS = {*_STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD, _LOOK}
+
+Helper = Callable[[ServerConfig, SharedSlots, Callable[[], None]], None]
+"""The body of a process beside the workers: runs until SIGTERM; calls its last argument when it is ready."""
 
 
 def available_cores() -> int:
@@ -54,7 +65,7 @@ def serve(config: ServerConfig, *, workers: int = 1, ready: Callable[[str], None
 
     Args:
         config: how.
-        workers: processes; with more than one, this process only looks after them.
+        workers: processes that serve; this one only looks after them.
         ready: called with the address once every process answers.
 
     Raises:
@@ -64,46 +75,73 @@ def serve(config: ServerConfig, *, workers: int = 1, ready: Callable[[str], None
     """
     if not 1 <= workers <= MAX_WORKERS:
         raise ConfigError(f"workers: must be 1 to {MAX_WORKERS}, got {workers}", field="workers")
-    if workers == 1:
-        _serve_here(config, ready or _ignore)
-    else:
-        Supervisor(config, workers, ready or _ignore).run()
+    helpers: dict[str, Helper] = {"metrics": _serve_metrics} if config.metrics_listen else {}
+    Supervisor(config, workers, ready or _ignore, helpers).run()
 
 
-def _serve_here(config: ServerConfig, ready: Callable[[str], None]) -> None:
-    # Loads gRPC's runtime, which the supervisor must not have before it forks.
+def _serve_here(
+    config: ServerConfig, preloaded: Preloaded, slots: SharedSlots, slot: int, ready: Callable[[], None]
+) -> None:
     from scannery.serving.server import Server
 
-    # Blocked, a signal that comes at any time waits for sigwait; threads made from here on inherit the mask.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
-    try:
-        with Server(config) as server:
-            ready(server.address)
-            received = signal.sigwait(_STOP_SIGNALS)
-            _LOG.info("%s: draining", signal.Signals(received).name)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    server = Server(
+        config, preloaded=preloaded, publish=lambda data: slots.write(slot, data), before=slots.read(slot)
+    )
+    with server:
+        ready()
+        _await_stop()
+
+
+def _serve_metrics(config: ServerConfig, slots: SharedSlots, ready: Callable[[], None]) -> None:
+    from scannery.serving.metrics import ServerMetrics, merged, rendered
+    from scannery.serving.metrics.http import MetricsServer
+
+    families = ServerMetrics().registry.families
+    server = MetricsServer(
+        config.metrics_listen, lambda: rendered(families, merged(families, slots.read_all()))
+    )
+    _LOG.info("metrics at http://%s/metrics", server.address)
+    ready()
+    _await_stop()
+    server.stop()
+
+
+def _await_stop() -> None:
+    # Blocked since before the fork, a signal that came at any time is still there.
+    received = signal.sigwait(_STOP_SIGNALS)
+    _LOG.info("%s: draining", signal.Signals(received).name)
 
 
 @dataclass(slots=True)
-class _Worker:
-    started_s: float
+class _Process:
+    role: str
+    generation: int
+    slot: int
+    started_s: float = field(default_factory=time.monotonic)
     ready: bool = False
+    leaving: bool = False
 
 
 class Supervisor:
-    """Looks after the workers of one server."""
+    """Looks after the processes of one server."""
 
-    def __init__(self, config: ServerConfig, workers: int, ready: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: ServerConfig, workers: int, ready: Callable[[str], None], helpers: Mapping[str, Helper]
+    ) -> None:
         self._config = config
-        self._count = workers
+        self._wanted = {"worker": workers} | dict.fromkeys(helpers, 1)
+        self._helpers = helpers
         self._ready = ready
-        self._workers: dict[int, _Worker] = {}
+        self._processes: dict[int, _Process] = {}
+        self._generation = 0
         self._failures = 0
-        self._was_ready = False
+        self._was_ready = self._reload_wanted = False
         self._restart_at_s = 0.0
         self._ready_pipe = os.pipe()
         self._pid = os.getpid()
+        # Two generations at once, and one that does not want to go.
+        self._slots = SharedSlots(3 * workers)
+        self._preloaded: Preloaded
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT."""
@@ -111,6 +149,8 @@ class Supervisor:
             host, _ = split_address(self._config.listen)
             address = f"[{host}]" if ":" in host else host
             self._config = replace(self._config, listen=f"{address}:{port.getsockname()[1]}", share_port=True)
+            # Before the signals are blocked: loading takes a while, and Ctrl-C must end it.
+            self._preloaded = preload(self._config)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
                 self._supervise()
@@ -127,32 +167,61 @@ class Supervisor:
                 _LOG.info("%s: draining", signal.Signals(received).name)
                 return
             self._reap()
+            self._retire()
+            self._reload_wanted |= received == signal.SIGHUP
+            # One at a time, and not while processes are just starting.
+            if self._reload_wanted and self._settled():
+                self._reload()
 
     def _wait(self) -> int:
-        """Return the next signal; 0 if it is time to start a worker first."""
-        if len(self._workers) == self._count:
+        """Return the next signal; 0 if it is time to start a process first."""
+        if not self._missing():
             return signal.sigwaitinfo(_SIGNALS).si_signo
         received = signal.sigtimedwait(_SIGNALS, max(0.0, self._restart_at_s - time.monotonic()))
         return 0 if received is None else received.si_signo
 
+    def _missing(self) -> list[str]:
+        """Return the role of each process of the current generation that is not there."""
+        missing = []
+        for role, count in self._wanted.items():
+            there = sum(p.role == role and p.generation == self._generation for p in self._processes.values())
+            missing += [role] * (count - there)
+        return missing
+
     def _start_missing(self) -> None:
-        while len(self._workers) < self._count and time.monotonic() >= self._restart_at_s:
+        for role in self._missing():
+            if time.monotonic() < self._restart_at_s:
+                return
+            taken = {process.slot for process in self._processes.values() if process.role == "worker"}
+            slot = next((slot for slot in range(self._slots.count) if slot not in taken), -1)
+            if slot < 0:  # the old ones do not go: look again when one does
+                self._restart_at_s = time.monotonic() + 1.0
+                return
+            process = _Process(role, self._generation, slot if role == "worker" else -1)
+            sys.stdout.flush()
+            sys.stderr.flush()
             pid = os.fork()
             if pid == 0:
-                self._become_worker()
-            self._workers[pid] = _Worker(time.monotonic())
+                self._become(process)
+            self._processes[pid] = process
 
-    def _become_worker(self) -> None:
+    def _become(self, process: _Process) -> None:
         status = 1
         try:
-            _die_with_parent()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            _serve_here(self._config, lambda _: self._tell_ready())
+            _die_with_parent(self._pid)
+            # The stop signals stay blocked: they are waited for. Threads inherit the mask.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - set(_STOP_SIGNALS))
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            if process.role == "worker":
+                _serve_here(self._config, self._preloaded, self._slots, process.slot, self._tell_ready)
+            else:
+                self._helpers[process.role](self._config, self._slots, self._tell_ready)
             status = 0
         except Exception as error:  # noqa: BLE001  nothing may unwind into the supervisor's stack
             _LOG.error(
-                "worker %d cannot serve: %s", os.getpid(), error, exc_info=_LOG.isEnabledFor(logging.DEBUG)
-            )
+                "%s %d cannot serve: %s", process.role, os.getpid(), error,
+                exc_info=_LOG.isEnabledFor(logging.DEBUG),
+            )  # fmt: skip
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -165,47 +234,113 @@ class Supervisor:
 
     def _note_ready(self) -> None:
         os.set_blocking(self._ready_pipe[0], False)
-        try:
-            pids = os.read(self._ready_pipe[0], 1 << 16).split()
-        except BlockingIOError:
-            return
-        for pid in pids:
-            if worker := self._workers.get(int(pid)):
-                worker.ready = True
-        everyone = len(self._workers) == self._count and all(w.ready for w in self._workers.values())
-        if everyone and not self._was_ready:
+        with suppress(BlockingIOError):
+            for pid in os.read(self._ready_pipe[0], 1 << 16).split():
+                if process := self._processes.get(int(pid)):
+                    process.ready = True
+        if self._all_ready() and not self._was_ready:
             self._was_ready = True
+            _notify("READY=1")
             self._ready(self._config.listen)
 
+    def _all_ready(self) -> bool:
+        current = [p for p in self._processes.values() if p.generation == self._generation]
+        return not self._missing() and all(process.ready for process in current)
+
+    def _settled(self) -> bool:
+        return self._all_ready() and all(
+            p.generation == self._generation for p in self._processes.values() if not p.leaving
+        )
+
+    def _reload(self) -> None:
+        """Begin a new generation; the old one goes when it answers (`_retire`)."""
+        self._reload_wanted = False
+        _LOG.info("reload: starting new workers")
+        _notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            self._preloaded = preload(self._config, self._preloaded)
+        except Exception as error:  # noqa: BLE001  whatever is wrong now, what runs must go on
+            _LOG.error("reload: everything stays as it was: %s", error)
+            _notify("READY=1")
+            return
+        self._generation += 1
+        # Helpers hold nothing that changes; they move over as they are.
+        for process in self._processes.values():
+            if process.role != "worker":
+                process.generation = self._generation
+
+    def _retire(self) -> None:
+        old = {
+            pid: p for pid, p in self._processes.items() if p.generation < self._generation and not p.leaving
+        }
+        if old and self._all_ready():
+            _LOG.info("reload: the new workers answer; %d old ones drain", len(old))
+            _notify("READY=1")
+            for pid, process in old.items():
+                process.leaving = True
+                os.kill(pid, signal.SIGTERM)
+
     def _reap(self) -> None:
-        for pid, worker in list(self._workers.items()):
-            if os.waitpid(pid, os.WNOHANG)[0] == 0:
+        while (pid := _ended()) != 0:
+            process = self._processes.pop(pid, None)
+            if process is None or process.leaving:  # an orphan that process 1 inherits, or one that should go
                 continue
-            del self._workers[pid]
             if not self._was_ready:
                 raise ServingError("the workers cannot start; the log says why")
-            lived_s = time.monotonic() - worker.started_s
-            self._failures = 1 if lived_s >= HEALTHY_AFTER_S else self._failures + 1
-            wait_s = min(MAX_RESTART_S, FIRST_RESTART_S * 2 ** min(self._failures - 1, 10))
-            self._restart_at_s = time.monotonic() + wait_s
-            _LOG.error("worker %d died after %.1f s; another starts in %.1f s", pid, lived_s, wait_s)
+            if process.generation < self._generation:
+                continue  # its successor is on the way
+            if not process.ready and any(p.generation < self._generation for p in self._processes.values()):
+                self._give_up_reload(pid)
+                continue
+            self._restart_later(pid, process)
+
+    def _restart_later(self, pid: int, process: _Process) -> None:
+        lived_s = time.monotonic() - process.started_s
+        self._failures = 1 if lived_s >= HEALTHY_AFTER_S else self._failures + 1
+        wait_s = min(MAX_RESTART_S, FIRST_RESTART_S * 2 ** min(self._failures - 1, 10))
+        self._restart_at_s = time.monotonic() + wait_s
+        _LOG.error("%s %d died after %.1f s; another starts in %.1f s", process.role, pid, lived_s, wait_s)
+
+    def _give_up_reload(self, pid: int) -> None:
+        _LOG.error("reload: new worker %d cannot serve; the old ones stay", pid)
+        _notify("READY=1")
+        new = [
+            pid
+            for pid, p in self._processes.items()
+            if p.generation == self._generation and p.role == "worker"
+        ]
+        for other in new:
+            self._processes[other].leaving = True
+            self._processes[other].generation = -1
+            os.kill(other, signal.SIGTERM)
+        self._generation -= 1
+        for process in self._processes.values():
+            process.generation = min(process.generation, self._generation)
 
     def _stop(self) -> None:
-        """End all workers: ask, wait, insist."""
-        for pid in self._workers:
+        """End all processes: ask, wait, insist."""
+        _notify("STOPPING=1")
+        for pid in self._processes:
             os.kill(pid, signal.SIGTERM)
         deadline_s = time.monotonic() + self._config.drain_s + KILL_AFTER_S
-        while self._workers:
+        while self._processes:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                for pid in self._workers:
-                    _LOG.error("worker %d does not end; killing it", pid)
+                for pid, process in self._processes.items():
+                    _LOG.error("%s %d does not end; killing it", process.role, pid)
                     os.kill(pid, signal.SIGKILL)
                 left_s = 60.0
             signal.sigtimedwait({signal.SIGCHLD}, min(left_s, 1.0))
-            for pid in list(self._workers):
-                if os.waitpid(pid, os.WNOHANG)[0]:
-                    del self._workers[pid]
+            while (pid := _ended()) != 0:
+                self._processes.pop(pid, None)
+
+
+def _ended() -> int:
+    """Return the number of a child that ended, 0 if there is none."""
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0]
+    except ChildProcessError:
+        return 0
 
 
 def _reserved(listen: str) -> socket.socket:
@@ -225,12 +360,22 @@ def _reserved(listen: str) -> socket.socket:
     return reserved
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the supervisor dies, so that no worker outlives it."""
+def _die_with_parent(parent: int) -> None:
+    """Ask the kernel for SIGTERM when the supervisor dies, so that no process outlives it."""
     pr_set_pdeathsig = 1
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(pr_set_pdeathsig, signal.SIGTERM) != 0:
         _LOG.warning("workers will outlive a killed supervisor: prctl failed")
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def _notify(state: str) -> None:
+    """Tell systemd (sd_notify(3)), if it started us."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
+            sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
 def _ignore(address: str) -> None:

@@ -64,7 +64,7 @@ class TokenVerifier:
         if (seen := self._seen.get(digest)) is not None:
             if now_s < seen[0]:
                 return seen[1]
-            del self._seen[digest]
+            self._seen.pop(digest, None)
             return None
         claims = self._claims(token)
         if claims is None or now_s >= float(claims["exp"]) + LEEWAY_S:

@@ -1,0 +1,164 @@
+"""`scannery top`: what a server is doing, live."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Annotated, TypeAlias
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+__all__ = ["Sample", "parse_metrics", "top", "view"]
+
+Sample: TypeAlias = dict[str, dict[tuple[tuple[str, str], ...], float]]
+"""Name → labels → value."""
+
+_LINE = re.compile(r"(?P<name>[a-z_]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+MIB = 1 << 20
+
+
+def top(
+    metrics: Annotated[
+        str, typer.Argument(metavar="URL", help="Of the metrics: HOST:PORT of `serve --metrics-listen`.")
+    ],
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two looks.", min=0.2)] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Show two looks' difference once, and end.")] = False,
+) -> None:
+    """Show requests per second, latencies, load, recall and memory of a server until Ctrl-C."""
+    url = metrics if "://" in metrics else f"http://{metrics}/metrics"
+    console = Console(highlight=False)
+    before, started_s = _fetched(url), time.monotonic()
+    with Live(console=console, auto_refresh=False, transient=once) as live:
+        while True:
+            time.sleep(every)
+            sample, now_s = _fetched(url), time.monotonic()
+            shown = view(before, sample, now_s - started_s)
+            live.update(shown, refresh=True)
+            if once:
+                break
+            before, started_s = sample, now_s
+    if once:
+        console.print(shown)
+
+
+def parse_metrics(text: str) -> Sample:
+    """Return what a text in the format of Prometheus says."""
+    sample: Sample = defaultdict(dict)
+    for line in text.splitlines():
+        match = None if line.startswith("#") else _LINE.fullmatch(line)
+        if match:
+            labels = tuple((name, value) for name, value in _LABEL.findall(match["labels"] or ""))
+            sample[match["name"]][labels] = float(match["value"])
+    return sample
+
+
+def view(before: Sample, now: Sample, seconds: float) -> Group:
+    """Return what happened between two samples, so many seconds apart."""
+    return Group(_server(before, now, seconds), _requests(before, now, seconds), _indexes(now))
+
+
+def _server(before: Sample, now: Sample, seconds: float) -> Table:
+    table = Table(
+        "workers", "in flight", "limit", "refused/s", "cached texts", "batch", "private", "resident"
+    )
+    cache = _delta(before, now, "scannery_query_vectors_total")
+    hits = sum(value for labels, value in cache.items() if ("cache", "hit") in labels)
+    texts = sum(_delta(before, now, "scannery_encoder_batch_texts_sum").values())
+    batches = sum(_delta(before, now, "scannery_encoder_batch_texts_count").values())
+    table.add_row(
+        f"{_total(now, 'scannery_workers'):.0f}",
+        f"{_total(now, 'scannery_in_flight'):.0f}",
+        f"{_total(now, 'scannery_in_flight_limit'):.0f}",
+        f"{sum(_delta(before, now, 'scannery_refused_total').values()) / seconds:.1f}",
+        _share(hits, sum(cache.values())),
+        f"{texts / batches:.1f}" if batches else "–",
+        f"{_total(now, 'scannery_private_bytes') / MIB:.0f} MiB",
+        f"{_total(now, 'scannery_resident_bytes') / MIB:.0f} MiB",
+    )
+    return table
+
+
+def _requests(before: Sample, now: Sample, seconds: float) -> Table:
+    table = Table("method", "index", "answer", "per s", "p50 ms", "p99 ms")
+    buckets = _delta(before, now, "scannery_request_seconds_bucket")
+    series: dict[tuple[tuple[str, str], ...], list[tuple[float, float]]] = defaultdict(list)
+    for labels, count in buckets.items():
+        series[labels[:-1]].append((float(labels[-1][1]), count))
+    for labels, counts in sorted(series.items()):
+        counts.sort()
+        total = counts[-1][1]
+        if total:
+            named = dict(labels)
+            table.add_row(
+                named.get("method", ""),
+                named.get("index", ""),
+                named.get("code", ""),
+                f"{total / seconds:.1f}",
+                f"{1000 * _quantile(counts, 0.5):.1f}",
+                f"{1000 * _quantile(counts, 0.99):.1f}",
+            )
+    return table
+
+
+def _indexes(now: Sample) -> Table:
+    table = Table("index", "version", "datapoints", "answers in", "recall (sampled)")
+    for labels, version in sorted(now.get("scannery_index_version", {}).items()):
+        rows, up, hits, wanted = (
+            now.get(name, {}).get(labels, 0.0)
+            for name in (
+                "scannery_index_rows",
+                "scannery_index_up",
+                "scannery_recall_hits_total",
+                "scannery_recall_wanted_total",
+            )
+        )
+        table.add_row(
+            dict(labels)["index"],
+            f"{version:.0f}",
+            f"{rows:,.0f}",
+            f"{up:.0f} workers",
+            f"{hits / wanted:.3f} of {wanted:,.0f}" if wanted else "–",
+        )
+    return table
+
+
+def _quantile(counts: list[tuple[float, float]], share: float) -> float:
+    """Return a quantile of a cumulative histogram, straight within its bucket."""
+    wanted, low, below = share * counts[-1][1], 0.0, 0.0
+    for bound, count in counts:
+        if count >= wanted:
+            high = bound if bound != float("inf") else low
+            return low + (high - low) * (wanted - below) / max(1.0, count - below)
+        low, below = bound, count
+    return low
+
+
+def _delta(before: Sample, now: Sample, name: str) -> Mapping[tuple[tuple[str, str], ...], float]:
+    old = before.get(name, {})
+    return {labels: value - old.get(labels, 0.0) for labels, value in now.get(name, {}).items()}
+
+
+def _total(sample: Sample, name: str) -> float:
+    return sum(sample.get(name, {}).values())
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "–"
+
+
+def _fetched(url: str) -> Sample:
+    if not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"{url!r} is no URL of metrics")
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return parse_metrics(response.read().decode())
+    except (urllib.error.URLError, OSError) as error:
+        raise typer.BadParameter(f"no metrics at {url}: {getattr(error, 'reason', error)}") from error

@@ -1,0 +1,72 @@
+"""Which metrics a server has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from scannery.serving.metrics.registry import Counter, Gauge, Histogram, Registry
+
+__all__ = ["ServerMetrics"]
+
+# A fifth of a millisecond to a minute, three steps a decade and finer where searches lie.
+_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5,
+            10, 30, 60)  # fmt: skip
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class ServerMetrics:
+    """The metrics of one process of a server."""
+
+    def __init__(self) -> None:
+        self.request_seconds = Histogram(
+            "scannery_request_seconds",
+            "Time from the headers of a request to its answer.",
+            ("method", "index", "code"),
+            buckets=_SECONDS,
+        )
+        self.refused = Counter("scannery_refused_total", "Requests refused at once because of overload.")
+        self.in_flight = Gauge("scannery_in_flight", "Requests being worked on or waiting.")
+        self.limit = Gauge("scannery_in_flight_limit", "Most requests that are let in now.")
+        self.batch_texts = Histogram(
+            "scannery_encoder_batch_texts", "Texts encoded together.", buckets=_SIZES
+        )
+        self.cached = Counter(
+            "scannery_query_vectors_total", "Texts of queries, by whether the cache had them.", ("cache",)
+        )
+        self.recall_hits = Counter(
+            "scannery_recall_hits_total", "True neighbours that sampled queries found.", ("index",)
+        )
+        self.recall_wanted = Counter(
+            "scannery_recall_wanted_total", "True neighbours that sampled queries should find.", ("index",)
+        )
+        self.plans = Counter(
+            "scannery_sampled_plans_total",
+            "Segments searched by sampled queries, by plan.",
+            ("index", "plan"),
+        )
+        self.version = Gauge("scannery_index_version", "Version that answers.", ("index",), combine="max")
+        self.rows = Gauge(
+            "scannery_index_rows", "Datapoints of the version that answers.", ("index",), combine="max"
+        )
+        self.up = Gauge("scannery_index_up", "Workers in which the index answers.", ("index",))
+        self.workers = Gauge("scannery_workers", "Processes that serve.")
+        self.private_bytes = Gauge("scannery_private_bytes", "Memory that processes do not share.")
+        self.resident_bytes = Gauge(
+            "scannery_resident_bytes", "Memory of each process, shared parts counted by share."
+        )
+        self.registry = Registry(
+            value for value in vars(self).values() if isinstance(value, (Counter, Gauge, Histogram))
+        )
+        self.workers.asks(lambda: {(): 1})
+        self.private_bytes.asks(lambda: {(): _memory("Private_Dirty:", "Private_Clean:")})
+        self.resident_bytes.asks(lambda: {(): _memory("Pss:")})
+
+
+def _memory(*names: str) -> float:
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    values: Mapping[str, int] = {p[0]: int(p[1]) for line in lines[1:] if len(p := line.split()) > 1}
+    return 1024.0 * sum(values.get(name, 0) for name in names)

@@ -1,0 +1,194 @@
+"""Counters, gauges and histograms of one process, and how those of several become one.
+
+An observation costs about a microsecond and takes one lock. (prometheus_client's multi-process mode keeps a file per
+process and metric on disk, chosen by an environment variable at import; here a worker publishes all it has at once.)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+__all__ = ["Counter", "Dump", "Gauge", "Histogram", "Registry", "merged", "rendered"]
+
+Labels: TypeAlias = tuple[str, ...]
+Dump: TypeAlias = dict[str, dict[str, Any]]
+"""Name → labels joined by a control character → a number, or for a histogram the sum and the count per bucket."""
+
+_SEPARATOR = "\x1f"
+_MAX_SERIES = 2000
+"""Of one metric in one process: labels come from us, but indexes come and go."""
+
+
+class _Family:
+    kind: Literal["counter", "gauge", "histogram"]
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
+        self.name, self.text, self.labels = name, text, tuple(labels)
+        self._lock = threading.Lock()
+        self._series: dict[Labels, Any] = {}
+
+    def dump(self) -> dict[str, Any]:
+        """Return the values by labels."""
+        with self._lock:
+            return {_SEPARATOR.join(labels): value for labels, value in self._series.items()}
+
+    def restore(self, dumped: Mapping[str, Any]) -> None:
+        """Go on from what another process had counted."""
+        with self._lock:
+            self._series = {
+                tuple(key.split(_SEPARATOR)) if key else (): value for key, value in dumped.items()
+            }
+
+
+class Counter(_Family):
+    """Only grows."""
+
+    kind = "counter"
+
+    def inc(self, labels: Labels = (), by: float = 1) -> None:
+        """Add to it."""
+        with self._lock:
+            if labels in self._series or len(self._series) < _MAX_SERIES:
+                self._series[labels] = self._series.get(labels, 0) + by
+
+
+class Gauge(_Family):
+    """Goes up and down: asked for when somebody looks."""
+
+    kind = "gauge"
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str] = (),
+        *,
+        combine: Literal["sum", "max"] = "sum",
+    ) -> None:
+        super().__init__(name, text, labels)
+        self.combine = combine
+        """What the values of several processes mean together."""
+        self._ask: Callable[[], Mapping[Labels, float]] = dict
+
+    def asks(self, ask: Callable[[], Mapping[Labels, float]]) -> None:
+        """Take the values from a function, at each look."""
+        self._ask = ask
+
+    def dump(self) -> dict[str, Any]:
+        """Return the values by labels."""
+        return {_SEPARATOR.join(labels): float(value) for labels, value in self._ask().items()}
+
+    def restore(self, dumped: Mapping[str, Any]) -> None:
+        """Forget it: it was true of a process that is gone."""
+
+
+class Histogram(_Family):
+    """How often which sizes came, in buckets."""
+
+    kind = "histogram"
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, buckets: Sequence[float]) -> None:
+        super().__init__(name, text, labels)
+        self.buckets = tuple(buckets)
+
+    def observe(self, value: float, labels: Labels = ()) -> None:
+        """Count a size."""
+        bucket = bisect_left(self.buckets, value)
+        with self._lock:
+            series = self._series.get(labels)
+            if series is None:
+                if len(self._series) >= _MAX_SERIES:
+                    return
+                series = self._series[labels] = [0.0] + [0] * (len(self.buckets) + 1)
+            series[0] += value
+            series[bucket + 1] += 1
+
+    def dump(self) -> dict[str, Any]:
+        """Return the sum and the counts, by labels."""
+        with self._lock:
+            return {_SEPARATOR.join(labels): list(series) for labels, series in self._series.items()}
+
+
+class Registry:
+    """The metrics of a process."""
+
+    def __init__(self, families: Iterable[_Family]) -> None:
+        self.families = tuple(families)
+
+    def dump(self) -> Dump:
+        """Return all values."""
+        return {family.name: family.dump() for family in self.families}
+
+    def restore(self, dump: Dump) -> None:
+        """Go on from the counters of a process that is gone, so that sums never fall."""
+        for family in self.families:
+            family.restore(dump.get(family.name, {}))
+
+    def to_bytes(self, *, gauges: bool = True) -> bytes:
+        """Return `dump` as bytes, without gauges if so wanted."""
+        dump = {f.name: f.dump() for f in self.families if gauges or not isinstance(f, Gauge)}
+        return json.dumps(dump, separators=(",", ":")).encode()
+
+
+def merged(families: Sequence[_Family], dumps: Iterable[Dump]) -> Dump:
+    """Return the values of several processes as one."""
+    total: Dump = {family.name: {} for family in families}
+    for dump in dumps:
+        for family in families:
+            values = total[family.name]
+            for key, value in dump.get(family.name, {}).items():
+                known = values.get(key)
+                values[key] = value if known is None else _together(family, known, value)
+    return total
+
+
+def _together(family: _Family, one: Any, other: Any) -> Any:
+    if isinstance(family, Histogram):
+        return [a + b for a, b in zip(one, other, strict=True)]
+    if isinstance(family, Gauge) and family.combine == "max":
+        return max(one, other)
+    return one + other
+
+
+def rendered(families: Sequence[_Family], dump: Dump) -> str:
+    """Return the Prometheus text format, version 0.0.4."""
+    lines: list[str] = []
+    for family in families:
+        lines += [f"# HELP {family.name} {family.text}", f"# TYPE {family.name} {family.kind}"]
+        for key, value in sorted(dump.get(family.name, {}).items()):
+            labels = list(zip(family.labels, key.split(_SEPARATOR) if key else (), strict=False))
+            if isinstance(family, Histogram):
+                lines += _histogram_lines(family, labels, value)
+            else:
+                lines.append(f"{family.name}{_braced(labels)} {_number(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _histogram_lines(family: Histogram, labels: list[tuple[str, str]], series: list[float]) -> list[str]:
+    lines, count = [], 0.0
+    for bound, number in zip((*family.buckets, math.inf), series[1:], strict=True):
+        count += number
+        lines.append(f"{family.name}_bucket{_braced([*labels, ('le', _number(bound))])} {_number(count)}")
+    lines.append(f"{family.name}_sum{_braced(labels)} {_number(series[0])}")
+    lines.append(f"{family.name}_count{_braced(labels)} {_number(count)}")
+    return lines
+
+
+def _braced(labels: Iterable[tuple[str, str]]) -> str:
+    text = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
+    return f"{{{text}}}" if text else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _number(value: float) -> str:
+    if value == math.inf:
+        return "+Inf"
+    return repr(int(value)) if value == int(value) else repr(float(value))

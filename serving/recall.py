@@ -1,0 +1,114 @@
+"""A running estimate of recall: a share of the live queries is asked again, exactly, when there is time for it.
+
+(The tuner measures recall once, on queries of its own making; what users ask may be different, and changes.)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from scannery.serving.deadline import Deadline
+from scannery.serving.metrics import ServerMetrics
+from scannery.v1 import search_pb2
+
+__all__ = ["RecallSampler"]
+
+_LOG = logging.getLogger(__name__)
+
+WAITING = 8
+"""Sampled queries that may wait; further ones are forgotten."""
+MOST_PER_S = 2.0
+TIMEOUT_S = 30.0
+MAX_K = 100
+LOW_PRIORITY = 19
+# Scores of the same vectors by two paths through the code differ by rounding.
+EPSILON = 1e-5
+
+Search = Callable[[search_pb2.SearchRequest, Deadline], search_pb2.SearchResponse]
+
+
+class RecallSampler:
+    """Looks at a share of the queries in a thread of the lowest priority."""
+
+    def __init__(
+        self,
+        search: Search,
+        metrics: ServerMetrics,
+        *,
+        share: float,
+        busy: Callable[[], bool],
+        random: Callable[[], float] = random.random,
+        pause_s: float = 1 / MOST_PER_S,
+    ) -> None:
+        self._search, self._metrics = search, metrics
+        self._share, self._busy, self._random, self._pause_s = share, busy, random, pause_s
+        self._waiting: queue.Queue[search_pb2.SearchRequest | None] = queue.Queue(WAITING)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="scannery-recall", daemon=True)
+        if share:
+            self._thread.start()
+
+    def offer(self, request: search_pb2.SearchRequest) -> None:
+        """Take a query that was just answered, perhaps."""
+        if not self._share or self._random() >= self._share:
+            return
+        options = request.options
+        if options.exact or options.mode not in (search_pb2.MODE_UNSPECIFIED, search_pb2.MODE_DENSE):
+            return
+        if options.k > MAX_K or options.HasField("crowding") or self._waiting.full():
+            return
+        copy = search_pb2.SearchRequest()
+        copy.CopyFrom(request)
+        with suppress(queue.Full):
+            self._waiting.put_nowait(copy)
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closed.set()
+        if self._thread.is_alive():
+            with suppress(queue.Full):
+                self._waiting.put_nowait(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        # On Linux a priority belongs to a thread.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+        while not self._closed.is_set():
+            request = self._waiting.get()
+            while self._busy() and not self._closed.wait(0.05):
+                pass
+            if request is None or self._closed.is_set():
+                return
+            try:
+                self._look(request)
+            except Exception as error:  # noqa: BLE001  an estimate less; the query itself was answered
+                _LOG.debug("a sampled query could not be asked again: %s", error)
+            self._closed.wait(self._pause_s)
+
+    def _look(self, request: search_pb2.SearchRequest) -> None:
+        options = request.options
+        options.ClearField("return_fields")
+        options.return_fields.append("id")
+        options.return_vector, options.offset, options.explain = False, 0, True
+        found = self._search(request, Deadline.after(TIMEOUT_S))
+        options.ClearField("knobs")
+        options.ClearField("target_recall")
+        options.exact = True
+        true = self._search(request, Deadline.after(TIMEOUT_S))
+        if found.version != true.version or not true.hits:
+            return
+        index = (request.index,)
+        # By score, so that ties count whichever of them was returned.
+        worst = true.hits[-1].score
+        reached = worst - EPSILON * max(1.0, abs(worst))
+        hits = sum(hit.score >= reached for hit in found.hits)
+        self._metrics.recall_hits.inc(index, min(hits, len(true.hits)))
+        self._metrics.recall_wanted.inc(index, len(true.hits))
+        for segment in found.explanation.segments:
+            self._metrics.plans.inc((request.index, segment.plan))

@@ -1,0 +1,76 @@
+"""The right to work: as many requests have it at once as a process has threads for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from scannery.serving.deadline import Deadline
+from scannery.serving.errors import DeadlineError
+
+__all__ = ["GoneError", "Turn", "still_wanted", "waiting"]
+
+
+class GoneError(Exception):
+    """Nobody waits for the answer any more: the caller hung up."""
+
+
+class Turn:
+    """A turn, awaited no longer than the deadline. A context manager, which raises GoneError if the caller is gone."""
+
+    __slots__ = ("_deadline", "_token", "_turns", "wanted")
+
+    def __init__(self, turns: threading.Semaphore, deadline: Deadline, wanted: Callable[[], bool]) -> None:
+        self._turns, self._deadline = turns, deadline
+        self.wanted = wanted
+        """Whether somebody still waits for the answer."""
+
+    def __enter__(self) -> None:
+        self.resume()
+        if not self.wanted():
+            self._turns.release()
+            raise GoneError
+        self._token = _CURRENT.set(self)
+
+    def __exit__(self, *error: object) -> None:
+        _CURRENT.reset(self._token)
+        self._turns.release()
+
+    def pause(self) -> None:
+        """Let another request work while this one waits for something."""
+        self._turns.release()
+
+    def resume(self) -> None:
+        """Go on."""
+        if not self._turns.acquire(timeout=min(self._deadline.remaining_s, threading.TIMEOUT_MAX)):
+            raise DeadlineError("the deadline passed while the request waited for its turn")
+
+
+_CURRENT: ContextVar[Turn | None] = ContextVar("scannery_turn", default=None)
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Give the turn of the current request back for a while, if it has one."""
+    turn = _CURRENT.get()
+    if turn is None:
+        yield
+        return
+    turn.pause()
+    try:
+        yield
+    finally:
+        # Whoever ends the turn gives it back once; so it must be taken, however late it is.
+        turn._turns.acquire()
+
+
+def still_wanted() -> Callable[[], bool]:
+    """Return what tells whether somebody waits for the answer to the current request."""
+    turn = _CURRENT.get()
+    return turn.wanted if turn else _always
+
+
+def _always() -> bool:
+    return True

@@ -1,0 +1,34 @@
+"""The load tool, against a real server."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from scannery.cli.bench import Latencies
+from scannery.cli.main import main
+from tests.served import serving
+
+
+def test_latencies_are_kept_to_one_percent_and_can_be_added() -> None:
+    one, other = Latencies(), Latencies()
+    for number in range(1, 1001):
+        (one if number % 2 else other).add(number / 1000)
+    one.counts += other.counts
+    for share in (0.01, 0.5, 0.99, 1.0):
+        assert one.quantile(share) == pytest.approx(share, rel=0.02)
+    assert math.isnan(Latencies().quantile(0.5))
+
+
+def test_a_rate_is_kept_and_reported(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(library) as server:
+        arguments = ["--index", "library", "--rate", "40", "--seconds", "1", "--processes", "1", "--json"]
+        assert main(["bench", "serve", server.address, *arguments]) == 0
+        [step] = json.loads(capsys.readouterr().out)
+        assert main(["bench", "serve", server.address, "--index", "nobody"]) == 3
+    assert step["rate"] == 40
+    assert step["failed"] == {}
+    assert 0 < step["p50_ms"] <= step["p99_ms"]

@@ -1,0 +1,216 @@
+"""Who is let in, and how the limit follows what the machine can do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import scannery
+from scannery.serving import OverloadedError
+from scannery.serving.admission import WINDOW, Admission, Ticket
+from scannery.serving.batching import Batcher
+from scannery.serving.deadline import Deadline
+from scannery.serving.errors import DeadlineError
+from scannery.serving.turns import GoneError, Turn, still_wanted, waiting
+from tests.served import DIMENSIONS, serving
+
+
+def full(admission: Admission, client: str) -> list[Ticket]:
+    tickets = []
+    try:
+        while True:
+            tickets.append(admission.enter(client))
+    except OverloadedError as error:
+        assert error.retry_after_s is not None
+        assert error.retry_after_s > 0
+    return tickets
+
+
+def answer(admission: Admission, took_s: float, in_flight: int = 1, times: int = WINDOW) -> None:
+    for _ in range(times):
+        with admission.enter("a") as ticket:
+            ticket.in_flight = in_flight
+            admission.answered(ticket, "search", took_s)
+
+
+def test_one_client_alone_may_have_all_of_it() -> None:
+    admission = Admission(least=16, most=100, workers=4)
+    tickets = full(admission, "a")
+    assert len(tickets) == admission.in_flight == 16
+    tickets[0].leave()
+    tickets[0].leave()
+    assert admission.in_flight == 15
+    assert len(full(admission, "a")) == 1
+
+
+def test_one_client_cannot_shut_out_others() -> None:
+    admission = Admission(least=16, most=100, workers=4)
+    mine = full(admission, "a")
+    theirs = full(admission, "b")
+    assert len(theirs) == 4  # the reserve
+    for ticket in mine[:8]:
+        ticket.leave()
+    # What comes free goes to whoever has less than an equal share.
+    assert full(admission, "a") == []
+    theirs += full(admission, "b")
+    assert len(theirs) == 8
+
+
+def test_a_forgotten_ticket_comes_back() -> None:
+    admission = Admission(least=16, most=100, workers=4)
+    admission.enter("a")
+    assert admission.in_flight == 0
+
+
+def test_the_limit_grows_while_it_is_reached_and_nothing_gets_slower() -> None:
+    admission = Admission(least=16, most=40, workers=4)
+    for _ in range(30):
+        tickets = full(admission, "a")
+        for ticket in tickets:
+            admission.answered(ticket, "search", 0.001)
+        for ticket in tickets:
+            ticket.leave()
+    assert admission.limit == 40
+    # An idle server has no reason to change it.
+    answer(admission, 0.001)
+    assert admission.limit == 40
+
+
+def test_the_limit_shrinks_while_requests_take_much_longer_than_on_an_idle_server() -> None:
+    admission = Admission(least=16, most=400, workers=4)
+    answer(admission, 0.001)
+    admission.limit = 400.0
+    answer(admission, 0.01, in_flight=50, times=50 * WINDOW)
+    assert admission.limit == 16
+    # Twice the work is not overload: each kind of request has its own measure.
+    admission.limit = 100.0
+    for _ in range(2 * WINDOW):
+        with admission.enter("a") as ticket:
+            admission.answered(ticket, "search_many", 0.5)
+    assert admission.limit == 100
+
+
+def test_a_slow_request_of_one_moment_changes_little() -> None:
+    admission = Admission(least=16, most=400, workers=4)
+    answer(admission, 0.001, times=WINDOW - 1)
+    answer(admission, 60.0, times=1)
+    assert admission.limit == 16
+
+
+def test_overload_is_refused_at_once_and_the_rest_is_answered(library: Path) -> None:
+    """Twenty callers at once, on a server that works on one request at a time and lets few wait."""
+    query = np.ones(DIMENSIONS, np.float32)
+    with serving(library, threads=1, queue=3) as server:
+        answered, refused = [], []
+        go = threading.Event()
+
+        def ask() -> None:
+            with scannery.connect(server.address, channels=1, retries=False) as client:
+                index = client.index("library")
+                go.wait()
+                for _ in range(3):
+                    started_s = time.monotonic()
+                    try:
+                        index.search_many([query] * 20, 20, exact=True)
+                        answered.append(time.monotonic() - started_s)
+                    except scannery.ResourceExhaustedError as error:
+                        assert error.retry_after_s
+                        refused.append(time.monotonic() - started_s)
+
+        threads = [threading.Thread(target=ask) for _ in range(20)]
+        for thread in threads:
+            thread.start()
+        go.set()
+        for thread in threads:
+            thread.join()
+        assert len(answered) + len(refused) == 60
+        assert answered
+        assert refused
+        # And afterwards it is as before.
+        with scannery.connect(server.address) as client:
+            assert len(client.index("library").search(query)) == 10
+
+
+# Turns
+
+
+def test_a_turn_is_waited_for_no_longer_than_the_deadline() -> None:
+    turns = threading.BoundedSemaphore(1)
+    with Turn(turns, Deadline.after(10), lambda: True):
+        with pytest.raises(DeadlineError), Turn(turns, Deadline.after(0.01), lambda: True):
+            pass
+        with waiting(), Turn(turns, Deadline.after(10), lambda: True):
+            pass  # whoever waits for something else lets others work
+    with pytest.raises(GoneError), Turn(turns, Deadline.after(10), lambda: False):
+        pass
+    with Turn(turns, Deadline.after(1), lambda: True):
+        pass
+
+
+# Batches of texts
+
+
+class SlowEncoder:
+    """Encodes a text as its length, when it is let."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.go = threading.Event()
+        self.entered = threading.Event()
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        self.batches.append(list(texts))
+        self.entered.set()
+        assert self.go.wait(30)
+        if "bad" in texts:
+            raise ValueError("bad")
+        return np.array([[len(text)] for text in texts], np.float32)
+
+
+def test_texts_that_come_while_others_are_encoded_are_encoded_together() -> None:
+    slow = SlowEncoder()
+    sizes: list[float] = []
+    batcher = Batcher(slow.encode, observe=sizes.append)  # type: ignore[arg-type]
+    found: dict[str, object] = {}
+
+    def ask(text: str) -> None:
+        try:
+            found[text + threading.current_thread().name] = float(batcher.encode([text])[0][0])
+        except ValueError as error:
+            found[text + threading.current_thread().name] = str(error)
+
+    first = threading.Thread(target=ask, args=("first",), name="0")
+    first.start()
+    assert slow.entered.wait(30)
+    threads = [threading.Thread(target=ask, args=(text,), name=name)
+               for text, name in (("a", "1"), ("bb", "2"), ("bad", "3"), ("a", "4"))]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 30
+    while len(batcher._gathered) < 4:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    slow.go.set()
+    for thread in [first, *threads]:
+        thread.join(30)
+    assert found == {"first0": 5.0, "a1": 1.0, "bb2": 2.0, "bad3": "bad", "a4": 1.0}
+    assert [sorted(batch) for batch in slow.batches[:2]] == [["first"], ["a", "bad", "bb"]]
+    assert sizes[:2] == [1, 3]
+    assert batcher.encode(["again"])[0].tolist() == [5.0]
+
+
+def test_texts_of_callers_who_hung_up_are_not_encoded() -> None:
+    slow = SlowEncoder()
+    slow.go.set()
+    batcher = Batcher(slow.encode, observe=lambda texts: None)  # type: ignore[arg-type]
+    here = [True]
+    with Turn(threading.BoundedSemaphore(1), Deadline.after(10), lambda: here[0]):
+        assert still_wanted()()
+        here[0] = False
+        with pytest.raises(GoneError):
+            batcher.encode(["x"])
+    assert slow.batches == []
