@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -52,7 +53,10 @@ class Server:
         """Where it listens; the real port once it is started."""
         store = Store.open(config.store)
         self._catalog = Catalog(
-            store, only=config.indexes or None, encoders=EncoderPool(device=config.device)
+            store,
+            only=config.indexes or None,
+            encoders=EncoderPool(device=config.device),
+            log=Path(config.log) if config.log else None,
         )
         self._service = Service(self._catalog)
         self._health = health.HealthServicer()
