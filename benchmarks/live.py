@@ -402,8 +402,8 @@ def measure_runbook(folder: Path, name: str, points: int, every: int, dataset: s
         f"{values.mean():.3f}, "
         f"least {values.min():.3f}, below {spec.target_recall}: {(values < spec.target_recall).sum()}; "
         f"p99 of a batch of 200 queries {milliseconds([took for *_, took in recalls], 0.99):.0f} ms; at the end "
-        f"version {stats.version}, {len(manifest.segments)} segments with {sum(e.rows for e in manifest.segments):,} rows "
-        f"for {stats.rows:,} datapoints.\n"
+        f"version {stats.version}, {len(manifest.segments)} segments with "
+        f"{sum(entry.rows for entry in manifest.segments):,} rows for {stats.rows:,} datapoints.\n"
     )
 
 
