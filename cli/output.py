@@ -46,7 +46,11 @@ def size_text(size_bytes: int) -> str:
 def hit_json(hit: Hit) -> dict[str, Any]:
     """Return a hit as JSON values."""
     group = {} if hit.group is None else {"group": _plain(hit.group)}
-    sides = {"dense_score": hit.dense_score, "lexical_score": hit.lexical_score}
+    sides = {
+        "dense_score": hit.dense_score,
+        "lexical_score": hit.lexical_score,
+        "rerank_score": hit.rerank_score,
+    }
     scores = {"score": hit.score, **{name: score for name, score in sides.items() if score is not None}}
     return {"id": hit.id, "document_id": hit.document_id, **scores, **_rest(hit), **group}
 

@@ -18,7 +18,7 @@ from scannery.cli.options import (
     parsed_json,
 )
 from scannery.cli.output import hit_json, print_explanation, print_hits, print_json
-from scannery.client import Fusion, Like, Mode, QueryLike
+from scannery.client import Blend, Fusion, Like, Mode, QueryLike
 
 __all__ = ["search"]
 
@@ -42,11 +42,24 @@ def search(
     fusion: Annotated[
         Fusion | None, typer.Option(help="Hybrid: how two rankings become one [default: reciprocal_rank].")
     ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Asked together with the query; may be given several times."),
+    ] = None,
     like: Annotated[
-        str | None, typer.Option(metavar="ID", help="More like this datapoint, instead of a query.")
+        list[str] | None,
+        typer.Option(metavar="ID", help="More like this datapoint; alone, or together with a query."),
     ] = None,
     vector: Annotated[
-        str | None, typer.Option(metavar="JSON", help="A vector (list of numbers), instead of a query.")
+        str | None,
+        typer.Option(metavar="JSON", help="A vector (list of numbers); alone, or together with a query."),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="Weights of what is asked together, in the order QUERY, --also, --like, --vector [default: equal].",
+        ),
     ] = None,
     max_per_group: Annotated[int | None, typer.Option(help="At most so many hits per group.")] = None,
     group_by: Annotated[
@@ -60,13 +73,25 @@ def search(
     rescore: Annotated[
         int | None, typer.Option(help="Candidates to rescore, instead of a target recall.")
     ] = None,
+    rerank: Annotated[
+        int | None,
+        typer.Option(metavar="HITS", help="Order so many of the best hits again with the cross-encoder."),
+    ] = None,
+    rerank_budget: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Stop reranking after so long.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also say how it was answered.")] = False,
     fields: FieldsOption = None,
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Search an index with words, a vector, or a datapoint."""
-    asked = _query(query, like, parsed_json(vector, "--vector"))
+    asked = _query(
+        [*([query] if query is not None else []), *(also or [])],
+        like or [],
+        parsed_json(vector, "--vector"),
+        parsed_json(weights, "--weights"),
+    )
     with connected(target, store, timeout_s=timeout) as client:
         hits = client.index(index).search(
             asked,
@@ -83,6 +108,8 @@ def search(
             target_recall=target_recall,
             leaves=leaves,
             rescore=rescore,
+            rerank=rerank,
+            rerank_budget_s=rerank_budget,
             explain=explain,
             fields=fields or None,
         )
@@ -96,14 +123,16 @@ def search(
             print_explanation(hits.explanation)
 
 
-def _query(query: str | None, like: str | None, vector: object) -> QueryLike:
-    given = [value for value in (query, like, vector) if value is not None]
-    if len(given) != 1:
-        raise typer.BadParameter("give exactly one of QUERY, --like and --vector")
-    if like is not None:
-        return Like(like)
-    if query is not None:
-        return query
-    if not isinstance(vector, list) or not vector:
-        raise typer.BadParameter("--vector must be a list of numbers")
-    return vector
+def _query(texts: list[str], like: list[str], vector: object, weights: object) -> QueryLike:
+    parts: list[QueryLike] = [*texts, *map(Like, like)]
+    if vector is not None:
+        if not isinstance(vector, list) or not vector:
+            raise typer.BadParameter("--vector must be a list of numbers")
+        parts.append(vector)
+    if not parts:
+        raise typer.BadParameter("give QUERY, --like or --vector")
+    if weights is None:
+        return parts[0] if len(parts) == 1 else Blend(parts)
+    if not isinstance(weights, list) or len(weights) != len(parts):
+        raise typer.BadParameter(f"--weights must be a list of {len(parts)} numbers")
+    return Blend(parts, weights)

@@ -38,6 +38,10 @@ def serve(
     device: Annotated[
         Literal["auto", "cpu", "cuda", "xla"], typer.Option(help="Where text queries are encoded.")
     ] = "auto",
+    reranker: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Cross-encoder for all indexes: a name, or a local folder."),
+    ] = None,
     drain: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long running requests may finish after a stop.")
     ] = 10.0,
@@ -113,6 +117,7 @@ def serve(
         ),
         log=log,
         device=device,
+        reranker=reranker,
         drain_s=drain,
     )
     run(config, workers=_worker_count(workers), ready=_announce)

@@ -20,7 +20,7 @@ from scannery.client.errors import (
     UnimplementedError,
 )
 from scannery.client.filters import Where
-from scannery.client.queries import Fusion, Like, Mode, QueryLike, SearchOptions
+from scannery.client.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions
 from scannery.client.results import (
     Datapoint,
     Deleted,
@@ -38,6 +38,7 @@ from scannery.client.writes import NewDatapoint, Update
 
 __all__ = [
     "AlreadyExistsError",
+    "Blend",
     "CancelledError",
     "Client",
     "DataLossError",

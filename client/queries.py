@@ -19,6 +19,7 @@ from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Matrix, Vector
 
 __all__ = [
+    "Blend",
     "Fusion",
     "Like",
     "Mode",
@@ -41,14 +42,28 @@ class Like:
     id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """Several queries as one: datapoints are ranked by the weighted sum of the scores that each of them gives.
+
+    >>> Blend(["volcanoes", Like("episode-7")], weights=[1, -0.3])
+    Blend(queries=['volcanoes', Like(id='episode-7')], weights=[1, -0.3])
+    """
+
+    queries: Sequence[QueryLike]
+    """1 to 64 texts, vectors or `Like(id)`; what they name is not returned."""
+    weights: Sequence[float] | None = None
+    """One for each, None: all equal. A negative one ranks what is alike down; by words, they must be above 0."""
+
+
 class SupportsArray(Protocol):
     """An array or tensor of numbers."""
 
     def __array__(self) -> np.ndarray: ...
 
 
-QueryLike: TypeAlias = str | Like | Sequence[float] | np.ndarray | SupportsArray
-"""A text, a vector (anything array-like), or `Like(id)`."""
+QueryLike: TypeAlias = str | Like | Blend | Sequence[float] | np.ndarray | SupportsArray
+"""A text, a vector (anything array-like), `Like(id)`, or several of them as a `Blend`."""
 
 Queries: TypeAlias = Sequence[QueryLike] | np.ndarray | SupportsArray
 """Several queries, or a float array `(queries, dimensions)`."""
@@ -81,6 +96,10 @@ class SearchOptions(TypedDict, total=False):
     """ScaNN's leaves to search, instead of `target_recall`, for experts. With a filter there are as many as needed."""
     rescore: int | None
     """ScaNN's candidates to rescore, at least k + offset; likewise."""
+    rerank: int | None
+    """Order so many of the best hits, at most 1,000, again with the index's cross-encoder. Default: none."""
+    rerank_budget_s: float | None
+    """Stop reranking after so many seconds; the rest keeps its order."""
     explain: bool
     """Also say how the query was answered, in `hits.explanation`."""
     fields: Sequence[str] | None
@@ -104,10 +123,20 @@ def build_query(query: QueryLike, *, path: str = "query") -> pb.Query:
         return pb.Query(text=_text(query, path))
     if isinstance(query, Like):
         return pb.Query(id=_text(query.id, path))
+    if isinstance(query, Blend):
+        return pb.Query(group=_group(query, f"{path}.group"))
     vector_D = _array(query, path)
     if vector_D.ndim != 1 or vector_D.size == 0:
         raise _invalid(path, f"must be a text or one vector, got an array of shape {vector_D.shape}")
     return pb.Query(vector=Vector(packed=vector_D.tobytes()))
+
+
+def _group(blend: Blend, path: str) -> pb.QueryGroup:
+    if isinstance(blend.queries, str) or not isinstance(blend.queries, Sequence):
+        raise _invalid(f"{path}.queries", f"must be a list of queries, got {blend.queries!r:.80}")
+    queries = [build_query(query, path=f"{path}.queries[{i}]") for i, query in enumerate(blend.queries)]
+    weights = [_number(weight, f"{path}.weights[{i}]") for i, weight in enumerate(blend.weights or ())]
+    return pb.QueryGroup(queries=queries, weights=weights)
 
 
 def build_queries(queries: Queries) -> dict[str, Any]:
@@ -117,7 +146,7 @@ def build_queries(queries: Queries) -> dict[str, Any]:
         InvalidArgumentError: names the first query that is none.
 
     """
-    if isinstance(queries, (str, bytes, Like)):
+    if isinstance(queries, (str, bytes, Like, Blend)):
         raise _invalid("queries", f"must be a list of queries, got one: {queries!r:.80}")
     if isinstance(queries, Sequence):
         return {"queries": [build_query(query, path=f"queries[{i}]") for i, query in enumerate(queries)]}
@@ -142,6 +171,8 @@ def build_options(
     target_recall: float | None = None,
     leaves: int | None = None,
     rescore: int | None = None,
+    rerank: int | None = None,
+    rerank_budget_s: float | None = None,
     explain: bool = False,
     fields: Sequence[str] | None = None,
     vectors: bool = False,
@@ -180,6 +211,12 @@ def build_options(
         options.knobs.leaves = _integer(leaves, "leaves")
     if rescore is not None:
         options.knobs.rescore = _integer(rescore, "rescore")
+    if rerank is not None:
+        options.rerank.candidates = _integer(rerank, "rerank")
+    if rerank_budget_s is not None:
+        if rerank is None:
+            raise _invalid("rerank_budget_s", "needs rerank")
+        options.rerank.time_budget_ms = round(1000 * _number(rerank_budget_s, "rerank_budget_s"))
     options.return_fields.extend(build_fields(fields))
     return options
 

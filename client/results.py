@@ -76,6 +76,8 @@ class Hit(Datapoint):
     """Hybrid: the score by vector, if that side found it."""
     lexical_score: float | None = None
     """Hybrid: the BM25 score, if the lexical side found it."""
+    rerank_score: float | None = None
+    """The cross-encoder's score, if it looked at this hit; hits with one come first, by it."""
     group: AttributeValue | None = None
     """What `max_per_group` grouped by."""
 
@@ -298,7 +300,9 @@ def _explanation(message: search_pb2.Explanation) -> Explanation:
 def _hit(message: search_pb2.Hit) -> Hit:
     group = _value(message.group) if message.HasField("group") else None
     sides = {
-        name: getattr(message, name) for name in ("dense_score", "lexical_score") if message.HasField(name)
+        name: getattr(message, name)
+        for name in ("dense_score", "lexical_score", "rerank_score")
+        if message.HasField(name)
     }
     return Hit(**_fields(message.datapoint), score=message.score, group=group, **sides)
 

@@ -1,4 +1,4 @@
-"""Text to vectors: encoders, batching, devices, chunking."""
+"""Text to vectors: encoders, batching, devices, chunking; and cross-encoders."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from scannery.embed.errors import (
     RecompilationError,
 )
 from scannery.embed.fingerprint import Fingerprint, require_match
+from scannery.embed.reranker import Reranker
 from scannery.embed.statistics import EncoderStatistics
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "ModelNotFoundError",
     "Passage",
     "RecompilationError",
+    "Reranker",
     "require_match",
 ]

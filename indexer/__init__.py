@@ -40,6 +40,7 @@ from scannery.indexer.memory import MemorySegment
 from scannery.indexer.planner import AllowedRows, Found
 from scannery.indexer.postings import Postings
 from scannery.indexer.reader import OpenIndex, open_index
+from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.segment import Segment, id_hashes, open_segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
@@ -104,6 +105,7 @@ __all__ = [
     "OpenIndex",
     "Postings",
     "Recall",
+    "Records",
     "ScannSpec",
     "SearchSettings",
     "Segment",

@@ -20,6 +20,8 @@ BLOCK_QUERIES = 256
 # For so few queries a scan is bound by memory: the fused kernels need one core and no copy. A matrix product would wake
 # the threads of the linear algebra library for it, which cost more than they save while other queries run.
 FEW_QUERIES = 8
+FEW_HITS = 100
+"""A kernel that keeps the best rows as it goes is faster where these are few: no scores are written and sorted."""
 
 
 def unit_length(vectors_ND: np.ndarray) -> np.ndarray:
@@ -45,6 +47,8 @@ def exact_search(
         rows_QK int64 (NO_ROW where there are fewer) and scores_QK float32 (minus infinity there).
 
     """
+    if len(queries_QD) < FEW_QUERIES and k <= FEW_HITS:
+        return _few_best(vectors_ND, queries_QD, k, distance, allowed)
     rows_R = np.flatnonzero(allowed) if allowed is not None and allowed.dtype == bool else allowed
     found = [
         _search_block(vectors_ND, queries_QD[start : start + BLOCK_QUERIES], k, distance, rows_R)
@@ -69,6 +73,30 @@ def best_k(scores_QN: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     out_columns[:, :kept] = np.take_along_axis(columns, order, axis=1)
     out_scores[:, :kept] = np.take_along_axis(scores, order, axis=1)
     return np.where(np.isneginf(out_scores), NO_ROW, out_columns), out_scores
+
+
+def _few_best(
+    vectors_ND: np.ndarray, queries_QD: np.ndarray, k: int, distance: Distance, allowed: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    from scannery.indexer import kernels  # compiles on import: only where it is needed
+
+    rows_QK = np.full((len(queries_QD), k), NO_ROW, np.int64)
+    scores_QK = np.full((len(queries_QD), k), -np.inf, np.float32)
+    rows_R, mask_N = _NO_ROWS, _NO_MASK
+    if allowed is not None and not len(allowed):
+        return rows_QK, scores_QK
+    if allowed is not None and allowed.dtype == bool:
+        mask_N = allowed
+    elif allowed is not None:
+        rows_R = allowed
+    for query_D, rows_K, scores_K in zip(queries_QD, rows_QK, scores_QK, strict=True):
+        kernels.nearest_rows(vectors_ND, query_D, distance == "squared_l2", rows_R, mask_N, rows_K, scores_K)
+    return rows_QK, scores_QK
+
+
+_NO_ROWS = np.zeros(0, np.int64)
+_NO_MASK = np.zeros(0, bool)
+_NO_MASK.setflags(write=False)  # as masks are: for each kind of array, code is compiled apart
 
 
 def _search_block(
@@ -115,7 +143,7 @@ def all_scores(vectors_BD: np.ndarray, queries_QD: np.ndarray, distance: Distanc
 def _fused_scores(
     vectors_ND: np.ndarray, queries_QD: np.ndarray, rows_B: np.ndarray, *, squared: bool
 ) -> np.ndarray:
-    from scannery.indexer import kernels  # compiles on import: only where it is needed
+    from scannery.indexer import kernels
 
     kernel = kernels.squared_distances if squared else kernels.inner_products
     scores_QB = np.empty((len(queries_QD), len(rows_B)), np.float32)

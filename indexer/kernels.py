@@ -7,14 +7,31 @@ Compiled on first use and cached on disk, in numba's own cache (`NUMBA_CACHE_DIR
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
 
-__all__ = ["add_bm25", "compiled", "inner_products", "insert", "rescore", "squared_distances"]
+__all__ = [
+    "COMPILING",
+    "add_bm25",
+    "compiled",
+    "inner_products",
+    "insert",
+    "rescore",
+    "rescore_one",
+    "squared_distances",
+    "strictly_descending",
+    "surely_valid",
+    "unit_vectors",
+]
 
+
+COMPILING = threading.RLock()
+"""Segments are opened by several threads, and a first one compiles kernels. Compilers parse Python code, and where two
+threads do that at once, CPython 3.11 before 3.11.8 can fail with a SystemError about its own recursion depth."""
 
 _FASTMATH = {"reassoc", "contract", "nsz"}
 """Lets the sum be vectorised, which reorders it; the error stays that of a float32 sum."""
@@ -115,6 +132,108 @@ def insert(rows_K: np.ndarray, scores_K: np.ndarray, found: int, row: int, score
     scores_K[low] = score
     rows_K[low] = row
     return found
+
+
+@compiled
+def nearest_rows(
+    vectors_ND: np.ndarray,
+    query_D: np.ndarray,
+    squared: bool,
+    rows_R: np.ndarray,
+    mask_N: np.ndarray,
+    rows_K: np.ndarray,
+    scores_K: np.ndarray,
+) -> None:
+    """Write the best rows for a query to `rows_K` and `scores_K`, which come filled with "no row".
+
+    Rows are those given by number (`rows_R`), or, if there are none, those of a mask, or, if that is empty too, all.
+    """
+    by_number, by_mask = rows_R.shape[0] > 0, mask_N.shape[0] > 0
+    found = 0
+    for position in range(rows_R.shape[0] if by_number else vectors_ND.shape[0]):
+        row = rows_R[position] if by_number else position
+        if by_mask and not mask_N[row]:
+            continue
+        score = np.float32(0)
+        if squared:
+            for component in range(query_D.shape[0]):
+                difference = vectors_ND[row, component] - query_D[component]
+                score -= difference * difference
+        else:
+            for component in range(query_D.shape[0]):
+                score += vectors_ND[row, component] * query_D[component]
+        found = insert(rows_K, scores_K, found, row, score)
+
+
+@compiled
+def surely_valid(vectors_QD: np.ndarray) -> bool:
+    """Return whether all vectors have only finite components below 1e15, and one that is not 0.
+
+    Judged by their squares, in float64, which no float32 makes overflow. False may also be a false alarm.
+    """
+    for query in range(vectors_QD.shape[0]):
+        total = np.float64(0)
+        for component in range(vectors_QD.shape[1]):
+            total += np.float64(vectors_QD[query, component]) * np.float64(vectors_QD[query, component])
+        # This way round NaN fails, too.
+        if not 0 < total < 1e30:
+            return False
+    return True
+
+
+@compiled
+def strictly_descending(scores_QM: np.ndarray, rows_QM: np.ndarray, plain_Q: np.ndarray) -> None:
+    """Write which queries have all their rows (none is negative) and no two equal scores to `plain_Q`, bool."""
+    for query in range(scores_QM.shape[0]):
+        plain_Q[query] = rows_QM.shape[1] > 0 and rows_QM[query, rows_QM.shape[1] - 1] >= 0
+        for position in range(1, scores_QM.shape[1]):
+            if not scores_QM[query, position] < scores_QM[query, position - 1]:
+                plain_Q[query] = False
+
+
+@compiled
+def unit_vectors(vectors_QD: np.ndarray, units_QD: np.ndarray) -> None:
+    """Write the vectors scaled to length 1 to `units_QD`; zero vectors stay zero."""
+    for query in range(vectors_QD.shape[0]):
+        total = np.float64(0)
+        for component in range(vectors_QD.shape[1]):
+            total += np.float64(vectors_QD[query, component]) * np.float64(vectors_QD[query, component])
+        length = np.sqrt(total) if total > 0 else np.float64(1)
+        for component in range(vectors_QD.shape[1]):
+            units_QD[query, component] = vectors_QD[query, component] / length
+
+
+@compiled
+def rescore_one(
+    vectors_ND: np.ndarray,
+    query_D: np.ndarray,
+    candidates_C: np.ndarray,
+    squared: bool,
+    mask_N: np.ndarray,
+    rows_K: np.ndarray,
+    scores_K: np.ndarray,
+) -> tuple[int, int]:
+    """Do what `rescore` does for one query, whose candidates (uint32) are all rows; a mask, if not empty, allows some.
+
+    The outputs need not be filled: what is not written stays as it is. Returns how many rows were written, and how
+    many candidates were scored.
+    """
+    found, scored = 0, 0
+    for position in range(candidates_C.shape[0]):
+        row = int(candidates_C[position])
+        if mask_N.shape[0] > 0 and not mask_N[row]:
+            continue
+        scored += 1
+        score = np.float32(0)
+        if squared:
+            for component in range(query_D.shape[0]):
+                difference = vectors_ND[row, component] - query_D[component]
+                score -= difference * difference
+        else:
+            for component in range(query_D.shape[0]):
+                score += vectors_ND[row, component] * query_D[component]
+        found = insert(rows_K, scores_K, found, row, score)
+    return found, scored
 
 
 @compiled

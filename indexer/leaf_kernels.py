@@ -9,11 +9,39 @@ import numpy as np
 
 from scannery.indexer.kernels import compiled, insert
 
-__all__ = ["TAIL_LOW", "TAIL_STEP", "count_tails", "leaves_needed", "scan_leaves"]
+__all__ = ["TAIL_LOW", "TAIL_STEP", "count_tails", "leaves_needed", "predict_scores", "scan_leaves"]
 
 TAIL_LOW = -1.0
 TAIL_STEP = 1 / 128
 """Tails are tabulated from TAIL_LOW on, in such steps of the leaf's spread."""
+
+
+@compiled
+def predict_scores(
+    query_D: np.ndarray,
+    squared: bool,
+    means_LD: np.ndarray,
+    squares_L: np.ndarray,
+    radius_L: np.ndarray,
+    predicted_L: np.ndarray,
+    spread_L: np.ndarray,
+) -> None:
+    """Write the score that each leaf predicts for its rows, and how these spread, to `predicted_L` and `spread_L`."""
+    square = np.float32(0)
+    for component in range(query_D.shape[0]):
+        square += query_D[component] * query_D[component]
+    for leaf in range(means_LD.shape[0]):
+        product = np.float32(0)
+        for component in range(query_D.shape[0]):
+            product += means_LD[leaf, component] * query_D[component]
+        radius = radius_L[leaf]
+        if squared:
+            distance = max(square - 2 * product + squares_L[leaf], np.float32(0))
+            predicted_L[leaf] = -distance - radius * radius
+            spread_L[leaf] = 2 * np.sqrt(distance) * radius
+        else:
+            predicted_L[leaf] = product
+            spread_L[leaf] = np.sqrt(square) * radius
 
 
 @compiled

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scannery.indexer.exact import NO_ROW, unit_length
+from scannery.indexer.exact import FEW_QUERIES, NO_ROW, unit_length
 from scannery.indexer.spec import Distance
 
 __all__ = ["LeafScan", "Leaves", "measure_leaves"]
@@ -70,7 +70,8 @@ class Leaves:
     @classmethod
     def load(cls, folder: Path) -> Leaves:
         """Return what `save` wrote, memory-mapped."""
-        return cls(**{name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _PARTS})
+        # As plain arrays: calls of kernels take longer with each memmap.
+        return cls(**{name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in _PARTS})
 
     def counts(self, mask_N: np.ndarray) -> np.ndarray:
         """Return how many rows of each leaf a mask allows, int64 (L,)."""
@@ -81,6 +82,9 @@ class Leaves:
         self, queries_QD: np.ndarray, distance: Distance
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return per query the leaves by predicted score, the scores and their spreads, all (Q, L)."""
+        if len(queries_QD) < FEW_QUERIES:
+            predicted_QL, spread_QL = self._predict_few(queries_QD, distance == "squared_l2")
+            return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL
         products_QL = queries_QD @ self.means_LD.T
         squares_Q1 = np.einsum("qd,qd->q", queries_QD, queries_QD)[:, None]
         if distance == "squared_l2":
@@ -91,6 +95,17 @@ class Leaves:
             predicted_QL = products_QL
             spread_QL = np.sqrt(squares_Q1) * self.radius_L
         return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL.astype(np.float32, copy=False)
+
+    def _predict_few(self, queries_QD: np.ndarray, squared: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return predicted scores and spreads, without what a matrix product costs to begin with."""
+        from scannery.indexer import leaf_kernels  # compiles on import: only where it is needed
+
+        predicted_QL, spread_QL = np.empty((2, len(queries_QD), len(self.sizes_L)), np.float32)
+        for query_D, predicted_L, spread_L in zip(queries_QD, predicted_QL, spread_QL, strict=True):
+            leaf_kernels.predict_scores(
+                query_D, squared, self.means_LD, self.squares_L, self.radius_L, predicted_L, spread_L
+            )
+        return predicted_QL, spread_QL
 
     def scan(
         self,

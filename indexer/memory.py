@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow as pa
 from scannery.indexer.datapoints import vectors_of
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.postings import WORD_COLUMNS, Postings, invert, term_columns
+from scannery.indexer.records import Records
 from scannery.indexer.segment import Segment, sorted_hashes
 from scannery.indexer.segment_writer import search_vectors
 from scannery.indexer.spec import IndexSpec
@@ -54,12 +56,22 @@ class MemorySegment(Segment):
         self.distance = spec.distance
         self.searched_ND = searched
         given_ND = vectors_of(whole)
-        self._given_ND = searched if _is_same(given_ND, searched) else given_ND
+        self.given_ND = searched if _is_same(given_ND, searched) else given_ND
         native = [column for column in ("embedding", *WORD_COLUMNS) if column in whole.column_names]
-        self.table = whole.drop_columns(native)
+        self._columns = whole.drop_columns(native)
         self._hashes_2N = ids
         self._documents_2N = documents
         self.postings = Postings(invert(whole)) if spec.lexical else None
+
+    @property
+    def table(self) -> pa.Table:
+        """All columns but the vectors, in row order."""
+        return self._columns
+
+    @cached_property
+    def records(self) -> Records:  # type: ignore[override]  # made when a hit is first read
+        """The same columns as places in one buffer."""
+        return Records.of(self._columns)
 
     @classmethod
     def of(cls, table: pa.Table, spec: IndexSpec) -> MemorySegment:
@@ -90,7 +102,7 @@ class MemorySegment(Segment):
             for part, mask_N in zip(parts, alive, strict=True)
         ]
         whole = pa.concat_tables(tables).combine_chunks()
-        if all(part.searched_ND is part._given_ND for part in parts):
+        if all(part.searched_ND is part.given_ND for part in parts):
             searched_ND = vectors_of(whole)
         else:
             searched_ND = np.concatenate(_kept([part.searched_ND for part in parts], alive))

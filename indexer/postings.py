@@ -67,7 +67,8 @@ class Postings:
     @classmethod
     def map(cls, folder: Path) -> Postings:
         """Return the postings in a folder, memory-mapped."""
-        return cls({name: np.load(folder / name, mmap_mode="r") for name in _ARRAYS})
+        # Plain arrays: calls of kernels take longer with a memmap.
+        return cls({name: np.asarray(np.load(folder / name, mmap_mode="r")) for name in _ARRAYS})
 
     @cached_property
     def documents(self) -> int:

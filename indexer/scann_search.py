@@ -21,6 +21,9 @@ from scannery.indexer.spec import Distance
 
 __all__ = ["ScannSearcher", "load_searcher"]
 
+_ALL_ROWS = np.zeros(0, bool)
+_ALL_ROWS.setflags(write=False)  # as masks are: for each kind of array, code is compiled apart
+
 
 class ScannSearcher:
     """An immutable ScaNN searcher with the vectors it was built from. Safe to use from several threads."""
@@ -38,11 +41,28 @@ class ScannSearcher:
 
         Queries are contiguous float32, of length 1 for cosine. `rescore` candidates come from `leaves` leaves.
         """
+        if len(queries_QD) == 1:
+            rows_1K, scores_1K, _ = self._search_one(queries_QD[0], k, max(rescore, k), leaves, _ALL_ROWS)
+            return rows_1K, scores_1K
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
         rows_QK = np.full((len(queries_QD), k), NO_ROW, np.int64)
         scores_QK = np.full((len(queries_QD), k), -np.inf, np.float32)
         kernels.rescore(self._vectors_ND, queries_QD, candidates_QC, self._squared, rows_QK, scores_QK)
         return rows_QK, scores_QK
+
+    def _search_one(
+        self, query_D: np.ndarray, k: int, count: int, leaves: int, allowed_N: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        count = min(count, len(self._vectors_ND))
+        # As many candidates as there are, without padding. A batch of one would cost half as much again.
+        candidates_C, _ = self._native.search(query_D, count, count, leaves)
+        rows_1K, scores_1K = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
+        found, scored = kernels.rescore_one(
+            self._vectors_ND, query_D, candidates_C, self._squared, allowed_N, rows_1K[0], scores_1K[0]
+        )
+        if found < k:
+            rows_1K[0, found:], scores_1K[0, found:] = NO_ROW, -np.inf
+        return rows_1K, scores_1K, scored
 
     def search_allowed(
         self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int, allowed_N: np.ndarray
@@ -51,6 +71,11 @@ class ScannSearcher:
 
         `rescore` candidates come from `leaves` leaves, and those that are not allowed are dropped.
         """
+        if len(queries_QD) == 1:
+            rows_1K, scores_1K, scored = self._search_one(
+                queries_QD[0], k, max(rescore, k), leaves, allowed_N
+            )
+            return rows_1K, scores_1K, np.array([scored])
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
         candidates_QC[(candidates_QC < 0) | ~allowed_N[candidates_QC]] = NO_ROW
         rows_QK = np.full((len(queries_QD), k), NO_ROW, np.int64)
@@ -60,11 +85,6 @@ class ScannSearcher:
 
     def _candidates(self, queries_QD: np.ndarray, count: int, leaves: int) -> np.ndarray:
         count = min(count, len(self._vectors_ND))
-        if len(queries_QD) == 1:
-            # As many as there are: no padding. A batch of one would cost half as much again.
-            rows, _ = self._native.search(queries_QD[0], count, count, leaves)
-            only_1C: np.ndarray = rows.astype(np.int64)[None]
-            return only_1C
         rows_QC, values_QC = self._native.search_batched(queries_QD, count, count, leaves, False, 0)
         candidates_QC: np.ndarray = rows_QC.astype(np.int64)
         candidates_QC[np.isnan(values_QC)] = NO_ROW  # ScaNN pads with row 0 and NaN

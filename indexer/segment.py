@@ -18,16 +18,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from scannery.indexer import kernels
 from scannery.indexer.analyser import ANALYSER_VERSION
 from scannery.indexer.bm25 import score_rows
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.datapoints import vectors_of
 from scannery.indexer.errors import CorruptError, FormatError
-from scannery.indexer.exact import NO_ROW, exact_search, unit_length
+from scannery.indexer.exact import NO_ROW, exact_search
+from scannery.indexer.kernels import COMPILING
 from scannery.indexer.leaves import Leaves, measure_leaves
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
 from scannery.indexer.planner import AllowedRows, Costs, Found, Planner, exact_found, measure_costs, replace
 from scannery.indexer.postings import WORD_COLUMNS, Postings, write_postings
+from scannery.indexer.records import Records, write_records
 from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_assets
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher, load_searcher
@@ -63,15 +66,16 @@ class Segment:
         self.entry = entry.model_copy(update={"deleted": None})
         """As in the manifest, without what a version has deleted: that is `OpenIndex.alive`."""
         self.distance: Distance = info["distance"]
-        self.searched_ND: np.ndarray = np.load(folder / _VECTORS, mmap_mode="r")
+        self.searched_ND = _mapped(folder / _VECTORS)
         """The vectors as they are searched (length 1 for cosine), float32, memory-mapped."""
         given = folder / _GIVEN
-        self._given_ND = np.load(given, mmap_mode="r") if given.exists() else self.searched_ND
-        self.table: pa.Table = pa.ipc.open_file(pa.memory_map(str(folder / _COLUMNS))).read_all()
+        self.given_ND = _mapped(given) if given.exists() else self.searched_ND
+        """The vectors as their user gave them, float32, memory-mapped."""
+        self.records = Records.map(folder / _COLUMNS)
         """All columns but the vectors, memory-mapped, in row order."""
-        self._hashes_2N: np.ndarray = np.load(folder / _HASHES, mmap_mode="r")
+        self._hashes_2N = _mapped(folder / _HASHES)
         documents = folder / _DOCUMENTS
-        self._documents_2N = np.load(documents, mmap_mode="r") if documents.exists() else self._hashes_2N
+        self._documents_2N = _mapped(documents) if documents.exists() else self._hashes_2N
         self._searcher = (
             load_searcher(folder / "scann", self.searched_ND, self.distance)
             if entry.kind == "scann"
@@ -82,8 +86,13 @@ class Segment:
         self._planner = self._planner_of(folder / _COSTS)
         self.postings = Postings.map(folder / _WORDS) if (folder / _WORDS).exists() else None
         """Where each word occurs; None if the segment was built without."""
-        with _COMPILING:
+        with COMPILING:
             self._warm_up()
+
+    @property
+    def table(self) -> pa.Table:
+        """All columns but the vectors, memory-mapped, in row order."""
+        return self.records.table
 
     @property
     def rows(self) -> int:
@@ -111,7 +120,7 @@ class Segment:
 
     def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the vectors of the given rows as their user gave them, float32 `(len(rows), D)`."""
-        return np.asarray(self._given_ND[np.asarray(rows, np.int64)])
+        return np.asarray(self.given_ND[np.asarray(rows, np.int64)])
 
     def row_of(self, identifier: str) -> int | None:
         """Return the row of an id, or None; also of one that a version has deleted."""
@@ -154,7 +163,7 @@ class Segment:
     @property
     def size_bytes(self) -> int:
         """Bytes of the vectors and columns, of which a segment that was opened from a file has only mapped most."""
-        given = 0 if self._given_ND is self.searched_ND else self._given_ND.nbytes
+        given = 0 if self.given_ND is self.searched_ND else self.given_ND.nbytes
         return int(self.searched_ND.nbytes + given + self.table.nbytes)
 
     def settings_for(self, target_recall: float) -> SearchSettings | None:
@@ -264,17 +273,19 @@ class Segment:
 
     def _prepared(self, queries_QD: np.ndarray) -> np.ndarray:
         queries_QD = np.ascontiguousarray(queries_QD, np.float32)
-        return unit_length(queries_QD) if self.distance == "cosine" else queries_QD
+        if self.distance != "cosine":
+            return queries_QD
+        units_QD = np.empty_like(queries_QD)
+        kernels.unit_vectors(queries_QD, units_QD)
+        return units_QD
 
     def _proposed(
         self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings
     ) -> tuple[np.ndarray, np.ndarray]:
-        rows_QK, scores_QK = searcher.search(
-            queries_QD,
-            k,
-            rescore=settings.rescored_for(k),
-            leaves=min(settings.leaves, self._most_leaves),
-        )
+        leaves = min(settings.leaves, self._most_leaves)
+        rows_QK, scores_QK = searcher.search(queries_QD, k, rescore=settings.rescored_for(k), leaves=leaves)
+        if rows_QK[:, -1].min() >= 0:
+            return rows_QK, scores_QK
         return self._completed(queries_QD, rows_QK, scores_QK)
 
     def _measured_recall(self, settings: SearchSettings) -> float:
@@ -351,13 +362,13 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
             if file_sha256(path) != entry.sha256:
                 raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
             _unpack(path, folder, key)
-        with _COMPILING:
+        with COMPILING:
             costs = Segment(entry, folder).time_plans()
         if costs:
             (folder / _COSTS).write_text(costs.to_json())
 
     folder = cache.get(entry.sha256, unpack)
-    with _COMPILING:
+    with COMPILING:
         return Segment(entry, folder)
 
 
@@ -381,7 +392,7 @@ def _unpack(path: Path, folder: Path, key: str) -> None:
         (folder / "scann").mkdir()
         unpack_assets(folder / "scann", table, info["scann"]["files"])
         leaf_N = table.column(LEAF_COLUMN).to_numpy()
-        with _COMPILING:
+        with COMPILING:
             searched_ND = np.load(folder / _VECTORS, mmap_mode="r")
             measure_leaves(searched_ND, leaf_N, info["distance"], seed=0).save(folder / _LEAVES)
     if info.get("lexical"):
@@ -389,7 +400,7 @@ def _unpack(path: Path, folder: Path, key: str) -> None:
         (folder / _WORDS).mkdir()
         write_postings(table, folder / _WORDS)
     native = [name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS) if name in table.column_names]
-    _write_columns(table.drop_columns(["embedding", *native]), folder / _COLUMNS)
+    write_records(table.drop_columns(["embedding", *native]), folder / _COLUMNS)
     np.save(folder / _HASHES, sorted_hashes(table.column("id")))
     if not table.column("id").equals(table.column("document_id")):
         np.save(folder / _DOCUMENTS, sorted_hashes(table.column("document_id")))
@@ -410,16 +421,9 @@ _READING = threading.Lock()
 """One segment is decoded at a time: decoding uses all cores by itself, and memory twice over otherwise."""
 
 
-_COMPILING = threading.RLock()
-"""Segments are opened by several threads, and a first one compiles kernels. Compilers parse Python code, as numpy does
-with the header of every `.npy` file; and where two threads do that at once, CPython 3.11 before 3.11.8 can fail with a
-SystemError about its own recursion depth."""
-
-
-def _write_columns(table: pa.Table, path: Path) -> None:
-    table = table.replace_schema_metadata(None).combine_chunks()
-    with pa.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table)
+def _mapped(path: Path) -> np.ndarray:
+    """Return the array in a file, memory-mapped; a plain array, since calls of kernels take longer with a memmap."""
+    return np.asarray(np.load(path, mmap_mode="r"))
 
 
 def id_hashes(identifiers: Sequence[str]) -> np.ndarray:

@@ -32,6 +32,7 @@ __all__ = [
     "Language",
     "LexicalSpec",
     "LiveSpec",
+    "RerankerSpec",
     "ScannSpec",
     "SourceFormat",
     "SourceSpec",
@@ -181,6 +182,16 @@ class EncoderSpec(_Model):
     """Longest input in tokens, the rest is cut off; default: the model's own limit."""
 
 
+class RerankerSpec(_Model):
+    """The cross-encoder that can order the first hits of a search again. It does not change what an index holds."""
+
+    model: Annotated[str, Field(min_length=1, max_length=1024)]
+    """A sentence-transformers `CrossEncoder` with one output: a name, or a local folder. Never runs remote code."""
+
+    max_tokens: Annotated[int, Field(ge=8, le=131072)] | None = None
+    """Longest pair of query and text in tokens, the rest is cut off; default: the model's own limit."""
+
+
 class ScannSpec(_Model):
     """How ScaNN indexes a segment. Everything is chosen by size, dimensions and distance unless it is set here."""
 
@@ -278,6 +289,9 @@ class IndexSpec(_Model):
     source: SourceSpec
     encoder: EncoderSpec | None = None
     """Needed unless the source has vectors; with vectors it serves text queries."""
+
+    reranker: RerankerSpec | None = None
+    """Lets searches `rerank`."""
 
     distance: Distance = "cosine"
     attributes: Annotated[dict[str, AttributeType], Field(max_length=256)] = {}

@@ -23,6 +23,7 @@ from scannery.indexer import (
     open_index,
     read_manifest,
 )
+from scannery.serving import hydrate
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import (
@@ -264,6 +265,7 @@ class Catalog:
         for _ in range(MAX_GAPS):
             reuse = live.state.index if live else None
             index = open_index(self._store, name, version, cache=self._cache, reuse=reuse)
+            hydrate.warm_up(index.segments, index.spec)
             if encoders:
                 _load_encoder(Snapshot(index, self.encoders))
             try:

@@ -66,6 +66,9 @@ class ServerConfig:
     device: str = "auto"
     """Where the encoder of text queries runs: `auto`, `cpu`, `cuda` or `xla`."""
 
+    reranker: str | None = None
+    """The cross-encoder of all indexes, whatever their specs name: a name, or a local folder."""
+
     share_port: bool = False
     """Listen with SO_REUSEPORT, so that several processes can share the port."""
 

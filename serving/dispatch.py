@@ -259,7 +259,7 @@ def _answered(service: Service, path: str, request: Message, deadline: Deadline)
     # The catalog looks, too; here it holds for whatever does not ask the catalog.
     if index and not _principal().sees(index):
         raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
-    return service.call(path, request, deadline).SerializeToString()
+    return service.call_on_wire(path, request, deadline)
 
 
 def _principal() -> Principal:

@@ -15,6 +15,7 @@ import numpy as np
 
 from scannery.indexer import Manifest
 from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
+from scannery.serving.reranking import RerankerPool
 
 if TYPE_CHECKING:
     from scannery.embed import Encoder
@@ -83,10 +84,12 @@ class QueryEncoder:
 
 
 class EncoderPool:
-    """The encoders of a process: indexes that name the same one share it. Safe to use from several threads."""
+    """The models of a process: indexes that name the same one share it. Safe to use from several threads."""
 
-    def __init__(self, *, device: str = "auto") -> None:
+    def __init__(self, *, device: str = "auto", reranker: str | None = None) -> None:
+        """`reranker` is the cross-encoder of all indexes, whatever their specs name."""
         self._device = device
+        self.rerankers = RerankerPool(model=reranker, device=device)
         self._encoders: dict[str, QueryEncoder] = {}
         self._lock = threading.Lock()
 

@@ -8,24 +8,30 @@ The life of a batch of queries with equal options:
 4. The segments' answers are merged, by score and then by id.
 5. The datapoint itself (query by id), hits below `min_score`, and hits beyond `max_per_group` are dropped.
 6. Queries that have too few hits left, though there are more rows, go back to 3 with a larger m.
+7. If wanted, a cross-encoder orders the first hits again (reranking.py).
 
 Shapes: Q queries, D dimensions, M candidates asked for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from scannery.indexer import AllowedRows, SearchSettings, Segment
+from scannery.serving.blending import blended_vector, members_of
 from scannery.serving.crowding import Groups, crowd
 from scannery.serving.deadline import Deadline
+from scannery.serving.errors import InvalidRequestError
 from scannery.serving.explain import Note, Trace
 from scannery.serving.lexical import WordSearch
 from scannery.serving.ranking import Ranking, merge
-from scannery.serving.requests import ById, ByText, ByVector, Options, Query
+from scannery.serving.requests import Blend, ById, ByText, ByVector, Options, Query, Rerank
+from scannery.serving.reranking import reranked, texts_of
 from scannery.serving.sides import Source, hybrid_source, lexical_source
 from scannery.serving.snapshot import Snapshot
 
@@ -72,15 +78,18 @@ def search(
         trace: where to note how it was done.
 
     Raises:
-        EncoderUnavailableError, UnknownDatapointError, InvalidRequestError, DeadlineError
+        EncoderUnavailableError, LexicalUnavailableError, RerankerUnavailableError, UnknownDatapointError,
+        InvalidRequestError, DeadlineError
 
     """
     trace = trace or Trace(len(queries), wanted=False)
+    if options.rerank is not None:
+        return _reranked(snapshot, queries, options, options.rerank, deadline, paths, trace)
     scopes, source = _prepare(snapshot, queries, options, deadline, paths, trace)
-    own = [_own_row(snapshot, query, path) for query, path in zip(queries, paths, strict=True)]
+    own = [_own_rows(snapshot, query, path) for query, path in zip(queries, paths, strict=True)]
     finish = _Finish(snapshot, options, own)
-    total = sum(scope.rows for scope in scopes)
-    wanted = options.offset + options.k + any(row is not None for row in own)
+    total = sum([scope.rows for scope in scopes])
+    wanted = options.offset + options.k + finish.most_own
     results: list[Ranking | None] = [None] * len(queries)
     open_queries = np.arange(len(queries))
     while len(open_queries):
@@ -88,10 +97,47 @@ def search(
             rankings = source(open_queries, wanted)
         with trace.stage("crowd"):
             for number, ranking in zip(open_queries.tolist(), rankings, strict=True):
-                results[number] = finish(number, ranking, complete=wanted >= total or len(ranking) < wanted)
+                complete = finish.drops_nothing or wanted >= total or len(ranking) < wanted
+                results[number] = finish(number, ranking, complete=complete)
+        if None not in results:
+            break
         open_queries = np.array([n for n in open_queries.tolist() if results[n] is None], np.int64)
         wanted *= WIDENING
     return [ranking for ranking in results if ranking is not None]
+
+
+def _reranked(
+    snapshot: Snapshot,
+    queries: Sequence[Query],
+    options: Options,
+    rerank: Rerank,
+    deadline: Deadline,
+    paths: Sequence[str],
+    trace: Trace,
+) -> list[Ranking]:
+    """Search for as many hits as are looked at again, and order these; offset and k count in the new order."""
+    reranker = snapshot.encoders.rerankers.reranker_of(snapshot.manifest)
+    asked = [_words(query, path) for query, path in zip(queries, paths, strict=True)]
+    first = replace(options, k=options.deepest, offset=0, rerank=None)
+    rankings = search(snapshot, queries, first, deadline, paths=paths, trace=trace)
+    with trace.stage("rerank"):
+        ordered = [
+            reranked(
+                ranking,
+                texts_of(ranking.at(slice(0, rerank.candidates)), snapshot.segments),
+                partial(reranker.scores, text),
+                rerank,
+                deadline,
+            )
+            for text, ranking in zip(asked, rankings, strict=True)
+        ]
+    return [ranking.at(slice(options.offset, options.offset + options.k)) for ranking in ordered]
+
+
+def _words(query: Query, path: str) -> str:
+    if not isinstance(query, ByText):
+        raise InvalidRequestError.at(path, "reranking needs a text query")
+    return query.text
 
 
 def _prepare(
@@ -108,11 +154,13 @@ def _prepare(
         vectors_QD = None if options.mode == "lexical" else _vectors(snapshot, queries, paths)
     deadline.check()
     with trace.stage("filter"):
-        scopes = _scopes(snapshot, options)
+        # Masks have a cache of their own, with a bound of memory.
+        scopes = snapshot.derived(options, _scopes) if options.where is None else _scopes(snapshot, options)
 
     def dense(numbers: np.ndarray, wanted: int) -> list[Ranking]:
         assert vectors_QD is not None
-        return _candidates(scopes, vectors_QD[numbers], wanted, snapshot, deadline, trace.of(numbers))
+        asked_QD = vectors_QD if len(numbers) == len(vectors_QD) else vectors_QD[numbers]
+        return _candidates(scopes, asked_QD, wanted, snapshot, deadline, trace.of(numbers))
 
     if words is None:
         return scopes, dense
@@ -126,7 +174,26 @@ def _prepare(
 
 
 def _vectors(snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str]) -> np.ndarray:
-    vectors_QD = np.empty((len(queries), snapshot.index.dimensions), np.float32)
+    if not any(isinstance(query, Blend) for query in queries):
+        return _vectors_of(snapshot, queries, paths)
+    groups = [members_of(query, path) for query, path in zip(queries, paths, strict=True)]
+    flat = [part for group in groups for part in group]
+    vectors_MD = _vectors_of(snapshot, [member for member, _, _ in flat], [path for _, _, path in flat])
+    vectors_QD = np.empty((len(queries), snapshot.manifest.dimensions), np.float32)
+    first = 0
+    for i, (query, group) in enumerate(zip(queries, groups, strict=True)):
+        own_MD = vectors_MD[first : first + len(group)]
+        first += len(group)
+        if isinstance(query, Blend):
+            distance = snapshot.manifest.spec.distance
+            vectors_QD[i] = blended_vector(own_MD, query.weights, distance, path=paths[i])
+        else:
+            vectors_QD[i] = own_MD[0]
+    return vectors_QD
+
+
+def _vectors_of(snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str]) -> np.ndarray:
+    vectors_QD = np.empty((len(queries), snapshot.manifest.dimensions), np.float32)
     texts = [(i, query.text) for i, query in enumerate(queries) if isinstance(query, ByText)]
     if texts:
         path = paths[texts[0][0]] if len(texts) == 1 else "queries"
@@ -140,8 +207,13 @@ def _vectors(snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str])
     return vectors_QD
 
 
-def _own_row(snapshot: Snapshot, query: Query, path: str) -> tuple[int, int] | None:
-    return snapshot.require(query.id, path=path) if isinstance(query, ById) else None
+def _own_rows(snapshot: Snapshot, query: Query, path: str) -> list[tuple[int, int]]:
+    """Return the rows that a query names, which are no answer to it."""
+    return [
+        snapshot.require(member.id, path=place)
+        for member, _, place in members_of(query, path)
+        if isinstance(member, ById)
+    ]
 
 
 def _scopes(snapshot: Snapshot, options: Options) -> list[_Scope]:
@@ -195,20 +267,27 @@ def _candidates(
 class _Finish:
     """From the candidates of a query to its hits, or to the finding that there are too few candidates."""
 
-    def __init__(self, snapshot: Snapshot, options: Options, own: Sequence[tuple[int, int] | None]) -> None:
+    def __init__(self, snapshot: Snapshot, options: Options, own: Sequence[list[tuple[int, int]]]) -> None:
         self._options = options
         self._own = own
         self._groups = Groups(snapshot.segments, options.group_by)
+        self.most_own = max(map(len, own), default=0)
+        self.drops_nothing = (
+            self.most_own == 0 and options.max_per_group is None and options.min_score == -math.inf
+        )
+        """Whether every candidate is a hit, so that there are always enough."""
 
     def __call__(self, query: int, ranking: Ranking, *, complete: bool) -> Ranking | None:
         """Return the hits; None if more candidates are needed to know them. `complete`: these are all there are."""
         options = self._options
+        if self.drops_nothing:
+            whole = options.offset == 0 and len(ranking) <= options.k
+            return ranking if whole else ranking.at(slice(options.offset, options.offset + options.k))
         # Further candidates would all be below min_score, and so change nothing.
         complete = complete or bool(len(ranking) and ranking.scores[-1] < options.min_score)
         kept = ranking.at(ranking.scores >= options.min_score)
-        own = self._own[query]
-        if own is not None:
-            kept = kept.at((kept.segments != own[0]) | (kept.rows != own[1]))
+        for number, row in self._own[query]:
+            kept = kept.at((kept.segments != number) | (kept.rows != row))
         if options.max_per_group is not None:
             kept = crowd(kept, self._groups, options.max_per_group, most=options.offset + options.k)
         if len(kept) < options.offset + options.k and not complete:

@@ -7,6 +7,7 @@ ServingError
 ├── UnsupportedError          a call or field of the contract that this server does not serve
 ├── EncoderUnavailableError   a text query, and the index has no encoder or it cannot be used
 ├── LexicalUnavailableError   lexical or hybrid search, and the index has no words
+├── RerankerUnavailableError  reranking, and the index has no reranker or it cannot be used
 ├── DeadlineError             the caller's time is up
 ├── OverloadedError           refused at once rather than late
 ├── ConditionError            a write whose condition does not hold; nothing was written
@@ -32,6 +33,7 @@ __all__ = [
     "OverloadedError",
     "PermissionDeniedError",
     "ReadOnlyError",
+    "RerankerUnavailableError",
     "ServingError",
     "UnauthenticatedError",
     "UnknownDatapointError",
@@ -83,6 +85,10 @@ class EncoderUnavailableError(ServingError):
 
 class LexicalUnavailableError(ServingError):
     """The index cannot be asked by words."""
+
+
+class RerankerUnavailableError(ServingError):
+    """The hits of the index cannot be reranked."""
 
 
 class DeadlineError(ServingError, TimeoutError):

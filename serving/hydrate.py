@@ -1,137 +1,233 @@
-"""From rows to messages: what an answer carries of a datapoint."""
+"""From rows to messages: what an answer carries of a datapoint, in the wire format from the start.
+
+Shapes: Q queries, H hits of all of them, C columns, S scores of a hit, N rows of a segment.
+"""
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-import pyarrow as pa
 
-from scannery.indexer import AttributeType, IndexSpec, Segment
+from scannery.indexer import REVISION_COLUMN, AttributeType, IndexSpec, Records, Segment
+from scannery.indexer.kernels import COMPILING
+from scannery.serving import wire_kernels
 from scannery.serving.ranking import Ranking
 from scannery.serving.requests import Fields
-from scannery.v1.search_pb2 import Hit
-from scannery.v1.types_pb2 import Datapoint, StringList, Value, Vector
+from scannery.v1.search_pb2 import HitList
+from scannery.v1.types_pb2 import Datapoint
 
-__all__ = ["datapoints", "hits", "value_message"]
+__all__ = ["Hydrator", "framed", "varint", "warm_up"]
 
+_VARINT, _FIXED64, _LENGTH = 0, 1, 2
+_STRING = (wire_kernels.FIELD_STRING, _LENGTH)
+_INT = (wire_kernels.FIELD_INT, _VARINT)
+_DOUBLE = (wire_kernels.FIELD_DOUBLE, _FIXED64)
+_FIELDS = {
+    "id": (1, *_STRING),
+    "document_id": (2, *_STRING),
+    "text": (5, *_STRING),
+    "title": (6, *_STRING),
+    "payload": (8, *_STRING),
+    "text_start": (9, *_INT),
+    "text_end": (10, *_INT),
+    "time_start_s": (11, *_DOUBLE),
+    "time_end_s": (12, *_DOUBLE),
+    REVISION_COLUMN: (13, *_INT),
+}
+"""Columns that a Datapoint has a field for: its number, and how it is written. All have tags of one byte."""
+_ENTRY_KEY = 1
 _OFFSETS = ("text_start", "text_end", "time_start_s", "time_end_s")
+_NO_VECTORS = np.zeros((0, 0), np.uint8)
+_ONE_AFTER_THE_OTHER = np.zeros(0, np.int64)
+_NO_VECTORS.setflags(write=False)  # as those of a segment: each kind of array is compiled for apart
 
 
-def hits(
-    rankings: Sequence[Ranking],
-    segments: Sequence[Segment],
-    spec: IndexSpec,
-    fields: Fields,
-    *,
-    group_by: str | None,
-) -> list[list[Hit]]:
-    """Return the hits of each query as messages; `group_by` names the column of `Hit.group`, None leaves it out."""
-    places = [
-        place
-        for ranking in rankings
-        for place in zip(ranking.segments.tolist(), ranking.rows.tolist(), strict=True)
-    ]
-    points = dict(zip(places, datapoints(places, segments, spec, fields), strict=True))
-    groups = _groups(places, segments, spec, group_by)
-    return [[_hit(ranking, i, points, groups) for i in range(len(ranking))] for ranking in rankings]
+class Hydrator:
+    """Writes what answers carry of the rows of some segments. Safe to use from several threads."""
+
+    def __init__(
+        self, segments: Sequence[Segment], spec: IndexSpec, fields: Fields, *, group_by: str | None
+    ) -> None:
+        """`group_by` names the column of `Hit.group`; None leaves it out."""
+        self._segments = segments
+        self._spec = spec
+        self._fields = fields
+        self._group_by = group_by
+        self._layouts: dict[int, _Layout] = {}
+
+    def hits(self, rankings: Sequence[Ranking]) -> list[bytes]:
+        """Return the hits of each query as the field `hits` of a SearchResponse, or of a HitList, on the wire."""
+        whole = rankings[0] if len(rankings) == 1 else _joined(rankings)
+        if not len(whole):
+            return [b""] * len(rankings)
+        data, sizes_H = self._written(whole)
+        if len(rankings) == 1:
+            return [data]
+        bounds_H = np.concatenate([[0], np.cumsum(sizes_H)])
+        bounds_Q = bounds_H[np.cumsum([0, *map(len, rankings)])].tolist()
+        return [data[start:end] for start, end in pairwise(bounds_Q)]
+
+    def datapoints(self, places: Sequence[tuple[int, int]]) -> list[Datapoint]:
+        """Return the datapoints at (segment number, row), in their order."""
+        if not places:
+            return []
+        numbers, rows = np.ascontiguousarray(np.array(places, np.int64).T)
+        [data] = self.hits([Ranking(numbers, rows, np.zeros(len(rows), np.float32))])
+        return [hit.datapoint for hit in HitList.FromString(data).hits]
+
+    def _written(self, whole: Ranking) -> tuple[bytes, np.ndarray]:
+        """Return all hits on the wire, and the size of each: int64 (H,)."""
+        scores_SH = _scores(whole)
+        sizes_3H = np.empty((3, len(whole)), np.int64)
+        if len(self._segments) == 1:
+            layout, rows = self._layout(0, whole.rows)
+            out_B = np.empty(_measure(layout, rows, scores_SH, sizes_3H), np.uint8)
+            _write(layout, rows, scores_SH, sizes_3H, _ONE_AFTER_THE_OTHER, out_B)
+            return out_B.tobytes(), sizes_3H[2]
+        parts = []
+        for number in np.unique(whole.segments).tolist():
+            positions = np.flatnonzero(whole.segments == number)
+            layout, rows = self._layout(number, whole.rows[positions])
+            part_SH, sizes = np.ascontiguousarray(scores_SH[:, positions]), np.empty((3, len(rows)), np.int64)
+            _measure(layout, rows, part_SH, sizes)
+            sizes_3H[:, positions] = sizes
+            parts.append((positions, layout, rows, part_SH, sizes))
+        ends_H = np.cumsum(sizes_3H[2])
+        out_B = np.empty(ends_H[-1], np.uint8)
+        for positions, layout, rows, part_SH, sizes in parts:
+            _write(layout, rows, part_SH, sizes, (ends_H - sizes_3H[2])[positions], out_B)
+        return out_B.tobytes(), sizes_3H[2]
+
+    def _layout(self, number: int, rows: np.ndarray) -> tuple[_Layout, np.ndarray]:
+        """Return where the fields of a segment lie, and the number that each row has there."""
+        segment = self._segments[number]
+        if not segment.records.in_one_piece:
+            # More than 2 GB of text: Arrow holds it in pieces, and so the rows wanted are put into one first.
+            few, vectors_ND = Records.of(segment.take(rows)), segment.vectors(rows)
+            vectors_ND.setflags(write=False)
+            return self._laid_out(few, vectors_ND), np.arange(len(rows))
+        layout = self._layouts.get(number)
+        if layout is None:
+            layout = self._layouts[number] = self._laid_out(segment.records, segment.given_ND)
+        return layout, rows
+
+    def _laid_out(self, records: Records, vectors_ND: np.ndarray) -> _Layout:
+        heads, fields, attributes = bytearray(), self._fields, self._spec.attributes
+        names = _columns(fields)
+        if REVISION_COLUMN in records.table.column_names:  # segments of a build have none
+            names.append(REVISION_COLUMN)
+        columns = [_field(records, name, heads) for name in names]
+        columns += [_attribute(records, name, attributes[name], heads) for name in fields.attributes]
+        groups = []
+        if self._group_by is not None:
+            kind = attributes.get(self._group_by, "string")
+            groups.append(_attribute(records, self._group_by, kind, heads))
+        return _Layout(
+            records.views,
+            np.array(columns, np.int64),
+            np.array(groups, np.int64).reshape(-1, 7),
+            np.frombuffer(bytes(heads), np.uint8),
+            vectors_ND.view(np.uint8) if fields.vector else _NO_VECTORS,
+        )
 
 
-def _hit(
-    ranking: Ranking,
-    number: int,
-    points: Mapping[tuple[int, int], Datapoint],
-    groups: Mapping[tuple[int, int], Value],
-) -> Hit:
-    place = int(ranking.segments[number]), int(ranking.rows[number])
-    hit = Hit(datapoint=points[place], score=ranking.scores[number], group=groups.get(place))
-    if ranking.dense is not None and not np.isnan(ranking.dense[number]):
-        hit.dense_score = ranking.dense[number]
-    if ranking.lexical is not None and not np.isnan(ranking.lexical[number]):
-        hit.lexical_score = ranking.lexical[number]
-    return hit
+def warm_up(segments: Sequence[Segment], spec: IndexSpec) -> None:
+    """Compile the kernels, or load them from numba's cache, which no query should wait for."""
+    nothing = Fields(title=False, text=False, payload=False, offsets=False, attributes=(), vector=False)
+    if segments and segments[0].rows:
+        with COMPILING:
+            Hydrator(segments, spec, nothing, group_by=None).datapoints([(0, 0)])
 
 
-def datapoints(
-    places: Sequence[tuple[int, int]], segments: Sequence[Segment], spec: IndexSpec, fields: Fields
-) -> list[Datapoint]:
-    """Return the datapoints at (segment number, row), in their order; each segment is read once."""
-    columns = _columns(fields)
-    made: dict[tuple[int, int], Datapoint] = {}
-    for number, rows in _by_segment(places):
-        segment = segments[number]
-        table = segment.take(rows, columns)
-        vectors = segment.vectors(rows) if fields.vector else None
-        for i, message in enumerate(_messages(table, spec, fields)):
-            if vectors is not None:
-                message.vector.CopyFrom(Vector(packed=vectors[i].astype("<f4", copy=False).tobytes()))
-            made[number, int(rows[i])] = message
-    return [made[place] for place in places]
+def framed(field: int, data: bytes) -> bytes:
+    """Return `data` as a field of a message that holds a message, a string or bytes."""
+    return varint(field << 3 | _LENGTH) + varint(len(data)) + data
 
 
-def value_message(value: Any, kind: AttributeType) -> Value:
-    """Return a column's value as a message; None becomes null."""
-    return Value() if value is None else _VALUES[kind](value)
+def varint(value: int) -> bytes:
+    """Return a number that is not negative as protobuf writes it."""
+    groups = bytearray()
+    while value >= 128:
+        groups.append(value & 127 | 128)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
 
 
-def _groups(
-    places: Sequence[tuple[int, int]], segments: Sequence[Segment], spec: IndexSpec, group_by: str | None
-) -> dict[tuple[int, int], Value]:
-    groups: dict[tuple[int, int], Value] = {}
-    if group_by is None:
-        return groups
-    kind = spec.attributes.get(group_by, "string")
-    for number, rows in _by_segment(places):
-        values = segments[number].take(rows, [group_by]).column(0).to_pylist()
-        for row, value in zip(rows.tolist(), values, strict=True):
-            if value is not None:
-                groups[number, row] = value_message(value, kind)
-    return groups
+def _joined(rankings: Sequence[Ranking]) -> Ranking:
+    rankings = [ranking for ranking in rankings if len(ranking)] or rankings[:1]
+    if len(rankings) == 1:
+        return rankings[0]
+    parts: list[np.ndarray | None] = []
+    for name in Ranking.PARTS:
+        arrays = [getattr(ranking, name) for ranking in rankings]
+        parts.append(None if arrays[0] is None else np.concatenate(arrays))
+    return Ranking(*parts)  # type: ignore[arg-type]  # only those that may be are None
 
 
-def _by_segment(places: Iterable[tuple[int, int]]) -> Iterable[tuple[int, np.ndarray]]:
-    rows: dict[int, dict[int, None]] = {}
-    for number, row in places:
-        rows.setdefault(number, {})[row] = None
-    return ((number, np.fromiter(distinct, np.int64)) for number, distinct in rows.items())
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """Where the kernels find in a segment what an answer carries."""
+
+    views: tuple[np.ndarray, np.ndarray, np.ndarray]
+    columns_C7: np.ndarray
+    groups_G7: np.ndarray
+    heads_B: np.ndarray
+    vectors_NV: np.ndarray
+
+
+def _measure(layout: _Layout, rows: np.ndarray, scores_SH: np.ndarray, sizes_3H: np.ndarray) -> int:
+    return wire_kernels.measure_hits(
+        *layout.views, layout.columns_C7, layout.groups_G7, layout.vectors_NV.shape[1], rows, scores_SH, sizes_3H
+    )  # fmt: skip
+
+
+def _write(
+    layout: _Layout,
+    rows: np.ndarray,
+    scores_SH: np.ndarray,
+    sizes_3H: np.ndarray,
+    starts_H: np.ndarray,
+    out_B: np.ndarray,
+) -> None:
+    wire_kernels.write_hits(
+        *layout.views, layout.columns_C7, layout.groups_G7, layout.heads_B, layout.vectors_NV,
+        rows, scores_SH, scores_SH.view(np.uint8), sizes_3H, starts_H, out_B,
+    )  # fmt: skip
+
+
+def _scores(whole: Ranking) -> np.ndarray:
+    """Return `score` and, if there are any, the other scores of each hit: float32 (S, H)."""
+    others = (whole.dense, whole.lexical, whole.rerank)
+    if whole.dense is None and whole.lexical is None and whole.rerank is None:
+        return np.ascontiguousarray(whole.scores[None])
+    none_H = np.full(len(whole), np.nan, np.float32)
+    return np.stack([whole.scores, *(none_H if other is None else other for other in others)])
 
 
 def _columns(fields: Fields) -> list[str]:
     offsets = _OFFSETS if fields.offsets else ()
-    single = [name for name in ("title", "text", "payload") if getattr(fields, name)]
-    return ["id", "document_id", *single, *offsets, *fields.attributes]
+    return [
+        "id",
+        "document_id",
+        *(name for name in ("title", "text", "payload") if getattr(fields, name)),
+        *offsets,
+    ]
 
 
-def _messages(table: pa.Table, spec: IndexSpec, fields: Fields) -> Iterable[Datapoint]:
-    values = {name: table.column(name).to_pylist() for name in table.column_names}
-    plain = {
-        ("payload_json" if name == "payload" else name): column
-        for name, column in values.items()
-        if name not in fields.attributes
-    }
-    for i in range(table.num_rows):
-        # None leaves an optional field unset.
-        message = Datapoint(**{name: column[i] for name, column in plain.items()})
-        for name in fields.attributes:
-            value = values[name][i]
-            if value is not None:
-                message.attributes[name].CopyFrom(_VALUES[spec.attributes[name]](value))
-        yield message
+def _field(records: Records, name: str, heads: bytearray) -> list[int]:
+    number, kind, wire_type = _FIELDS[name]
+    return _described(records, name, kind, bytes([number << 3 | wire_type]), heads)
 
 
-def _timestamp(value: dt.datetime) -> Value:
-    message = Value()
-    message.timestamp_value.FromDatetime(value)
-    return message
+def _attribute(records: Records, name: str, kind: AttributeType, heads: bytearray) -> list[int]:
+    return _described(records, name, wire_kernels.VALUE_KINDS[kind], framed(_ENTRY_KEY, name.encode()), heads)
 
 
-_VALUES: dict[AttributeType, Callable[[Any], Value]] = {
-    "string": lambda value: Value(string_value=value),
-    "string_list": lambda value: Value(string_list_value=StringList(values=value)),
-    "int": lambda value: Value(int_value=value),
-    "float": lambda value: Value(float_value=value),
-    "bool": lambda value: Value(bool_value=value),
-    "timestamp": _timestamp,
-}
+def _described(records: Records, name: str, kind: int, head: bytes, heads: bytearray) -> list[int]:
+    place = len(heads)
+    heads += head
+    return [kind, place, len(head), *records.place(name)]

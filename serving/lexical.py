@@ -15,9 +15,10 @@ from functools import lru_cache
 import numpy as np
 
 from scannery.indexer import Analyser, Language, LexicalSpec, Postings, corpus_statistics, score_rows
+from scannery.serving.blending import members_of
 from scannery.serving.errors import InvalidRequestError, LexicalUnavailableError
 from scannery.serving.ranking import EMPTY, Ranking, best
-from scannery.serving.requests import ById, ByText, Query
+from scannery.serving.requests import ById, ByText, Query, Single
 from scannery.serving.snapshot import Snapshot
 
 __all__ = ["WordSearch"]
@@ -40,7 +41,7 @@ class WordSearch:
         self._postings, spec = _words_of(snapshot, mode)
         analyser = _analyser(spec.language, tuple(spec.stop_words))
         self._terms = [
-            analyser.terms(_text(snapshot, query, mode, path))
+            _weighted_terms(snapshot, query, mode, path, analyser)
             for query, path in zip(queries, paths, strict=True)
         ]
 
@@ -54,10 +55,10 @@ class WordSearch:
 
         """
         terms = self._terms[query]
-        corpus = corpus_statistics(self._postings, terms, self._snapshot.alive)
+        corpus = corpus_statistics(self._postings, list(terms), self._snapshot.alive)
         # In the order of the query, in which every segment adds them up.
         weights = {
-            term: corpus.idf(term) * n for term, n in Counter(terms).items() if term in corpus.frequencies
+            term: corpus.idf(term) * weight for term, weight in terms.items() if term in corpus.frequencies
         }
         if not weights:
             return EMPTY
@@ -91,7 +92,25 @@ def _analyser(language: Language, stop_words: tuple[str, ...]) -> Analyser:
     return Analyser(LexicalSpec(language=language, stop_words=list(stop_words)))
 
 
-def _text(snapshot: Snapshot, query: Query, mode: str, path: str) -> str:
+def _weighted_terms(
+    snapshot: Snapshot, query: Query, mode: str, path: str, analyser: Analyser
+) -> dict[str, float]:
+    """Return how often a query has each term; of a blend, the weighted mean of its members."""
+    weighted: dict[str, float] = {}
+    members = members_of(query, path)
+    least = min(weight for _, weight, _ in members)
+    if least <= 0:
+        raise InvalidRequestError.at(
+            f"{path}.group.weights", f"must be above 0 for {mode} search, got {least:g}"
+        )
+    total = sum(weight for _, weight, _ in members)
+    for member, weight, place in members:
+        for term, count in Counter(analyser.terms(_text(snapshot, member, mode, place))).items():
+            weighted[term] = weighted.get(term, 0.0) + count * weight / total
+    return weighted
+
+
+def _text(snapshot: Snapshot, query: Single, mode: str, path: str) -> str:
     if isinstance(query, ByText):
         return query.text
     if not isinstance(query, ById):

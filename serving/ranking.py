@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
-from scannery.indexer import Segment
+from scannery.indexer import Segment, kernels
 
 __all__ = ["EMPTY", "Ranking", "best", "by_score_and_id", "merge"]
 
@@ -29,14 +31,24 @@ class Ranking:
     """Hybrid search: the score by vector, NaN where that side did not find the row."""
     lexical: np.ndarray | None = None
     """Hybrid search: the score by words, NaN where that side did not find the row."""
+    rerank: np.ndarray | None = None
+    """The cross-encoder's score, NaN for rows that it did not look at."""
+
+    PARTS: ClassVar = ("segments", "rows", "scores", "dense", "lexical", "rerank")
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def at(self, selection: np.ndarray | slice) -> Ranking:
         """Return the hits that a mask, positions or a slice select."""
-        dense, lexical = (side if side is None else side[selection] for side in (self.dense, self.lexical))
-        return Ranking(self.segments[selection], self.rows[selection], self.scores[selection], dense, lexical)
+        return Ranking(
+            self.segments[selection],
+            self.rows[selection],
+            self.scores[selection],
+            None if self.dense is None else self.dense[selection],
+            None if self.lexical is None else self.lexical[selection],
+            None if self.rerank is None else self.rerank[selection],
+        )
 
 
 EMPTY = Ranking(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
@@ -90,6 +102,8 @@ def merge(
     """
     if not found:
         return [EMPTY] * queries
+    if len(found) == 1:
+        return _alone(*found[0], most, segments)
     numbers_S = np.concatenate([np.full(rows.shape[1], number) for number, rows, _ in found])
     rows_QS = np.concatenate([rows for _, rows, _ in found], axis=1)
     scores_QS = np.concatenate([scores for _, _, scores in found], axis=1)
@@ -97,6 +111,31 @@ def merge(
     return [
         _ranking(numbers_S, rows_QS[q], scores_QS[q], order_QS[q], most, segments) for q in range(queries)
     ]
+
+
+@lru_cache(maxsize=1024)
+def _numbers(number: int, count: int) -> np.ndarray:
+    numbers = np.full(count, number, np.int64)
+    numbers.setflags(write=False)
+    return numbers
+
+
+def _alone(
+    number: int, rows_QM: np.ndarray, scores_QM: np.ndarray, most: int, segments: Sequence[Segment]
+) -> list[Ranking]:
+    """Return the rankings of the only segment, which need no merging."""
+    rows_QM, scores_QM = rows_QM[:, :most], scores_QM[:, :most]
+    numbers_M = _numbers(number, rows_QM.shape[1])
+    plain_Q = np.empty(len(rows_QM), bool)
+    kernels.strictly_descending(scores_QM, rows_QM, plain_Q)
+    rankings = []
+    for plain, rows, scores in zip(plain_Q, rows_QM, scores_QM, strict=True):
+        if plain:
+            rankings.append(Ranking(numbers_M, rows, scores))
+        else:
+            order = np.arange(len(rows))
+            rankings.append(_ranking(numbers_M, rows, scores, order, most, segments))
+    return rankings
 
 
 def _ranking(

@@ -13,7 +13,15 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from scannery.indexer import IndexSpec, InvalidRecordError, Manifest, SearchSettings, identifier, vector_value
+from scannery.indexer import (
+    IndexSpec,
+    InvalidRecordError,
+    Manifest,
+    SearchSettings,
+    identifier,
+    kernels,
+    vector_value,
+)
 from scannery.serving import limits
 from scannery.serving.errors import InvalidRequestError, UnsupportedError
 from scannery.serving.filters import Node, parse_filter, unknown_name
@@ -21,6 +29,7 @@ from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Matrix, Vector
 
 __all__ = [
+    "Blend",
     "ById",
     "ByText",
     "ByVector",
@@ -30,6 +39,8 @@ __all__ = [
     "Mode",
     "Options",
     "Query",
+    "Rerank",
+    "Single",
     "check_count",
     "parse_fields",
     "parse_identifier",
@@ -61,7 +72,18 @@ class ById:
     id: str
 
 
-Query: TypeAlias = ByText | ByVector | ById
+Single: TypeAlias = ByText | ByVector | ById
+
+
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """Several as one: by the weighted sum of the scores that each of them gives."""
+
+    members: tuple[Single, ...]
+    weights: tuple[float, ...]
+
+
+Query: TypeAlias = Single | Blend
 Mode: TypeAlias = Literal["dense", "lexical", "hybrid"]
 
 
@@ -84,6 +106,16 @@ class Fusion:
     method: Literal["reciprocal_rank", "weighted_score"] = "reciprocal_rank"
     alpha: float = 0.5
     """Weight of the dense side, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerank:
+    """A second look at the first hits."""
+
+    candidates: int
+    """So many of them."""
+    time_budget_s: float | None
+    """Stop after so many seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,17 +154,22 @@ class Options:
     explain: bool
     mode: Mode = "dense"
     fusion: Fusion = Fusion()
+    rerank: Rerank | None = None
+
+    @property
+    def deepest(self) -> int:
+        """Hits of a query that have to be found to answer it."""
+        return max(self.k + self.offset, self.rerank.candidates if self.rerank else 0)
 
 
 def parse_options(message: pb.SearchOptions, manifest: Manifest) -> Options:
-    """Return the options of a search.
+    """Return the options of a search; `min_sequence` is the catalog's affair.
 
     Raises:
         InvalidRequestError: names the field.
         UnsupportedError: names the field that this server does not serve.
 
     """
-    _refuse_unserved(message)
     spec = manifest.spec
     k = message.k if message.HasField("k") else limits.DEFAULT_K
     max_per_group, group_by = _crowding(message, spec)
@@ -151,6 +188,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest) -> Options:
         fields=parse_fields(message.return_fields, spec, vector=message.return_vector),
         mode=mode,
         fusion=_fusion(message, mode),
+        rerank=_rerank(message),
     )
 
 
@@ -172,8 +210,31 @@ def parse_query(message: pb.Query, manifest: Manifest, *, path: str = "query") -
     if kind == "id":
         return ById(parse_identifier(message.id, path))
     if kind == "group":
-        raise _unserved(f"{path}.group", "several queries as one")
+        return _blend(message.group, manifest, f"{path}.group")
     raise InvalidRequestError.at(path, "needs a text, a vector or an id")
+
+
+def _blend(message: pb.QueryGroup, manifest: Manifest, path: str) -> Blend:
+    check_count(f"{path}.queries", len(message.queries), limits.MAX_GROUP_QUERIES)
+    weights = tuple(message.weights) or (1.0,) * len(message.queries)
+    if len(weights) != len(message.queries):
+        raise InvalidRequestError.at(
+            f"{path}.weights", f"must be one for each of {len(message.queries)} queries, got {len(weights)}"
+        )
+    for i, weight in enumerate(weights):
+        if not abs(weight) <= limits.MAX_GROUP_WEIGHT:
+            raise InvalidRequestError.at(
+                f"{path}.weights[{i}]", f"must be within ±{limits.MAX_GROUP_WEIGHT:g}, got {weight:g}"
+            )
+    if not any(weights):
+        raise InvalidRequestError.at(f"{path}.weights", "must not all be 0")
+    members = []
+    for i, query in enumerate(message.queries):
+        member = parse_query(query, manifest, path=f"{path}.queries[{i}]")
+        if isinstance(member, Blend):
+            raise InvalidRequestError.at(f"{path}.queries[{i}]", "must not be a group itself")
+        members.append(member)
+    return Blend(tuple(members), weights)
 
 
 def parse_matrix(message: Matrix, manifest: Manifest, *, path: str = "queries") -> list[ByVector]:
@@ -193,6 +254,8 @@ def parse_matrix(message: Matrix, manifest: Manifest, *, path: str = "queries") 
             f"{len(message.packed)} bytes are no whole number of vectors of {message.dimensions} dimensions",
         )
     vectors_QD = _packed(message.packed).reshape(-1, message.dimensions)
+    if kernels.surely_valid(vectors_QD):
+        return [ByVector(row) for row in vectors_QD]
     return [ByVector(_checked(row, manifest, f"{path}[{i}]")) for i, row in enumerate(vectors_QD)]
 
 
@@ -230,10 +293,15 @@ def check_count(field: str, count: int, most: int) -> None:
 _FIELDS = ("id", "document_id", "title", "text", "payload", "offsets")
 
 
-def _refuse_unserved(message: pb.SearchOptions) -> None:
-    for field in ("rerank",):
-        if message.HasField(field):
-            raise _unserved(field, f"`{field}`")
+def _rerank(message: pb.SearchOptions) -> Rerank | None:
+    if not message.HasField("rerank"):
+        return None
+    given, candidates, budget_s = message.rerank, limits.DEFAULT_RERANK_CANDIDATES, None
+    if given.HasField("candidates"):
+        candidates = _within("rerank", given.candidates, 1, limits.MAX_RERANK_CANDIDATES)
+    if given.HasField("time_budget_ms"):
+        budget_s = _within("rerank.time_budget_ms", given.time_budget_ms, 1, limits.MAX_RERANK_MS) / 1000
+    return Rerank(candidates=candidates, time_budget_s=budget_s)
 
 
 def _mode(message: pb.SearchOptions) -> Mode:
@@ -356,6 +424,9 @@ def _packed(data: bytes) -> np.ndarray:
 
 
 def _checked(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
+    # Costs a tenth of the full check, which is for the others.
+    if len(vector_D) == manifest.dimensions and kernels.surely_valid(vector_D[None]):
+        return vector_D
     try:
         return vector_value(vector_D, manifest.dimensions, field=path, distance=manifest.spec.distance)
     except InvalidRecordError as error:

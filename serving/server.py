@@ -55,7 +55,7 @@ class Server:
         self._catalog = Catalog(
             store,
             only=config.indexes or None,
-            encoders=EncoderPool(device=config.device),
+            encoders=EncoderPool(device=config.device, reranker=config.reranker),
             log=Path(config.log) if config.log else None,
         )
         self._service = Service(self._catalog)

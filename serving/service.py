@@ -30,7 +30,6 @@ from scannery.serving.requests import (
     parse_fields,
     parse_identifier,
     parse_matrix,
-    parse_options,
     parse_query,
 )
 from scannery.serving.snapshot import Snapshot
@@ -53,7 +52,9 @@ class UnaryMethod:
 
     request: type[Message]
     # Each handler takes its own kind of request; `Service.call` checks that it gets it.
-    handle: Callable[[Any, Deadline], Message]
+    handle: Callable[[Any, Deadline], Message | bytes]
+    response: type[Message] | None = None
+    """Of handlers that return the answer as it goes over the wire."""
 
 
 class Service:
@@ -63,8 +64,12 @@ class Service:
         self._catalog = catalog
         self._writes = Writes(catalog)
         self.methods: dict[str, UnaryMethod] = {
-            f"/{SEARCH_SERVICE}/Search": UnaryMethod(search_pb2.SearchRequest, self.search),
-            f"/{SEARCH_SERVICE}/SearchMany": UnaryMethod(search_pb2.SearchManyRequest, self.search_many),
+            f"/{SEARCH_SERVICE}/Search": UnaryMethod(
+                search_pb2.SearchRequest, self._search, search_pb2.SearchResponse
+            ),
+            f"/{SEARCH_SERVICE}/SearchMany": UnaryMethod(
+                search_pb2.SearchManyRequest, self._search_many, search_pb2.SearchManyResponse
+            ),
             f"/{SEARCH_SERVICE}/Get": UnaryMethod(search_pb2.GetRequest, self.get),
             f"/{INDEX_SERVICE}/ListIndexes": UnaryMethod(index_pb2.ListIndexesRequest, self.list_indexes),
             f"/{INDEX_SERVICE}/GetIndex": UnaryMethod(index_pb2.GetIndexRequest, self.get_index),
@@ -75,6 +80,19 @@ class Service:
 
     def call(self, path: str, request: Message, deadline: Deadline) -> Message:
         """Return the answer of the method at `path`; raise what its handler raises."""
+        answer = self._handled(path, request, deadline)
+        response = self.methods[path].response
+        if isinstance(answer, Message):
+            return answer
+        assert response is not None
+        return response.FromString(answer)
+
+    def call_on_wire(self, path: str, request: Message, deadline: Deadline) -> bytes:
+        """Return what `call` does, serialised: cheaper than to make a message and to serialise it."""
+        answer = self._handled(path, request, deadline)
+        return answer.SerializeToString() if isinstance(answer, Message) else answer
+
+    def _handled(self, path: str, request: Message, deadline: Deadline) -> Message | bytes:
         method = self.methods[path]
         if not isinstance(request, method.request):
             raise TypeError(f"{path} takes a {method.request.__name__}, got a {type(request).__name__}")
@@ -87,39 +105,48 @@ class Service:
 
     def search(self, request: search_pb2.SearchRequest, deadline: Deadline) -> search_pb2.SearchResponse:
         """Answer one query."""
+        return search_pb2.SearchResponse.FromString(self._search(request, deadline))
+
+    def search_many(
+        self, request: search_pb2.SearchManyRequest, deadline: Deadline
+    ) -> search_pb2.SearchManyResponse:
+        """Answer many queries from one snapshot."""
+        return search_pb2.SearchManyResponse.FromString(self._search_many(request, deadline))
+
+    def _search(self, request: search_pb2.SearchRequest, deadline: Deadline) -> bytes:
         snapshot = self._seen(request.index, request.options.min_sequence, deadline)
-        options = parse_options(request.options, snapshot.manifest)
+        options = snapshot.options(request.options)
         query = parse_query(request.query, snapshot.manifest)
         trace = Trace(1, wanted=options.explain)
         rankings = engine.search(snapshot, [query], options, deadline, paths=["query"], trace=trace)
         with trace.stage("hydrate"):
             [hits] = _hits(rankings, snapshot, options)
         manifest = snapshot.manifest
-        return search_pb2.SearchResponse(
-            hits=hits,
+        rest = search_pb2.SearchResponse(
             version=manifest.version,
             sequence=snapshot.sequence,
             explanation=trace.message(0, snapshot.segments) if options.explain else None,
         )
+        # Messages on the wire are joined by putting one behind the other.
+        return hits + rest.SerializeToString()
 
-    def search_many(
-        self, request: search_pb2.SearchManyRequest, deadline: Deadline
-    ) -> search_pb2.SearchManyResponse:
-        """Answer many queries from one snapshot."""
+    def _search_many(self, request: search_pb2.SearchManyRequest, deadline: Deadline) -> bytes:
         snapshot = self._seen(request.index, request.options.min_sequence, deadline)
-        options = parse_options(request.options, snapshot.manifest)
+        options = snapshot.options(request.options)
         queries = _queries(request, snapshot, options)
         filters = _filters(request, snapshot, options, len(queries))
         deadline.check()
         rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
         results = [
-            search_pb2.HitList(hits=hits, explanation=explanation)
+            hits
+            if explanation is None
+            else hits + search_pb2.HitList(explanation=explanation).SerializeToString()
             for hits, explanation in zip(_hits(rankings, snapshot, options), explanations, strict=True)
         ]
         manifest = snapshot.manifest
-        return search_pb2.SearchManyResponse(
-            results=results, version=manifest.version, sequence=snapshot.sequence
-        )
+        rest = search_pb2.SearchManyResponse(version=manifest.version, sequence=snapshot.sequence)
+        field = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
+        return b"".join([*(hydrate.framed(field, result) for result in results), rest.SerializeToString()])
 
     def stream_answer(
         self, request: search_pb2.SearchStreamRequest, deadline: Deadline
@@ -146,7 +173,9 @@ class Service:
         deadline.check()
         found = [place for place in places if place is not None]
         return search_pb2.GetResponse(
-            datapoints=hydrate.datapoints(found, snapshot.segments, manifest.spec, fields),
+            datapoints=hydrate.Hydrator(snapshot.segments, manifest.spec, fields, group_by=None).datapoints(
+                found
+            ),
             missing_ids=[text for text, place in zip(ids, places, strict=True) if place is None],
             version=manifest.version,
             sequence=snapshot.sequence,
@@ -195,9 +224,9 @@ class Service:
         deadline.check()
         kind = request.WhichOneof("request")
         if kind == "search":
-            response.search.CopyFrom(self.search(request.search, deadline))
+            response.search.MergeFromString(self._search(request.search, deadline))
         elif kind == "search_many":
-            response.search_many.CopyFrom(self.search_many(request.search_many, deadline))
+            response.search_many.MergeFromString(self._search_many(request.search_many, deadline))
         else:
             raise InvalidRequestError.at("request", "needs a search or a search_many")
 
@@ -210,10 +239,10 @@ def _queries(request: search_pb2.SearchManyRequest, snapshot: Snapshot, options:
     if request.HasField("vectors"):
         count = len(request.vectors.packed) // (4 * max(1, request.vectors.dimensions))
     check_count("queries", count, limits.MAX_QUERIES)
-    if count * (options.k + options.offset) > limits.MAX_BATCH_HITS:
+    if count * options.deepest > limits.MAX_BATCH_HITS:
         raise InvalidRequestError.at(
             "queries",
-            f"{count} with {options.k + options.offset} hits each exceed {limits.MAX_BATCH_HITS} hits in one call",
+            f"{count} with {options.deepest} hits each exceed {limits.MAX_BATCH_HITS} hits in one call",
         )
     if request.HasField("vectors"):
         return parse_matrix(request.vectors, manifest)
@@ -273,8 +302,10 @@ def _search_by_filter(
     return [rankings[number] for number in range(len(queries))], explanations
 
 
-def _hits(rankings: Sequence[Ranking], snapshot: Snapshot, options: Options) -> list[list[search_pb2.Hit]]:
+def _hydrator(snapshot: Snapshot, options: Options) -> hydrate.Hydrator:
     group_by = options.group_by if options.max_per_group is not None else None
-    return hydrate.hits(
-        rankings, snapshot.segments, snapshot.manifest.spec, options.fields, group_by=group_by
-    )
+    return hydrate.Hydrator(snapshot.segments, snapshot.manifest.spec, options.fields, group_by=group_by)
+
+
+def _hits(rankings: Sequence[Ranking], snapshot: Snapshot, options: Options) -> list[bytes]:
+    return snapshot.derived(options, _hydrator).hits(rankings)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment
 from scannery.serving.encoding import EncoderPool, QueryEncoder
 from scannery.serving.errors import UnknownDatapointError
 from scannery.serving.masks import MaskCache
+from scannery.serving.requests import Options, parse_options
+from scannery.v1.search_pb2 import SearchOptions
 
 __all__ = ["Snapshot"]
+
+MadeT = TypeVar("MadeT")
+
+MAX_PARSED = 256
+MAX_PARSED_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +30,11 @@ class Snapshot:
     masks: MaskCache = field(default_factory=MaskCache)
     sequence: int = -1
     """Mutations up to this one are in it; -1: those that the version holds."""
+
+    _parsed: dict[bytes, Options] = field(default_factory=dict)
+    """Options by their message: callers mostly send the same ones again."""
+    _derived: dict[int, tuple[Options, dict[Any, Any]]] = field(default_factory=dict)
+    """What was made for these very objects, by their identity: to compare options takes longer than to make it."""
 
     def __post_init__(self) -> None:
         if self.sequence < 0:
@@ -51,6 +65,33 @@ class Snapshot:
     def encoder(self) -> QueryEncoder:
         """The encoder of text queries, loaded if it was not; EncoderUnavailableError if it cannot be."""
         return self.encoders.encoder_of(self.manifest)
+
+    def options(self, message: SearchOptions) -> Options:
+        """Return the options of a search, checked against this index; raises what `parse_options` does."""
+        key = message.SerializeToString()
+        options = self._parsed.get(key)
+        if options is None:
+            options = parse_options(message, self.manifest)
+            if len(self._parsed) >= MAX_PARSED:
+                self._parsed.clear()
+                self._derived.clear()
+            if len(key) <= MAX_PARSED_BYTES:
+                self._parsed[key] = options
+                self._derived[id(options)] = (options, {})
+        return options
+
+    def derived(self, options: Options, make: Callable[[Snapshot, Options], MadeT]) -> MadeT:
+        """Return `make(self, options)`, which is remembered for options that are asked with again.
+
+        For small things that depend on nothing else: the snapshot and the options are immutable.
+        """
+        owner, known = self._derived.get(id(options), (None, None))
+        if owner is not options or known is None:
+            return make(self, options)
+        made: MadeT | None = known.get(make)
+        if made is None:
+            made = known[make] = make(self, options)
+        return made
 
     def find(self, identifier: str) -> tuple[int, int] | None:
         """Return the number of the segment and the row of a datapoint, or None."""

@@ -26,6 +26,7 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (serving.UnsupportedError, StatusCode.UNIMPLEMENTED),
     (serving.EncoderUnavailableError, StatusCode.FAILED_PRECONDITION),
     (serving.LexicalUnavailableError, StatusCode.FAILED_PRECONDITION),
+    (serving.RerankerUnavailableError, StatusCode.FAILED_PRECONDITION),
     (serving.DeadlineError, StatusCode.DEADLINE_EXCEEDED),
     (serving.OverloadedError, StatusCode.RESOURCE_EXHAUSTED),
     (serving.ConditionError, StatusCode.FAILED_PRECONDITION),

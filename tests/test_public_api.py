@@ -10,7 +10,7 @@ import scannery
 from scannery.client.queries import SearchOptions, build_options
 
 NAMES = {
-    "AlreadyExistsError", "CancelledError", "Client", "DataLossError", "Datapoint", "DeadlineExceededError",
+    "AlreadyExistsError", "Blend", "CancelledError", "Client", "DataLossError", "Datapoint", "DeadlineExceededError",
     "FailedPreconditionError", "Hit", "Hits", "Index", "IndexInfo", "InternalError", "InvalidArgumentError", "Like",
     "NotFoundError", "PermissionDeniedError", "ResourceExhaustedError", "ScanneryError", "UnauthenticatedError",
     "UnavailableError", "UnimplementedError", "__version__", "aio", "connect",

@@ -2,6 +2,7 @@
 
 from scannery.client import (
     AlreadyExistsError,
+    Blend,
     CancelledError,
     Client,
     DataLossError,
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlreadyExistsError",
+    "Blend",
     "CancelledError",
     "Client",
     "DataLossError",

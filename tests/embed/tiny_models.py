@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-__all__ = ["MODELS", "make_model"]
+__all__ = ["MODELS", "make_cross_encoder", "make_model"]
 
 CORPUS = [
     "How do volcanoes form? Magma rises through cracks in the crust of the earth, and cools to stone.",
@@ -136,6 +136,22 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "qwen-last-token": _qwen,
     "static": _static,
 }
+
+
+def make_cross_encoder(folder: Path, *, labels: int = 1) -> Path:
+    """Write a cross-encoder with random weights to `folder`, and return it."""
+    import transformers as hf
+    from sentence_transformers import CrossEncoder
+
+    torch.manual_seed(7)
+    tokenizer = _tokenizer("wordpiece")
+    settings: dict[str, Any] = {"vocab_size": len(tokenizer), "num_labels": labels, **SIZES}
+    config = hf.BertConfig(**settings)
+    parts = folder / "parts"
+    hf.BertForSequenceClassification(config).save_pretrained(parts)
+    tokenizer.save_pretrained(parts)
+    CrossEncoder(str(parts), device="cpu").save_pretrained(str(folder / "model"))
+    return folder / "model"
 
 
 def make_model(kind: str, folder: Path) -> Path:

@@ -178,6 +178,7 @@ class Model:
             assert point.vector is not None
             np.testing.assert_array_equal(point.vector, np.array(row["vector"], np.float32))
             attributes = {key: value for key, value in row["attributes"].items() if value is not None}
+            assert point.revision == self.revisions[name]
             assert (point.document_id, point.title, point.text, point.attributes, point.payload) == (
                 row["document_id"], row["title"], row["text"], attributes, row["payload"],
             )  # fmt: skip

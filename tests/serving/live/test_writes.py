@@ -51,7 +51,8 @@ def refusal(call: Any) -> tuple[type[Exception], str | None]:
 def test_a_write_is_seen_by_the_next_query_and_by_every_other_process(index: Index, store: Path) -> None:
     done = index.upsert([{"id": "new", "vector": VECTOR, "text": "a zebra"}])
     assert (done.sequence, done.written) == (1, 1)
-    assert index.search(VECTOR, 1)[0].id == "new"
+    [hit] = index.search(VECTOR, 1)
+    assert (hit.id, hit.revision) == ("new", 1)
     assert [hit.id for hit in index.search("zebra", mode="lexical")] == ["new"]
     with scannery.connect(store) as other:
         assert other.index("live").search(VECTOR, 1).sequence == 1
