@@ -114,6 +114,14 @@ def generated(rows: int, dimensions: int = 128) -> Collection:
 
 def opened(collection: Collection, folder: Path) -> Opened:
     """Build and open one segment."""
+    opened_store(collection, folder)
+    service = Service(Catalog.open(folder / "store"))
+    [segment] = service._catalog.snapshot("bench").segments
+    return Opened(collection, service, segment)
+
+
+def opened_store(collection: Collection, folder: Path) -> Store:
+    """Build the index `bench` of one segment in the folder `store`; ids are row numbers."""
     from tests.served import publish_version
 
     spec = parse_spec(
@@ -137,9 +145,7 @@ def opened(collection: Collection, folder: Path) -> Opened:
     ]
     store = Store.open(folder / "store", create=True)
     publish_version(store, spec, pa.table(arrays, schema=schema), folder)
-    service = Service(Catalog.open(folder / "store"))
-    [segment] = service._catalog.snapshot("bench").segments
-    return Opened(collection, service, segment)
+    return store
 
 
 def seconds(asks: Sequence[Callable[[], object]], *, repeats: int = 3) -> float:

@@ -60,6 +60,13 @@ def build(
         str | None,
         typer.Option(metavar="N|SHARE", help="Fail if more records are refused: 100, 0.01 or 1%."),
     ] = None,
+    queries: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Queries to tune for: .npy, .parquet or .jsonl, or texts in lines. They are kept.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, for machines.")] = False,
 ) -> None:
     """Build an index from files, or bring it up to date with them.
@@ -86,6 +93,7 @@ def build(
             runner_options=runner_options,
             progress=progress,
             max_dead_letters=limit,
+            queries=queries,
         )
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
@@ -228,7 +236,8 @@ def _facts(report: BuildReport) -> Iterator[tuple[str, str]]:
     if report.reused:
         yield "reused", f"{report.reused:,} that were embedded before"
     if report.recall is not None:
-        yield "recall@10", f"{report.recall:.3f}, target {report.target_recall}"
+        whole = "" if report.whole_recall is None else f", of the whole index {report.whole_recall:.3f}"
+        yield "recall@10", f"{report.recall:.3f}{whole}, target {report.target_recall}"
     stages = [
         f"{name} {value:.1f} s" for name, value in report.seconds.items() if name != "wall" and value >= 0.05
     ]

@@ -216,6 +216,13 @@ def _print_facts(manifest: Manifest) -> None:
     if recall:
         note = "" if recall.reached else " [red](no setting reaches the target)[/red]"
         rows.append(("recall", f"recall@{recall.k} {recall.measured:.3f}, target {recall.target}{note}"))
+        if recall.whole is not None and recall.whole_queries:
+            text = (
+                f"recall@{recall.k} {recall.whole:.3f} over all segments, with {recall.whole_queries} queries"
+            )
+            rows.append(("measured", text))
+        if recall.given_queries:
+            rows.append(("tuned for", f"given queries, {recall.given_queries}"))
     for label, text in rows:
         facts.add_row(f"[bold]{label}[/bold]", text)
     _console.print(facts, highlight=False)

@@ -21,6 +21,7 @@ from scannery.embed.cores import on_one_core
 from scannery.embed.devices import Device, Work, open_device
 from scannery.embed.errors import InvalidArgumentError, InvalidTextError
 from scannery.embed.fingerprint import Fingerprint, hash_model_folder
+from scannery.embed.known import recalled, remember
 from scannery.embed.models import find_model, load_modules, module_folders
 from scannery.embed.precision import worst_cosine
 from scannery.embed.statistics import EncoderStatistics
@@ -115,6 +116,7 @@ class Encoder:
             hashes = background.submit(lambda: hash_model_folder(folder, module_folders(folder)))
             modules = on_one_core(lambda: load_modules(folder))
         _limit_tokens(modules, max_tokens)
+        options = _identity(dimensions, query_prompt, document_prompt, max_tokens)
         weights_sha256, config_sha256 = hashes.result()
         fingerprint = Fingerprint(
             model=str(model),
@@ -126,11 +128,32 @@ class Encoder:
             query_prompt=_prompt(modules, query_prompt, ("query",)),
             document_prompt=_prompt(modules, document_prompt, ("document", "passage", "corpus")),
         )
+        remember(folder, options, fingerprint)
         return cls(
             modules,
             fingerprint,
             open_device(device, dtype, threads=threads, max_tokens=fingerprint.max_tokens),
         )
+
+    @staticmethod
+    def known_fingerprint(
+        model: str | Path,
+        *,
+        dimensions: int | None = None,
+        query_prompt: str | None = None,
+        document_prompt: str | None = None,
+        max_tokens: int | None = None,
+    ) -> Fingerprint | None:
+        """Return the fingerprint that `load` would find, without loading; None if this machine never loaded that.
+
+        Reads and hashes the files of the model. Arguments are those of `load`.
+
+        Raises:
+            ModelNotFoundError: there is no such model.
+
+        """
+        options = _identity(dimensions, query_prompt, document_prompt, max_tokens)
+        return recalled(find_model(model), str(model), options)
 
     @property
     def dimensions(self) -> int:
@@ -321,6 +344,14 @@ def _refuse(problems: dict[int, str], at: int, invalid: Invalid) -> None:
     if problems and invalid == "raise":
         row = min(problems)
         raise InvalidTextError(problems[row], index=at + row)
+
+
+def _identity(
+    dimensions: int | None, query_prompt: str | None, document_prompt: str | None, max_tokens: int | None
+) -> dict[str, Any]:
+    """Return the options of `load` that decide on the vectors."""
+    return {"dimensions": dimensions, "query_prompt": query_prompt, "document_prompt": document_prompt,
+            "max_tokens": max_tokens}  # fmt: skip
 
 
 def _limit_tokens(model: Any, max_tokens: int | None) -> None:

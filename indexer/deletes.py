@@ -133,12 +133,13 @@ def next_version(
         raise ValueError(f"dead_rows: the version has no segment {', '.join(sorted(unknown))}")
     entries = [with_deleted(store, parent.index, entry, dead_rows.get(entry.key, ())) for entry in entries]
     left = tuple(entry for entry in entries if entry.live_rows)
+    given = parent.recall.given_queries if parent.recall else None
     return parent.model_copy(
         update={
             "parent": parent.version,
             "segments": left,
             "log_sequence": log_sequence,
-            "recall": expected_recall(left, parent.spec.target_recall),
+            "recall": expected_recall(left, parent.spec.target_recall, given_queries=given),
         }
     )
 

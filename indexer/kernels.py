@@ -30,8 +30,9 @@ __all__ = [
 
 
 COMPILING = threading.RLock()
-"""Segments are opened by several threads, and a first one compiles kernels. Compilers parse Python code, and where two
-threads do that at once, CPython 3.11 before 3.11.8 can fail with a SystemError about its own recursion depth."""
+"""Segments are opened by several threads, and a first one compiles kernels. Compilers parse Python code, as numpy does
+with the header of every `.npy` file; and where two threads do that at once, CPython 3.11 before 3.11.8 can fail with a
+SystemError about its own recursion depth."""
 
 _FASTMATH = {"reassoc", "contract", "nsz"}
 """Lets the sum be vectorised, which reorders it; the error stays that of a float32 sum."""

@@ -33,7 +33,7 @@ __all__ = ["GarbageReport", "VerifyReport", "collect_garbage", "measure_recall",
 
 _LOG = logging.getLogger(__name__)
 SCRATCH_FOLDERS = ("stage/reuse", "stage/deletes")
-_SAMPLED_QUERIES = 200
+SAMPLED_QUERIES = 200
 # Recall of a sample lies this far below the target by chance alone, in one of some hundred samples.
 _RECALL_SLACK = 0.02
 
@@ -90,27 +90,16 @@ def verify(store: Store, index: str, version: int | None = None) -> VerifyReport
     )
 
 
-def measure_recall(index: OpenIndex, *, queries: int = _SAMPLED_QUERIES, seed: int = 1) -> float | None:
-    """Return recall@10 of the index at its default settings, against exact search, for vectors near stored ones.
+def measure_recall(index: OpenIndex, queries_QD: np.ndarray | None = None) -> float | None:
+    """Return recall@10 of the index at its default settings, against exact search, its segments merged.
 
-    None for an index without rows.
+    Without queries, for vectors near stored ones. None for an index without rows.
     """
-    rows = index.manifest.rows
-    if not rows:
+    if not index.manifest.rows:
         return None
-    generator = np.random.default_rng(seed)
+    if queries_QD is None:
+        queries_QD = _near_stored(index)
     parts = list(zip(index.segments, index.alive, index.settings_for(), strict=True))
-    queries_QD = np.concatenate(
-        [
-            segment.vectors(
-                rows_R[generator.integers(0, len(rows_R), round(queries * len(rows_R) / rows) + 1)]
-            )
-            for segment, rows_R in index.live_rows()
-        ]
-    )
-    lengths_Q1 = np.linalg.norm(queries_QD, axis=1, keepdims=True)
-    noise_QD = unit_length(generator.standard_normal(queries_QD.shape))
-    queries_QD = (queries_QD + 0.3 * lengths_Q1 * noise_QD).astype(np.float32)
     target = index.spec.target_recall
     found = [
         segment.find(queries_QD, TUNED_K, settings=knobs, allowed=alive, target_recall=target).scores_QK
@@ -118,6 +107,21 @@ def measure_recall(index: OpenIndex, *, queries: int = _SAMPLED_QUERIES, seed: i
     ]
     truth = [segment.find(queries_QD, TUNED_K, allowed=alive).scores_QK for segment, alive, _ in parts]
     return float(recall_by_score(_best(found), _best(truth)).mean())
+
+
+def _near_stored(index: OpenIndex) -> np.ndarray:
+    generator, rows = np.random.default_rng(1), index.manifest.rows
+    queries_QD = np.concatenate(
+        [
+            segment.vectors(
+                rows_R[generator.integers(0, len(rows_R), round(SAMPLED_QUERIES * len(rows_R) / rows) + 1)]
+            )
+            for segment, rows_R in index.live_rows()
+        ]
+    )
+    lengths_Q1 = np.linalg.norm(queries_QD, axis=1, keepdims=True)
+    noise_QD = unit_length(generator.standard_normal(queries_QD.shape))
+    return np.asarray(queries_QD + 0.3 * lengths_Q1 * noise_QD, np.float32)
 
 
 def rollback(store: Store, index: str, version: int) -> Manifest:

@@ -83,16 +83,23 @@ class SegmentEntry(_Record):
 
 
 class Recall(_Record):
-    """What the tuner measured for the whole version: segments weighted by their rows."""
+    """What was measured of a version: by the tuner, segment by segment, and of all segments together."""
 
     k: int
     target: float
     measured: float
-    """Expected recall@k at the default settings."""
+    """Expected recall@k at the default settings: that of each segment, weighted by its rows."""
     queries: int
     """Held-out queries per segment."""
     reached: bool
     """False: no setting reaches the target, the best one is used."""
+    whole: float | None = None
+    """Recall@k of all segments together, merged as a search merges them, at the default settings; for queries that no
+    segment was tuned for. None where nobody measured it."""
+    whole_queries: int = 0
+    """With how many queries it was measured; 0 where all segments are searched exactly."""
+    given_queries: Annotated[str, Field(pattern=r"^queries/[0-9a-f]{64}\.npy$")] | None = None
+    """Key, relative to the index folder, of the queries that a user had the index tuned for."""
 
 
 class Manifest(_Record):

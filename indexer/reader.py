@@ -18,7 +18,7 @@ from scannery.indexer.spec import IndexSpec
 from scannery.indexer.store import Store
 from scannery.indexer.versions import read_manifest
 
-__all__ = ["OpenIndex", "live_rows_of", "open_index"]
+__all__ = ["OpenIndex", "live_rows_of", "open_index", "open_manifest"]
 
 _PARALLEL_OPENS = 4
 
@@ -72,8 +72,14 @@ def open_index(
         CorruptError, FormatError: a file cannot be read, or is not what the manifest says.
 
     """
-    manifest = read_manifest(store, index, version)
-    cache = cache or SegmentCache()
+    return open_manifest(store, read_manifest(store, index, version), cache=cache, reuse=reuse)
+
+
+def open_manifest(
+    store: Store, manifest: Manifest, *, cache: SegmentCache | None = None, reuse: OpenIndex | None = None
+) -> OpenIndex:
+    """Return what a manifest names, open, whether or not it is a version already; as `open_index`."""
+    index, cache = manifest.index, cache or SegmentCache()
     opened = {segment.entry.sha256: segment for segment in reuse.segments} if reuse else {}
     missing = [entry for entry in manifest.segments if entry.sha256 not in opened]
     with ThreadPoolExecutor(_PARALLEL_OPENS) as pool:

@@ -128,11 +128,13 @@ def pick_point(curve: Sequence[CurvePoint], target_recall: float) -> tuple[Curve
     return best, best.recall >= target_recall
 
 
-def expected_recall(segments: Sequence[SegmentEntry], target_recall: float) -> Recall:
+def expected_recall(
+    segments: Sequence[SegmentEntry], target_recall: float, *, given_queries: str | None = None
+) -> Recall:
     """Return what a default search over segments will recall: each one's measure, weighted by its rows.
 
     A true neighbour is found if its own segment finds it, and it lies in a segment with a probability in
-    proportion to the segment's rows, since shards are hashed.
+    proportion to the segment's rows, since shards are hashed. `given_queries` are noted.
     """
     picked = [(s.live_rows, *pick_point(s.curve, target_recall)) for s in segments if s.curve]
     exact_rows = sum(s.live_rows for s in segments if not s.curve)
@@ -144,6 +146,8 @@ def expected_recall(segments: Sequence[SegmentEntry], target_recall: float) -> R
         measured=round(found / max(rows, 1), 5) if rows else 1.0,
         queries=2 * QUERIES_PER_KIND if picked else 0,
         reached=all(reached for _, _, reached in picked),
+        whole=None if picked else 1.0,
+        given_queries=given_queries,
     )
 
 

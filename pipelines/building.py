@@ -6,7 +6,10 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from scannery.indexer.datapoints import identifier
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError
@@ -19,17 +22,16 @@ from scannery.pipelines.compatibility import check_compatible, needs_rewriting
 from scannery.pipelines.errors import ModeError, NothingToIndexError, SpecConflictError
 from scannery.pipelines.job import Job, Mode
 from scannery.pipelines.outcomes import check_record
+from scannery.pipelines.planned_encoder import PlannedEncoder
 from scannery.pipelines.planning import cut_input, dimensions_of, shards_of
 from scannery.pipelines.progress import ProgressCallback
 from scannery.pipelines.report import BuildReport
-from scannery.pipelines.runners import check_engine, import_beam
+from scannery.pipelines.runners import check_engine
 from scannery.pipelines.running import Engine, execute
 from scannery.pipelines.sources import Part, arrange, find_files, ids_to_delete
+from scannery.pipelines.tuning_queries import queries_of, read_queries, write_queries
 from scannery.pipelines.units import WorkUnit, group, key_of
 from scannery.pipelines.update_stage import Touch, write_deletes
-
-if TYPE_CHECKING:
-    from scannery.embed import Encoder
 
 __all__ = ["MODES", "build", "build_id", "new_job"]
 
@@ -53,6 +55,7 @@ def build(
     runner_options: Sequence[str] = (),
     progress: ProgressCallback | None = None,
     max_dead_letters: float | None = None,
+    queries: str | Path | None = None,
 ) -> BuildReport:
     """Build the index that `spec` describes from all records in `inputs`, and commit it as a new version.
 
@@ -74,6 +77,8 @@ def build(
         progress: called from another thread as work gets done.
         max_dead_letters: fail without a version if more records are refused: a number from 1 (or 0), or a share of
             all records below 1.
+        queries: a file of queries as users will ask them (tuning_queries.py), to tune the index for in place of such
+            as are made of its own rows. They are kept, for later builds too.
 
     Raises:
         InvalidSpecError: `spec` is a mapping that does not describe an index.
@@ -96,12 +101,13 @@ def build(
     if parent is not None and not files:
         spec = parent.spec
     parts, limit = cut_input(files, spec, progress)
-    encoders, encoder = _load_encoder(spec if files else None)
+    encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
+    given = None if queries is None else read_queries(queries, encoder)
     clock.lap("plan")
-    engine = Engine(runner=runner, options=runner_options, encoders=encoders)
+    engine = Engine(runner=runner, options=runner_options, encoder=encoder)
     for attempt in range(1, ATTEMPTS + 1):
         job = dataclasses.replace(
-            _job(spec, store, parts, encoder, parent, "full" if mode == "full" else "upsert"),
+            _job(spec, store, parts, encoder, given, parent, "full" if mode == "full" else "upsert"),
             deletes=len(gone),
             max_dead_letters=max_dead_letters,
             started_at=clock.started_at,
@@ -151,21 +157,12 @@ def _check_mode(mode: str, inputs: Sequence[str], gone: set[str]) -> None:
         raise ModeError("give inputs, ids to delete, or both", field="inputs")
 
 
-def _load_encoder(spec: IndexSpec | None) -> tuple[Any, Encoder | None]:
-    """Return the handle that workers in this process find the encoder by, and the encoder."""
-    import_beam()
-    from scannery.pipelines.chain import load_encoder, new_encoder_handle
-
-    encoders = new_encoder_handle()
-    encoder_spec = spec.encoder if spec else None
-    return encoders, None if encoder_spec is None else encoders.acquire(lambda: load_encoder(encoder_spec))
-
-
 def _job(
     spec: IndexSpec,
     store: Store,
     parts: Sequence[Part],
-    encoder: Encoder | None,
+    encoder: PlannedEncoder | None,
+    given_QD: np.ndarray | None,
     parent: Manifest | None,
     mode: Mode,
 ) -> Job:
@@ -191,6 +188,7 @@ def _job(
         fingerprint=fingerprint,
         parent=parent,
         mode="upsert" if updates else "full",
+        queries=None if given_QD is None else write_queries(store, spec.index, given_QD, dimensions),
     )
     return dataclasses.replace(
         job, keep_rows=not updates and parent is not None and _can_keep_rows(job, parent)
@@ -203,7 +201,8 @@ def _can_keep_rows(job: Job, parent: Manifest) -> bool:
         check_compatible(job.spec, parent, dimensions=job.dimensions, fingerprint=job.fingerprint)
     except SpecConflictError:
         return False
-    return job.shards == parent.shards and not needs_rewriting(job.spec, parent)
+    same_queries = job.queries == queries_of(parent)
+    return job.shards == parent.shards and same_queries and not needs_rewriting(job.spec, parent)
 
 
 def new_job(
@@ -215,8 +214,16 @@ def new_job(
     fingerprint: dict[str, Any] | None,
     parent: Manifest | None,
     mode: Mode,
+    queries: str | None = None,
 ) -> Job:
-    """Return a job, without what the caller of `build` chose and without a name."""
+    """Return a job, without what the caller of `build` chose and without a name.
+
+    Without `queries` to tune for, those that the parent was tuned for stay, if they are of the same encoder.
+    """
+    known = None if parent is None else queries_of(parent)
+    if queries is None and parent is not None and _same_space(parent, dimensions, fingerprint):
+        queries = known
+    rewritten = parent is not None and (needs_rewriting(spec, parent) or queries != known)
     recipe = {
         "source": spec.source.model_dump(),
         "attributes": spec.attributes,
@@ -235,18 +242,24 @@ def new_job(
         build_id="",
         parent=parent.version if parent else None,
         mode=mode,
-        merge=mode == "upsert" and parent is not None and needs_rewriting(spec, parent),
+        queries=queries,
+        merge=mode == "upsert" and rewritten,
     )
+
+
+def _same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] | None) -> bool:
+    digests = [(known or {}).get("digest") for known in (fingerprint, parent.encoder)]
+    return dimensions == parent.dimensions and digests[0] == digests[1]
 
 
 def build_id(job: Job, units: Sequence[WorkUnit], touches: Mapping[int, Touch]) -> str:
     """Return the name of a build: equal for builds that do the same."""
     # Not of the mode: a first build and its repetition, which is an update, are one build.
     spec, keys = job.spec.model_dump(mode="json"), [unit.key for unit in units]
-    return key_of("build", spec, job.recipe, keys, job.merge, sorted(touches.items()))[:16]
+    return key_of("build", spec, job.recipe, keys, job.merge, job.queries, sorted(touches.items()))[:16]
 
 
-def _fingerprint(encoder: Encoder | None, parent: Manifest | None) -> dict[str, Any] | None:
+def _fingerprint(encoder: PlannedEncoder | None, parent: Manifest | None) -> dict[str, Any] | None:
     """Return the encoder's fingerprint; as the index has it if it is the same, under whatever name it was loaded."""
     if encoder is None:
         return None

@@ -22,20 +22,21 @@ from apache_beam.utils import shared
 
 from scannery.embed import Encoder
 from scannery.indexer.errors import CorruptError, NotFoundError
-from scannery.indexer.spec import EncoderSpec
 from scannery.indexer.versions import read_manifest
 from scannery.pipelines.counts import ShardOutcome, UnitOutcome
 from scannery.pipelines.embed_stage import embed_unit, finished_unit
 from scannery.pipelines.failures import carried
 from scannery.pipelines.job import Job
+from scannery.pipelines.planned_encoder import load_encoder
 from scannery.pipelines.publish_stage import publish
+from scannery.pipelines.questions import EncoderSource
 from scannery.pipelines.resolve_stage import moved_ids, needs_resolving, resolve
 from scannery.pipelines.reuse import Catalogue
-from scannery.pipelines.segment_stage import EncoderSource, RowGroup, build_shard, finished_shard, shard_key
+from scannery.pipelines.segment_stage import RowGroup, build_shard, finished_shard, shard_key
 from scannery.pipelines.units import WorkUnit
 from scannery.pipelines.update_stage import Touch, update_shard
 
-__all__ = ["BuildSegment", "EmbedUnit", "Publish", "add_build", "load_encoder", "new_encoder_handle"]
+__all__ = ["BuildSegment", "EmbedUnit", "Publish", "add_build", "new_encoder_handle"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,26 +71,13 @@ def add_build(
         | "Build segment" >> beam.ParDo(BuildSegment(job, encoders)).with_output_types(tuple[str, str])
         | "Gather" >> beam.GroupByKey()
     )
-    _ = outcomes | "Publish" >> beam.ParDo(Publish(job)).with_output_types(str)
+    _ = outcomes | "Publish" >> beam.ParDo(Publish(job, encoders)).with_output_types(str)
 
 
 def new_encoder_handle() -> Any:
     """Return the handle by which all workers of a process find the one encoder that it loads."""
     handle: Any = shared.Shared
     return handle()
-
-
-def load_encoder(spec: EncoderSpec) -> Encoder:
-    """Return the encoder that the spec asks for."""
-    return Encoder.load(
-        spec.model,
-        device=spec.device,
-        dtype=spec.dtype,
-        dimensions=spec.dimensions,
-        query_prompt=spec.query_prompt,
-        document_prompt=spec.document_prompt,
-        max_tokens=spec.max_tokens,
-    )
 
 
 class EmbedUnit(beam.DoFn):
@@ -189,7 +177,7 @@ class BuildSegment(beam.DoFn):
         yield "", f"shard {outcome.to_json()}"
 
     def _outcome(self, shard: int, values: list[str]) -> ShardOutcome:
-        job, store, encoder = self._job, self._store, self._encoder_source()
+        job, store, encoder = self._job, self._store, _encoder_source(self._job, self._encoders)
         parent = (
             read_manifest(store, job.index, job.parent) if job.mode == "upsert" or job.keep_rows else None
         )
@@ -206,16 +194,13 @@ class BuildSegment(beam.DoFn):
                 _LOG.warning("shard %d is built anew: %s", shard, error)
         return build_shard(key, shard, rows, job, store, encoder=encoder)
 
-    def _encoder_source(self) -> EncoderSource | None:
-        spec = self._job.spec.encoder
-        return None if spec is None else lambda: self._encoders.acquire(lambda: load_encoder(spec))
-
 
 class Publish(beam.DoFn):
     """All outcomes → the status of the build."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, encoders: Any) -> None:
         self._job = job
+        self._encoders = encoders
 
     def process(self, element: tuple[str, Iterable[str]]) -> Iterator[str]:
         """Commit the version."""
@@ -227,4 +212,10 @@ class Publish(beam.DoFn):
             else:
                 shards.append(ShardOutcome.from_json(body))
         with carried():
-            yield publish(self._job, self._job.open_store(), units, shards).status
+            encoder = _encoder_source(self._job, self._encoders)
+            yield publish(self._job, self._job.open_store(), units, shards, encoder=encoder).status
+
+
+def _encoder_source(job: Job, encoders: Any) -> EncoderSource | None:
+    spec = job.spec.encoder
+    return None if spec is None else lambda: encoders.acquire(lambda: load_encoder(spec))

@@ -8,6 +8,7 @@
     INDEX/stage/deletes/<ids>.json       ids of documents that a build removes from one shard
     INDEX/stage/reuse/<build>.npy, .json where the vectors of documents seen before are (reuse.py)
     INDEX/stage/builds/<build>.json      what came of a build, and the units and segments it consists of
+    INDEX/queries/<sha256>.npy           queries that a user gave to tune for (tuning_queries.py)
     INDEX/dead-letters/<build>.jsonl     all dead letters of a build, in input order
 
 Every name is a hash of what the content depends on: a file that is there need not be made again, whoever made it
@@ -58,6 +59,9 @@ class Job:
 
     merge: bool = False
     """Make one segment of every shard that is touched, even where nothing changed: the spec did, or this compacts."""
+
+    queries: str | None = None
+    """Key of the queries that the user wants the index tuned for (tuning_queries.py)."""
 
     deletes: int = 0
     """How many documents the caller wants removed."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec import IndexSpec
 from scannery.pipelines.documents import vector_size
 from scannery.pipelines.errors import SpecConflictError
+from scannery.pipelines.planned_encoder import PlannedEncoder
 from scannery.pipelines.progress import Progress, ProgressCallback
 from scannery.pipelines.sources import Fields, InputFile, Part, Record, read_part
 from scannery.pipelines.units import cut, expected_rows, unit_bytes
-
-if TYPE_CHECKING:
-    from scannery.embed import Encoder
 
 __all__ = ["ROWS_PER_SHARD", "cut_input", "dimensions_of", "shards_of"]
 
@@ -41,7 +38,7 @@ def cut_input(
 
 
 def dimensions_of(
-    spec: IndexSpec, parts: Sequence[Part], encoder: Encoder | None, parent: Manifest | None
+    spec: IndexSpec, parts: Sequence[Part], encoder: PlannedEncoder | None, parent: Manifest | None
 ) -> int:
     """Return the number of dimensions; that of `parent` where the input has no vector that tells.
 

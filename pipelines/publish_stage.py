@@ -20,6 +20,8 @@ from scannery.indexer.tuning import expected_recall
 from scannery.indexer.versions import commit, read_manifest
 from scannery.pipelines.counts import Counts, ShardOutcome, UnitOutcome
 from scannery.pipelines.job import Job, dead_letters_key, stage_key
+from scannery.pipelines.questions import EncoderSource
+from scannery.pipelines.whole_recall import with_whole_recall
 
 __all__ = ["BuildRecord", "publish", "read_record"]
 
@@ -43,7 +45,12 @@ class BuildRecord:
 
 
 def publish(
-    job: Job, store: Store, units: Sequence[UnitOutcome], shards: Sequence[ShardOutcome]
+    job: Job,
+    store: Store,
+    units: Sequence[UnitOutcome],
+    shards: Sequence[ShardOutcome],
+    *,
+    encoder: EncoderSource | None = None,
 ) -> BuildRecord:
     """Commit the version, unless nothing changed or too little is left, and write the build's record.
 
@@ -62,7 +69,7 @@ def publish(
     _write_dead_letters(job, store, units, shards)
     statistics = _statistics(job, counts, units, shards) | _coverage(job, counts, entries)
     manifest = _manifest(job, entries, parent, statistics)
-    status, version = _decide(job, store, counts, parent, manifest)
+    status, version = _decide(job, store, counts, parent, manifest, encoder)
     record = BuildRecord(
         status=status,
         version=version,
@@ -105,7 +112,12 @@ def _coverage(job: Job, counts: Counts, entries: Sequence[SegmentEntry]) -> dict
 
 
 def _decide(
-    job: Job, store: Store, counts: Counts, parent: Manifest | None, manifest: Manifest
+    job: Job,
+    store: Store,
+    counts: Counts,
+    parent: Manifest | None,
+    manifest: Manifest,
+    encoder: EncoderSource | None,
 ) -> tuple[str, int | None]:
     has_work = job.mode == "upsert" and (counts.documents > 0 or job.deletes > 0 or job.merge)
     if not has_work and (job.mode == "upsert" or not manifest.segments):
@@ -114,6 +126,7 @@ def _decide(
         return "too_many_dead_letters", None
     if parent is not None and _is_same(parent, manifest):
         return "unchanged", parent.version
+    manifest = with_whole_recall(manifest, job, store, encoder)
     try:
         return "committed", commit(store, manifest).version
     except AlreadyExistsError:
@@ -138,7 +151,7 @@ def _manifest(
         shards=job.shards,
         segments=entries,
         log_sequence=0 if parent is None else parent.log_sequence,
-        recall=expected_recall(entries, job.spec.target_recall),
+        recall=expected_recall(entries, job.spec.target_recall, given_queries=job.queries),
         statistics=statistics,
     )
 

@@ -8,6 +8,7 @@ encoded as queries, behave like those questions at every setting (docs/benchmark
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,10 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from scannery.embed import Encoder
 
-__all__ = ["QUESTIONS", "questions_of"]
+__all__ = ["QUESTIONS", "EncoderSource", "questions_of"]
+
+EncoderSource = Callable[[], "Encoder"]
+"""Gives the encoder, and loads it only then."""
 
 QUESTIONS = 300
 """Questions per segment: their recall has a standard error of about a hundredth."""
@@ -24,7 +28,7 @@ WORDS = 4
 _WORD = re.compile(r"\w[\w'’-]*")
 
 
-def questions_of(table: pa.Table, encoder: Encoder, *, seed: int = 0) -> np.ndarray | None:
+def questions_of(table: pa.Table, encoder: EncoderSource, *, seed: int = 0) -> np.ndarray | None:
     """Return query vectors, float32 `(at most QUESTIONS, dimensions)`, or None if the table has no texts.
 
     The same table gives the same questions.
@@ -36,7 +40,7 @@ def questions_of(table: pa.Table, encoder: Encoder, *, seed: int = 0) -> np.ndar
     rows = generator.choice(len(texts), min(QUESTIONS, len(texts)), replace=False)
     chosen = texts.take(pa.array(np.sort(rows))).to_pylist()
     runs = [_run(text, generator) for text in chosen if text]
-    return encoder.encode_queries(runs)
+    return encoder().encode_queries(runs)
 
 
 def _run(text: str, generator: np.random.Generator) -> str:

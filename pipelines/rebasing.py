@@ -22,6 +22,7 @@ from scannery.indexer.versions import commit, read_manifest
 from scannery.pipelines.counts import ShardOutcome
 from scannery.pipelines.job import Job
 from scannery.pipelines.old_rows import read_live_rows
+from scannery.pipelines.tuning_queries import queries_of
 
 __all__ = ["rebase"]
 
@@ -43,7 +44,7 @@ def rebase(outcomes: Sequence[ShardOutcome], base: Manifest, job: Job, store: St
         segments = _segments(outcomes, base, current, job, store)
         if segments == current.segments:
             return current
-        recall = expected_recall(segments, current.spec.target_recall)
+        recall = expected_recall(segments, current.spec.target_recall, given_queries=queries_of(current))
         update = {"parent": current.version, "segments": segments, "recall": recall}
         try:
             return commit(store, current.model_copy(update=update))

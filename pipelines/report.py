@@ -70,7 +70,10 @@ class BuildReport:
     """Namespaces of such input that the spec does not name, and how many records have them."""
 
     recall: float | None
-    """Measured recall@10 at default settings; 1.0 where all segments are searched exactly."""
+    """Expected recall@10 at default settings, as measured for each segment; 1.0 where all are searched exactly."""
+
+    whole_recall: float | None
+    """Recall@10 of all segments together, for queries that none was tuned for; None where it was not measured."""
 
     recall_reached: bool
     target_recall: float
@@ -123,6 +126,7 @@ class BuildReport:
             "shards": manifest.shards,
             "index_bytes": manifest.size_bytes,
             "recall": manifest.recall and manifest.recall.measured,
+            "whole_recall": manifest.recall and manifest.recall.whole,
             "recall_reached": manifest.recall is None or manifest.recall.reached,
             "target_recall": manifest.spec.target_recall,
             "seconds": dict(seconds),

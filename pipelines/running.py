@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from scannery.indexer.store import Store
 from scannery.pipelines.embed_stage import finished_unit
 from scannery.pipelines.errors import PipelineError, StageDamagedError
 from scannery.pipelines.failures import restored
 from scannery.pipelines.job import Job, stage_key
+from scannery.pipelines.planned_encoder import PlannedEncoder
 from scannery.pipelines.progress import Progress, ProgressCallback, watched
 from scannery.pipelines.publish_stage import BuildRecord, read_record
+from scannery.pipelines.repetition import published_again
 from scannery.pipelines.reuse import write_catalogue
 from scannery.pipelines.runners import new_pipeline
 from scannery.pipelines.units import WorkUnit
@@ -31,8 +32,8 @@ class Engine:
 
     runner: str | None = None
     options: Sequence[str] = ()
-    encoders: Any = None
-    """The handle by which workers of this process find the encoder."""
+    encoder: PlannedEncoder | None = None
+    """Of the job; workers in this process find it if it is loaded already."""
 
 
 def execute(
@@ -49,20 +50,33 @@ def execute(
         PipelineError, IndexerError, EmbedError: as the stage that failed raised them.
 
     """
-    for attempt in range(1, ATTEMPTS + 1):
-        planned = _with_catalogue(job, units, store)
-        try:
-            with watched(planned, store, units, progress), _catalogue_removed(planned, store):
-                _run(planned, units, touches, engine)
-            break
-        except StageDamagedError:
-            if attempt == ATTEMPTS:
-                raise
+    encoder = engine.encoder.load if engine.encoder else None
+    if not published_again(job, store, units, touches, encoder):
+        _run_until_sound(job, store, units, touches, engine, progress)
     record = read_record(job, store)
     if progress is not None:
         dead = sum(record.counts.dead_letters.values())
         progress(Progress(stage="done", done=1, total=1, passages=record.counts.passages, dead=dead))
     return record
+
+
+def _run_until_sound(
+    job: Job,
+    store: Store,
+    units: Sequence[WorkUnit],
+    touches: Mapping[int, Touch],
+    engine: Engine,
+    progress: ProgressCallback | None,
+) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        planned = _with_catalogue(job, units, store)
+        try:
+            with watched(planned, store, units, progress), _catalogue_removed(planned, store):
+                _run(planned, units, touches, engine)
+            return
+        except StageDamagedError:
+            if attempt == ATTEMPTS:
+                raise
 
 
 def _with_catalogue(job: Job, units: Sequence[WorkUnit], store: Store) -> Job:
@@ -83,10 +97,14 @@ def _catalogue_removed(job: Job, store: Store) -> Iterator[None]:
 
 
 def _run(job: Job, units: Sequence[WorkUnit], touches: Mapping[int, Touch], engine: Engine) -> None:
-    from scannery.pipelines.chain import add_build
-
     pipeline = new_pipeline(engine.runner, engine.options)
-    add_build(pipeline, job, units, engine.encoders, touches)
+    from scannery.pipelines.chain import add_build, new_encoder_handle
+
+    encoders = new_encoder_handle()
+    loaded = engine.encoder.loaded if engine.encoder else None
+    if loaded is not None:
+        encoders.acquire(lambda: loaded)
+    add_build(pipeline, job, units, encoders, touches)
     try:
         result = pipeline.run()
         state = result.wait_until_finish()

@@ -6,9 +6,9 @@ import dataclasses
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,18 +26,12 @@ from scannery.pipelines.deadletters import DeadLetter, count_reasons, json_lines
 from scannery.pipelines.embeddings import embeddings_schema
 from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.job import Job, embeddings_key, sealed, stage_key
-from scannery.pipelines.questions import questions_of
+from scannery.pipelines.questions import EncoderSource, questions_of
 from scannery.pipelines.stored import forget_unit, has_hash, has_size, open_embeddings, read_stage
+from scannery.pipelines.tuning_queries import load_queries, tuning_half
 from scannery.pipelines.units import key_of
 
-if TYPE_CHECKING:
-    from scannery.embed import Encoder
-
-EncoderSource = Callable[[], "Encoder"]
-"""Gives the encoder, and loads it only then."""
-
 __all__ = [
-    "EncoderSource",
     "RowGroup",
     "build_shard",
     "finished_shard",
@@ -76,7 +70,9 @@ def shard_key(job: Job, shard: int, rows: Sequence[RowGroup]) -> str:
     units = [(item.unit, item.group, item.lost) for item in sorted(rows)]
     scann = spec.scann.model_dump()
     words = spec.lexical and {"analyser": ANALYSER_VERSION, **spec.lexical.model_dump()}
-    return key_of("segments", FORMAT_VERSION, spec.distance, words, scann, job.shards, shard, units)
+    return key_of(
+        "segments", FORMAT_VERSION, spec.distance, words, scann, job.shards, shard, units, job.queries
+    )
 
 
 def update_key(
@@ -194,10 +190,14 @@ def write_segment(
     threads: int | None = None,
     encoder: EncoderSource | None = None,
 ) -> BuiltSegment:
-    """Build a segment, tuned for questions if there is an encoder, and put it into the store."""
+    """Build a segment, tuned for given queries or for questions if there is an encoder, and put it into the store."""
+    queries = None
     # A small segment is not tuned, and needs no encoder.
-    tuned = encoder is not None and table.num_rows >= job.spec.scann.exact_below_rows
-    queries = questions_of(table, encoder()) if encoder is not None and tuned else None
+    if table.num_rows >= job.spec.scann.exact_below_rows:
+        if job.queries is not None:
+            queries = tuning_half(load_queries(store, job.index, job.queries))
+        elif encoder is not None:
+            queries = questions_of(table, encoder)
     with tempfile.TemporaryDirectory(prefix="scannery-") as folder:
         built = build_segment(
             table, spec=job.spec, shard=shard, directory=Path(folder), threads=threads, queries=queries

@@ -27,8 +27,8 @@ from scannery.pipelines.counts import Counts, ShardOutcome
 from scannery.pipelines.deadletters import DeadLetter, count_reasons
 from scannery.pipelines.job import Job, stage_key
 from scannery.pipelines.old_rows import read_live_rows, unchanged_documents
+from scannery.pipelines.questions import EncoderSource
 from scannery.pipelines.segment_stage import (
-    EncoderSource,
     RowGroup,
     finished_shard,
     new_rows,
@@ -37,7 +37,15 @@ from scannery.pipelines.segment_stage import (
     write_segment,
 )
 
-__all__ = ["MOST_DELETED", "SMALL_SHARE", "Touch", "read_deletes", "update_shard", "write_deletes"]
+__all__ = [
+    "MOST_DELETED",
+    "SMALL_SHARE",
+    "Touch",
+    "finished_update",
+    "read_deletes",
+    "update_shard",
+    "write_deletes",
+]
 
 SMALL_SHARE = 0.1
 """Rows that the small segment of a shard may have, as a share of the big one's; more are merged with it."""
@@ -135,11 +143,32 @@ def update_shard(
         StageDamagedError: an embeddings file is damaged; it is made again by the next run.
 
     """
-    touches = sorted({touch for value in values if (touch := Touch.from_json(value))})
-    rows = sorted(RowGroup.from_json(value) for value in values if Touch.from_json(value) is None)
-    base = [entry for entry in parent.segments if entry.shard == shard]
-    key = update_key(job, shard, rows, base, _changes(touches, job))
-    return finished_shard(key, job, store) or _updated(key, shard, rows, touches, base, job, store, encoder)
+    update = _Update.of(shard, values, parent, job)
+    return finished_shard(update.key, job, store) or _updated(update, job, store, encoder)
+
+
+def finished_update(
+    shard: int, values: Sequence[str], parent: Manifest, job: Job, store: Store
+) -> ShardOutcome | None:
+    """Return what `update_shard` did with the same arguments before, or None."""
+    return finished_shard(_Update.of(shard, values, parent, job).key, job, store)
+
+
+class _Update(NamedTuple):
+    """What comes upon a shard."""
+
+    key: str
+    shard: int
+    rows: Sequence[RowGroup]
+    touches: Sequence[Touch]
+    base: Sequence[SegmentEntry]
+
+    @classmethod
+    def of(cls, shard: int, values: Sequence[str], parent: Manifest, job: Job) -> _Update:
+        touches = sorted({touch for value in values if (touch := Touch.from_json(value))})
+        rows = sorted(RowGroup.from_json(value) for value in values if Touch.from_json(value) is None)
+        base = [entry for entry in parent.segments if entry.shard == shard]
+        return cls(update_key(job, shard, rows, base, _changes(touches, job)), shard, rows, touches, base)
 
 
 def _changes(touches: Sequence[Touch], job: Job) -> Sequence[object]:
@@ -149,16 +178,8 @@ def _changes(touches: Sequence[Touch], job: Job) -> Sequence[object]:
     return [touches, "full"] if job.mode == "full" else touches
 
 
-def _updated(
-    key: str,
-    shard: int,
-    rows: Sequence[RowGroup],
-    touches: Sequence[Touch],
-    base: Sequence[SegmentEntry],
-    job: Job,
-    store: Store,
-    encoder: EncoderSource | None,
-) -> ShardOutcome:
+def _updated(update: _Update, job: Job, store: Store, encoder: EncoderSource | None) -> ShardOutcome:
+    key, shard, rows, touches, base = update
     started = time.perf_counter()
     fresh, letters, lost = new_rows(rows, job, store)
     change = _change(fresh, touches, base, job, store)

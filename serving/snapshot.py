@@ -30,7 +30,6 @@ class Snapshot:
     masks: MaskCache = field(default_factory=MaskCache)
     sequence: int = -1
     """Mutations up to this one are in it; -1: those that the version holds."""
-
     _parsed: dict[bytes, Options] = field(default_factory=dict)
     """Options by their message: callers mostly send the same ones again."""
     _derived: dict[int, tuple[Options, dict[Any, Any]]] = field(default_factory=dict)

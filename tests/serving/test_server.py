@@ -96,14 +96,6 @@ def test_fields_that_are_not_served_are_refused_by_name(channel: grpc.Channel) -
         message.options.MergeFrom(search_pb2.SearchOptions(**options))
         return message
 
-    code, _ = refused(channel, request(rerank=search_pb2.Rerank()))
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
-    query = search("library", VECTOR, 3).request
-    query.query.sparse_vector.indices.append(3)
-    assert refused(channel, query) == (grpc.StatusCode.UNIMPLEMENTED, "query.sparse_vector")
-    query = search_pb2.SearchRequest(index="library")
-    query.query.group.queries.add(text="a")
-    assert refused(channel, query) == (grpc.StatusCode.UNIMPLEMENTED, "query.group")
     assert refused(channel, search_pb2.SearchRequest(index="library"))[0] is grpc.StatusCode.INVALID_ARGUMENT
     assert refused(channel, request(mode=77)) == (grpc.StatusCode.INVALID_ARGUMENT, "mode")
 

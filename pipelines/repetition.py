@@ -1,0 +1,76 @@
+"""A build of which everything was done before: published without an engine, whose start takes longer than that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.store import Store
+from scannery.indexer.versions import read_manifest
+from scannery.pipelines.counts import ShardOutcome, UnitOutcome
+from scannery.pipelines.embed_stage import finished_unit
+from scannery.pipelines.job import Job
+from scannery.pipelines.publish_stage import publish
+from scannery.pipelines.questions import EncoderSource
+from scannery.pipelines.resolve_stage import needs_resolving
+from scannery.pipelines.segment_stage import RowGroup, finished_shard, shard_key
+from scannery.pipelines.units import WorkUnit
+from scannery.pipelines.update_stage import Touch, finished_update
+
+__all__ = ["published_again"]
+
+
+def published_again(
+    job: Job,
+    store: Store,
+    units: Sequence[WorkUnit],
+    touches: Mapping[int, Touch],
+    encoder: EncoderSource | None,
+) -> bool:
+    """Publish a build whose units and segments are all there already; return whether that was so.
+
+    Raises:
+        AlreadyExistsError: another build published a version meanwhile.
+
+    """
+    if needs_resolving(job):  # its duplicates are known to the engine's stages only
+        return False
+    outcomes = [finished_unit(unit, job, store) for unit in units]
+    done = [outcome for outcome in outcomes if outcome is not None]
+    if len(done) < len(units):
+        return False
+    shards = _finished_shards(job, store, done, touches)
+    if shards is None:
+        return False
+    publish(job, store, done, shards, encoder=encoder)
+    return True
+
+
+def _finished_shards(
+    job: Job, store: Store, units: Sequence[UnitOutcome], touches: Mapping[int, Touch]
+) -> list[ShardOutcome] | None:
+    parent = read_manifest(store, job.index, job.parent) if job.mode == "upsert" or job.keep_rows else None
+    values: dict[int, list[str]] = defaultdict(list)
+    for shard, touch in touches.items():
+        values[shard].append(touch.to_json())
+    for unit in units:
+        for shard, group in unit.row_groups.items():
+            values[shard].append(RowGroup(unit.ordinal, unit.key, group).to_json())
+    shards = []
+    for shard, items in values.items():
+        outcome = _finished_shard(shard, items, parent, job, store)
+        if outcome is None:
+            return None
+        shards.append(outcome)
+    return shards
+
+
+def _finished_shard(
+    shard: int, values: Sequence[str], parent: Manifest | None, job: Job, store: Store
+) -> ShardOutcome | None:
+    if job.mode == "full":
+        rows = [RowGroup.from_json(value) for value in values]
+        if done := finished_shard(shard_key(job, shard, rows), job, store):
+            return done
+    return None if parent is None else finished_update(shard, values, parent, job, store)
