@@ -439,9 +439,10 @@ def _recall(
     found = index.search_many(queries_QD, K, fields=[])
     took = time.perf_counter() - started
     place = {f"p{identifier}": position for position, identifier in enumerate(ids.tolist())}
-    # By distance, so that ties count.
+    # By distance, so that ties count; without the queries' own lengths, distances may be negative.
+    allowed_Q = cut_Q + 1e-6 * np.abs(cut_Q)
     right = [
-        sum(distances_QN[q, place[hit.id]] <= cut_Q[q] * (1 + 1e-6) for hit in hits) / k
+        sum(distances_QN[q, place[hit.id]] <= allowed_Q[q] for hit in hits) / k
         for q, hits in enumerate(found)
     ]
     return float(np.mean(right)), took
