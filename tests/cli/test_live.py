@@ -77,6 +77,9 @@ def test_seal_merge_snapshot_and_restore(
 ) -> None:
     with scannery.connect(store) as client:
         client.index("library").upsert([point(i) for i in range(5)])  # type: ignore[misc]
+    status, out, _ = run(capsys, "index", "show", "library", "--store", str(store))
+    assert status == 0
+    assert "live updates: 1 mutations, up to 1, wait" in out
     status, out, _ = run(capsys, "index", "seal", "library", "--store", str(store))
     assert status == 0
     assert "is at version 2: 1 mutations, 5 new rows, 0 rows replaced or deleted" in out
