@@ -146,7 +146,7 @@ class Catalog:
             raise entry.error or self._unknown(name)
         if not self.watched:
             # Nobody follows the log; whoever finds it busy takes what there is.
-            entry.live.catch_up(blocking=False)
+            entry.live.catch_up(wait_s=0)
         return entry.live.snapshot
 
     def live(self, name: str) -> LiveIndex:

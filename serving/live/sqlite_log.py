@@ -40,6 +40,7 @@ KEEP_ANSWERS_S = 3600.0
 TRUNCATE_AT_ONCE = 64
 """Records removed in one transaction: writers wait for it."""
 BUSY_S = 10.0
+CLOSE_S = 5.0
 
 _SCHEMA = """
 CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -162,11 +163,13 @@ class SqliteLog:
                 target.close()
 
     def close(self) -> None:
-        """Close the connections."""
-        with self._write_lock, self._read_lock:
-            for connection in (self._reader, self._writer):
-                if connection is not None:
-                    connection.close()
+        """Close the connections; one that waits for its turn is left to the end of the process."""
+        with self._read_lock:
+            self._reader.close()
+        if self._write_lock.acquire(timeout=CLOSE_S):
+            if self._writer is not None:
+                self._writer.close()
+            self._write_lock.release()
 
 
 class _Turn:

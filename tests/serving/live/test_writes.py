@@ -224,6 +224,23 @@ def test_a_disk_that_is_full_refuses_writes_until_there_is_room(
         assert index.upsert(big).sequence == 2
 
 
+def test_whoever_hangs_with_the_turn_holds_up_writes_and_nothing_else(store: Path) -> None:
+    with scannery.connect(store) as client:
+        index = client.index("live")
+        index.upsert([{"id": "a", "vector": VECTOR}])
+        other = SqliteLog(store / "live" / "log")
+        with other.turn(after=0):
+            for name in ("b", "c"):
+                with pytest.raises(scannery.DeadlineExceededError):
+                    index.upsert([{"id": name, "vector": VECTOR}], timeout_s=0.3)
+            assert len(index.search(VECTOR)) == 10
+            assert index.get(["a", "b"])[1] is None
+        # The first had its turn coming, and was written as a whole; the second was given up in time.
+        assert index.upsert([{"id": "d", "vector": VECTOR}]).sequence == 3
+        assert [point is not None for point in index.get(["b", "c", "d"])] == [True, False, True]
+        other.close()
+
+
 def test_a_log_that_cannot_be_written_refuses_writes(store: Path) -> None:
     (store / "live" / "log").write_text("a file is in the way")
     with scannery.connect(store) as client:
