@@ -69,6 +69,12 @@ class MemorySegment(Segment):
         return self._columns
 
     @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of the vectors and columns."""
+        scaled = 0 if self.given_ND is self.searched_ND else self.searched_ND.nbytes
+        return int(self.whole.nbytes + scaled)
+
+    @cached_property
     def records(self) -> Records:  # type: ignore[override]  # made when a hit is first read
         """The same columns as places in one buffer."""
         return Records.of(self._columns)
