@@ -261,16 +261,16 @@ def _visibility(folder: Path, vectors_ND: np.ndarray, count: int = 300) -> None:
 
 
 def measure_queries(folder: Path) -> None:
-    vectors_ND = random_vectors(120_000)
+    vectors_ND = random_vectors(70_000)
     spec = spec_of("queries", "cosine", seal_rows=500_000, max_rows=1_000_000, merge_segments=2)
     store = Store.open(folder / "store", create=True)
-    publish(store, spec, vectors_ND[:100_000], folder)
+    publish(store, spec, vectors_ND[:50_000], folder)
     rows: list[list[str]] = []
     with serving(folder / "store") as address, scannery.connect(address) as client:
         index = client.index("queries")
         probe = _Probe(address, vectors_ND)
         for _ in range(2):  # the first one warms up
-            quiet = probe.during(lambda: time.sleep(8))
+            quiet = probe.during(lambda: time.sleep(6))
         rows.append(_phase("quiet", quiet, quiet))
 
         def write(seconds: float = 10, pause_s: float = 0.0) -> int:
@@ -279,7 +279,7 @@ def measure_queries(folder: Path) -> None:
                 first = (done * BATCH) % 20_000
                 index.upsert(
                     [
-                        {"id": f"w{first + i}", "vector": vectors_ND[100_000 + (first + i) % 20_000]}
+                        {"id": f"w{first + i}", "vector": vectors_ND[50_000 + (first + i) % 20_000]}
                         for i in range(BATCH)
                     ]
                 )
@@ -299,7 +299,7 @@ def measure_queries(folder: Path) -> None:
             _phase("merge and the move to its version", probe.during(lambda: _nicely("merge", folder)), quiet)
         )
         rows.append(_phase("a rollback", probe.during(lambda: _back(store)), quiet))
-        rows.append(_phase("quiet again", probe.during(lambda: time.sleep(8)), quiet))
+        rows.append(_phase("quiet again", probe.during(lambda: time.sleep(6)), quiet))
         probe.close()
     print(table(["during", "queries", "p50, ms", "p99, ms", "p99 × quiet", "failures"], rows), "\n")
 
@@ -333,7 +333,7 @@ class _Probe:
         thread.start()
         took, failures = [], 0
         while thread.is_alive():
-            query_D = self._vectors_ND[self._generator.integers(100_000)]
+            query_D = self._vectors_ND[self._generator.integers(50_000)]
             started = time.perf_counter()
             try:
                 self._client.index("queries").search(query_D, K)

@@ -315,7 +315,8 @@ def passages(store: str, name: str) -> Collection:
         vectors_ND = np.concatenate([segment.searched_ND for segment in index.segments])
         texts = pa.concat_tables([segment.table.select(["text"]) for segment in index.segments])
     assert index.spec.encoder is not None
-    queries_QD = questions_of(texts, Encoder.load(index.spec.encoder.model, device="cpu"))
+    encoder = Encoder.load(index.spec.encoder.model, device="cpu")
+    queries_QD = questions_of(texts, lambda: encoder)
     assert queries_QD is not None
     rows, dimensions = vectors_ND.shape
     title = f"{rows:,} × {dimensions} real passages, cosine"

@@ -82,7 +82,7 @@ def build(
 
     parsed = load_spec(spec)
     gone = _deletes(deletes or [])
-    with quiet_beam(), _bar() as progress:
+    with quiet_beam(), stage_bar() as progress:
         report = run_build(
             parsed,
             [*(inputs or []), *more_inputs],
@@ -148,8 +148,8 @@ def quiet_beam() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _bar() -> Iterator[ProgressCallback | None]:
-    """Give a callback that draws a progress bar on a terminal, and None elsewhere."""
+def stage_bar() -> Iterator[ProgressCallback | None]:
+    """Give a callback that draws where a pipeline stands on a terminal, and None elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

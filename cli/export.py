@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from scannery.cli.progress import counting_bar
 
 if TYPE_CHECKING:
     from scannery.pipelines import ExportReport
-    from scannery.pipelines.exporting import RowsCallback
 
 __all__ = ["export"]
 
@@ -46,26 +44,13 @@ def export(
     # Imported late: PyArrow takes time that `scannery --help` should not.
     from scannery.pipelines.exporting import export as run_export
 
-    with _bar() as progress:
+    with counting_bar("exporting") as progress:
         report = run_export(name, store, output, format=format, version=version, vectors=vectors,
                             overwrite=overwrite, progress=progress)  # fmt: skip
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
         _print(report)
-
-
-@contextlib.contextmanager
-def _bar() -> Iterator[RowsCallback | None]:
-    """Give a callback that draws a progress bar on a terminal, and None elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn("exporting"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("export", total=None)
-        yield lambda rows, total: bar.update(task, completed=rows, total=total)
 
 
 def _print(report: ExportReport) -> None:

@@ -10,10 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from scannery.cli.build import quiet_beam
+from scannery.cli.build import quiet_beam, stage_bar
 from scannery.cli.errors import NO
 from scannery.cli.output import print_json, size_text
 from scannery.cli.plots import plot_curves
+from scannery.cli.progress import counting_bar
 from scannery.indexer import (
     Manifest,
     Store,
@@ -112,7 +113,8 @@ def verify_command(
     name: NameArgument, store: StoreOption, version: VersionOption = None, as_json: JsonOption = False
 ) -> None:
     """Read every file again and check hashes, counts, ids and recall."""
-    report = verify(Store.open(store), name, version)
+    with counting_bar("verifying") as progress:
+        report = verify(Store.open(store), name, version, progress=progress)
     if as_json:
         print_json({**report.__dict__})
     for problem in report.problems if not as_json else ():
@@ -154,20 +156,26 @@ def gc_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove old versions, and segments that no kept version names."""
-    report = collect_garbage(
-        Store.open(store), name, keep=keep, min_age=timedelta(hours=min_age_hours), dry_run=dry_run
-    )
+    """Remove old versions, except those that a server has open, and all files that only they need."""
+    age = timedelta(hours=min_age_hours)
+    with counting_bar("removing") as progress:
+        report = collect_garbage(
+            Store.open(store), name, keep=keep, min_age=age, dry_run=dry_run, progress=progress
+        )
     if as_json:
         print_json({**report.__dict__})
         return
     verb = "Would remove" if dry_run else "Removed"
+    files = len(report.segments) + len(report.deletes) + len(report.embeddings)
     _console.print(
-        f"{verb} {len(report.versions)} version(s) and {len(report.segments)} segment(s), "
-        f"{len(report.scratch)} file(s) of builds that were killed, "
-        f"{size_text(report.freed_bytes)}.",
+        f"{verb} {len(report.versions)} version(s), {files} file(s) of them, and {len(report.records)} record(s) and "
+        f"{len(report.scratch)} remnant(s) of builds: {size_text(report.freed_bytes)}.",
         highlight=False,
+        soft_wrap=True,
     )
+    if report.leased:
+        numbers = ", ".join(map(str, report.leased))
+        _console.print(f"Kept, since servers have them open: version(s) {numbers}.", highlight=False)
 
 
 @index_app.command("compact")
@@ -182,16 +190,16 @@ def compact_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Merge the segments of every shard that has several into one, as a new version."""
+    """Make one segment of every shard that has several or deleted rows, as a new version."""
     from scannery.pipelines import compact  # Beam takes seconds
 
-    with quiet_beam():
-        report = compact(name, store, runner=runner, runner_options=rest or [])
+    with quiet_beam(), stage_bar() as progress:
+        report = compact(name, store, runner=runner, runner_options=rest or [], progress=progress)
     if as_json:
         print_json(report.to_dict())
         return
     text = (
-        f"{name} has one segment a shard already: version {report.version}."
+        f"{name} has one segment a shard already, and no deleted rows: version {report.version}."
         if report.up_to_date
         else f"{name} is at version {report.version}: {report.segments_before} segments became {report.segments}, "
         f"{size_text(report.size_bytes_before)} became {size_text(report.size_bytes)}, in {report.seconds:.1f} s."

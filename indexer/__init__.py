@@ -27,14 +27,9 @@ from scannery.indexer.errors import (
     StoreError,
 )
 from scannery.indexer.exact import exact_search, unit_length
-from scannery.indexer.maintenance import (
-    GarbageReport,
-    VerifyReport,
-    collect_garbage,
-    measure_recall,
-    rollback,
-    verify,
-)
+from scannery.indexer.garbage import GarbageReport, collect_garbage
+from scannery.indexer.leases import LeaseHolder, leased_versions
+from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
 from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall, SegmentEntry
 from scannery.indexer.memory import MemorySegment
 from scannery.indexer.planner import AllowedRows, Found
@@ -97,6 +92,7 @@ __all__ = [
     "InvalidRecordError",
     "InvalidSpecError",
     "Language",
+    "LeaseHolder",
     "LexicalSpec",
     "LiveSpec",
     "Manifest",
@@ -129,6 +125,7 @@ __all__ = [
     "id_hashes",
     "identifier",
     "latest_version",
+    "leased_versions",
     "list_indexes",
     "list_versions",
     "load_spec",

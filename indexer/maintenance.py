@@ -1,13 +1,11 @@
-"""Look after an index at rest: verify it, roll it back, and collect what nothing refers to."""
+"""Look after an index at rest: verify it, measure its recall, roll it back."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
@@ -19,21 +17,26 @@ from scannery.indexer.exact import unit_length
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.reader import OpenIndex, live_rows_of
 from scannery.indexer.segment import open_segment
-from scannery.indexer.store import Store, StoredObject
+from scannery.indexer.store import Store
 from scannery.indexer.tuning import TUNED_K, recall_by_score
 from scannery.indexer.versions import (
     commit,
     list_versions,
-    manifest_key,
     read_manifest,
     segment_key,
 )
 
-__all__ = ["GarbageReport", "VerifyReport", "collect_garbage", "measure_recall", "rollback", "verify"]
+__all__ = [
+    "VerifyReport",
+    "measure_recall",
+    "near_stored",
+    "rollback",
+    "verify",
+]
 
-_LOG = logging.getLogger(__name__)
-SCRATCH_FOLDERS = ("stage/reuse", "stage/deletes")
-SAMPLED_QUERIES = 200
+VerifyCallback = Callable[[int, int], None]
+"""Called with the bytes read so far, and all bytes of the version."""
+_SAMPLED_QUERIES = 200
 # Recall of a sample lies this far below the target by chance alone, in one of some hundred samples.
 _RECALL_SLACK = 0.02
 
@@ -51,20 +54,9 @@ class VerifyReport:
     """One sentence for each thing that is wrong; empty if the version is sound."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GarbageReport:
-    """What `collect_garbage` removed, or would remove."""
-
-    versions: tuple[int, ...]
-    segments: tuple[str, ...]
-    deletes: tuple[str, ...]
-    """Files that name deleted rows."""
-    scratch: tuple[str, ...]
-    """Files that a build needs only while it runs, of builds that were killed."""
-    freed_bytes: int
-
-
-def verify(store: Store, index: str, version: int | None = None) -> VerifyReport:
+def verify(
+    store: Store, index: str, version: int | None = None, *, progress: VerifyCallback | None = None
+) -> VerifyReport:
     """Read a whole version again and check it: every hash, row counts, unique ids, recall on a sample.
 
     The local cache is not trusted: segments are read from the store.
@@ -72,7 +64,7 @@ def verify(store: Store, index: str, version: int | None = None) -> VerifyReport
     manifest = read_manifest(store, index, version)
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="scannery-verify-") as folder:
-        opened = _open_all(store, manifest, Path(folder), problems)
+        opened = _open_all(store, manifest, Path(folder), problems, progress)
         wrong = _wrong_counts(opened)
         problems += wrong + _repeated_ids(opened)
         complete = len(opened.segments) == len(manifest.segments) and not wrong
@@ -98,7 +90,7 @@ def measure_recall(index: OpenIndex, queries_QD: np.ndarray | None = None) -> fl
     if not index.manifest.rows:
         return None
     if queries_QD is None:
-        queries_QD = _near_stored(index)
+        queries_QD = near_stored(index)
     parts = list(zip(index.segments, index.alive, index.settings_for(), strict=True))
     target = index.spec.target_recall
     found = [
@@ -109,12 +101,13 @@ def measure_recall(index: OpenIndex, queries_QD: np.ndarray | None = None) -> fl
     return float(recall_by_score(_best(found), _best(truth)).mean())
 
 
-def _near_stored(index: OpenIndex) -> np.ndarray:
+def near_stored(index: OpenIndex) -> np.ndarray:
+    """Return queries near stored vectors, float32: each moved by 0.3 of its length in a random direction."""
     generator, rows = np.random.default_rng(1), index.manifest.rows
     queries_QD = np.concatenate(
         [
             segment.vectors(
-                rows_R[generator.integers(0, len(rows_R), round(SAMPLED_QUERIES * len(rows_R) / rows) + 1)]
+                rows_R[generator.integers(0, len(rows_R), round(_SAMPLED_QUERIES * len(rows_R) / rows) + 1)]
             )
             for segment, rows_R in index.live_rows()
         ]
@@ -145,64 +138,21 @@ def _position(store: Store, index: str) -> int:
     return 0
 
 
-def collect_garbage(
+def _open_all(
     store: Store,
-    index: str,
-    *,
-    keep: int = 3,
-    min_age: timedelta = timedelta(days=1),
-    dry_run: bool = False,
-) -> GarbageReport:
-    """Remove all but the newest `keep` versions, and the files that no remaining version names.
-
-    What is younger than `min_age` stays: a build writes its segments before it commits the version that names
-    them. A running server is not disturbed, since it has its version open and in its own cache.
-
-    Raises:
-        NotFoundError: no such index.
-        CorruptError: a manifest that would be kept cannot be read; then nothing is removed.
-
-    """
-    if keep < 1:
-        raise ValueError(f"keep must be at least 1, got {keep}")
-    read_manifest(store, index)  # a clear NotFoundError
-    before = datetime.now(timezone.utc) - min_age
-    old_versions = _old_versions(store, index, keep, before)
-    kept = [read_manifest(store, index, v) for v in list_versions(store, index) if v not in old_versions]
-    named = {
-        segment_key(index, key) for manifest in kept for entry in manifest.segments for key in entry.keys
-    }
-    orphans, deletes = (
-        [item for item in store.list(f"{index}/{folder}") if item.key not in named and item.modified < before]
-        for folder in ("segments", "deletes")
-    )
-    scratch = [
-        item
-        for folder in SCRATCH_FOLDERS
-        for item in store.list(f"{index}/{folder}")
-        if item.modified < before
-    ]
-    if not dry_run:
-        # Manifests first: a version must not outlive its segments.
-        for version in old_versions:
-            store.delete(manifest_key(index, version))
-        for item in (*orphans, *deletes, *scratch):
-            store.delete(item.key)
-        store.remove_drafts(index, before)
-    return GarbageReport(
-        versions=tuple(old_versions),
-        segments=tuple(item.key for item in orphans),
-        deletes=tuple(item.key for item in deletes),
-        scratch=tuple(item.key for item in scratch),
-        freed_bytes=sum(item.size_bytes for item in (*orphans, *deletes, *scratch)),
-    )
-
-
-def _open_all(store: Store, manifest: Manifest, folder: Path, problems: list[str]) -> OpenIndex:
+    manifest: Manifest,
+    folder: Path,
+    problems: list[str],
+    progress: VerifyCallback | None,
+) -> OpenIndex:
     """Return what can be opened of a version, as if that were all of it."""
     cache = SegmentCache(folder)
     entries, segments, alive = [], [], []
+    read = 0
     for entry in manifest.segments:
+        if progress is not None:
+            progress(read, manifest.size_bytes)
+        read += entry.size_bytes
         try:
             segment = open_segment(store, manifest.index, entry, cache)
             alive.append(live_rows_of(store, manifest.index, entry, segment))
@@ -211,6 +161,8 @@ def _open_all(store: Store, manifest: Manifest, folder: Path, problems: list[str
             continue
         entries.append(entry)
         segments.append(segment)
+    if progress is not None:
+        progress(manifest.size_bytes, manifest.size_bytes)
     return OpenIndex(manifest.model_copy(update={"segments": entries}), tuple(segments), tuple(alive))
 
 
@@ -223,24 +175,16 @@ def _wrong_counts(index: OpenIndex) -> list[str]:
 
 
 def _repeated_ids(index: OpenIndex) -> list[str]:
+    """Return a sentence for each id that stands in several live rows, of one segment or of several."""
     seen: dict[str, str] = {}
     repeated = []
     for segment, rows_R in index.live_rows():
         key = segment.entry.key
         for identifier in segment.ids.take(pa.array(rows_R[rows_R < len(segment.table)])).to_pylist():
-            first = seen.setdefault(identifier, key)
-            if first != key:
-                repeated.append(f"id {identifier!r} is in {first} and in {key}")
+            if identifier in seen:
+                repeated.append(f"id {identifier!r} is in {seen[identifier]} and in {key}")
+            seen[identifier] = key
     return repeated
-
-
-def _old_versions(store: Store, index: str, keep: int, before: datetime) -> list[int]:
-    written: dict[str, StoredObject] = {item.key: item for item in store.list(f"{index}/versions")}
-    return [
-        version
-        for version in list_versions(store, index)[:-keep]
-        if written[manifest_key(index, version)].modified < before
-    ]
 
 
 def _best(scores: Sequence[np.ndarray]) -> np.ndarray:

@@ -129,6 +129,12 @@ class Manifest(_Record):
         return sum(segment.live_rows for segment in self.segments)
 
     @property
+    def builds(self) -> tuple[str, ...]:
+        """Names of the builds that its documents come from, as far as it is known."""
+        known = self.statistics.get("builds") or [self.statistics.get("build_id")]
+        return tuple(build for build in known if build)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all segment files, and of the files that name deleted rows."""
         files = [file for entry in self.segments for file in (entry, entry.deleted) if file]

@@ -26,6 +26,11 @@ from scannery.pipelines.whole_recall import with_whole_recall
 __all__ = ["BuildRecord", "publish", "read_record"]
 
 
+MOST_BUILDS = 1000
+"""Builds that a version knows its documents to come from: 20 KB of its manifest. Embeddings of still older ones may be
+collected, and documents that come again from there are embedded again."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BuildRecord:
     """What came of a build, as its last stage leaves it in the store for whoever started it."""
@@ -68,6 +73,7 @@ def publish(
     entries = _entries(job, parent, shards)
     _write_dead_letters(job, store, units, shards)
     statistics = _statistics(job, counts, units, shards) | _coverage(job, counts, entries)
+    statistics["builds"] = _builds(job, parent)
     manifest = _manifest(job, entries, parent, statistics)
     status, version = _decide(job, store, counts, parent, manifest, encoder)
     record = BuildRecord(
@@ -109,6 +115,12 @@ def _coverage(job: Job, counts: Counts, entries: Sequence[SegmentEntry]) -> dict
         "unknown_deletes": job.deletes - changes["removed"],
         "not_in_input": sum(known) - mentioned if len(known) == len(entries) else None,
     }
+
+
+def _builds(job: Job, parent: Manifest | None) -> list[str]:
+    """Return the builds that the documents of the version come from: gc keeps their embeddings."""
+    before = parent.builds if parent is not None and job.mode == "upsert" else ()
+    return list(dict.fromkeys([*before, job.build_id]))[-MOST_BUILDS:]
 
 
 def _decide(

@@ -144,7 +144,9 @@ def build_shard(
     outcome = record_shard(outcome, letters, job, store)
     # An update with the same input finds by this that there is nothing to do, without reading anything.
     again = update_key(job, shard, rows, outcome.entries)
-    record_shard(dataclasses.replace(outcome, key=again), letters, job, store)
+    same = {"unchanged": sum(entry.documents or 0 for entry in outcome.entries)}
+    counts = dataclasses.replace(outcome.counts, changes=same)
+    record_shard(dataclasses.replace(outcome, key=again, counts=counts), letters, job, store)
     return outcome
 
 

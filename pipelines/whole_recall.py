@@ -12,7 +12,7 @@ import logging
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer.maintenance import SAMPLED_QUERIES, measure_recall
+from scannery.indexer.maintenance import measure_recall, near_stored
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.reader import OpenIndex, open_manifest
 from scannery.indexer.store import Store
@@ -25,6 +25,9 @@ __all__ = ["MOST_BYTES", "with_whole_recall"]
 MOST_BYTES = 2 << 30
 """Larger versions are not measured: one worker opens all segments for it, in seconds for each gigabyte. Opening is not
 lost where this machine also serves, since segments stay in its cache."""
+
+QUERIES = 200
+"""Questions that are made: their recall has a standard error of about a hundredth."""
 
 _SEED = 1
 """Another one than the tuner's, so that questions come from other passages."""
@@ -48,11 +51,11 @@ def with_whole_recall(manifest: Manifest, job: Job, store: Store, encoder: Encod
         _LOG.warning("the recall of the whole index was not measured: %s", error)
         return manifest
     queries_QD = _queries(index, job, store, encoder)
+    if queries_QD is None:
+        queries_QD = near_stored(index)
     whole = measure_recall(index, queries_QD)
-    count = SAMPLED_QUERIES if queries_QD is None else len(queries_QD)
-    measured = recall.model_copy(
-        update={"whole": None if whole is None else round(whole, 5), "whole_queries": count}
-    )
+    update = {"whole": None if whole is None else round(whole, 5), "whole_queries": len(queries_QD)}
+    measured = recall.model_copy(update=update)
     return manifest.model_copy(update={"recall": measured})
 
 
@@ -67,6 +70,6 @@ def _sample(index: OpenIndex) -> pa.Table:
     generator, rows = np.random.default_rng(_SEED), index.manifest.rows
     samples = []
     for segment, rows_R in index.live_rows():
-        count = min(len(rows_R), round(SAMPLED_QUERIES * len(rows_R) / rows) + 1)
+        count = min(len(rows_R), round(QUERIES * len(rows_R) / rows) + 1)
         samples.append(segment.take(np.sort(generator.choice(rows_R, count, replace=False)), ["text"]))
     return pa.concat_tables(samples)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from scannery.indexer import (
     IndexerError,
+    LeaseHolder,
     Manifest,
     OpenIndex,
     SegmentCache,
@@ -96,6 +97,7 @@ class Catalog:
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Lock()
+        self._leases = LeaseHolder(store)
         self._closed = False
         self.watched = False
         """Whether somebody calls `refresh` all the time."""
@@ -198,6 +200,9 @@ class Catalog:
             for name in self._entries.keys() - stored.keys():
                 _LOG.info("index %s is gone", name)
                 self._forget(name)
+            for name, entry in self._entries.items():
+                if entry.snapshot is not None:
+                    self._leases.hold(name, {entry.snapshot.manifest.version})
 
     def close(self) -> None:
         """Let go of all indexes; queries that run finish on what they hold."""
@@ -205,6 +210,7 @@ class Catalog:
         with self._lock:
             for name in list(self._entries):
                 self._forget(name)
+            self._leases.release()
 
     def _forget(self, name: str) -> None:
         entry = self._entries.pop(name, None)

@@ -158,7 +158,7 @@ def _committed(
                 "parent": parent.version,
                 "segments": left,
                 "recall": expected_recall(left, parent.spec.target_recall, given_queries=given),
-                "statistics": {"mode": "merge", "merged": len(group)},
+                "statistics": {"mode": "merge", "merged": len(group), "builds": parent.builds},
             }
         )
         try:

@@ -150,4 +150,5 @@ def _died(segment: Segment, before: AllowedRows | None, now: AllowedRows | None)
 
 
 def _described(manifest: Manifest, state: LiveState) -> Manifest:
-    return manifest.model_copy(update={"statistics": {"mode": "live", "mutations": state.mutations}})
+    statistics = {"mode": "live", "mutations": state.mutations, "builds": state.manifest.builds}
+    return manifest.model_copy(update={"statistics": statistics})

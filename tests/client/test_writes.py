@@ -92,7 +92,7 @@ def test_a_stream_acknowledges_each_batch_and_ends_at_the_first_error(store: Pat
             request_serializer=index_pb2.UpsertRequest.SerializeToString,
             response_deserializer=index_pb2.UpsertResponse.FromString,
         )
-        answers = call(iter([batch("a", DIMENSIONS), batch("b", DIMENSIONS), batch("c", 3)]), timeout=60)
+        answers: Any = call(iter([batch("a", DIMENSIONS), batch("b", DIMENSIONS), batch("c", 3)]), timeout=60)
         got = [next(answers), next(answers)]
         assert [(answer.sequence, answer.written, answer.request_id) for answer in got] == [
             (1, 1, "a"), (2, 1, "b"),
