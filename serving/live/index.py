@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from scannery.indexer import IndexerError, OpenIndex
 from scannery.serving.deadline import Deadline
@@ -22,13 +21,12 @@ from scannery.serving.errors import (
     OverloadedError,
     ReadOnlyError,
 )
-from scannery.serving.live.log import Answer, LogEntry, LogGapError, Turn
+from scannery.serving.live.log import Answer, LogEntry, LogGapError, LogOpener, MutationLog, Turn
 from scannery.serving.live.memtable import LiveState, apply, begin
 from scannery.serving.live.parsing import Deletion
 from scannery.serving.live.preparing import PreparedUpsert
 from scannery.serving.live.records import Mutation, decode, encode, rows_fit
 from scannery.serving.live.resolving import resolve_deletion, resolve_upsert
-from scannery.serving.live.sqlite_log import SqliteLog
 from scannery.serving.live.writer import Write, Writer
 from scannery.serving.masks import MaskCache
 from scannery.serving.snapshot import Snapshot
@@ -40,7 +38,6 @@ RETRY_S = 1.0
 LOCK_S = 0.1
 WAIT_S = 0.02
 """Between two looks at the log by a query that waits for a sequence."""
-CHECKPOINT_BYTES = 64 << 20
 
 
 class LiveIndex:
@@ -51,10 +48,10 @@ class LiveIndex:
         index: OpenIndex,
         encoders: EncoderPool,
         *,
-        folder: Path | None,
+        open_log: LogOpener | None,
         on_gap: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take an open version, and the folder of its log; None: it takes no writes.
+        """Take an open version, and what opens its log; None: it takes no writes.
 
         Raises:
             CorruptError, FormatError: the log cannot be replayed.
@@ -62,12 +59,12 @@ class LiveIndex:
 
         """
         self._encoders = encoders
-        self._folder = folder
+        self._open_log = open_log
         self._on_gap = on_gap
         self._masks = MaskCache()
         self._lock = threading.Lock()
         self._applied = threading.Condition()
-        self._log: SqliteLog | None = None
+        self._log: MutationLog | None = None
         self._writer: Writer | None = None
         self._trouble = ""
         self._state = self._replayed(begin(index))
@@ -168,7 +165,7 @@ class LiveIndex:
             OverloadedError: the newest rows wait to be sealed.
 
         """
-        if self._folder is None:
+        if self._open_log is None:
             raise ReadOnlyError(
                 f"index {self._state.manifest.index!r} takes no writes: its store is a bucket, and the log of live "
                 "updates needs a local folder (--log)"
@@ -184,7 +181,7 @@ class LiveIndex:
         if self._writer is not None:
             self._writer.close()
         with self._lock:
-            log, self._log, self._folder = self._log, None, None
+            log, self._log, self._open_log = self._log, None, None
         if log is not None:
             log.close()
 
@@ -220,8 +217,7 @@ class LiveIndex:
                 write.outcome.set_exception(answer)
             else:
                 write.outcome.set_result(answer)
-        if log.unchecked_bytes() > CHECKPOINT_BYTES:
-            self._checkpoint(log)
+        self._tidy(log)
 
     def _appended(
         self, turn: Turn, group: Sequence[Write], answers: dict[int, Answer | Exception]
@@ -250,16 +246,16 @@ class LiveIndex:
             answers[number] = Answer(sequence, count)
         return apply(state, pending)
 
-    def _checkpoint(self, log: SqliteLog) -> None:
+    def _tidy(self, log: MutationLog) -> None:
         try:
-            log.checkpoint()
+            log.tidy()
         except (IndexerError, ReadOnlyError) as error:
             _LOG.warning("index %s: %s", self._state.manifest.index, error)
 
-    def _opened(self, *, create: bool = False) -> SqliteLog | None:
-        if self._log is None and self._folder is not None:
+    def _opened(self, *, create: bool = False) -> MutationLog | None:
+        if self._log is None and self._open_log is not None:
             try:
-                self._log = SqliteLog(self._folder, create=create)
+                self._log = self._open_log(create=create)
             except FileNotFoundError:
                 return None
         return self._log

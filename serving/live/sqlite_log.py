@@ -37,6 +37,7 @@ APPLICATION_ID = 0x5363616E  # "Scan": tells our databases from others
 PAGE_BYTES = 1 << 14
 READ_BYTES = 64 << 20
 KEEP_ANSWERS_S = 3600.0
+CHECKPOINT_BYTES = 64 << 20
 TRUNCATE_AT_ONCE = 64
 """Records removed in one transaction: writers wait for it."""
 BUSY_S = 10.0
@@ -128,8 +129,11 @@ class SqliteLog:
 
     def truncate(self, up_to: int) -> None:
         """Remove the entries up to a sequence, few at a time, so that nobody waits long for a turn."""
+        if self.truncated() >= up_to:
+            return
         while (low := self.truncated()) < up_to:
             self._truncate_some(min(low + TRUNCATE_AT_ONCE, up_to))
+        self.checkpoint(truncate=True)
 
     def _truncate_some(self, up_to: int) -> None:
         with self.turn(after=0) as turn:
@@ -140,10 +144,11 @@ class SqliteLog:
         files = (self.path, self.path.with_name(f"{LOG_FILE}-wal"))
         return sum(path.stat().st_size for path in files if path.exists())
 
-    def unchecked_bytes(self) -> int:
-        """Return the size of the write-ahead log, which a checkpoint makes reusable."""
+    def tidy(self) -> None:
+        """Bring a long write-ahead log into the database, so that it begins anew."""
         wal = self.path.with_name(f"{LOG_FILE}-wal")
-        return wal.stat().st_size if wal.exists() else 0
+        if wal.exists() and wal.stat().st_size > CHECKPOINT_BYTES:
+            self.checkpoint()
 
     def checkpoint(self, *, truncate: bool = False) -> None:
         """Bring what is in the write-ahead log into the database; with `truncate`, give back its space too."""
