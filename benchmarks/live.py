@@ -47,6 +47,7 @@ from scannery.indexer import (
     rollback,
     segment_key,
 )
+from scannery.serving.live.maintenance import locked
 from scannery.serving.live.sqlite_log import SqliteLog
 
 BATCH = 100
@@ -266,7 +267,12 @@ def measure_queries(folder: Path) -> None:
     store = Store.open(folder / "store", create=True)
     publish(store, spec, vectors_ND[:50_000], folder)
     rows: list[list[str]] = []
-    with serving(folder / "store") as address, scannery.connect(address) as client:
+    with (
+        # So that merges happen when they are measured, and not before.
+        locked(folder / "store", "queries", "merge"),
+        serving(folder / "store") as address,
+        scannery.connect(address) as client,
+    ):
         index = client.index("queries")
         probe = _Probe(address, vectors_ND)
         for _ in range(2):  # the first one warms up

@@ -67,6 +67,7 @@ class LiveIndex:
         self._log: MutationLog | None = None
         self._writer: Writer | None = None
         self._trouble = ""
+        self._behind = False
         self._state = self._replayed(begin(index))
         self.snapshot = self._snapshot()
 
@@ -96,9 +97,11 @@ class LiveIndex:
             return False
         try:
             log = self._opened()
-            if log is None or not log.changed():
+            if log is None or not (log.changed() or self._behind):
                 return False
+            self._behind = True  # until it has worked: the log says only once that it changed
             state = self._caught_up(self._state)
+            self._behind = False
             found = state is not self._state
             if found:
                 self._publish(state)
