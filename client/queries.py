@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, get_args
 
@@ -26,6 +26,7 @@ __all__ = [
     "Queries",
     "QueryLike",
     "SearchOptions",
+    "Sparse",
     "build_options",
     "build_queries",
     "build_query",
@@ -56,14 +57,28 @@ class Blend:
     """One for each, None: all equal. A negative one ranks what is alike down; by words, they must be above 0."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """A sparse vector for the lexical side of a search, instead of words: `mode="lexical"`, or `"hybrid"`.
+
+    >>> Sparse({7: 0.5, 1042: 1.25}).weights[7]
+    0.5
+    """
+
+    weights: Mapping[int, float]
+    """Dimension → weight, finite and not 0; 1 to 65,536 of them."""
+    query: QueryLike | None = None
+    """What the dense side of a hybrid search is asked."""
+
+
 class SupportsArray(Protocol):
     """An array or tensor of numbers."""
 
     def __array__(self) -> np.ndarray: ...
 
 
-QueryLike: TypeAlias = str | Like | Blend | Sequence[float] | np.ndarray | SupportsArray
-"""A text, a vector (anything array-like), `Like(id)`, or several of them as a `Blend`."""
+QueryLike: TypeAlias = str | Like | Blend | Sparse | Sequence[float] | np.ndarray | SupportsArray
+"""A text, a vector (anything array-like), `Like(id)`, several of them as a `Blend`, or `Sparse` weights."""
 
 Queries: TypeAlias = Sequence[QueryLike] | np.ndarray | SupportsArray
 """Several queries, or a float array `(queries, dimensions)`."""
@@ -123,12 +138,30 @@ def build_query(query: QueryLike, *, path: str = "query") -> pb.Query:
         return pb.Query(text=_text(query, path))
     if isinstance(query, Like):
         return pb.Query(id=_text(query.id, path))
+    if isinstance(query, Sparse):
+        return _sparse(query, path)
     if isinstance(query, Blend):
         return pb.Query(group=_group(query, f"{path}.group"))
     vector_D = _array(query, path)
     if vector_D.ndim != 1 or vector_D.size == 0:
         raise _invalid(path, f"must be a text or one vector, got an array of shape {vector_D.shape}")
     return pb.Query(vector=Vector(packed=vector_D.tobytes()))
+
+
+def _sparse(sparse: Sparse, path: str) -> pb.Query:
+    here = f"{path}.sparse_vector"
+    message = pb.Query() if sparse.query is None else build_query(sparse.query, path=path)
+    if not isinstance(sparse.weights, Mapping):
+        raise _invalid(here, f"must be a mapping of dimensions to weights, got {sparse.weights!r:.80}")
+    message.sparse_vector.SetInParent()
+    keys: list[Any] = list(sparse.weights)  # whatever callers without a type checker put there
+    for index in keys:
+        if not isinstance(index, (int, np.integer)) or not 0 <= index < 1 << 32:
+            raise _invalid(here, f"must have dimensions from 0 to 4294967295, got {index!r:.80}")
+    for index in sorted(sparse.weights):
+        message.sparse_vector.indices.append(int(index))
+        message.sparse_vector.values.append(_number(sparse.weights[index], here))
+    return message
 
 
 def _group(blend: Blend, path: str) -> pb.QueryGroup:
@@ -146,7 +179,7 @@ def build_queries(queries: Queries) -> dict[str, Any]:
         InvalidArgumentError: names the first query that is none.
 
     """
-    if isinstance(queries, (str, bytes, Like, Blend)):
+    if isinstance(queries, (str, bytes, Like, Blend, Sparse)):
         raise _invalid("queries", f"must be a list of queries, got one: {queries!r:.80}")
     if isinstance(queries, Sequence):
         return {"queries": [build_query(query, path=f"queries[{i}]") for i, query in enumerate(queries)]}

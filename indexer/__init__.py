@@ -40,6 +40,7 @@ from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.segment import Segment, id_hashes, open_segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.sharding import shard_of
+from scannery.indexer.sparse import MAX_SPARSE_ENTRIES, SparsePostings, score_sparse, sparse_value
 from scannery.indexer.spec import (
     AttributeType,
     ChunkSpec,
@@ -70,6 +71,7 @@ from scannery.indexer.versions import (
 __all__ = [
     "MAX_ID_BYTES",
     "MAX_MAGNITUDE",
+    "MAX_SPARSE_ENTRIES",
     "REVISION_COLUMN",
     "AllowedRows",
     "AlreadyExistsError",
@@ -109,6 +111,7 @@ __all__ = [
     "SegmentEntry",
     "SourceFormat",
     "SourceSpec",
+    "SparsePostings",
     "Store",
     "StoreError",
     "StoredObject",
@@ -139,8 +142,10 @@ __all__ = [
     "read_manifest",
     "rollback",
     "score_rows",
+    "score_sparse",
     "segment_key",
     "shard_of",
+    "sparse_value",
     "spec_json_schema",
     "unit_length",
     "vector_value",

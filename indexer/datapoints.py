@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.errors import InvalidRecordError
+from scannery.indexer.sparse import SPARSE_COLUMNS
 from scannery.indexer.spec import AttributeType, IndexSpec
 
 __all__ = [
@@ -58,6 +59,8 @@ def datapoint_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
         pa.field("time_end_s", pa.float64()),
         pa.field("payload", pa.string()),
     ]  # fmt: skip
+    if spec.source.sparse_vector is not None:
+        fixed += [pa.field(name, kind) for name, kind in SPARSE_COLUMNS.items()]
     return pa.schema(fixed + [pa.field(name, ARROW_TYPES[kind]) for name, kind in spec.attributes.items()])
 
 

@@ -17,6 +17,7 @@ import numpy as np
 __all__ = [
     "COMPILING",
     "add_bm25",
+    "add_products",
     "compiled",
     "inner_products",
     "insert",
@@ -93,8 +94,36 @@ def _add_bm25(
     return found
 
 
+def _add_products(
+    starts_T: np.ndarray,
+    rows_P: np.ndarray,
+    values_P: np.ndarray,
+    numbers_Q: np.ndarray,
+    weights_Q: np.ndarray,
+    scores_N: np.ndarray,
+    seen_N: np.ndarray,
+    found_M: np.ndarray,
+) -> int:
+    """Add the products of a sparse query and each row to `scores_N` (zeros); write the rows that match to `found_M`.
+
+    `seen_N` comes all False. Returns how many rows match. See `scannery.indexer.sparse`.
+    """
+    found = 0
+    for position in range(numbers_Q.shape[0]):
+        number, weight = numbers_Q[position], weights_Q[position]
+        for entry in range(starts_T[number], starts_T[number + 1]):
+            row = rows_P[entry]
+            if not seen_N[row]:
+                seen_N[row] = True
+                found_M[found] = row
+                found += 1
+            scores_N[row] += weight * values_P[entry]
+    return found
+
+
 # Without the fast arithmetic of the others: the score of a row must not depend on the segment it is in.
 add_bm25 = compiled(_add_bm25, fastmath=False)
+add_products = compiled(_add_products, fastmath=False)
 
 
 @compiled

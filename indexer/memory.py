@@ -18,6 +18,7 @@ from scannery.indexer.postings import WORD_COLUMNS, Postings, invert, term_colum
 from scannery.indexer.records import Records
 from scannery.indexer.segment import Segment, sorted_hashes
 from scannery.indexer.segment_writer import search_vectors
+from scannery.indexer.sparse import INDICES_COLUMN, SparsePostings, invert_sparse
 from scannery.indexer.spec import IndexSpec
 
 __all__ = ["MemorySegment"]
@@ -62,6 +63,8 @@ class MemorySegment(Segment):
         self._hashes_2N = ids
         self._documents_2N = documents
         self.postings = Postings(invert(whole)) if spec.lexical else None
+        has_sparse = INDICES_COLUMN in whole.column_names
+        self.sparse = SparsePostings(invert_sparse(whole)) if has_sparse else None
 
     @property
     def table(self) -> pa.Table:

@@ -24,7 +24,7 @@ from scannery.indexer.bm25 import score_rows
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.datapoints import vectors_of
 from scannery.indexer.errors import CorruptError, FormatError
-from scannery.indexer.exact import NO_ROW, exact_search
+from scannery.indexer.exact import FEW_HITS, NO_ROW, exact_search
 from scannery.indexer.kernels import COMPILING
 from scannery.indexer.leaves import Leaves, measure_leaves
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
@@ -35,6 +35,12 @@ from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_as
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher, load_searcher
 from scannery.indexer.segment_writer import FORMAT_KEY, SEGMENT_KEY, file_sha256, search_vectors
+from scannery.indexer.sparse import (
+    INDICES_COLUMN,
+    SparsePostings,
+    score_sparse,
+    write_sparse,
+)
 from scannery.indexer.spec import Distance
 from scannery.indexer.store import Store
 from scannery.indexer.tuning import pick_point
@@ -54,6 +60,7 @@ _HASHES = "id_hashes.npy"
 _DOCUMENTS = "document_hashes.npy"
 _INFO = "segment.json"
 _WORDS = "words"
+_SPARSE = "sparse"
 _LEAVES = "leaves"
 _COSTS = "costs.json"
 
@@ -86,6 +93,8 @@ class Segment:
         self._planner = self._planner_of(folder / _COSTS)
         self.postings = Postings.map(folder / _WORDS) if (folder / _WORDS).exists() else None
         """Where each word occurs; None if the segment was built without."""
+        self.sparse = SparsePostings.map(folder / _SPARSE) if (folder / _SPARSE).exists() else None
+        """Where each dimension of the sparse vectors occurs; None if the segment was built without."""
         with COMPILING:
             self._warm_up()
 
@@ -310,11 +319,12 @@ class Segment:
         With the very arrays of the segment, since code is compiled for read-only memory apart.
         """
         if self.rows:
-            query_1D = self.searched_ND[:1]
-            exact_search(self.searched_ND[:1], query_1D, 1, self.distance)
+            query_1D = self._prepared(np.array(self.searched_ND[:1]))
+            for hits in (1, FEW_HITS + 1):
+                exact_search(self.searched_ND[:1], query_1D, hits, self.distance)
             if self._searcher is not None and self._planner is not None:
-                query_1D = np.array(query_1D)
-                self._searcher.search(query_1D, 1, rescore=1, leaves=1)
+                for queries in (1, 2):
+                    self._searcher.search(np.repeat(query_1D, queries, axis=0), 1, rescore=1, leaves=1)
                 mask_N = np.zeros(self.rows, bool)
                 mask_N[0] = True
                 mask_N.setflags(write=False)
@@ -323,6 +333,8 @@ class Segment:
                 self._planner.scan(query_1D, 1, self.allow(mask_N), 0.9)
         if self.postings is not None:
             score_rows(self.postings, {}, 1.0)
+        if self.sparse is not None:
+            score_sparse(self.sparse, self.rows, np.zeros(0, np.uint32), np.zeros(0, np.float32))
 
     def _completed(
         self, queries_QD: np.ndarray, rows_QK: np.ndarray, scores_QK: np.ndarray
@@ -393,6 +405,9 @@ def _unpack(path: Path, folder: Path, key: str) -> None:
         _check_words(info["lexical"], key)
         (folder / _WORDS).mkdir()
         write_postings(table, folder / _WORDS)
+    if INDICES_COLUMN in table.column_names:
+        (folder / _SPARSE).mkdir()
+        write_sparse(table, folder / _SPARSE)
     native = [name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS) if name in table.column_names]
     write_records(table.drop_columns(["embedding", *native]), folder / _COLUMNS)
     np.save(folder / _HASHES, sorted_hashes(table.column("id")))

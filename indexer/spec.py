@@ -125,6 +125,10 @@ class SourceSpec(_Model):
     vector_bytes: Literal["float16", "float32", "float64"] | None = None
     """Type of the numbers where the vector field holds raw little-endian bytes (binary columns of Parquet)."""
 
+    sparse_vector: str | None = None
+    """Field with a sparse vector of your own (of SPLADE, say): a mapping of dimensions to weights. Lexical and hybrid
+    searches can ask by one."""
+
     document_id: str | None = None
     """Field that groups records into documents, where records are passages already. Default: the id."""
 
@@ -152,6 +156,8 @@ class SourceSpec(_Model):
             raise ValueError("needs `text`, `vector` or both, got neither")
         if self.chunk is not None and (self.text is None or self.vector is not None):
             raise ValueError("`chunk` needs `text` and no `vector`: a ready vector has no passages")
+        if self.chunk is not None and self.sparse_vector is not None:
+            raise ValueError("`chunk` and `sparse_vector` exclude each other: a ready vector has no passages")
         if self.vector_bytes is not None and self.vector is None:
             raise ValueError("`vector_bytes` needs `vector`")
         return self

@@ -17,6 +17,7 @@ from scannery.indexer.datapoints import (
     vector_value,
 )
 from scannery.indexer.errors import InvalidRecordError
+from scannery.indexer.sparse import sparse_value
 from scannery.indexer.spec import IndexSpec
 from scannery.pipelines.deadletters import DeadLetter
 from scannery.pipelines.sources import Record
@@ -42,6 +43,9 @@ class Document:
     vector: np.ndarray | None
     """float32, `(dimensions,)`."""
 
+    sparse: tuple[np.ndarray, np.ndarray] | None
+    """Indices and values of a sparse vector."""
+
     attributes: Mapping[str, Any]
     payload: str | None
     """JSON text."""
@@ -64,6 +68,7 @@ def to_document(record: Record, spec: IndexSpec, dimensions: int) -> Document | 
             title=_title(record.fields, spec),
             text=_text(record.fields, spec),
             vector=_vector(record.fields, spec, dimensions),
+            sparse=_sparse(record.fields, spec),
             attributes=_encodable(attribute_values(record.fields, spec)),
             payload=_payload(record.fields, spec),
             span=_span(record.fields, spec),
@@ -139,6 +144,21 @@ def _vector(fields: Mapping[str, Any], spec: IndexSpec, dimensions: int | None) 
     value = _numbers(fields[name], spec)
     with np.errstate(over="ignore"):  # what overflows float32 becomes infinite, and is refused as that
         return vector_value(value, dimensions, field=name, distance=spec.distance)
+
+
+def _sparse(fields: Mapping[str, Any], spec: IndexSpec) -> tuple[np.ndarray, np.ndarray] | None:
+    name = spec.source.sparse_vector
+    value = None if name is None else fields.get(name)
+    if name is None or value is None:
+        return None
+    if isinstance(value, str):  # a CSV cell, a Parquet string column
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise InvalidRecordError(
+                f"{name}: not JSON: {error}", reason="sparse_vector", field=name
+            ) from error
+    return sparse_value(value, field=name)
 
 
 def _numbers(value: object, spec: IndexSpec) -> object:

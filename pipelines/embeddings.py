@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from scannery.embed.documents import Piece, piece_id
 from scannery.indexer.datapoints import datapoint_schema
 from scannery.indexer.sharding import shard_of
+from scannery.indexer.sparse import SPARSE_COLUMNS
 from scannery.indexer.spec import IndexSpec
 from scannery.pipelines.passages import EmbeddedDocument
 
@@ -84,7 +85,7 @@ def _table(rows: Sequence[tuple[int, EmbeddedDocument]], schema: pa.Schema, spec
 def _row(
     record: int, embedded: EmbeddedDocument, number: int, piece: Piece, spec: IndexSpec
 ) -> dict[str, Any]:
-    document = embedded.document
+    document, has_sparse = embedded.document, spec.source.sparse_vector is not None
     speakers = list(piece.speakers) or None
     attributes = dict(document.attributes)
     if spec.attributes.get(SPEAKERS) == "string_list" and attributes[SPEAKERS] is None:
@@ -99,6 +100,7 @@ def _row(
         "time_start_s": piece.time_start_s,
         "time_end_s": piece.time_end_s,
         "payload": document.payload,
+        **(dict(zip(SPARSE_COLUMNS, document.sparse or (None, None), strict=True)) if has_sparse else {}),
         **attributes,
         "_content_hash": embedded.content_hash,
         "_speakers": speakers,

@@ -21,13 +21,15 @@ import numpy as np
 
 from scannery.indexer import Distance, unit_length
 from scannery.serving.errors import InvalidRequestError
-from scannery.serving.requests import Blend, Query, Single
+from scannery.serving.requests import Blend, Query, Single, WithSparse
 
 __all__ = ["blended_vector", "members_of"]
 
 
 def members_of(query: Query, path: str) -> list[tuple[Single, float, str]]:
     """Return the parts of a query with their weights and what they are called in errors; one has itself."""
+    if isinstance(query, WithSparse):
+        return [] if query.query is None else members_of(query.query, path)
     if not isinstance(query, Blend):
         return [(query, 1.0, path)]
     return [

@@ -30,7 +30,17 @@ from scannery.serving.errors import InvalidRequestError
 from scannery.serving.explain import Note, Trace
 from scannery.serving.lexical import WordSearch
 from scannery.serving.ranking import Ranking, merge
-from scannery.serving.requests import Blend, ById, ByText, ByVector, Options, Query, Rerank
+from scannery.serving.requests import (
+    Blend,
+    ById,
+    ByText,
+    ByVector,
+    Options,
+    Query,
+    Rerank,
+    Single,
+    WithSparse,
+)
 from scannery.serving.reranking import reranked, texts_of
 from scannery.serving.sides import Source, hybrid_source, lexical_source
 from scannery.serving.snapshot import Snapshot
@@ -135,6 +145,7 @@ def _reranked(
 
 
 def _words(query: Query, path: str) -> str:
+    query = query.query if isinstance(query, WithSparse) and query.query else query
     if not isinstance(query, ByText):
         raise InvalidRequestError.at(path, "reranking needs a text query")
     return query.text
@@ -151,7 +162,11 @@ def _prepare(
     """Return what is searched, and where the candidates come from in the mode that is wanted."""
     with trace.stage("encode"):
         words = None if options.mode == "dense" else WordSearch(snapshot, queries, options.mode, paths=paths)
-        vectors_QD = None if options.mode == "lexical" else _vectors(snapshot, queries, paths)
+        vectors_QD = (
+            None
+            if options.mode == "lexical"
+            else _vectors(snapshot, _dense(queries, paths, options.mode), paths)
+        )
     deadline.check()
     with trace.stage("filter"):
         # Masks have a cache of their own, with a bound of memory.
@@ -173,7 +188,24 @@ def _prepare(
     return scopes, hybrid_source(dense, lexical, options.fusion, snapshot)
 
 
-def _vectors(snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str]) -> np.ndarray:
+def _dense(queries: Sequence[Query], paths: Sequence[str], mode: str) -> Sequence[Single | Blend]:
+    """Return what each query asks the dense side."""
+    dense: list[Single | Blend] = []
+    for query, path in zip(queries, paths, strict=True):
+        if not isinstance(query, WithSparse):
+            dense.append(query)
+        elif mode == "dense":
+            raise InvalidRequestError.at(
+                f"{path}.sparse_vector", "is for lexical and hybrid search, the mode is dense"
+            )
+        elif query.query is None:
+            raise InvalidRequestError.at(path, "hybrid search needs a text, a vector or an id besides")
+        else:
+            dense.append(query.query)
+    return dense
+
+
+def _vectors(snapshot: Snapshot, queries: Sequence[Single | Blend], paths: Sequence[str]) -> np.ndarray:
     if not any(isinstance(query, Blend) for query in queries):
         return _vectors_of(snapshot, queries, paths)
     groups = [members_of(query, path) for query, path in zip(queries, paths, strict=True)]
@@ -192,7 +224,7 @@ def _vectors(snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str])
     return vectors_QD
 
 
-def _vectors_of(snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str]) -> np.ndarray:
+def _vectors_of(snapshot: Snapshot, queries: Sequence[Single | Blend], paths: Sequence[str]) -> np.ndarray:
     vectors_QD = np.empty((len(queries), snapshot.manifest.dimensions), np.float32)
     texts = [(i, query.text) for i, query in enumerate(queries) if isinstance(query, ByText)]
     if texts:

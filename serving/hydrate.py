@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from scannery.indexer import REVISION_COLUMN, AttributeType, IndexSpec, Records, Segment
+from scannery.indexer import REVISION_COLUMN, AttributeType, IndexSpec, Records, Segment, kernels
 from scannery.indexer.kernels import COMPILING
 from scannery.serving import wire_kernels
-from scannery.serving.ranking import Ranking
+from scannery.serving.ranking import Ranking, merge
 from scannery.serving.requests import Fields
 from scannery.v1.search_pb2 import HitList
 from scannery.v1.types_pb2 import Datapoint
@@ -135,10 +135,12 @@ class Hydrator:
 
 
 def warm_up(segments: Sequence[Segment], spec: IndexSpec) -> None:
-    """Compile the kernels, or load them from numba's cache, which no query should wait for."""
+    """Compile the kernels of every query, or load them from numba's cache: none should wait for that."""
     nothing = Fields(title=False, text=False, payload=False, offsets=False, attributes=(), vector=False)
     if segments and segments[0].rows:
         with COMPILING:
+            kernels.surely_valid(np.frombuffer(bytes(4), np.float32)[None])
+            merge([(0, np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32))], 1, 1, segments)
             Hydrator(segments, spec, nothing, group_by=None).datapoints([(0, 0)])
 
 

@@ -1,4 +1,4 @@
-"""The lexical side of a search: the best rows of a snapshot by BM25.
+"""The lexical side of a search: the best rows of a snapshot by BM25, or by sparse vectors that users brought.
 
 Statistics are those of all live rows of the snapshot, without the filter, so that a score does not depend on how the
 index is sharded, nor on what was deleted, nor on what is asked besides.
@@ -14,18 +14,26 @@ from functools import lru_cache
 
 import numpy as np
 
-from scannery.indexer import Analyser, Language, LexicalSpec, Postings, corpus_statistics, score_rows
+from scannery.indexer import (
+    Analyser,
+    Language,
+    LexicalSpec,
+    Postings,
+    corpus_statistics,
+    score_rows,
+    score_sparse,
+)
 from scannery.serving.blending import members_of
 from scannery.serving.errors import InvalidRequestError, LexicalUnavailableError
 from scannery.serving.ranking import EMPTY, Ranking, best
-from scannery.serving.requests import ById, ByText, Query, Single
+from scannery.serving.requests import ById, ByText, Query, Single, WithSparse
 from scannery.serving.snapshot import Snapshot
 
 __all__ = ["WordSearch"]
 
 
 class WordSearch:
-    """Some queries, as terms, over one snapshot.
+    """Some queries, as terms or as sparse vectors, over one snapshot.
 
     Raises:
         LexicalUnavailableError: the index has no words.
@@ -38,12 +46,19 @@ class WordSearch:
         self, snapshot: Snapshot, queries: Sequence[Query], mode: str, *, paths: Sequence[str]
     ) -> None:
         self._snapshot = snapshot
-        self._postings, spec = _words_of(snapshot, mode)
-        analyser = _analyser(spec.language, tuple(spec.stop_words))
-        self._terms = [
-            _weighted_terms(snapshot, query, mode, path, analyser)
-            for query, path in zip(queries, paths, strict=True)
-        ]
+        self._queries = queries
+        self._postings: list[Postings] = []
+        self._terms: dict[int, dict[str, float]] = {}
+        if any(isinstance(query, WithSparse) for query in queries):
+            _check_sparse(snapshot)
+        worded = [number for number, query in enumerate(queries) if not isinstance(query, WithSparse)]
+        if worded:
+            self._postings, spec = _words_of(snapshot, mode)
+            analyser = _analyser(spec.language, tuple(spec.stop_words))
+            for number in worded:
+                self._terms[number] = _weighted_terms(
+                    snapshot, queries[number], mode, paths[number], analyser
+                )
 
     def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], most: int) -> Ranking:
         """Return the best rows for a query, at most `most`, by score and then by id; rows without its words never.
@@ -54,6 +69,9 @@ class WordSearch:
             most: rows wanted.
 
         """
+        asked = self._queries[query]
+        if isinstance(asked, WithSparse):
+            return self._best_sparse(asked, allowed, most)
         terms = self._terms[query]
         corpus = corpus_statistics(self._postings, list(terms), self._snapshot.alive)
         # In the order of the query, in which every segment adds them up.
@@ -67,6 +85,26 @@ class WordSearch:
             for number, mask in allowed
         ]
         return best(found, most, self._snapshot.segments)
+
+    def _best_sparse(
+        self, query: WithSparse, allowed: Sequence[tuple[int, np.ndarray | None]], most: int
+    ) -> Ranking:
+        segments = self._snapshot.segments
+        found = [
+            (number, *score_sparse(sparse, segments[number].rows, query.indices_T, query.values_T, mask))
+            for number, mask in allowed
+            if (sparse := segments[number].sparse) is not None
+        ]
+        return best(found, most, segments)
+
+
+def _check_sparse(snapshot: Snapshot) -> None:
+    if snapshot.manifest.spec.source.sparse_vector is None:
+        raise LexicalUnavailableError(
+            f"query.sparse_vector: index {snapshot.manifest.index!r} has no sparse vectors; build it with "
+            "`source.sparse_vector`",
+            field="query.sparse_vector",
+        )
 
 
 def _words_of(snapshot: Snapshot, mode: str) -> tuple[list[Postings], LexicalSpec]:

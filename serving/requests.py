@@ -20,10 +20,11 @@ from scannery.indexer import (
     SearchSettings,
     identifier,
     kernels,
+    sparse_value,
     vector_value,
 )
 from scannery.serving import limits
-from scannery.serving.errors import InvalidRequestError, UnsupportedError
+from scannery.serving.errors import InvalidRequestError
 from scannery.serving.filters import Node, parse_filter, unknown_name
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Matrix, Vector
@@ -41,6 +42,7 @@ __all__ = [
     "Query",
     "Rerank",
     "Single",
+    "WithSparse",
     "check_count",
     "parse_fields",
     "parse_identifier",
@@ -83,7 +85,19 @@ class Blend:
     weights: tuple[float, ...]
 
 
-Query: TypeAlias = Single | Blend
+@dataclass(frozen=True, slots=True, eq=False)
+class WithSparse:
+    """The lexical side asks by this sparse vector, instead of by words."""
+
+    query: Single | Blend | None
+    """For the dense side of a hybrid search."""
+    indices_T: np.ndarray
+    """uint32, strictly ascending."""
+    values_T: np.ndarray
+    """float32, finite and not 0."""
+
+
+Query: TypeAlias = Single | Blend | WithSparse
 Mode: TypeAlias = Literal["dense", "lexical", "hybrid"]
 
 
@@ -167,7 +181,6 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest) -> Options:
 
     Raises:
         InvalidRequestError: names the field.
-        UnsupportedError: names the field that this server does not serve.
 
     """
     spec = manifest.spec
@@ -197,11 +210,26 @@ def parse_query(message: pb.Query, manifest: Manifest, *, path: str = "query") -
 
     Raises:
         InvalidRequestError: names the field.
-        UnsupportedError: a kind of query that this server does not serve.
 
     """
     if message.HasField("sparse_vector"):
-        raise _unserved(f"{path}.sparse_vector", "sparse vectors")
+        return _with_sparse(message, manifest, path)
+    return _single(message, manifest, path)
+
+
+def _with_sparse(message: pb.Query, manifest: Manifest, path: str) -> WithSparse:
+    query = _single(message, manifest, path) if message.WhichOneof("kind") else None
+    given, here = message.sparse_vector, f"{path}.sparse_vector"
+    try:
+        indices_T, values_T = sparse_value(
+            {"indices": list(given.indices), "values": list(given.values)}, field=here
+        )
+    except InvalidRecordError as error:
+        raise InvalidRequestError(error.message, field=here) from error
+    return WithSparse(query, indices_T, values_T)
+
+
+def _single(message: pb.Query, manifest: Manifest, path: str) -> Single | Blend:
     kind = message.WhichOneof("kind")
     if kind == "text":
         return ByText(_text(message.text, path))
@@ -230,7 +258,9 @@ def _blend(message: pb.QueryGroup, manifest: Manifest, path: str) -> Blend:
         raise InvalidRequestError.at(f"{path}.weights", "must not all be 0")
     members = []
     for i, query in enumerate(message.queries):
-        member = parse_query(query, manifest, path=f"{path}.queries[{i}]")
+        if query.HasField("sparse_vector"):
+            raise InvalidRequestError.at(f"{path}.queries[{i}].sparse_vector", "cannot be part of a group")
+        member = _single(query, manifest, f"{path}.queries[{i}]")
         if isinstance(member, Blend):
             raise InvalidRequestError.at(f"{path}.queries[{i}]", "must not be a group itself")
         members.append(member)
@@ -437,7 +467,3 @@ def _within(field: str, value: int, least: int, most: int) -> int:
     if not least <= value <= most:
         raise InvalidRequestError.at(field, f"must be {least} to {most}, got {value}")
     return value
-
-
-def _unserved(field: str, what: str) -> UnsupportedError:
-    return UnsupportedError(f"{field}: this server does not serve {what}", field=field)

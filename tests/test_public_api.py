@@ -12,8 +12,8 @@ from scannery.client.queries import SearchOptions, build_options
 NAMES = {
     "AlreadyExistsError", "Blend", "CancelledError", "Client", "DataLossError", "Datapoint", "DeadlineExceededError",
     "FailedPreconditionError", "Hit", "Hits", "Index", "IndexInfo", "InternalError", "InvalidArgumentError", "Like",
-    "NotFoundError", "PermissionDeniedError", "ResourceExhaustedError", "ScanneryError", "UnauthenticatedError",
-    "UnavailableError", "UnimplementedError", "__version__", "aio", "connect",
+    "NotFoundError", "PermissionDeniedError", "ResourceExhaustedError", "ScanneryError", "Sparse",
+    "UnauthenticatedError", "UnavailableError", "UnimplementedError", "__version__", "aio", "connect",
 }  # fmt: skip
 
 

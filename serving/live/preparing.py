@@ -130,7 +130,7 @@ def _table(
     arrays = [
         pa.FixedSizeListArray.from_arrays(pa.array(vectors_PD.reshape(-1)), type=field.type)
         if field.name == "embedding"
-        else pa.array([row[field.name] for row in rows], field.type)
+        else pa.array([row.get(field.name) for row in rows], field.type)
         for field in schema
     ]
     return pa.table(arrays, schema=schema)

@@ -152,7 +152,7 @@ def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library:
         ("search", 2, ""),
         ("search -i library words", 2, "give either --target HOST:PORT or --store URI"),
         ("search -i library words -s STORE -t localhost:1", 2, "give either --target"),
-        ("search -i library -s STORE", 2, "give QUERY, --like or --vector"),
+        ("search -i library -s STORE", 2, "give QUERY, --like, --vector or --sparse"),
         ("search words -s STORE", 2, "Missing option '--index'"),
         (
             "search -i library -s STORE --vector [1] words",

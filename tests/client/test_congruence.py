@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery import Like, ScanneryError
+from scannery import Blend, Like, ScanneryError, Sparse
 from tests.served import DIMENSIONS, make_text_store, serving
 
 RNG = np.random.default_rng(0)
 VECTOR = RNG.normal(size=DIMENSIONS).astype(np.float32)
 VECTORS = RNG.normal(size=(5, DIMENSIONS))
 NUMBER: Any = 3
+LIST: Any = [1]
+FRACTION: Any = {1: 1.0, 2.5: 1.0}
 NAN = np.where(np.arange(DIMENSIONS) == 3, np.nan, VECTOR)
 
 Target = tuple[str, Any]
@@ -91,6 +93,7 @@ def same_everywhere(targets: list[Target], ask: Callable[[Any], Any]) -> Any:
         lambda i: i.search(VECTOR, exact=True, target_recall=0.99),
         lambda i: i.search(VECTOR, leaves=5, rescore=100),
         lambda i: i.search(VECTOR, where={"year": 1}),
+        lambda i: i.search(Blend([VECTOR, Like("d1")], [1, -0.5]), 7),
         lambda i: i.search(VECTOR, fields=["title", "year"]),
         lambda i: i.search(VECTOR, fields=[]),
         lambda i: i.search_many(VECTORS, 3),
@@ -170,6 +173,24 @@ FAILED = scannery.FailedPreconditionError
         (lambda i: i.search(VECTOR, leaves=0), INVALID, "knobs.leaves", "must be 1 to"),
         (lambda i: i.search(VECTOR, rescore=5), INVALID, "knobs.rescore", "at least k"),
         (lambda i: i.search(VECTOR, leaves=5, target_recall=0.9), INVALID, "knobs", "together"),
+        (lambda i: i.search(VECTOR, leaves=1_000_001), INVALID, "knobs.leaves", "must be 1 to 1000000"),
+        (lambda i: i.search(VECTOR, rescore=100_001), INVALID, "knobs.rescore", "must be 1 to 100000"),
+        (lambda i: i.search(VECTOR, max_per_group=10_001), INVALID, "max_per_group", "1 to 10000"),
+        (lambda i: i.search(VECTOR, fields=["title"] * 257), INVALID, "fields", "more than 256 names"),
+        (lambda i: i.search(VECTOR, rerank=2.5), INVALID, "rerank", "must be an integer"),
+        (lambda i: i.search(VECTOR, rerank=1001), INVALID, "rerank", "must be 1 to 1000, got 1001"),
+        (lambda i: i.search("words", rerank=5), FAILED, "rerank", "index 'library' has no reranker"),
+        (lambda i: i.search_many(["a"] * 101, rerank=1000), INVALID, "queries", "with 1000 hits each exceed"),
+        (lambda i: i.search(Sparse({1: 1.0}), mode="lexical"), FAILED, "query.sparse_vector", "no sparse"),
+        (lambda i: i.search(Sparse(LIST)), INVALID, "query.sparse_vector", "must be a mapping"),
+        (
+            lambda i: i.search(Sparse(FRACTION)),
+            INVALID,
+            "query.sparse_vector",
+            "must have dimensions",
+        ),
+        (lambda i: i.search(Blend("words")), INVALID, "query.group.queries", "must be a list of queries"),
+        (lambda i: i.search_many([VECTOR, Blend([])]), INVALID, "queries[1].group.queries", "got 0"),
         (lambda i: i.search(VECTOR, max_per_group=0), INVALID, "max_per_group", "must be 1 to 10000"),
         (lambda i: i.search(VECTOR, group_by="show"), INVALID, "group_by", "needs max_per_group"),
         (

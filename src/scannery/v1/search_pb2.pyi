@@ -99,7 +99,9 @@ class Query(_message.Message):
 
     @_builtins.property
     def sparse_vector(self) -> _types_pb2.SparseVector:
-        """Weights for the lexical side of LEXICAL and HYBRID, instead of the words of `text`."""
+        """Weights for the lexical side of LEXICAL and HYBRID, instead of the words of `text`; refused in DENSE. `kind` may be
+        absent in LEXICAL then. Datapoints score the inner product with their own sparse vectors.
+        """
 
     def __init__(
         self,
@@ -122,7 +124,12 @@ Global___Query: _TypeAlias = Query  # noqa: Y015
 
 @_typing.final
 class QueryGroup(_message.Message):
-    """Several queries that are asked as one."""
+    """Several queries that are asked as one: datapoints are ranked by the weighted sum of the scores that each query gives
+    them. `score` is that of the one vector that ranks so: with cosine, the weighted sum of the queries scaled to length 1;
+    with dot, their weighted sum divided by the sum of the absolute weights; with squared_l2, their weighted mean, whose
+    weights must have a sum above 0. LEXICAL: the weighted mean of the BM25 scores; all weights are above 0.
+    Datapoints that a query names by id are not returned.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -130,11 +137,11 @@ class QueryGroup(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Query]:
-        """1 to 64; none of them a group."""
+        """1 to 64; none of them a group, none with a sparse vector."""
 
     @_builtins.property
     def weights(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Weight of each query, finite; none means equal. As many as `queries`."""
+        """Weight of each query, within ±1000000, not all 0; none means equal. As many as `queries`."""
 
     def __init__(
         self,
@@ -207,7 +214,7 @@ class SearchOptions(_message.Message):
 
     @_builtins.property
     def rerank(self) -> Global___Rerank:
-        """Order the best hits again with a cross-encoder."""
+        """Order the best hits again with a cross-encoder. `k` and `offset` count in the new order; the query is a text."""
 
     @_builtins.property
     def return_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -353,7 +360,9 @@ class Rerank(_message.Message):
     candidates: _builtins.int
     """Hits to look at, 1 to 1000; absent: 100."""
     time_budget_ms: _builtins.int
-    """Stop after so many milliseconds and keep the first order for the rest; absent: no limit but the deadline."""
+    """Stop after so many milliseconds, 1 to 600000, and keep the first order for the rest; absent: no limit but the
+    deadline.
+    """
     def __init__(
         self,
         *,

@@ -31,7 +31,7 @@ class SearchServiceStub:
 
     Statuses: INVALID_ARGUMENT (the message names the field), NOT_FOUND (index, or the id of a query),
     UNIMPLEMENTED (a field or call that this server does not serve), FAILED_PRECONDITION (a text query where the index
-    has no usable encoder; LEXICAL or HYBRID where it has no words), RESOURCE_EXHAUSTED (overload, with a retry hint), DEADLINE_EXCEEDED, UNAVAILABLE, DATA_LOSS
+    has no usable encoder; LEXICAL or HYBRID where it has no words or sparse vectors; rerank without a reranker), RESOURCE_EXHAUSTED (overload, with a retry hint), DEADLINE_EXCEEDED, UNAVAILABLE, DATA_LOSS
     (a damaged index), INTERNAL.
     """
 
@@ -56,7 +56,7 @@ class SearchServiceAsyncStub(SearchServiceStub):
 
     Statuses: INVALID_ARGUMENT (the message names the field), NOT_FOUND (index, or the id of a query),
     UNIMPLEMENTED (a field or call that this server does not serve), FAILED_PRECONDITION (a text query where the index
-    has no usable encoder; LEXICAL or HYBRID where it has no words), RESOURCE_EXHAUSTED (overload, with a retry hint), DEADLINE_EXCEEDED, UNAVAILABLE, DATA_LOSS
+    has no usable encoder; LEXICAL or HYBRID where it has no words or sparse vectors; rerank without a reranker), RESOURCE_EXHAUSTED (overload, with a retry hint), DEADLINE_EXCEEDED, UNAVAILABLE, DATA_LOSS
     (a damaged index), INTERNAL.
     """
 
@@ -77,7 +77,7 @@ class SearchServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Statuses: INVALID_ARGUMENT (the message names the field), NOT_FOUND (index, or the id of a query),
     UNIMPLEMENTED (a field or call that this server does not serve), FAILED_PRECONDITION (a text query where the index
-    has no usable encoder; LEXICAL or HYBRID where it has no words), RESOURCE_EXHAUSTED (overload, with a retry hint), DEADLINE_EXCEEDED, UNAVAILABLE, DATA_LOSS
+    has no usable encoder; LEXICAL or HYBRID where it has no words or sparse vectors; rerank without a reranker), RESOURCE_EXHAUSTED (overload, with a retry hint), DEADLINE_EXCEEDED, UNAVAILABLE, DATA_LOSS
     (a damaged index), INTERNAL.
     """
 
