@@ -72,13 +72,16 @@ def show_command(
     as_json: JsonOption = False,
 ) -> None:
     """Show a version: counts, shards, sizes, encoder, recall, and how it was built."""
-    manifest = read_manifest(Store.open(store), name, version)
+    opened = Store.open(store)
+    manifest = read_manifest(opened, name, version)
     if plot:
         plot_curves(manifest, plot)
     if as_json:
         typer.echo(manifest.to_json().decode(), nl=False)
         return
     _print_facts(manifest)
+    if version is None:
+        _print_live(opened, manifest)
     _print_segments(manifest)
 
 
@@ -234,6 +237,18 @@ def _print_facts(manifest: Manifest) -> None:
     for label, text in rows:
         facts.add_row(f"[bold]{label}[/bold]", text)
     _console.print(facts, highlight=False)
+
+
+def _print_live(store: Store, manifest: Manifest) -> None:
+    from scannery.serving.live.status import log_status  # as slow as a server to import
+
+    status = log_status(store, manifest)
+    if status is not None:
+        _console.print(
+            f"live updates: {status.mutations:,} mutations, up to {status.sequence:,}, wait in the log "
+            f"({size_text(status.size_bytes)}) to be sealed; {status.merges} merge(s) due",
+            highlight=False,
+        )
 
 
 def _print_segments(manifest: Manifest) -> None:

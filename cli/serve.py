@@ -28,6 +28,13 @@ def serve(
     index: Annotated[
         list[str] | None, typer.Option(help="Serve only this index; may be given several times.")
     ] = None,
+    log: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="Logs of live updates; a store that is a folder has them in itself by default.",
+        ),
+    ] = "",
     device: Annotated[
         Literal["auto", "cpu", "cuda", "xla"], typer.Option(help="Where text queries are encoded.")
     ] = "auto",
@@ -117,6 +124,7 @@ def serve(
             public_health=public_health,
             reflection=reflection,
         ),
+        log=log,
         device=device,
         metrics_listen=metrics_listen,
         recall_share=recall_share,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-__all__ = ["on_cores", "on_one_core"]
+__all__ = ["give_back_memory", "on_cores", "on_one_core"]
 
 T = TypeVar("T")
 
@@ -73,6 +74,17 @@ def on_one_core(work: Callable[[], T]) -> T:
     results: list[T] = []
     on_cores(1, lambda: results.append(work()))
     return results[0]
+
+
+def give_back_memory() -> None:
+    """Let the system have the memory that is free; no effect where the C library is not glibc.
+
+    Batches are of every size, and what is free between those that are kept adds up to hundreds of MiB over a stream.
+    Takes milliseconds.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _after_fork() -> None:

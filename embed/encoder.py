@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from scannery.embed.batching import Batch
-from scannery.embed.cores import on_one_core
+from scannery.embed.cores import give_back_memory, on_one_core
 from scannery.embed.devices import Device, Work, open_device
 from scannery.embed.errors import InvalidArgumentError, InvalidTextError
 from scannery.embed.fingerprint import Fingerprint, hash_model_folder
@@ -259,6 +259,8 @@ class Encoder:
             _refuse(problems, at, invalid)
             vectors_ND[list(problems)] = np.nan
             at += len(window)
+            if len(window) == self._device.window_texts:
+                give_back_memory()
             self._count(seconds=time.perf_counter() - started)
             yield vectors_ND
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -58,23 +59,42 @@ class MemorySegment(Segment):
         given_ND = vectors_of(whole)
         self.given_ND = searched if _is_same(given_ND, searched) else given_ND
         native = [column for column in ("embedding", *WORD_COLUMNS) if column in whole.column_names]
-        self.records = Records.of(whole.drop_columns(native))
+        self._columns = whole.drop_columns(native)
         self._hashes_2N = ids
         self._documents_2N = documents
         self.postings = Postings(invert(whole)) if spec.lexical else None
         has_sparse = INDICES_COLUMN in whole.column_names
         self.sparse = SparsePostings(invert_sparse(whole)) if has_sparse else None
 
+    @property
+    def table(self) -> pa.Table:
+        """All columns but the vectors, in row order."""
+        return self._columns
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of the vectors and columns."""
+        scaled = 0 if self.given_ND is self.searched_ND else self.searched_ND.nbytes
+        return int(self.whole.nbytes + scaled)
+
+    @cached_property
+    def records(self) -> Records:  # type: ignore[override]  # made when a hit is first read
+        """The same columns as places in one buffer."""
+        return Records.of(self._columns)
+
     @classmethod
-    def of(cls, table: pa.Table, spec: IndexSpec) -> MemorySegment:
-        """Return a segment of some rows: the columns of `datapoint_schema`, and others that begin with `_`."""
+    def of(cls, table: pa.Table, spec: IndexSpec, *, hashes_N: np.ndarray | None = None) -> MemorySegment:
+        """Return a segment of some rows: the columns of `datapoint_schema`, and others that begin with `_`.
+
+        `hashes_N` are the `id_hashes` of the rows, for whoever has them already.
+        """
         for column, values in (term_columns(table, spec.lexical) if spec.lexical else {}).items():
             table = table.append_column(column, values)
         whole = table.replace_schema_metadata(None).combine_chunks()
         searched_ND = search_vectors(vectors_of(whole), spec.distance)
         searched_ND.setflags(write=False)
         ids, documents = whole.column("id"), whole.column("document_id")
-        hashes = sorted_hashes(ids)
+        hashes = sorted_hashes(ids) if hashes_N is None else _in_order(hashes_N)
         return cls(
             whole,
             spec,
@@ -122,6 +142,10 @@ def _merged_hashes(hashes: Sequence[np.ndarray], alive: Sequence[np.ndarray | No
         ordered_N = np.empty_like(hashes_N)
         ordered_N[rows_N.astype(np.int64)] = hashes_N
         in_row_order.append(ordered_N)
-    hashes_N = np.concatenate(_kept(in_row_order, alive))
+    return _in_order(np.concatenate(_kept(in_row_order, alive)))
+
+
+def _in_order(hashes_N: np.ndarray) -> np.ndarray:
+    """Return hashes sorted, and the row of each: uint64 (2, N)."""
     order_N = np.argsort(hashes_N, kind="stable")
     return np.stack([hashes_N[order_N], order_N.astype(np.uint64)])

@@ -169,12 +169,6 @@ class Segment:
                 yield row
             position += 1
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the vectors and columns, of which a segment that was opened from a file has only mapped most."""
-        given = 0 if self.given_ND is self.searched_ND else self.given_ND.nbytes
-        return int(self.searched_ND.nbytes + given + self.table.nbytes)
-
     def settings_for(self, target_recall: float) -> SearchSettings | None:
         """Return the cheapest measured settings that meet a target recall (else the best); None if exact."""
         if not self.entry.curve:

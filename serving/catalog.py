@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from scannery.indexer import (
@@ -37,6 +38,7 @@ from scannery.serving.live.index import LiveIndex
 from scannery.serving.live.location import log_folder
 from scannery.serving.live.log import LogGapError
 from scannery.serving.live.maintenance import Maintenance
+from scannery.serving.live.sqlite_log import SqliteLog
 from scannery.serving.live.tail import Tail
 from scannery.serving.security.principals import CURRENT
 from scannery.serving.snapshot import Snapshot
@@ -166,7 +168,7 @@ class Catalog:
             raise entry.error or self._unknown(name)
         if not self.watched:
             # Nobody follows the log; whoever finds it busy takes what there is.
-            entry.live.catch_up(blocking=False)
+            entry.live.catch_up(wait_s=0)
         return entry.live.snapshot
 
     def live(self, name: str) -> LiveIndex:
@@ -297,7 +299,8 @@ class Catalog:
                     live.move(index)
                 else:
                     folder = log_folder(self._log_root, name)
-                    entry.live = LiveIndex(index, self.encoders, folder=folder, on_gap=entry.look_again)
+                    opener = None if folder is None else partial(SqliteLog, folder)
+                    entry.live = LiveIndex(index, self.encoders, open_log=opener, on_gap=entry.look_again)
                     if self._log_root is not None:
                         entry.maintenance = Maintenance(self._store, name, self._log_root)
                 return index

@@ -66,6 +66,9 @@ class ServerConfig:
     drain_s: float = 10.0
     """How long running requests may go on after a stop, in seconds."""
 
+    log: str = ""
+    """Local folder for the logs of live updates; empty: the store itself, if it is a folder."""
+
     device: str = "auto"
     """Where the encoder of text queries runs: `auto`, `cpu`, `cuda` or `xla`."""
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scannery.indexer import Manifest
+from scannery.indexer import ChunkSpec, Manifest
 from scannery.serving.batching import Batcher
 from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.reranking import RerankerPool
 from scannery.serving.turns import waiting
 
 if TYPE_CHECKING:
-    from scannery.embed import Encoder
+    from scannery.embed import Chunker, Encoder
 
 __all__ = ["EncoderPool", "QueryEncoder"]
 
@@ -51,6 +51,7 @@ class QueryEncoder:
         self._batcher = Batcher(encoder.encode_queries, observe=self._encoding)
         self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
+        self._chunkers: dict[tuple[int, int], Chunker] = {}
 
     @property
     def dimensions(self) -> int:
@@ -61,6 +62,13 @@ class QueryEncoder:
     def documents(self) -> Encoder:
         """The encoder itself, which also encodes documents."""
         return self._encoder
+
+    def chunker(self, chunk: ChunkSpec) -> Chunker:
+        """Return what cuts texts as the spec says; kept, since making one parses the whole vocabulary."""
+        key = (chunk.max_tokens, chunk.overlap_tokens)
+        if key not in self._chunkers:
+            self._chunkers[key] = self._encoder.chunker(*key)
+        return self._chunkers[key]
 
     def encode(self, texts: Sequence[str], *, path: str = "query") -> np.ndarray:
         """Return the vectors of query texts, float32 (Q, D).

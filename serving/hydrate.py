@@ -11,8 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from scannery.indexer import AttributeType, IndexSpec, Records, Segment, kernels
-from scannery.indexer.datapoints import REVISION_COLUMN
+from scannery.indexer import REVISION_COLUMN, AttributeType, IndexSpec, Records, Segment, kernels
 from scannery.indexer.kernels import COMPILING
 from scannery.serving import wire_kernels
 from scannery.serving.ranking import Ranking, merge
@@ -118,7 +117,7 @@ class Hydrator:
     def _laid_out(self, records: Records, vectors_ND: np.ndarray) -> _Layout:
         heads, fields, attributes = bytearray(), self._fields, self._spec.attributes
         names = _columns(fields)
-        if REVISION_COLUMN in records.table.column_names:  # rows of a build have none
+        if REVISION_COLUMN in records.table.column_names:  # segments of a build have none
             names.append(REVISION_COLUMN)
         columns = [_field(records, name, heads) for name in names]
         columns += [_attribute(records, name, attributes[name], heads) for name in fields.attributes]

@@ -177,7 +177,7 @@ class Options:
 
 
 def parse_options(message: pb.SearchOptions, manifest: Manifest) -> Options:
-    """Return the options of a search; `min_sequence` is for `check_sequence`.
+    """Return the options of a search; `min_sequence` is the catalog's affair.
 
     Raises:
         InvalidRequestError: names the field.

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -78,6 +79,7 @@ class Server:
             only=config.indexes or None,
             encoders=preloaded.encoders,
             opened=preloaded.indexes.get,
+            log=Path(config.log) if config.log else None,
         )
         self._service = Service(self._catalog)
         self._health = health.HealthServicer()

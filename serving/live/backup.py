@@ -115,12 +115,18 @@ def _check_absent(store: Store, index: str) -> None:
 
 def _copy_files(source: Store, target: Store, manifest: Manifest) -> int:
     size_bytes = 0
-    for key in dict.fromkeys(key for entry in manifest.segments for key in entry.keys):
+    for key in _keys(manifest):
         full = segment_key(manifest.index, key)
         with source.open_file(full) as path:
             target.write_file(full, path)
             size_bytes += path.stat().st_size
     return size_bytes
+
+
+def _keys(manifest: Manifest) -> list[str]:
+    keys = dict.fromkeys(key for entry in manifest.segments for key in entry.keys)
+    given = manifest.recall.given_queries if manifest.recall else None
+    return [*keys, *([given] if given else [])]
 
 
 def _place_log(path: Path, folder: Path) -> int:
@@ -146,7 +152,7 @@ def _log_key(index: str) -> str:
 
 
 def _report(manifest: Manifest, sequence: int, size_bytes: int, *, with_log: bool) -> BackupReport:
-    files = len({key for entry in manifest.segments for key in entry.keys}) + 1 + with_log
+    files = len(_keys(manifest)) + 1 + with_log
     return BackupReport(
         index=manifest.index,
         version=manifest.version,

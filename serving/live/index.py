@@ -9,19 +9,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from contextlib import ExitStack
 
-from scannery.indexer import IndexerError, OpenIndex, StoreError
+from scannery.indexer import IndexerError, OpenIndex
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
-from scannery.serving.errors import DeadlineError, InvalidRequestError, OverloadedError, ReadOnlyError
-from scannery.serving.live.log import Answer, LogEntry, LogGapError
+from scannery.serving.errors import (
+    ClosedError,
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    ReadOnlyError,
+)
+from scannery.serving.live.log import Answer, LogEntry, LogGapError, LogOpener, MutationLog, Turn
 from scannery.serving.live.memtable import LiveState, apply, begin
 from scannery.serving.live.parsing import Deletion
 from scannery.serving.live.preparing import PreparedUpsert
 from scannery.serving.live.records import Mutation, decode, encode, rows_fit
 from scannery.serving.live.resolving import resolve_deletion, resolve_upsert
-from scannery.serving.live.sqlite_log import SqliteLog
 from scannery.serving.live.writer import Write, Writer
 from scannery.serving.masks import MaskCache
 from scannery.serving.snapshot import Snapshot
@@ -30,9 +35,9 @@ __all__ = ["LiveIndex", "state_after"]
 
 _LOG = logging.getLogger(__name__)
 RETRY_S = 1.0
+LOCK_S = 0.1
 WAIT_S = 0.02
 """Between two looks at the log by a query that waits for a sequence."""
-CHECKPOINT_BYTES = 64 << 20
 
 
 class LiveIndex:
@@ -43,10 +48,10 @@ class LiveIndex:
         index: OpenIndex,
         encoders: EncoderPool,
         *,
-        folder: Path | None,
+        open_log: LogOpener | None,
         on_gap: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take an open version, and the folder of its log; None: it takes no writes.
+        """Take an open version, and what opens its log; None: it takes no writes.
 
         Raises:
             CorruptError, FormatError: the log cannot be replayed.
@@ -54,14 +59,15 @@ class LiveIndex:
 
         """
         self._encoders = encoders
-        self._folder = folder
+        self._open_log = open_log
         self._on_gap = on_gap
         self._masks = MaskCache()
         self._lock = threading.Lock()
         self._applied = threading.Condition()
-        self._log: SqliteLog | None = None
+        self._log: MutationLog | None = None
         self._writer: Writer | None = None
         self._trouble = ""
+        self._behind = False
         self._state = self._replayed(begin(index))
         self.snapshot = self._snapshot()
 
@@ -81,18 +87,21 @@ class LiveIndex:
         with self._lock:
             self._publish(self._caught_up(state))
 
-    def catch_up(self, *, blocking: bool = True) -> bool:
+    def catch_up(self, *, wait_s: float = LOCK_S) -> bool:
         """Apply what the log has and this does not; return whether there was anything.
 
-        A log that cannot be read is no reason to stop answering: it is said once, and writes say it too.
+        A log that cannot be read is no reason to stop answering: it is said once, and writes say it too. While
+        somebody else is at it, waits no longer than `wait_s`.
         """
-        if not self._lock.acquire(blocking=blocking):
+        if not self._lock.acquire(timeout=wait_s):
             return False
         try:
             log = self._opened()
-            if log is None or not log.changed():
+            if log is None or not (log.changed() or self._behind):
                 return False
+            self._behind = True  # until it has worked: the log says only once that it changed
             state = self._caught_up(self._state)
+            self._behind = False
             found = state is not self._state
             if found:
                 self._publish(state)
@@ -159,7 +168,7 @@ class LiveIndex:
             OverloadedError: the newest rows wait to be sealed.
 
         """
-        if self._folder is None:
+        if self._open_log is None:
             raise ReadOnlyError(
                 f"index {self._state.manifest.index!r} takes no writes: its store is a bucket, and the log of live "
                 "updates needs a local folder (--log)"
@@ -175,10 +184,9 @@ class LiveIndex:
         if self._writer is not None:
             self._writer.close()
         with self._lock:
-            if self._log is not None:
-                self._log.close()
-                self._log = None
-            self._folder = None
+            log, self._log, self._open_log = self._log, None, None
+        if log is not None:
+            log.close()
 
     def _submit(self, write: Write, deadline: Deadline) -> Answer:
         self.check_writable()
@@ -190,55 +198,67 @@ class LiveIndex:
     def _commit(self, group: Sequence[Write]) -> None:
         with self._lock:
             log = self._opened(create=True)
-            if log is None:
-                raise StoreError("the log is closed")
-            answers: dict[int, Answer | Exception] = {}
-            try:
-                with log.turn(after=self._state.manifest.log_sequence) as turn:
-                    state = state_after(self._state, turn.read(self._state.sequence))
-                    pending: list[tuple[int, Mutation]] = []
-                    for number, write in enumerate(group):
-                        known = turn.answer_of(write.request_id) if write.request_id else None
-                        if known is not None:
-                            answers[number] = known
-                            continue
-                        if write.needs_state:
-                            state, pending = apply(state, pending), []
-                        try:
-                            mutation, data, count = write.resolve(state)
-                            # The index may have moved to another version since it was prepared.
-                            mutation = rows_fit(mutation, state.manifest, sequence=turn.position + 1)
-                        except Exception as error:  # noqa: BLE001  it is this request's alone
-                            answers[number] = error
-                            continue
-                        sequence = turn.append(data, request_id=write.request_id, count=count)
-                        pending.append((sequence, mutation))
-                        answers[number] = Answer(sequence, count)
-                    state = apply(state, pending)
-            except LogGapError as error:
-                self._on_gap()
-                raise OverloadedError("the index moves to another version", retry_after_s=RETRY_S) from error
-            # Durable from here on, and visible before anybody hears of it.
-            self._publish(state)
-            if log.unchecked_bytes() > CHECKPOINT_BYTES:
-                self._checkpoint(log)
+            after = self._state.manifest.log_sequence
+        if log is None:
+            raise ClosedError("the engine is closed")
+        answers: dict[int, Answer | Exception] = {}
+        try:
+            with ExitStack() as turns:
+                # The turn first: whoever waits for it must not keep others from following the log.
+                turn = turns.enter_context(log.turn(after=after))
+                with self._lock:
+                    with turns.pop_all():  # leaving it commits
+                        state = self._appended(turn, group, answers)
+                    # Durable from here on, and visible before anybody hears of it.
+                    self._publish(state)
+        except LogGapError as error:
+            self._on_gap()
+            raise OverloadedError("the index moves to another version", retry_after_s=RETRY_S) from error
         for number, write in enumerate(group):
             answer = answers[number]
             if isinstance(answer, Exception):
                 write.outcome.set_exception(answer)
             else:
                 write.outcome.set_result(answer)
+        self._tidy(log)
 
-    def _checkpoint(self, log: SqliteLog) -> None:
+    def _appended(
+        self, turn: Turn, group: Sequence[Write], answers: dict[int, Answer | Exception]
+    ) -> LiveState:
+        """Append what the writes come to, and return the state after them; `answers` gets that of each write."""
+        if turn.position < self._state.manifest.log_sequence:
+            raise LogGapError("the index has moved to a version that the log does not reach")
+        state = state_after(self._state, turn.read(self._state.sequence))
+        pending: list[tuple[int, Mutation]] = []
+        for number, write in enumerate(group):
+            known = turn.answer_of(write.request_id) if write.request_id else None
+            if known is not None:
+                answers[number] = known
+                continue
+            if write.needs_state:
+                state, pending = apply(state, pending), []
+            try:
+                mutation, data, count = write.resolve(state)
+                # The index may have moved to another version since it was prepared.
+                mutation = rows_fit(mutation, state.manifest, sequence=turn.position + 1)
+            except Exception as error:  # noqa: BLE001  it is this request's alone
+                answers[number] = error
+                continue
+            sequence = turn.append(data, request_id=write.request_id, count=count)
+            pending.append((sequence, mutation))
+            answers[number] = Answer(sequence, count)
+        return apply(state, pending)
+
+    def _tidy(self, log: MutationLog) -> None:
         try:
-            log.checkpoint()
+            log.tidy()
         except (IndexerError, ReadOnlyError) as error:
             _LOG.warning("index %s: %s", self._state.manifest.index, error)
 
-    def _opened(self, *, create: bool = False) -> SqliteLog | None:
-        if self._log is None and self._folder is not None:
+    def _opened(self, *, create: bool = False) -> MutationLog | None:
+        if self._log is None and self._open_log is not None:
             try:
-                self._log = SqliteLog(self._folder, create=create)
+                self._log = self._open_log(create=create)
             except FileNotFoundError:
                 return None
         return self._log

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from scannery.indexer import IndexerError
 
-__all__ = ["Answer", "LogEntry", "LogGapError", "MutationLog", "Turn"]
+__all__ = ["Answer", "LogEntry", "LogGapError", "LogOpener", "MutationLog", "Turn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,23 @@ class MutationLog(Protocol):
         """Return the last sequence, 0 if there was none."""
 
     def truncate(self, up_to: int) -> None:
-        """Remove the entries up to a sequence."""
+        """Remove the entries up to a sequence, and give back their space."""
+
+    def tidy(self) -> None:
+        """Do what has to be done now and then and would hold up a commit; called after commits, outside of a turn."""
 
     def close(self) -> None:
         """Let go of files."""
+
+
+class LogOpener(Protocol):
+    """Where the log of an index is."""
+
+    def __call__(self, *, create: bool) -> MutationLog:
+        """Return the log, opened.
+
+        Raises:
+            FileNotFoundError: there is none yet, and `create` is false.
+            FormatError, CorruptError, ReadOnlyError, StoreError: it cannot be opened.
+
+        """

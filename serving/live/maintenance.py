@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from scannery.indexer import IndexerError, Store
+from scannery.indexer import IndexerError, Store, latest_version
 from scannery.serving.errors import OverloadedError, ServingError
 from scannery.serving.live.location import log_folder
 from scannery.serving.live.memtable import LiveState
@@ -87,9 +87,9 @@ class Maintenance:
             if not _lock_path(self._log_root, self._index, "seal").with_name(LOG_FILE).exists():
                 return  # never written to: how its segments are arranged is its builds' affair
             if seal_due(state, self._age_s(state)):
-                self._start("seal")
+                self._start("seal", state)
             if due(state.manifest):
-                self._start("merge")
+                self._start("merge", state)
         finally:
             self._lock.release()
 
@@ -115,13 +115,15 @@ class Maintenance:
             self._first_at_s = self._clock()
         return self._clock() - self._first_at_s
 
-    def _start(self, task: Task) -> None:
+    def _start(self, task: Task, state: LiveState) -> None:
         if task in self._runs or self._clock() < self._retry_at_s.get(task, 0.0):
             return
         try:
+            if latest_version(self._store, self._index) != state.manifest.version:
+                return  # somebody has done it, and this process is about to move there
             lock = _take(_lock_path(self._log_root, self._index, task))
-        except OSError as error:
-            self._failed(task, f"cannot take its lock: {error}")
+        except (OSError, IndexerError) as error:
+            self._failed(task, f"cannot begin: {error}")
             return
         if lock is None:
             return

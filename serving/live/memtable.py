@@ -105,7 +105,9 @@ def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveSt
     )
     pieces = [Piece(piece.segment, _without(piece.segment, piece.alive, net)) for piece in state.pieces]
     if net.rows.num_rows:
-        pieces.append(Piece(MemorySegment.of(net.rows, state.manifest.spec)))
+        # Mostly the rows have just the ids that were looked for.
+        hashes_N = net.hashes if net.ids == net.rows.column("id").to_pylist() else None
+        pieces.append(Piece(MemorySegment.of(net.rows, state.manifest.spec, hashes_N=hashes_N)))
     return replace(
         state,
         alive=alive,

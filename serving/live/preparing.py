@@ -95,16 +95,16 @@ def _encoded(
 ) -> tuple[dict[str, list[Piece]], dict[str, np.ndarray]]:
     from scannery.embed.documents import cut, encode_pieces
 
-    encoder = encoders.encoder_of(manifest, field=f"{items[0].path}.datapoint.text").documents
+    encoder = encoders.encoder_of(manifest, field=f"{items[0].path}.datapoint.text")
     chunk = manifest.spec.source.chunk
-    chunker = None if chunk is None else encoder.chunker(chunk.max_tokens, chunk.overlap_tokens)
+    chunker = None if chunk is None else encoder.chunker(chunk)
     pieces: dict[str, list[Piece]] = {}
     vectors: dict[str, np.ndarray] = {}
     for start in range(0, len(items), ENCODE_AT_ONCE):
         deadline.check()
         some = items[start : start + ENCODE_AT_ONCE]
         own = [cut(item.text, chunker) for item in some]
-        found, problems = encode_pieces([item.title for item in some], own, encoder)
+        found, problems = encode_pieces([item.title for item in some], own, encoder.documents)
         for item, parts, vectors_PD, problem in zip(some, own, found, problems, strict=True):
             if problem is not None:
                 raise InvalidRequestError.at(f"{item.path}.datapoint.text", f"cannot be encoded: {problem}")

@@ -30,6 +30,7 @@ from scannery.indexer import (
 )
 from scannery.serving.live.index import state_after
 from scannery.serving.live.location import log_folder
+from scannery.serving.live.log import MutationLog
 from scannery.serving.live.memtable import LiveState, begin
 from scannery.serving.live.rows import live_rows, stored_schema
 from scannery.serving.live.sqlite_log import SqliteLog
@@ -83,7 +84,7 @@ def seal(
 
 
 def _sealed(
-    store: Store, index: str, log: SqliteLog, cache: SegmentCache | None, threads: int | None
+    store: Store, index: str, log: MutationLog, cache: SegmentCache | None, threads: int | None
 ) -> SealReport | None:
     opened = None
     for attempt in range(MAX_ATTEMPTS):
@@ -105,7 +106,6 @@ def _sealed(
             continue
         # What the version before needs stays: somebody may be opening it, or go back to it.
         log.truncate(parent.log_sequence)
-        log.checkpoint(truncate=True)
         return SealReport(
             version=published.version,
             mutations=state.mutations,
@@ -150,4 +150,5 @@ def _died(segment: Segment, before: AllowedRows | None, now: AllowedRows | None)
 
 
 def _described(manifest: Manifest, state: LiveState) -> Manifest:
-    return manifest.model_copy(update={"statistics": {"mode": "live", "mutations": state.mutations}})
+    statistics = {"mode": "live", "mutations": state.mutations, "builds": state.manifest.builds}
+    return manifest.model_copy(update={"statistics": statistics})

@@ -37,9 +37,11 @@ APPLICATION_ID = 0x5363616E  # "Scan": tells our databases from others
 PAGE_BYTES = 1 << 14
 READ_BYTES = 64 << 20
 KEEP_ANSWERS_S = 3600.0
+CHECKPOINT_BYTES = 64 << 20
 TRUNCATE_AT_ONCE = 64
 """Records removed in one transaction: writers wait for it."""
 BUSY_S = 10.0
+CLOSE_S = 5.0
 
 _SCHEMA = """
 CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -127,8 +129,11 @@ class SqliteLog:
 
     def truncate(self, up_to: int) -> None:
         """Remove the entries up to a sequence, few at a time, so that nobody waits long for a turn."""
+        if self.truncated() >= up_to:
+            return
         while (low := self.truncated()) < up_to:
             self._truncate_some(min(low + TRUNCATE_AT_ONCE, up_to))
+        self.checkpoint(truncate=True)
 
     def _truncate_some(self, up_to: int) -> None:
         with self.turn(after=0) as turn:
@@ -139,10 +144,11 @@ class SqliteLog:
         files = (self.path, self.path.with_name(f"{LOG_FILE}-wal"))
         return sum(path.stat().st_size for path in files if path.exists())
 
-    def unchecked_bytes(self) -> int:
-        """Return the size of the write-ahead log, which a checkpoint makes reusable."""
+    def tidy(self) -> None:
+        """Bring a long write-ahead log into the database, so that it begins anew."""
         wal = self.path.with_name(f"{LOG_FILE}-wal")
-        return wal.stat().st_size if wal.exists() else 0
+        if wal.exists() and wal.stat().st_size > CHECKPOINT_BYTES:
+            self.checkpoint()
 
     def checkpoint(self, *, truncate: bool = False) -> None:
         """Bring what is in the write-ahead log into the database; with `truncate`, give back its space too."""
@@ -162,11 +168,13 @@ class SqliteLog:
                 target.close()
 
     def close(self) -> None:
-        """Close the connections."""
-        with self._write_lock, self._read_lock:
-            for connection in (self._reader, self._writer):
-                if connection is not None:
-                    connection.close()
+        """Close the connections; one that waits for its turn is left to the end of the process."""
+        with self._read_lock:
+            self._reader.close()
+        if self._write_lock.acquire(timeout=CLOSE_S):
+            if self._writer is not None:
+                self._writer.close()
+            self._write_lock.release()
 
 
 class _Turn:

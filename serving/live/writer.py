@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 
@@ -24,6 +24,7 @@ __all__ = ["Outcome", "Write", "Writer"]
 MAX_QUEUED = 128
 GROUP_BYTES = 32 << 20
 RETRY_S = 0.5
+END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ class Writer:
         timeout_s = deadline.remaining_s
         try:
             return write.outcome.result(None if timeout_s == float("inf") else timeout_s)
+        except CancelledError:
+            raise ClosedError("the engine is closed") from None
         except FutureTimeoutError:
             if write.outcome.cancel():
                 raise DeadlineError(
@@ -81,7 +84,11 @@ class Writer:
         if not self._closed:
             self._closed = True
             self._queue.put(None)
-            self._thread.join(10.0)
+            self._thread.join(END_S)
+            while not self._queue.empty():
+                write = self._queue.get_nowait()
+                if write is not None:
+                    write.outcome.cancel()
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:

@@ -158,13 +158,14 @@ class Model:
         condition: dict[str, Any] = {"if_absent": True} if absent else {"if_revision": revision}
         holds = (name not in self.rows) if absent else name in self.rows and revision == self.revisions[name]
         other = random_row(self.rng, "other")
+        batch: Any = [{**row, **condition}, other]
         if holds:
-            done = index.upsert([{**row, **condition}, other])  # type: ignore[list-item, typeddict-item]
+            done = index.upsert(batch)
             self.put(row, done.sequence)
             self.put(other, done.sequence)
         else:
             with pytest.raises(scannery.FailedPreconditionError):
-                index.upsert([other, {**row, **condition}])  # type: ignore[list-item, typeddict-item]
+                index.upsert(batch)
 
     def check_rows(self, index: Index) -> None:
         """Compare every datapoint."""
@@ -177,6 +178,7 @@ class Model:
             assert point.vector is not None
             np.testing.assert_array_equal(point.vector, np.array(row["vector"], np.float32))
             attributes = {key: value for key, value in row["attributes"].items() if value is not None}
+            assert point.revision == self.revisions[name]
             assert (point.document_id, point.title, point.text, point.attributes, point.payload) == (
                 row["document_id"], row["title"], row["text"], attributes, row["payload"],
             )  # fmt: skip

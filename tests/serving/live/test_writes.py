@@ -23,7 +23,7 @@ from scannery.serving.live.service import Writes
 from scannery.serving.live.sqlite_log import SqliteLog
 from scannery.v1 import index_pb2, types_pb2
 from tests.data import datapoints, publish
-from tests.served import copied
+from tests.served import copied, publish_version
 from tests.serving.live.model import DIMENSIONS, LIVE, make_store, random_row
 
 VECTOR = [1.0, *[0.0] * (DIMENSIONS - 1)]
@@ -51,7 +51,8 @@ def refusal(call: Any) -> tuple[type[Exception], str | None]:
 def test_a_write_is_seen_by_the_next_query_and_by_every_other_process(index: Index, store: Path) -> None:
     done = index.upsert([{"id": "new", "vector": VECTOR, "text": "a zebra"}])
     assert (done.sequence, done.written) == (1, 1)
-    assert index.search(VECTOR, 1)[0].id == "new"
+    [hit] = index.search(VECTOR, 1)
+    assert (hit.id, hit.revision) == ("new", 1)
     assert [hit.id for hit in index.search("zebra", mode="lexical")] == ["new"]
     with scannery.connect(store) as other:
         assert other.index("live").search(VECTOR, 1).sequence == 1
@@ -223,6 +224,23 @@ def test_a_disk_that_is_full_refuses_writes_until_there_is_room(
         assert index.upsert(big).sequence == 2
 
 
+def test_whoever_hangs_with_the_turn_holds_up_writes_and_nothing_else(store: Path) -> None:
+    with scannery.connect(store) as client:
+        index = client.index("live")
+        index.upsert([{"id": "a", "vector": VECTOR}])
+        other = SqliteLog(store / "live" / "log")
+        with other.turn(after=0):
+            for name in ("b", "c"):
+                with pytest.raises(scannery.DeadlineExceededError):
+                    index.upsert([{"id": name, "vector": VECTOR}], timeout_s=0.3)
+            assert len(index.search(VECTOR)) == 10
+            assert index.get(["a", "b"])[1] is None
+        # The first had its turn coming, and was written as a whole; the second was given up in time.
+        assert index.upsert([{"id": "d", "vector": VECTOR}]).sequence == 3
+        assert [point is not None for point in index.get(["b", "c", "d"])] == [True, False, True]
+        other.close()
+
+
 def test_a_log_that_cannot_be_written_refuses_writes(store: Path) -> None:
     (store / "live" / "log").write_text("a file is in the way")
     with scannery.connect(store) as client:
@@ -276,6 +294,42 @@ def test_texts_are_cut_and_encoded_as_a_build_would(texts: Path, tmp_path: Path)
             "upserts[1].datapoint.text",
         )
         assert index.get(["b"]) == [None]
+
+
+def test_a_document_is_replaced_with_all_of_its_passages(texts: Path, tmp_path: Path) -> None:
+    with scannery.connect(texts) as client:
+        manifest = client._transport._service._catalog.snapshot("texts").manifest  # type: ignore[attr-defined]
+    cut = {"id": "id", "text": "text", "title": "t", "chunk": {"max_tokens": 16, "overlap_tokens": 0}}
+    spec = parse_spec({**manifest.spec.model_dump(), "source": cut})
+    store = Store.open(tmp_path / "cut", create=True)
+    table = datapoints(
+        spec,
+        np.ones((2, manifest.dimensions), np.float32),
+        ids=["old#0", "old#1"],
+        columns={"document_id": ["old", "old"]},
+    )
+    publish_version(store, spec, table, tmp_path, encoder=manifest.encoder)
+    long = " ".join(f"Sentence number {i} is about bread and yeast." for i in range(6))
+    with scannery.connect(tmp_path / "cut", timeout_s=120) as client:
+        index = client.index("texts")
+        done = index.upsert([{"id": "old", "text": long, "title": "Baking"}])
+        assert done.written >= 3
+        assert index.stats().rows == done.written
+        parts = [p for p in index.get([f"old#{i}" for i in range(done.written)]) if p is not None]
+        assert [p.text for p in parts] == [long[p.text_start : p.text_end] for p in parts]
+        assert {(p.document_id, p.title, p.revision) for p in parts} == {("old", "Baking", done.sequence)}
+        # Fields and conditions of a document are those of all its passages.
+        index.update([{"id": "old", "title": "Bread", "attributes": {"letters": 7}, "if_revision": 1}])
+        assert {p.title for p in index.get([f"old#{i}" for i in range(done.written)]) if p} == {"Bread"}
+        assert len(index.search("yeast", 20, where={"letters": 7})) == done.written
+        with pytest.raises(scannery.FailedPreconditionError):
+            index.upsert([{"id": "old", "text": "x", "if_absent": True}])
+        assert index.upsert([{"id": "old", "text": "Only one sentence."}]).written == 1
+        assert index.stats().rows == 1
+        passage: Any = [{"id": "p", "document_id": "old", "text": "a passage"}]
+        assert refusal(lambda: index.upsert(passage))[1] == "upserts[0].datapoint.document_id"
+        assert index.delete(document_ids=["old"]).deleted == 1
+        assert index.search("yeast") == []
 
 
 def test_the_log_of_an_index_that_is_behind_its_version_goes_on(store: Path) -> None:

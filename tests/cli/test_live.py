@@ -1,0 +1,105 @@
+"""`scannery upsert | delete` and `scannery index seal | merge | snapshot | restore`."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scannery
+from scannery.cli.main import main
+from tests.served import DIMENSIONS, copied, serving
+
+
+def lines(points: list[dict[str, Any]]) -> str:
+    return "\n".join(json.dumps(point) for point in points) + "\n\n"
+
+
+def point(number: int) -> dict[str, Any]:
+    return {"id": f"new{number}", "vector": [1.0 + number] * DIMENSIONS, "attributes": {"year": number}}
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(list(arguments))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture
+def store(library: Path, tmp_path: Path) -> Path:
+    return copied(library, tmp_path)
+
+
+def test_a_file_is_written_in_batches_and_rows_are_deleted(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new.jsonl"
+    file.write_text(lines([point(i) for i in range(25)]))
+    with serving(store) as server:
+        where = ("--index", "library", "--target", server.address)
+        status, out, _ = run(capsys, "upsert", str(file), *where, "--batch", "10")
+        assert (status, out) == (0, "25 datapoints written, 25 rows; sequence 3.\n")
+        file.write_text(lines([{"id": "new3", "attributes": {"year": 1999}}]))
+        status, out, _ = run(capsys, "upsert", str(file), *where, "--update", "--json")
+        assert (status, json.loads(out)) == (0, {"datapoints": 1, "written": 1, "sequence": 4})
+        with scannery.connect(server.address) as client:
+            found = client.index("library").get(["new3"])[0]
+            assert found is not None and found.attributes["year"] == 1999
+        status, out, _ = run(capsys, "delete", "new1", "new2", "nobody", *where)
+        assert (status, out) == (0, "2 datapoints deleted; sequence 5.\n")
+        status, out, _ = run(capsys, "delete", "--document", "new3", *where, "--json")
+        assert (status, json.loads(out)) == (0, {"deleted": 1, "sequence": 6})
+
+
+def test_what_is_wrong_is_said_with_what_was_written(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = ("--index", "library", "--store", str(store))
+    wrong = [point(0), point(1), {"id": "new2", "vector": [1.0]}]
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines(wrong)))
+    status, _, err = run(capsys, "upsert", "-", *where, "--batch", "2")
+    assert status == 2
+    assert "2 datapoints were written; these are 3 to 3" in err
+    assert "upserts[0].datapoint.vector: must have 16 dimensions, got 1" in err
+    file = tmp_path / "broken.jsonl"
+    file.write_text('{"id": "a"\n')
+    status, _, err = run(capsys, "upsert", str(file), *where)
+    assert (status, "line 1: not JSON" in err) == (2, True)
+    status, _, err = run(capsys, "delete", *where)
+    assert (status, "at least one id" in err) == (2, True)
+
+
+def test_seal_merge_snapshot_and_restore(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scannery.connect(store) as client:
+        client.index("library").upsert([point(i) for i in range(5)])  # type: ignore[misc]
+    status, out, _ = run(capsys, "index", "show", "library", "--store", str(store))
+    assert status == 0
+    assert "live updates: 1 mutations, up to 1, wait" in out
+    status, out, _ = run(capsys, "index", "seal", "library", "--store", str(store))
+    assert status == 0
+    assert "is at version 2: 1 mutations, 5 new rows, 0 rows replaced or deleted" in out
+    status, out, _ = run(capsys, "index", "seal", "library", "--store", str(store))
+    assert (status, out) == (0, "library has no live updates that are not in its current version.\n")
+    status, out, _ = run(capsys, "index", "merge", "library", "--store", str(store), "--json")
+    assert status == 0
+    with scannery.connect(store) as client:
+        client.index("library").delete(["new0"])
+    copy, back = tmp_path / "snapshot", tmp_path / "back"
+    status, out, _ = run(capsys, "index", "snapshot", "library", "--store", str(store), "--to", str(copy))
+    assert status == 0
+    assert "its mutations up to 2" in out
+    status, out, _ = run(capsys, "index", "restore", "library", "--store", str(back), "--from", str(copy))
+    assert status == 0
+    with scannery.connect(back) as client:
+        assert client.index("library").stats().rows == 604
+        assert client.index("library").get(["new0"]) == [None]
+    status, _, err = run(capsys, "index", "restore", "library", "--store", str(back), "--from", str(copy))
+    assert status != 0
+    assert "has an index 'library' already" in err
+    assert run(capsys, "index", "seal", "nobody", "--store", str(store))[0] == 3
+    assert not (store / "nobody").exists()
