@@ -28,6 +28,7 @@ from scannery.indexer.errors import (
 )
 from scannery.indexer.exact import exact_search, unit_length
 from scannery.indexer.garbage import GarbageReport, collect_garbage
+from scannery.indexer.hashes import id_hashes
 from scannery.indexer.leases import LeaseHolder, leased_versions
 from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
 from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall, SegmentEntry
@@ -37,7 +38,7 @@ from scannery.indexer.postings import Postings
 from scannery.indexer.reader import OpenIndex, open_index
 from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
-from scannery.indexer.segment import Segment, id_hashes, open_segment
+from scannery.indexer.segment import Segment, open_segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.sharding import shard_of
 from scannery.indexer.sparse import MAX_SPARSE_ENTRIES, SparsePostings, score_sparse, sparse_value

@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.datapoints import vectors_of
+from scannery.indexer.hashes import sorted_hashes
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.postings import WORD_COLUMNS, Postings, invert, term_columns
 from scannery.indexer.records import Records
-from scannery.indexer.segment import Segment, sorted_hashes
+from scannery.indexer.segment import Segment
 from scannery.indexer.segment_writer import search_vectors
 from scannery.indexer.sparse import INDICES_COLUMN, SparsePostings, invert_sparse
 from scannery.indexer.spec import IndexSpec

@@ -5,95 +5,78 @@ Shapes: Q queries, N rows of the segment, D dimensions, K hits.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from scannery.indexer import kernels
-from scannery.indexer.analyser import ANALYSER_VERSION
+from scannery.indexer import segment_files as files
 from scannery.indexer.bm25 import score_rows
 from scannery.indexer.cache import SegmentCache
-from scannery.indexer.datapoints import vectors_of
-from scannery.indexer.errors import CorruptError, FormatError
+from scannery.indexer.errors import CorruptError
 from scannery.indexer.exact import FEW_HITS, NO_ROW, exact_search
+from scannery.indexer.hashes import text_hash
 from scannery.indexer.kernels import COMPILING
-from scannery.indexer.leaves import Leaves, measure_leaves
-from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
+from scannery.indexer.leaves import Leaves
+from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.planner import AllowedRows, Costs, Found, Planner, exact_found, measure_costs, replace
-from scannery.indexer.postings import WORD_COLUMNS, Postings, write_postings
-from scannery.indexer.records import Records, write_records
-from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_assets
+from scannery.indexer.postings import Postings
+from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher, load_searcher
-from scannery.indexer.segment_writer import FORMAT_KEY, SEGMENT_KEY, file_sha256, search_vectors
+from scannery.indexer.segment_writer import file_sha256
 from scannery.indexer.sparse import (
-    INDICES_COLUMN,
     SparsePostings,
     score_sparse,
-    write_sparse,
 )
 from scannery.indexer.spec import Distance
 from scannery.indexer.store import Store
 from scannery.indexer.tuning import pick_point
 from scannery.indexer.versions import segment_key
 
-__all__ = ["Segment", "id_hashes", "open_segment", "sorted_hashes"]
+__all__ = ["Segment", "open_segment"]
 
+_TIMED_TARGET = 0.95
 MOST_ROWS = 0.8
 """From such a share of allowed rows on, a search looks at all rows first."""
 SPARE_HITS = 4
 """How many more hits it asks for than would do if rows were allowed evenly."""
-
-_VECTORS = "vectors.npy"
-_GIVEN = "given.npy"
-_COLUMNS = "columns.arrow"
-_HASHES = "id_hashes.npy"
-_DOCUMENTS = "document_hashes.npy"
-_INFO = "segment.json"
-_WORDS = "words"
-_SPARSE = "sparse"
-_LEAVES = "leaves"
-_COSTS = "costs.json"
 
 
 class Segment:
     """Datapoints of one shard, open for search. Made by `open_segment`."""
 
     def __init__(self, entry: SegmentEntry, folder: Path) -> None:
-        info = json.loads((folder / _INFO).read_text())
+        info = json.loads((folder / files.INFO).read_text())
         self.entry = entry.model_copy(update={"deleted": None})
         """As in the manifest, without what a version has deleted: that is `OpenIndex.alive`."""
         self.distance: Distance = info["distance"]
-        self.searched_ND = _mapped(folder / _VECTORS)
+        self.searched_ND = files.mapped(folder / files.VECTORS)
         """The vectors as they are searched (length 1 for cosine), float32, memory-mapped."""
-        given = folder / _GIVEN
-        self.given_ND = _mapped(given) if given.exists() else self.searched_ND
+        given = folder / files.GIVEN
+        self.given_ND = files.mapped(given) if given.exists() else self.searched_ND
         """The vectors as their user gave them, float32, memory-mapped."""
-        self.records = Records.map(folder / _COLUMNS)
+        self.records = Records.map(folder / files.COLUMNS)
         """All columns but the vectors, memory-mapped, in row order."""
-        self._hashes_2N = _mapped(folder / _HASHES)
-        documents = folder / _DOCUMENTS
-        self._documents_2N = _mapped(documents) if documents.exists() else self._hashes_2N
+        self._hashes_2N = files.mapped(folder / files.HASHES)
+        documents = folder / files.DOCUMENTS
+        self._documents_2N = files.mapped(documents) if documents.exists() else self._hashes_2N
         self._searcher = (
             load_searcher(folder / "scann", self.searched_ND, self.distance)
             if entry.kind == "scann"
             else None
         )
-        self.leaves = Leaves.load(folder / _LEAVES) if self._searcher else None
+        self.leaves = Leaves.load(folder / files.LEAVES) if self._searcher else None
         self._most_leaves = max((point.leaves for point in entry.curve), default=0)
-        self._planner = self._planner_of(folder / _COSTS)
-        self.postings = Postings.map(folder / _WORDS) if (folder / _WORDS).exists() else None
+        self._planner = self._planner_of(folder / files.COSTS)
+        self.postings = Postings.map(folder / files.WORDS) if (folder / files.WORDS).exists() else None
         """Where each word occurs; None if the segment was built without."""
-        self.sparse = SparsePostings.map(folder / _SPARSE) if (folder / _SPARSE).exists() else None
+        self.sparse = SparsePostings.map(folder / files.SPARSE) if (folder / files.SPARSE).exists() else None
         """Where each dimension of the sparse vectors occurs; None if the segment was built without."""
         with COMPILING:
             self._warm_up()
@@ -161,7 +144,7 @@ class Segment:
     @staticmethod
     def _rows_with(hashes_2N: np.ndarray, column: pa.ChunkedArray, text: str) -> Iterator[int]:
         hashes_N, rows_N = hashes_2N
-        wanted = _hash(text)
+        wanted = text_hash(text)
         position = int(np.searchsorted(hashes_N, wanted))
         while position < len(hashes_N) and hashes_N[position] == wanted:
             row = int(rows_N[position])  # of equal hashes, the rows ascend
@@ -367,90 +350,12 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
         with store.open_file(key) as path:
             if file_sha256(path) != entry.sha256:
                 raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
-            _unpack(path, folder, key)
+            files.unpack(path, folder, key)
         with COMPILING:
             costs = Segment(entry, folder).time_plans()
         if costs:
-            (folder / _COSTS).write_text(costs.to_json())
+            (folder / files.COSTS).write_text(costs.to_json())
 
     folder = cache.get(entry.sha256, unpack)
     with COMPILING:
         return Segment(entry, folder)
-
-
-def _unpack(path: Path, folder: Path, key: str) -> None:
-    with _READING:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
-        metadata = file.schema_arrow.metadata or {}
-        format_version = int(metadata.get(FORMAT_KEY, b"0"))
-        if not 1 <= format_version <= FORMAT_VERSION:
-            raise FormatError(
-                f"{key} has segment format {format_version}; this Scannery reads up to {FORMAT_VERSION}"
-            )
-        info = json.loads(metadata[SEGMENT_KEY])
-        table = file.read()
-    given_ND = vectors_of(table.select(["embedding"]))
-    searched_ND = search_vectors(given_ND, info["distance"])
-    np.save(folder / _VECTORS, searched_ND)
-    if searched_ND is not given_ND:
-        np.save(folder / _GIVEN, given_ND)
-    if info["scann"]:
-        (folder / "scann").mkdir()
-        unpack_assets(folder / "scann", table, info["scann"]["files"])
-        leaf_N = table.column(LEAF_COLUMN).to_numpy()
-        with COMPILING:
-            searched_ND = np.load(folder / _VECTORS, mmap_mode="r")
-            measure_leaves(searched_ND, leaf_N, info["distance"], seed=0).save(folder / _LEAVES)
-    if info.get("lexical"):
-        _check_words(info["lexical"], key)
-        (folder / _WORDS).mkdir()
-        write_postings(table, folder / _WORDS)
-    if INDICES_COLUMN in table.column_names:
-        (folder / _SPARSE).mkdir()
-        write_sparse(table, folder / _SPARSE)
-    native = [name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS) if name in table.column_names]
-    write_records(table.drop_columns(["embedding", *native]), folder / _COLUMNS)
-    np.save(folder / _HASHES, sorted_hashes(table.column("id")))
-    if not table.column("id").equals(table.column("document_id")):
-        np.save(folder / _DOCUMENTS, sorted_hashes(table.column("document_id")))
-    (folder / _INFO).write_text(json.dumps({"distance": info["distance"]}))
-
-
-def _check_words(lexical: dict[str, Any], key: str) -> None:
-    if lexical.get("analyser", 0) > ANALYSER_VERSION:
-        raise FormatError(
-            f"{key} has words by version {lexical['analyser']} of the analyser; this Scannery knows up to "
-            f"{ANALYSER_VERSION}"
-        )
-
-
-_TIMED_TARGET = 0.95
-
-_READING = threading.Lock()
-"""One segment is decoded at a time: decoding uses all cores by itself, and memory twice over otherwise."""
-
-
-def _mapped(path: Path) -> np.ndarray:
-    """Return the array in a file, memory-mapped; a plain array, since calls of kernels take longer with a memmap."""
-    return np.asarray(np.load(path, mmap_mode="r"))
-
-
-def id_hashes(identifiers: Sequence[str]) -> np.ndarray:
-    """Return the hashes of some ids as `Segment.rows_of` takes them, uint64."""
-    return np.fromiter(map(_hash, identifiers), np.uint64, len(identifiers))
-
-
-def sorted_hashes(texts: pa.ChunkedArray) -> np.ndarray:
-    """Return sorted 64-bit hashes of the texts, and the row of each: uint64 (2, N)."""
-    # Once for each text: a document has many rows.
-    encoded = texts.dictionary_encode().unify_dictionaries().combine_chunks()
-    distinct = encoded.dictionary.to_pylist()
-    hashes_U = np.fromiter((_hash(text) for text in distinct), np.uint64, len(distinct))
-    hashes_N = hashes_U[encoded.indices.to_numpy()]
-    order_N = np.argsort(hashes_N, kind="stable")
-    return np.stack([hashes_N[order_N], order_N.astype(np.uint64)])
-
-
-def _hash(identifier: str) -> np.uint64:
-    digest = hashlib.blake2b(identifier.encode("utf-8"), digest_size=8).digest()
-    return np.uint64(int.from_bytes(digest, "little"))

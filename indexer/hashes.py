@@ -1,0 +1,36 @@
+"""Ids as 64-bit hashes: small enough to be searched for among millions without reading a string.
+
+Shapes: N rows, I ids, U distinct texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = ["id_hashes", "sorted_hashes", "text_hash"]
+
+
+def id_hashes(identifiers: Sequence[str]) -> np.ndarray:
+    """Return the hashes of some ids as `Segment.rows_of` takes them, uint64."""
+    return np.fromiter(map(text_hash, identifiers), np.uint64, len(identifiers))
+
+
+def sorted_hashes(texts: pa.ChunkedArray) -> np.ndarray:
+    """Return sorted 64-bit hashes of the texts, and the row of each: uint64 (2, N)."""
+    # Once for each text: a document has many rows.
+    encoded = texts.dictionary_encode().unify_dictionaries().combine_chunks()
+    distinct = encoded.dictionary.to_pylist()
+    hashes_U = np.fromiter((text_hash(text) for text in distinct), np.uint64, len(distinct))
+    hashes_N = hashes_U[encoded.indices.to_numpy()]
+    order_N = np.argsort(hashes_N, kind="stable")
+    return np.stack([hashes_N[order_N], order_N.astype(np.uint64)])
+
+
+def text_hash(text: str) -> np.uint64:
+    """Return the 64-bit hash of a text."""
+    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "little"))

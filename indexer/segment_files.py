@@ -1,0 +1,110 @@
+"""The folder of a segment in the local cache: its file taken apart into arrays that can be mapped."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from scannery.indexer.analyser import ANALYSER_VERSION
+from scannery.indexer.datapoints import vectors_of
+from scannery.indexer.errors import FormatError
+from scannery.indexer.hashes import sorted_hashes
+from scannery.indexer.kernels import COMPILING
+from scannery.indexer.leaves import measure_leaves
+from scannery.indexer.manifest import FORMAT_VERSION
+from scannery.indexer.postings import WORD_COLUMNS, write_postings
+from scannery.indexer.records import write_records
+from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_assets
+from scannery.indexer.segment_writer import FORMAT_KEY, SEGMENT_KEY, search_vectors
+from scannery.indexer.sparse import INDICES_COLUMN, write_sparse
+
+__all__ = [
+    "COLUMNS",
+    "COSTS",
+    "DOCUMENTS",
+    "GIVEN",
+    "HASHES",
+    "INFO",
+    "LEAVES",
+    "SPARSE",
+    "VECTORS",
+    "WORDS",
+    "mapped",
+    "unpack",
+]
+
+VECTORS = "vectors.npy"
+GIVEN = "given.npy"
+COLUMNS = "columns.arrow"
+HASHES = "id_hashes.npy"
+DOCUMENTS = "document_hashes.npy"
+INFO = "segment.json"
+WORDS = "words"
+SPARSE = "sparse"
+LEAVES = "leaves"
+COSTS = "costs.json"
+
+_READING = threading.Lock()
+"""One segment is decoded at a time: decoding uses all cores by itself, and memory twice over otherwise."""
+
+
+def mapped(path: Path) -> np.ndarray:
+    """Return the array in a file, memory-mapped; a plain array, since calls of kernels take longer with a memmap."""
+    return np.asarray(np.load(path, mmap_mode="r"))
+
+
+def unpack(path: Path, folder: Path, key: str) -> None:
+    """Write what is in a segment file, whose hash was checked, into a folder; `key` names it in errors.
+
+    Raises:
+        FormatError: the file is of a later format.
+
+    """
+    with _READING:
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        metadata = file.schema_arrow.metadata or {}
+        format_version = int(metadata.get(FORMAT_KEY, b"0"))
+        if not 1 <= format_version <= FORMAT_VERSION:
+            raise FormatError(
+                f"{key} has segment format {format_version}; this Scannery reads up to {FORMAT_VERSION}"
+            )
+        info = json.loads(metadata[SEGMENT_KEY])
+        table = file.read()
+    given_ND = vectors_of(table.select(["embedding"]))
+    searched_ND = search_vectors(given_ND, info["distance"])
+    np.save(folder / VECTORS, searched_ND)
+    if searched_ND is not given_ND:
+        np.save(folder / GIVEN, given_ND)
+    if info["scann"]:
+        (folder / "scann").mkdir()
+        unpack_assets(folder / "scann", table, info["scann"]["files"])
+        leaf_N = table.column(LEAF_COLUMN).to_numpy()
+        with COMPILING:
+            searched_ND = np.load(folder / VECTORS, mmap_mode="r")
+            measure_leaves(searched_ND, leaf_N, info["distance"], seed=0).save(folder / LEAVES)
+    if info.get("lexical"):
+        _check_words(info["lexical"], key)
+        (folder / WORDS).mkdir()
+        write_postings(table, folder / WORDS)
+    if INDICES_COLUMN in table.column_names:
+        (folder / SPARSE).mkdir()
+        write_sparse(table, folder / SPARSE)
+    native = [name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS) if name in table.column_names]
+    write_records(table.drop_columns(["embedding", *native]), folder / COLUMNS)
+    np.save(folder / HASHES, sorted_hashes(table.column("id")))
+    if not table.column("id").equals(table.column("document_id")):
+        np.save(folder / DOCUMENTS, sorted_hashes(table.column("document_id")))
+    (folder / INFO).write_text(json.dumps({"distance": info["distance"]}))
+
+
+def _check_words(lexical: dict[str, Any], key: str) -> None:
+    if lexical.get("analyser", 0) > ANALYSER_VERSION:
+        raise FormatError(
+            f"{key} has words by version {lexical['analyser']} of the analyser; this Scannery knows up to "
+            f"{ANALYSER_VERSION}"
+        )
