@@ -6,7 +6,6 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 __all__ = ["give_back_memory", "on_cores", "on_one_core"]
@@ -17,53 +16,44 @@ T = TypeVar("T")
 # Held while torch's number for new threads is 1, so that no other call here takes that for the user's wish.
 _starting = threading.Lock()
 
-MAX_THREADS = 256
-"""Of all calls that overlap; further ones wait."""
-
-
-class _Cores:
-    """Threads that stay: what a thread makes for its products, MKL keeps for ever, also when the thread is gone."""
-
-    def __init__(self) -> None:
-        self.pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="scannery-embed")
-        self.own = threading.local()
-
-
-_cores = _Cores()
-
 
 def on_cores(threads: int, work: Callable[[], None]) -> None:
-    """Run `work()` in `threads` threads in which torch uses one core, and raise the first error of any."""
-    runs = _start(threads, work)
-    wait(runs)
-    for run in runs:
-        run.result()
+    """Run `work()` in `threads` new threads in which torch uses one core, and raise the first error of any."""
+    errors: list[BaseException] = []
+    workers = _start(threads, work, errors)
+    for worker in workers:
+        worker.join()
+    if errors:
+        raise errors[0]
 
 
-def _start(threads: int, work: Callable[[], None]) -> list[Future[None]]:
+def _start(threads: int, work: Callable[[], None], errors: list[BaseException]) -> list[threading.Thread]:
     import torch
 
-    own, ready = _cores.own, threading.Barrier(threads + 1)
+    ready = threading.Barrier(threads + 1)
 
     def body() -> None:
-        if not hasattr(own, "alone"):
+        try:
             # Sets this thread's number, and also the one that new threads begin with; that is put right below.
             torch.set_num_threads(1)
-            own.alone = True
-        ready.wait()
-        work()
+            ready.wait()
+            work()
+        except BaseException as error:  # noqa: BLE001 - carried to the caller
+            errors.append(error)
 
+    workers = [threading.Thread(target=body, name=f"scannery-embed-{i}", daemon=True) for i in range(threads)]
     with _starting:
         default = torch.get_num_threads()
         try:
-            runs = [_cores.pool.submit(body) for _ in range(threads)]
+            for worker in workers:
+                worker.start()
             ready.wait()
         except BaseException:
             ready.abort()  # no more threads to be had: those that started end
             raise
         finally:
             torch.set_num_threads(default)
-    return runs
+    return workers
 
 
 def on_one_core(work: Callable[[], T]) -> T:
@@ -88,8 +78,6 @@ def give_back_memory() -> None:
 
 
 def _after_fork() -> None:
-    global _cores, _starting
-    _cores, _starting = _Cores(), threading.Lock()  # the threads are the parent's
     # The tokenizers' own thread pool is dead in the child, and using it would hang.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
