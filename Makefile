@@ -14,8 +14,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready  ## Build and query the sample corpus, end to end.
 	$(BIN)/scannery demo
 
-test: $(VENV)/.ready
-	$(BIN)/python -m pytest
+test: $(VENV)/.ready  ## Two tests at a time: most of the time of one goes into waiting for processes.
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 torture: $(VENV)/.ready  ## Two hundred rounds of killing servers while clients write.
 	PYTHONPATH=src:. $(BIN)/python -m tests.serving.live.torture --rounds $${ROUNDS:-200}
