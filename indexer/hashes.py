@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["id_hashes", "sorted_hashes", "text_hash"]
+__all__ = ["id_hashes", "in_order", "sorted_hashes", "text_hash"]
 
 
 def id_hashes(identifiers: Sequence[str]) -> np.ndarray:
@@ -24,8 +24,11 @@ def sorted_hashes(texts: pa.ChunkedArray) -> np.ndarray:
     # Once for each text: a document has many rows.
     encoded = texts.dictionary_encode().unify_dictionaries().combine_chunks()
     distinct = encoded.dictionary.to_pylist()
-    hashes_U = np.fromiter((text_hash(text) for text in distinct), np.uint64, len(distinct))
-    hashes_N = hashes_U[encoded.indices.to_numpy()]
+    return in_order(id_hashes(distinct)[encoded.indices.to_numpy()])
+
+
+def in_order(hashes_N: np.ndarray) -> np.ndarray:
+    """Return the hashes of rows sorted, and the row of each: uint64 (2, N); of equal ones, the rows ascend."""
     order_N = np.argsort(hashes_N, kind="stable")
     return np.stack([hashes_N[order_N], order_N.astype(np.uint64)])
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.datapoints import vectors_of
-from scannery.indexer.hashes import sorted_hashes
+from scannery.indexer.hashes import in_order, sorted_hashes
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.postings import WORD_COLUMNS, Postings, invert, term_columns
 from scannery.indexer.records import Records
@@ -95,7 +95,7 @@ class MemorySegment(Segment):
         searched_ND = search_vectors(vectors_of(whole), spec.distance)
         searched_ND.setflags(write=False)
         ids, documents = whole.column("id"), whole.column("document_id")
-        hashes = sorted_hashes(ids) if hashes_N is None else _in_order(hashes_N)
+        hashes = sorted_hashes(ids) if hashes_N is None else in_order(hashes_N)
         return cls(
             whole,
             spec,
@@ -143,10 +143,4 @@ def _merged_hashes(hashes: Sequence[np.ndarray], alive: Sequence[np.ndarray | No
         ordered_N = np.empty_like(hashes_N)
         ordered_N[rows_N.astype(np.int64)] = hashes_N
         in_row_order.append(ordered_N)
-    return _in_order(np.concatenate(_kept(in_row_order, alive)))
-
-
-def _in_order(hashes_N: np.ndarray) -> np.ndarray:
-    """Return hashes sorted, and the row of each: uint64 (2, N)."""
-    order_N = np.argsort(hashes_N, kind="stable")
-    return np.stack([hashes_N[order_N], order_N.astype(np.uint64)])
+    return in_order(np.concatenate(_kept(in_row_order, alive)))

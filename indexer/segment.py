@@ -30,10 +30,7 @@ from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher, load_searcher
 from scannery.indexer.segment_writer import file_sha256
-from scannery.indexer.sparse import (
-    SparsePostings,
-    score_sparse,
-)
+from scannery.indexer.sparse import SparsePostings, score_sparse
 from scannery.indexer.spec import Distance
 from scannery.indexer.store import Store
 from scannery.indexer.tuning import pick_point
