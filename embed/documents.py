@@ -7,8 +7,11 @@ Shapes: P pieces of a document, D dimensions.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,10 +22,13 @@ from scannery.embed.errors import InvalidTextError
 if TYPE_CHECKING:
     from scannery.embed.encoder import Encoder
 
-__all__ = ["Piece", "cut", "encode_pieces", "piece_id", "whole"]
+__all__ = ["Piece", "cut", "cut_all", "encode_pieces", "piece_id", "whole"]
 
 # What one call of the encoder gets: enough to sort by length, little enough to repeat when a text is refused.
 ENCODE_TEXTS = 8192
+
+MOST_CUTTING = 8
+"""Threads that cut texts at most; a third of the work holds the interpreter's lock, so more would wait for it."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,15 @@ def cut(text: str | None, chunker: Chunker | None) -> list[Piece]:
         Piece(p.text, p.start, p.end, p.time_start_s, p.time_end_s, tuple(p.speakers))
         for p in chunker.split(text)
     ]
+
+
+def cut_all(texts: Sequence[str | None], chunker: Chunker | None) -> list[list[Piece]]:
+    """Return `cut` of each text, worked out on all cores: most of it is the tokenizer, which lets threads run."""
+    cores = min(len(os.sched_getaffinity(0)), MOST_CUTTING, len(texts))
+    if chunker is None or cores < 2:
+        return [cut(text, chunker) for text in texts]
+    with ThreadPoolExecutor(cores, thread_name_prefix="scannery-cut") as threads:
+        return list(threads.map(partial(cut, chunker=chunker), texts))
 
 
 def piece_id(document_id: str, number: int) -> str:

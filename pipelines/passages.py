@@ -9,7 +9,7 @@ from hashlib import blake2b
 import numpy as np
 
 from scannery.embed import Encoder
-from scannery.embed.documents import Piece, cut, encode_pieces, whole
+from scannery.embed.documents import Piece, cut_all, encode_pieces, whole
 from scannery.indexer.spec import IndexSpec
 from scannery.pipelines.deadletters import DeadLetter
 from scannery.pipelines.documents import Document
@@ -62,7 +62,7 @@ def embed_documents(
     new = [i for i in range(len(documents)) if i not in done]
     chunk = spec.source.chunk
     chunker = None if chunk is None else encoder.chunker(chunk.max_tokens, chunk.overlap_tokens)
-    pieces = [cut(documents[i].text, chunker) for i in new]
+    pieces = cut_all([documents[i].text for i in new], chunker)
     vectors, problems, work = _encoded([documents[i] for i in new], pieces, encoder)
     letters = []
     for i, own, vectors_PD, problem in zip(new, pieces, vectors, problems, strict=True):
