@@ -20,7 +20,8 @@ from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE
 from scannery.indexer.scann_config import SOAR_LAMBDA, ScannConfig
 from scannery.indexer.scann_search import ScannSearcher
 from scannery.indexer.spec import Distance
-from scannery.indexer.tuning import TUNED_K, held_out_queries, measure_curve
+from scannery.indexer.curve import held_out_queries, measure_curve
+from scannery.indexer.tuning import TUNED_K
 
 __all__ = ["main"]
 
