@@ -115,7 +115,9 @@ class _Probe:
     About: where rows stand in two leaves (SOAR), a search for few candidates also loses some of the first.
     """
 
-    def __init__(self, searcher: ScannSearcher, queries: HeldOut, pool: ThreadPoolExecutor, parts: int) -> None:
+    def __init__(
+        self, searcher: ScannSearcher, queries: HeldOut, pool: ThreadPoolExecutor, parts: int
+    ) -> None:
         self._searcher, self._pool, self._parts = searcher, pool, parts
         nobody_Q = np.full(len(queries.apart_QD), NO_ROW)
         kinds = (
@@ -128,7 +130,9 @@ class _Probe:
         """Return the settings with so many leaves and up to `depth` candidates."""
         found = [self._hits(*kind, leaves=leaves, depth=depth) for kind in self._kinds]
         return [
-            _Setting(leaves, rescore, min(_share(hits_QC[:, :rescore], true_QK) for hits_QC, true_QK in found))
+            _Setting(
+                leaves, rescore, min(_share(hits_QC[:, :rescore], true_QK) for hits_QC, true_QK in found)
+            )
             for rescore in RESCORED
             if rescore <= depth
         ]

@@ -107,7 +107,9 @@ def _many_best(
         numbers_B = np.arange(start, min(start + BLOCK_ROWS, total))
         if rows_R is not None:
             numbers_B = rows_R[numbers_B]
-        for some, scores_QB in _scored(vectors_ND, queries_QD, numbers_B, distance, contiguous=rows_R is None):
+        for some, scores_QB in _scored(
+            vectors_ND, queries_QD, numbers_B, distance, contiguous=rows_R is None
+        ):
             rows_QK[some], scores_QK[some] = _merge(rows_QK[some], scores_QK[some], numbers_B, scores_QB)
     return rows_QK, scores_QK
 

@@ -83,9 +83,7 @@ class ScannSearcher:
         kernels.rescore(self._vectors_ND, queries_QD, candidates_QC, self._squared, rows_QK, scores_QK)
         return rows_QK, scores_QK, (candidates_QC != NO_ROW).sum(axis=1)
 
-    def propose(
-        self, queries_QD: np.ndarray, count: int, *, leaves: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def propose(self, queries_QD: np.ndarray, count: int, *, leaves: int) -> tuple[np.ndarray, np.ndarray]:
         """Return candidates as rows_QC int64 (NO_ROW where there are fewer), most promising first, and their scores.
 
         The first of them are the candidates that a search for fewer rescores.

@@ -11,7 +11,14 @@ import numpy as np
 
 from scannery.indexer.manifest import CurvePoint, Recall, SegmentEntry
 
-__all__ = ["QUERIES_PER_KIND", "TUNED_K", "expected_recall", "pick_point", "recall_by_score", "score_to_reach"]
+__all__ = [
+    "QUERIES_PER_KIND",
+    "TUNED_K",
+    "expected_recall",
+    "pick_point",
+    "recall_by_score",
+    "score_to_reach",
+]
 
 TUNED_K = 10
 """Hits per query that recall is measured for."""
