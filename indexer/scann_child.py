@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
     searcher = _build(folder / job["vectors"], job)
     (folder / "scann").mkdir()
     searcher.serialize(str(folder / "scann"), relative_path=True)
-    (folder / "built.json").write_text(json.dumps({"scann": time.perf_counter() - started}))
+    (folder / "trained.json").write_text(json.dumps({"seconds": time.perf_counter() - started}))
 
 
 def _build(vectors: Path, job: dict[str, Any]) -> Any:

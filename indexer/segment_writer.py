@@ -23,7 +23,7 @@ from scannery.indexer.exact import unit_length
 from scannery.indexer.manifest import FORMAT_VERSION, CurvePoint, SegmentEntry
 from scannery.indexer.postings import term_columns
 from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
-from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE, ScannBuild, build_scann, tuning
+from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE, ScannBuild
 from scannery.indexer.scann_config import ScannConfig, choose_config
 from scannery.indexer.spec import Distance, IndexSpec
 
@@ -77,15 +77,16 @@ def build_segment(
         np.save(folder / VECTORS_FILE, search_vectors(vectors_of(table), spec.distance))
         if queries is not None:
             np.save(folder / QUERIES_FILE, queries)
-        built = build_scann(config, spec.distance, folder=folder, name=name, threads=threads)
-        seconds = {"train": time.perf_counter() - started, "scann": built.seconds}
-        with tuning(built, name=name) as tuned:
-            path, leaves_used = _write_scann(table, spec, config, built, directory, seconds)
-            waited = time.perf_counter()
-            result = tuned()
-    seconds |= {"tune": result.seconds, "tune_wait": time.perf_counter() - waited}
+        with ScannBuild(config, spec.distance, folder=folder, name=name, threads=threads) as build:
+            trained_s = build.train()
+            seconds = {"train": time.perf_counter() - started, "scann": trained_s}
+            build.tune()
+            path, leaves_used = _write_scann(table, spec, config, build.folder, directory, seconds)
+            written = time.perf_counter()
+            tuning = build.tuned()
+    seconds |= {"tune": tuning.seconds, "tune_wait": time.perf_counter() - written}
     statistics = {"seconds": seconds, "scann": config.to_dict(), "leaves_used": leaves_used}
-    return BuiltSegment(path=path, entry=_entry(path, table, shard, result.curve), statistics=statistics)
+    return BuiltSegment(path=path, entry=_entry(path, table, shard, tuning.curve), statistics=statistics)
 
 
 def _exact_segment(table: pa.Table, spec: IndexSpec, shard: int, directory: Path) -> BuiltSegment:
@@ -98,18 +99,26 @@ def _write_scann(
     table: pa.Table,
     spec: IndexSpec,
     config: ScannConfig,
-    built: ScannBuild,
+    trained: Path,
     directory: Path,
     seconds: dict[str, float],
 ) -> tuple[Path, int]:
     """Write the rows in leaf order with what ScaNN made of them; also return how many leaves have rows."""
-    order_N = row_order(built.folder)
-    columns = pack_columns(built.folder, order_N)
-    table = _with_words(table, spec, seconds).take(pa.array(order_N))
+    order_N = row_order(trained)
+    columns = pack_columns(trained, order_N)
+    table = _reordered(_with_words(table, spec, seconds), order_N)
     for column, values in columns.items():
         table = table.append_column(column, values)
-    path = _write(table, _metadata(spec, config, pack_sidecar(built.folder)), directory, seconds)
+    path = _write(table, _metadata(spec, config, pack_sidecar(trained)), directory, seconds)
     return path, pc.count_distinct(columns[LEAF_COLUMN]).as_py()
+
+
+def _reordered(table: pa.Table, order_N: np.ndarray) -> pa.Table:
+    """Return the rows in another order. Arrow's own way takes twice the memory of the vectors for their elements."""
+    place, field = table.schema.get_field_index("embedding"), table.schema.field("embedding")
+    vectors_ND = vectors_of(table)[order_N]
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.ravel()), type=field.type)
+    return table.drop_columns(["embedding"]).take(pa.array(order_N)).add_column(place, field, embedding)
 
 
 def _with_words(table: pa.Table, spec: IndexSpec, seconds: dict[str, float]) -> pa.Table:

@@ -28,7 +28,7 @@ from scannery.indexer import (
     unit_length,
     vectors_of,
 )
-from scannery.indexer.scann_build import build_scann
+from scannery.indexer.scann_build import ScannBuild
 from scannery.indexer.scann_config import choose_config
 from scannery.indexer.tuning import recall_by_score
 from tests.data import clustered, datapoints, publish
@@ -244,8 +244,15 @@ def test_a_native_death_is_an_error_that_names_the_shard(tmp_path: Path):
     np.save(tmp_path / "vectors.npy", vectors)
     config = choose_config(ROWS, 4, "dot", ScannSpec())
     assert config is not None
-    with pytest.raises(BuildError, match=r"shard 3: the ScaNN build (was ended by SIG|failed with status)"):
-        build_scann(config, "dot", folder=tmp_path, name="shard 3")
+    with ScannBuild(config, "dot", folder=tmp_path, name="shard 3") as build:
+        with pytest.raises(
+            BuildError, match=r"shard 3: the ScaNN build (was ended by SIG|failed with status)"
+        ):
+            build.train()
+        (tmp_path / "vectors.npy").write_bytes(b"")
+        build.tune()
+        with pytest.raises(BuildError, match=r"shard 3: tuning failed"):
+            build.tuned()
 
 
 def test_building_changes_nothing_it_was_given(tmp_path: Path):
