@@ -9,6 +9,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools wheel
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m scannery.indexer.warm
 	touch $@
 
 demo: $(VENV)/.ready  ## Build and query the sample corpus, end to end.

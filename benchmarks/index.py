@@ -216,8 +216,9 @@ def ours(path: str) -> None:
     segment = build_segment(
         table_of(spec, np.load(folder / "vectors.npy")), spec=spec, shard=0, directory=folder
     )
-    peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    result = {"peaks_bytes": [1024 * peak for peak in peaks], "size_bytes": segment.entry.size_bytes}
+    # Not ru_maxrss, which begins with what the process had that started this one.
+    peaks = [status_mib("VmHWM"), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024]
+    result = {"peaks_mib": peaks, "size_bytes": segment.entry.size_bytes}
     (folder / "result.json").write_text(json.dumps({**result, **segment.statistics}))
 
 
@@ -237,7 +238,7 @@ def report_build() -> None:
         ours_s = statistics.median(run[1] for run in runs)
         ratio = statistics.median(run[1] / run[0] for run in runs)
         result = runs[0][2]
-        parent, child = (peak / vectors.nbytes for peak in result["peaks_bytes"])
+        parent, child = (peak * 2**20 / vectors.nbytes for peak in result["peaks_mib"])
         size = result["size_bytes"]
         memory = f"{parent:.1f}, {child:.1f}"
         bytes_a_row = f"{size / len(vectors):.0f} ({size / vectors.nbytes:.2f})"
@@ -297,16 +298,16 @@ def opened_in(store: Store, cache: SegmentCache, queries_QD: np.ndarray) -> floa
 
 
 def heap_growth_mib(store: Store, cache: SegmentCache) -> float:
-    before = anonymous_mib()
+    before = status_mib("RssAnon")
     index = open_index(store, "bench", cache=cache)
-    grown = anonymous_mib() - before
+    grown = status_mib("RssAnon") - before
     del index
     return grown
 
 
-def anonymous_mib() -> float:
+def status_mib(name: str) -> float:
     status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")) / 1024
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(name)) / 1024
 
 
 def main() -> None:

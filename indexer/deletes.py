@@ -107,6 +107,7 @@ def next_version(
     added: Iterable[SegmentEntry] = (),
     dead_rows: Mapping[str, Sequence[int] | np.ndarray],
     log_sequence: int,
+    documents: Mapping[str, int] | None = None,
 ) -> Manifest:
     """Return what follows a version after some mutations, ready to `commit`: more segments, fewer rows of the old ones.
 
@@ -120,6 +121,7 @@ def next_version(
         dead_rows: by key of a segment (of the parent or added), the rows that are deleted or replaced, besides those
             that the parent has deleted already.
         log_sequence: mutations up to this one are in the result.
+        documents: by key of a segment with dead rows, the distinct documents that are left, where the caller knows.
 
     Raises:
         ValueError: a key or row that there is not, or a sequence before the parent's.
@@ -131,7 +133,11 @@ def next_version(
     unknown = dead_rows.keys() - {entry.key for entry in entries}
     if unknown:
         raise ValueError(f"dead_rows: the version has no segment {', '.join(sorted(unknown))}")
-    entries = [with_deleted(store, parent.index, entry, dead_rows.get(entry.key, ())) for entry in entries]
+    known = documents or {}
+    entries = [
+        with_deleted(store, parent.index, entry, dead_rows.get(entry.key, ()), documents=known.get(entry.key))
+        for entry in entries
+    ]
     left = tuple(entry for entry in entries if entry.live_rows)
     given = parent.recall.given_queries if parent.recall else None
     return parent.model_copy(

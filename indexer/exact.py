@@ -5,6 +5,8 @@ Shapes: Q queries, N vectors, D dimensions, K hits, R rows given by number.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from scannery.indexer.spec import Distance
@@ -17,6 +19,8 @@ NO_ROW = -1
 # Rows scored at once: their scores stay in the L2 cache, and their float64 copy is small.
 BLOCK_ROWS = 1 << 14
 BLOCK_QUERIES = 256
+MANY_BETTER = 256
+"""With more rows of a block than these better than what was found before, the block's best are selected first."""
 # For so few queries a scan is bound by memory: the fused kernels need one core and no copy. A matrix product would wake
 # the threads of the linear algebra library for it, which cost more than they save while other queries run.
 FEW_QUERIES = 8
@@ -50,13 +54,7 @@ def exact_search(
     if len(queries_QD) < FEW_QUERIES and k <= FEW_HITS:
         return _few_best(vectors_ND, queries_QD, k, distance, allowed)
     rows_R = np.flatnonzero(allowed) if allowed is not None and allowed.dtype == bool else allowed
-    found = [
-        _search_block(vectors_ND, queries_QD[start : start + BLOCK_QUERIES], k, distance, rows_R)
-        for start in range(0, len(queries_QD), BLOCK_QUERIES)
-    ]
-    if not found:
-        return np.empty((0, k), np.int64), np.empty((0, k), np.float32)
-    return np.concatenate([rows for rows, _ in found]), np.concatenate([scores for _, scores in found])
+    return _many_best(vectors_ND, queries_QD, k, distance, rows_R)
 
 
 def best_k(scores_QN: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -99,37 +97,42 @@ _NO_MASK = np.zeros(0, bool)
 _NO_MASK.setflags(write=False)  # as masks are: for each kind of array, code is compiled apart
 
 
-def _search_block(
+def _many_best(
     vectors_ND: np.ndarray, queries_QD: np.ndarray, k: int, distance: Distance, rows_R: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     total = len(vectors_ND) if rows_R is None else len(rows_R)
     rows_QK = np.full((len(queries_QD), k), NO_ROW, np.int64)
     scores_QK = np.full((len(queries_QD), k), -np.inf, np.float32)
     for start in range(0, total, BLOCK_ROWS):
-        numbers = np.arange(start, min(start + BLOCK_ROWS, total))
+        numbers_B = np.arange(start, min(start + BLOCK_ROWS, total))
         if rows_R is not None:
-            numbers = rows_R[numbers]
-        scores_QB = _scores(vectors_ND, queries_QD, numbers, distance, contiguous=rows_R is None)
-        columns, new_scores = best_k(scores_QB, k)
-        new_rows = np.where(columns == NO_ROW, NO_ROW, numbers[columns])
-        rows_QK, scores_QK = _merge(rows_QK, scores_QK, new_rows, new_scores)
+            numbers_B = rows_R[numbers_B]
+        for some, scores_QB in _scored(
+            vectors_ND, queries_QD, numbers_B, distance, contiguous=rows_R is None
+        ):
+            rows_QK[some], scores_QK[some] = _merge(rows_QK[some], scores_QK[some], numbers_B, scores_QB)
     return rows_QK, scores_QK
 
 
-def _scores(
+def _scored(
     vectors_ND: np.ndarray,
     queries_QD: np.ndarray,
     rows_B: np.ndarray,
     distance: Distance,
     *,
     contiguous: bool,
-) -> np.ndarray:
-    """Return the score of each query and row, float32 (Q, B)."""
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield which queries, and the score of each of them and each row, float32 (Q, B)."""
     squared = distance == "squared_l2"
     if len(queries_QD) < FEW_QUERIES:
-        return _fused_scores(vectors_ND, queries_QD, rows_B, squared=squared)
+        yield slice(None), _fused_scores(vectors_ND, queries_QD, rows_B, squared=squared)
+        return
     vectors_BD = vectors_ND[rows_B[0] : rows_B[-1] + 1] if contiguous else vectors_ND[rows_B]
-    return all_scores(vectors_BD, queries_QD, distance)
+    if squared:
+        vectors_BD = vectors_BD.astype(np.float64)  # once for all queries
+    for start in range(0, len(queries_QD), BLOCK_QUERIES):
+        some = slice(start, start + BLOCK_QUERIES)
+        yield some, all_scores(vectors_BD, queries_QD[some], distance)
 
 
 def all_scores(vectors_BD: np.ndarray, queries_QD: np.ndarray, distance: Distance) -> np.ndarray:
@@ -154,7 +157,7 @@ def _fused_scores(
 
 def _expanded_distances(vectors_BD: np.ndarray, queries_QD: np.ndarray) -> np.ndarray:
     """Return minus |x|² - 2xq + |q|², in float64: in float32 it cancels, and would misorder near neighbours."""
-    vectors, queries = vectors_BD.astype(np.float64), queries_QD.astype(np.float64)
+    vectors, queries = np.asarray(vectors_BD, np.float64), queries_QD.astype(np.float64)
     distances_QB = queries @ vectors.T
     distances_QB *= 2
     distances_QB -= np.einsum("bd,bd->b", vectors, vectors)
@@ -163,9 +166,26 @@ def _expanded_distances(vectors_BD: np.ndarray, queries_QD: np.ndarray) -> np.nd
 
 
 def _merge(
-    rows_a: np.ndarray, scores_a: np.ndarray, rows_b: np.ndarray, scores_b: np.ndarray
+    rows_QK: np.ndarray, scores_QK: np.ndarray, rows_B: np.ndarray, scores_QB: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    # `a` comes from lower row numbers, so ties by lower column are ties by lower row.
-    rows = np.concatenate([rows_a, rows_b], axis=1)
-    columns, scores = best_k(np.concatenate([scores_a, scores_b], axis=1), rows_a.shape[1])
-    return np.where(columns == NO_ROW, NO_ROW, np.take_along_axis(rows, columns, axis=1)), scores
+    """Return the best of what was found so far and of a block of further rows."""
+    k = rows_QK.shape[1]
+    if not k:
+        return rows_QK, scores_QK
+    # After the first blocks few rows are better than the k-th hit: a comparison is far cheaper than a selection.
+    query_X, column_X = np.nonzero(scores_QB > scores_QK[:, -1:])
+    counts_Q = np.bincount(query_X, minlength=len(rows_QK))
+    better = int(counts_Q.max(initial=0))
+    if better > MANY_BETTER:
+        columns_QK, new_scores_QK = best_k(scores_QB, k)
+        new_rows_QK = np.where(columns_QK == NO_ROW, NO_ROW, rows_B[columns_QK])
+    else:
+        place_X = np.arange(len(query_X)) - np.repeat(np.cumsum(counts_Q) - counts_Q, counts_Q)
+        new_rows_QK = np.full((len(rows_QK), better), NO_ROW, np.int64)
+        new_scores_QK = np.full((len(rows_QK), better), -np.inf, np.float32)
+        new_rows_QK[query_X, place_X] = rows_B[column_X]
+        new_scores_QK[query_X, place_X] = scores_QB[query_X, column_X]
+    # What was found before comes from lower row numbers, so ties by lower column are ties by lower row.
+    rows_QX = np.concatenate([rows_QK, new_rows_QK], axis=1)
+    columns_QK, best_QK = best_k(np.concatenate([scores_QK, new_scores_QK], axis=1), k)
+    return np.where(columns_QK == NO_ROW, NO_ROW, np.take_along_axis(rows_QX, columns_QK, axis=1)), best_QK

@@ -67,6 +67,7 @@ def verify(
         opened = _open_all(store, manifest, Path(folder), problems, progress)
         wrong = _wrong_counts(opened)
         problems += wrong + _repeated_ids(opened)
+        problems += [] if wrong else _wrong_documents(opened)
         complete = len(opened.segments) == len(manifest.segments) and not wrong
         recall = measure_recall(opened) if complete else None
         if recall is not None and manifest.recall and manifest.recall.reached:
@@ -171,6 +172,19 @@ def _wrong_counts(index: OpenIndex) -> list[str]:
         f"{segment.entry.key} has {len(segment.table)} rows, the manifest says {segment.entry.rows}"
         for segment in index.segments
         if not len(segment.table) == len(segment.searched_ND) == segment.entry.rows
+    ]
+
+
+def _wrong_documents(index: OpenIndex) -> list[str]:
+    found = [
+        (segment, entry.documents, segment.documents_without(np.flatnonzero(~alive.mask_N) if alive else ()))
+        for segment, entry, alive in zip(index.segments, index.manifest.segments, index.alive, strict=True)
+        if entry.documents is not None
+    ]
+    return [
+        f"{segment.entry.key} has rows of {counted} documents, the manifest says {said}"
+        for segment, said, counted in found
+        if counted != said
     ]
 
 

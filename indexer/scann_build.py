@@ -1,91 +1,162 @@
-"""Run a ScaNN build in a child process, so that its death is an error and not ours."""
+"""Run a ScaNN build and its tuning in child processes, so that their death is an error and not ours."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from typing_extensions import Self
+
 from scannery.indexer.errors import BuildError
 from scannery.indexer.manifest import CurvePoint
-from scannery.indexer.scann_config import ScannConfig
+from scannery.indexer.scann_config import SOAR_LAMBDA, ScannConfig
 from scannery.indexer.spec import Distance
 
-__all__ = ["QUERIES_FILE", "VECTORS_FILE", "ScannBuild", "build_scann"]
+__all__ = ["QUERIES_FILE", "VECTORS_FILE", "ScannBuild", "Tuning"]
 
 VECTORS_FILE = "vectors.npy"
 QUERIES_FILE = "queries.npy"
 _STDERR_SHOWN = 2000
+_SCRIPT = Path(__file__).with_name("scann_child.py")
+# By its path, so that it need not import our packages; not as `python FILE`, which makes our modules top-level ones.
+_RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScannBuild:
-    """What a ScaNN build left behind."""
+class Tuning:
+    """What the tuner measured."""
 
-    folder: Path
-    """ScaNN's own files, in the order of the vectors given."""
     curve: tuple[CurvePoint, ...]
-    seconds: dict[str, float]
+    seconds: float
+    """Of what came after the build."""
 
 
-def build_scann(
-    config: ScannConfig,
-    distance: Distance,
-    *,
-    folder: Path,
-    name: str,
-    threads: int | None = None,
-    seed: int = 0,
-) -> ScannBuild:
-    """Train, serialize and tune a ScaNN searcher over the vectors in `folder`.
+class ScannBuild:
+    """A ScaNN searcher over the vectors in `folder`: a context manager, whose children end with it.
 
-    They lie there as VECTORS_FILE: float32 (rows, dimensions), finite, of length 1 for `cosine`. Queries to tune
+    The vectors lie there as VECTORS_FILE: float32 (rows, dimensions), finite, of length 1 for `cosine`. Queries to tune
     for, of any length, may lie beside them as QUERIES_FILE. `name` stands for the shard in errors.
 
-    Raises:
-        BuildError: the child failed or died.
-
+    Two children share the work: one trains and ends. The other, which tunes, looks up meanwhile what an exact search
+    finds, and measures settings when the first is done.
     """
-    job = {
-        "config": config.to_dict(),
-        "distance": distance,
-        "threads": threads or len(os.sched_getaffinity(0)),
-        "seed": seed,
-    }
-    (folder / "job.json").write_text(json.dumps(job))
-    _run(folder, name)
-    result = json.loads((folder / "result.json").read_text())
-    return ScannBuild(
-        folder=folder / "scann",
-        curve=tuple(CurvePoint.model_validate(point) for point in result["curve"]),
-        seconds=result["seconds"],
-    )
+
+    def __init__(
+        self,
+        config: ScannConfig,
+        distance: Distance,
+        *,
+        folder: Path,
+        name: str,
+        threads: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.folder = folder / "scann"
+        """ScaNN's own files, in the order of the vectors given, once `train` has returned."""
+        self._place, self._name = folder, name
+        self._threads = threads or len(os.sched_getaffinity(0))
+        job = {
+            "vectors": VECTORS_FILE,
+            "config": config.to_dict(),
+            "soar_lambda": SOAR_LAMBDA,
+            "distance": distance,
+            "threads": self._threads,
+            "seed": seed,
+            "most_bytes": _most_bytes(config, distance, folder / VECTORS_FILE),
+        }
+        (folder / "job.json").write_text(json.dumps(job))
+
+    def __enter__(self) -> Self:
+        self._tuner = self._start(["-m", "scannery.indexer.scann_tune"], "tune")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _end(self._tuner)
+
+    def train(self) -> float:
+        """Train and serialize the searcher; return the seconds that took.
+
+        Raises:
+            BuildError: the child failed or died.
+
+        """
+        trainer = self._start(["-c", _RUN, str(_SCRIPT)], "train")
+        try:
+            self._finish(trainer, "train", "the ScaNN build")
+        finally:
+            _end(trainer)
+        seconds: float = json.loads((self._place / "trained.json").read_text())["seconds"]
+        return seconds
+
+    def tune(self) -> None:
+        """Let the tuner begin to measure what was trained."""
+        assert self._tuner.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died, which `tuned` will say
+            self._tuner.stdin.close()
+
+    def tuned(self) -> Tuning:
+        """Return what the tuner measured, when it is done.
+
+        Raises:
+            BuildError: the child failed or died.
+
+        """
+        self._finish(self._tuner, "tune", "tuning")
+        found = json.loads((self._place / "tuned.json").read_text())
+        curve = tuple(CurvePoint.model_validate(point) for point in found["curve"])
+        return Tuning(curve=curve, seconds=found["seconds"])
+
+    def _start(self, arguments: Sequence[str], log: str) -> subprocess.Popen[bytes]:
+        # The parent's import path, since it need not be an installed one (Beam workers, editable installs).
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment |= {
+            f"{library}_NUM_THREADS": str(self._threads) for library in ("OMP", "OPENBLAS", "MKL")
+        }
+        with (self._place / f"{log}.txt").open("wb") as output:
+            return subprocess.Popen(
+                [sys.executable, *arguments, str(self._place)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _finish(self, process: subprocess.Popen[bytes], log: str, what: str) -> None:
+        if status := process.wait():
+            tail = (self._place / f"{log}.txt").read_bytes()[-_STDERR_SHOWN:].decode("utf-8", "replace")
+            raise BuildError(f"{self._name}: {what} {_fate(status)}; it said last:\n{tail}")
 
 
-def _run(folder: Path, name: str) -> None:
-    # The parent's import path, since it need not be an installed one (Beam workers, editable installs).
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    log = folder / "log.txt"
-    with log.open("wb") as output:
-        process = subprocess.run(
-            [sys.executable, "-m", "scannery.indexer.scann_child", str(folder)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    if process.returncode:
-        tail = log.read_bytes()[-_STDERR_SHOWN:].decode("utf-8", "replace")
-        raise BuildError(f"{name}: the ScaNN build {_fate(process.returncode)}; it said last:\n{tail}")
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()  # of no effect on one that has ended
+    process.wait()
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+
+
+def _most_bytes(config: ScannConfig, distance: Distance, vectors: Path) -> int:
+    """Return the memory that a build may take, far above what it needs."""
+    vectors_ND = np.load(vectors, mmap_mode="r")
+    codebooks = 0
+    if distance == "squared_l2":
+        # ScaNN serializes a copy of the codebook for each leaf, and takes some 320 bytes for each of its centres.
+        blocks = math.ceil(vectors_ND.shape[1] / config.dimensions_per_block)
+        codebooks = config.leaves * blocks * 16 * 640
+    return int((2 << 30) + 10 * vectors_ND.nbytes + codebooks)
 
 
 def _fate(status: int) -> str:
     if status >= 0:
         return f"failed with status {status}"
-    hint = " (out of memory?)" if -status == signal.SIGKILL else ""
+    hint = " (out of memory?)" if -status in (signal.SIGKILL, signal.SIGABRT) else ""
     return f"was ended by {signal.Signals(-status).name}{hint}"

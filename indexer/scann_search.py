@@ -83,6 +83,19 @@ class ScannSearcher:
         kernels.rescore(self._vectors_ND, queries_QD, candidates_QC, self._squared, rows_QK, scores_QK)
         return rows_QK, scores_QK, (candidates_QC != NO_ROW).sum(axis=1)
 
+    def propose(self, queries_QD: np.ndarray, count: int, *, leaves: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return candidates as rows_QC int64 (NO_ROW where there are fewer), most promising first, and their scores.
+
+        The first of them are the candidates that a search for fewer rescores.
+        """
+        candidates_QC = self._candidates(queries_QD, count, leaves)
+        scores_QC = np.empty(candidates_QC.shape, np.float32)
+        kernel = kernels.squared_distances if self._squared else kernels.inner_products
+        for query_D, candidates_C, scores_C in zip(queries_QD, candidates_QC, scores_QC, strict=True):
+            kernel(self._vectors_ND, candidates_C, query_D, scores_C)  # NO_ROW reads the last row
+        scores_QC[candidates_QC == NO_ROW] = -np.inf
+        return candidates_QC, scores_QC
+
     def _candidates(self, queries_QD: np.ndarray, count: int, leaves: int) -> np.ndarray:
         count = min(count, len(self._vectors_ND))
         rows_QC, values_QC = self._native.search_batched(queries_QD, count, count, leaves, False, 0)

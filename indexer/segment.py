@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from scannery.indexer import kernels
 from scannery.indexer import segment_files as files
@@ -137,6 +138,12 @@ class Segment:
         """Return the rows of a document, int64, ascending; also those that a version has deleted."""
         rows = self._rows_with(self._documents_2N, self.column("document_id"), document_id)
         return np.fromiter(rows, np.int64)
+
+    def documents_without(self, rows: Sequence[int] | np.ndarray) -> int:
+        """Return how many documents the other rows are of."""
+        left_N = np.ones(self.rows, bool)
+        left_N[np.asarray(rows, np.int64)] = False
+        return int(pc.count_distinct(self.column("document_id").filter(pa.array(left_N))).as_py())
 
     @staticmethod
     def _rows_with(hashes_2N: np.ndarray, column: pa.ChunkedArray, text: str) -> Iterator[int]:

@@ -23,7 +23,7 @@ from scannery.indexer.exact import unit_length
 from scannery.indexer.manifest import FORMAT_VERSION, CurvePoint, SegmentEntry
 from scannery.indexer.postings import term_columns
 from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
-from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE, build_scann
+from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE, ScannBuild
 from scannery.indexer.scann_config import ScannConfig, choose_config
 from scannery.indexer.spec import Distance, IndexSpec
 
@@ -43,15 +43,6 @@ class BuiltSegment:
     entry: SegmentEntry
     statistics: dict[str, Any]
     """Seconds by stage and the ScaNN configuration, for the build report."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Trained:
-    order: np.ndarray
-    columns: dict[str, pa.Array]
-    sidecar: dict[str, str]
-    curve: tuple[CurvePoint, ...]
-    seconds: dict[str, float]
 
 
 def build_segment(
@@ -77,22 +68,67 @@ def build_segment(
     table = _conformed(table, spec, name)
     dimensions = table.schema.field("embedding").type.list_size
     config = choose_config(table.num_rows, dimensions, spec.distance, spec.scann)
-    started = time.perf_counter()
-    trained = _train(table, config, spec.distance, directory, name, threads, queries) if config else None
-    analysed = time.perf_counter()
-    for column, values in (term_columns(table, spec.lexical) if spec.lexical else {}).items():
+    if config is None:
+        return _exact_segment(table, spec, shard, directory)
+    with tempfile.TemporaryDirectory(prefix="scann-", dir=directory) as place:
+        folder = Path(place)
+        started = time.perf_counter()
+        # The child reads them from there, so that this process need not hold a scaled copy meanwhile.
+        np.save(folder / VECTORS_FILE, search_vectors(vectors_of(table), spec.distance))
+        if queries is not None:
+            np.save(folder / QUERIES_FILE, queries)
+        with ScannBuild(config, spec.distance, folder=folder, name=name, threads=threads) as build:
+            trained_s = build.train()
+            seconds = {"train": time.perf_counter() - started, "scann": trained_s}
+            build.tune()
+            path, leaves_used = _write_scann(table, spec, config, build.folder, directory, seconds)
+            written = time.perf_counter()
+            tuning = build.tuned()
+    seconds |= {"tune": tuning.seconds, "tune_wait": time.perf_counter() - written}
+    statistics = {"seconds": seconds, "scann": config.to_dict(), "leaves_used": leaves_used}
+    return BuiltSegment(path=path, entry=_entry(path, table, shard, tuning.curve), statistics=statistics)
+
+
+def _exact_segment(table: pa.Table, spec: IndexSpec, shard: int, directory: Path) -> BuiltSegment:
+    seconds: dict[str, float] = {}
+    path = _write(_with_words(table, spec, seconds), _metadata(spec, None, {}), directory, seconds)
+    return BuiltSegment(path=path, entry=_entry(path, table, shard, ()), statistics={"seconds": seconds})
+
+
+def _write_scann(
+    table: pa.Table,
+    spec: IndexSpec,
+    config: ScannConfig,
+    trained: Path,
+    directory: Path,
+    seconds: dict[str, float],
+) -> tuple[Path, int]:
+    """Write the rows in leaf order with what ScaNN made of them; also return how many leaves have rows."""
+    order_N = row_order(trained)
+    columns = pack_columns(trained, order_N)
+    table = _reordered(_with_words(table, spec, seconds), order_N)
+    for column, values in columns.items():
         table = table.append_column(column, values)
-    analysed = time.perf_counter() - analysed
-    if trained:
-        table = table.take(pa.array(trained.order))
-        for column, values in trained.columns.items():
-            table = table.append_column(column, values)
-    written = time.perf_counter()
-    path = _write(table.replace_schema_metadata(_metadata(spec, config, trained)), directory)
-    seconds = {"train": written - started - analysed, "write": time.perf_counter() - written}
-    if spec.lexical:
-        seconds["words"] = analysed
-    return _described(path, table, shard, config, trained, seconds)
+    path = _write(table, _metadata(spec, config, pack_sidecar(trained)), directory, seconds)
+    return path, pc.count_distinct(columns[LEAF_COLUMN]).as_py()
+
+
+def _reordered(table: pa.Table, order_N: np.ndarray) -> pa.Table:
+    """Return the rows in another order. Arrow's own way takes twice the memory of the vectors for their elements."""
+    place, field = table.schema.get_field_index("embedding"), table.schema.field("embedding")
+    vectors_ND = vectors_of(table)[order_N]
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.ravel()), type=field.type)
+    return table.drop_columns(["embedding"]).take(pa.array(order_N)).add_column(place, field, embedding)
+
+
+def _with_words(table: pa.Table, spec: IndexSpec, seconds: dict[str, float]) -> pa.Table:
+    if not spec.lexical:
+        return table
+    started = time.perf_counter()
+    for column, values in term_columns(table, spec.lexical).items():
+        table = table.append_column(column, values)
+    seconds["words"] = time.perf_counter() - started
+    return table
 
 
 def search_vectors(vectors_ND: np.ndarray, distance: Distance) -> np.ndarray:
@@ -129,49 +165,24 @@ def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
     return table
 
 
-def _train(
-    table: pa.Table,
-    config: ScannConfig,
-    distance: Distance,
-    directory: Path,
-    name: str,
-    threads: int | None,
-    queries: np.ndarray | None,
-) -> _Trained:
-    with tempfile.TemporaryDirectory(prefix="scann-", dir=directory) as place:
-        folder = Path(place)
-        # The child reads them from there, so that this process need not hold a scaled copy meanwhile.
-        np.save(folder / VECTORS_FILE, search_vectors(vectors_of(table), distance))
-        if queries is not None:
-            np.save(folder / QUERIES_FILE, queries)
-        built = build_scann(config, distance, folder=folder, name=name, threads=threads)
-        order = row_order(built.folder)
-        return _Trained(
-            order=order,
-            columns=pack_columns(built.folder, order),
-            sidecar=pack_sidecar(built.folder),
-            curve=built.curve,
-            seconds=built.seconds,
-        )
-
-
-def _metadata(spec: IndexSpec, config: ScannConfig | None, trained: _Trained | None) -> dict[bytes, bytes]:
+def _metadata(spec: IndexSpec, config: ScannConfig | None, sidecar: dict[str, str]) -> dict[bytes, bytes]:
     segment = {
         "distance": spec.distance,
-        "kind": "scann" if trained else "exact",
+        "kind": "scann" if config else "exact",
         "attributes": spec.attributes,
         "lexical": spec.lexical and {"analyser": ANALYSER_VERSION, **spec.lexical.model_dump()},
-        "scann": trained and config and {"config": config.to_dict(), "files": trained.sidecar},
+        "scann": config and {"config": config.to_dict(), "files": sidecar},
     }
     return {FORMAT_KEY: str(FORMAT_VERSION).encode(), SEGMENT_KEY: json.dumps(segment).encode()}
 
 
-def _write(table: pa.Table, directory: Path) -> Path:
+def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, seconds: dict[str, float]) -> Path:
     """Write the table under the name of its own hash."""
+    started = time.perf_counter()
     draft = Path(tempfile.mkstemp(suffix=".parquet", dir=directory)[1])
     plain = [name for name in table.column_names if name not in ("embedding", *NATIVE_COLUMNS)]
     pq.write_table(
-        table,
+        table.replace_schema_metadata(metadata),
         draft,
         row_group_size=ROW_GROUP_ROWS,
         compression="zstd",
@@ -182,34 +193,23 @@ def _write(table: pa.Table, directory: Path) -> Path:
         write_page_checksum=True,
         write_statistics=[name for name in plain if not _is_list(table, name)],
     )
-    path = directory / f"{file_sha256(draft)}.parquet"
-    return Path(shutil.move(draft, path))
+    path = Path(shutil.move(draft, directory / f"{file_sha256(draft)}.parquet"))
+    seconds["write"] = time.perf_counter() - started
+    return path
 
 
 def _is_list(table: pa.Table, name: str) -> bool:
     return bool(pa.types.is_list(table.schema.field(name).type))
 
 
-def _described(
-    path: Path,
-    table: pa.Table,
-    shard: int,
-    config: ScannConfig | None,
-    trained: _Trained | None,
-    seconds: dict[str, float],
-) -> BuiltSegment:
-    entry = SegmentEntry(
+def _entry(path: Path, table: pa.Table, shard: int, curve: tuple[CurvePoint, ...]) -> SegmentEntry:
+    return SegmentEntry(
         key=f"segments/{path.name}",
         shard=shard,
         rows=table.num_rows,
         documents=pc.count_distinct(table.column("document_id")).as_py(),
         size_bytes=path.stat().st_size,
         sha256=path.stem,
-        kind="scann" if trained else "exact",
-        curve=trained.curve if trained else (),
+        kind="scann" if curve else "exact",
+        curve=curve,
     )
-    statistics: dict[str, Any] = {"seconds": seconds | (trained.seconds if trained else {})}
-    if trained and config:
-        statistics["scann"] = config.to_dict()
-        statistics["leaves_used"] = pc.count_distinct(table.column(LEAF_COLUMN)).as_py()
-    return BuiltSegment(path=path, entry=entry, statistics=statistics)

@@ -139,6 +139,8 @@ class SourceSpec(_Model):
         for key in _FIELD_KEYS:
             if data.get(key) not in (None, own.get(key)):
                 raise ValueError(f"`{key}` cannot be set with `format: {format}`, got {data[key]!r}")
+        if format == "managed" and data.get("sparse_vector") not in (None, "sparse_embedding"):
+            raise ValueError(f"`sparse_vector` can only be sparse_embedding, got {data['sparse_vector']!r}")
         return {**data, **own}
 
     @model_validator(mode="after")

@@ -32,7 +32,7 @@ REASONS: Mapping[str, str] = MappingProxyType({
     "vector": "the vector is not a flat list of numbers",
     "vector_size": "the vector has another number of dimensions than the index",
     "vector_value": "the vector has NaN, infinite or huge values, or is all zeros under cosine",
-    "sparse_vector": "its sparse vector is malformed, or of the managed layout, from which none is kept yet",
+    "sparse_vector": "its sparse vector is malformed, or the spec takes none (managed layout)",
     "deny": "the record denies tokens of a namespace, and the spec has no attribute for them (managed layout)",
     "attribute": "an attribute does not fit its type in the spec",
     "payload": "the payload is not JSON (a CSV cell), or holds NaN or infinity",

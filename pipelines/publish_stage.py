@@ -75,12 +75,12 @@ def publish(
     statistics = _statistics(job, counts, units, shards) | _coverage(job, counts, entries)
     statistics["builds"] = _builds(job, parent)
     manifest = _manifest(job, entries, parent, statistics)
-    status, version = _decide(job, store, counts, parent, manifest, encoder)
+    status, current = _decide(job, store, counts, parent, manifest, encoder)
     record = BuildRecord(
         status=status,
-        version=version,
+        version=current.version if current else None,
         counts=counts,
-        statistics=statistics,
+        statistics=current.statistics if current and status == "committed" else statistics,
         units=[unit.key for unit in units],
         segments=[entry.key for entry in entries],
     )
@@ -130,23 +130,30 @@ def _decide(
     parent: Manifest | None,
     manifest: Manifest,
     encoder: EncoderSource | None,
-) -> tuple[str, int | None]:
+) -> tuple[str, Manifest | None]:
     has_work = job.mode == "upsert" and (counts.documents > 0 or job.deletes > 0 or job.merge)
     if not has_work and (job.mode == "upsert" or not manifest.segments):
         return "empty", None
     if _too_many(counts, job.max_dead_letters):
         return "too_many_dead_letters", None
     if parent is not None and _is_same(parent, manifest):
-        return "unchanged", parent.version
-    manifest = with_whole_recall(manifest, job, store, encoder)
+        return "unchanged", parent
+    manifest = _measured(manifest, job, store, encoder)
     try:
-        return "committed", commit(store, manifest).version
+        return "committed", commit(store, manifest)
     except AlreadyExistsError:
         # Our own commit, if a worker died after it and the runner repeats the stage.
         current = read_manifest(store, job.index, (job.parent or 0) + 1)
         if current.statistics.get("build_id") == job.build_id and _is_same(current, manifest):
-            return "committed", current.version
+            return "committed", current
         raise
+
+
+def _measured(manifest: Manifest, job: Job, store: Store, encoder: EncoderSource | None) -> Manifest:
+    started = time.perf_counter()
+    manifest = with_whole_recall(manifest, job, store, encoder)
+    seconds = manifest.statistics["seconds"] | {"recall": round(time.perf_counter() - started, 3)}
+    return manifest.model_copy(update={"statistics": manifest.statistics | {"seconds": seconds}})
 
 
 def _manifest(

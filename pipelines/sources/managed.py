@@ -103,7 +103,7 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
     # Stamped as they are, and not as the data file is, so that all files of a batch share the ids.
     deleted = _deleted(part.base, part.companions, part.stamp.partition("|")[2])
     for item in _raw(part, fields):
-        result = item if isinstance(item, DeadLetter) else to_record(item, fields.attributes)
+        result = item if isinstance(item, DeadLetter) else to_record(item, fields)
         if isinstance(result, Record) and deleted and str(result.fields.get("id")) in deleted:
             result = result.reject("deleted_id", f"id: a file in {_DELETE}/ names it too", field="id",
                                    id=str(result.fields.get("id")))  # fmt: skip

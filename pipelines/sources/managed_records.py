@@ -7,7 +7,7 @@
 | `numeric_restricts` | the attribute called like the namespace |
 | `crowding_tag` | the attribute `crowding_tag` |
 | `embedding_metadata` | the payload |
-| `sparse_embedding` | nowhere yet: the record is refused |
+| `sparse_embedding` | the sparse vector, if the spec takes one; else the record is refused |
 
 Names that the spec leaves out are counted (`Record.ignored`).
 """
@@ -24,7 +24,7 @@ from scannery.indexer.datapoints import attribute_value
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec import AttributeType
 from scannery.pipelines.deadletters import DeadLetter
-from scannery.pipelines.sources.parts import Record
+from scannery.pipelines.sources.parts import Fields, Record
 
 __all__ = ["CATEGORIES", "to_record", "with_category"]
 
@@ -43,12 +43,14 @@ CATEGORIES: Mapping[str, str] = MappingProxyType({
 })  # fmt: skip
 """What the service calls an error, by our reason, where the record does not tell it more exactly.
 
-It has no names for what it accepts itself (`duplicate_id`, `deny`, a sparse vector that is well formed), nor for files.
+It has no names for what it accepts itself (`duplicate_id`, `deny`, a sparse vector that is well formed and which the
+spec does not take), nor for files.
 """
 
 _SYNTAX = {".avro": "INVALID_AVRO_SYNTAX", ".csv": "INVALID_CSV_SYNTAX"}
+_SPARSE = "sparse_embedding"
 _TAKEN = ("id", "embedding", "embedding_metadata")
-_KNOWN = frozenset({*_TAKEN, "sparse_embedding", "restricts", "numeric_restricts", "crowding_tag"})
+_KNOWN = frozenset({*_TAKEN, _SPARSE, "restricts", "numeric_restricts", "crowding_tag"})
 _NUMBERS = ("value_int", "value_float", "value_double")
 
 
@@ -62,23 +64,25 @@ class _RefusedError(Exception):
         self.category = category
 
 
-def to_record(record: Record, attributes: Mapping[str, AttributeType]) -> Record | DeadLetter:
+def to_record(record: Record, known: Fields) -> Record | DeadLetter:
     """Return the record with the names of the spec, or the dead letter that says what the index cannot hold of it."""
-    fields, placed = record.fields, _Placed(attributes)
+    fields, placed = record.fields, _Placed(known.attributes)
     try:
         for restrict in _entries(fields, "restricts", ("allow", "deny")):
             placed.tokens(restrict)
         for restrict in _entries(fields, "numeric_restricts", (*_NUMBERS, "op")):
             placed.number(restrict)
         placed.crowding(fields.get("crowding_tag"))
-        _check_sparse(fields.get("sparse_embedding"))
+        sparse = _sparse(fields.get(_SPARSE), taken=known.sparse_vector is not None)
         _check_metadata(fields.get("embedding_metadata"))
     except _RefusedError as error:
-        known = fields.get("id")
+        name = fields.get("id")
         return record.reject(error.reason, str(error), field=error.field, category=error.category,
-                             id=known if isinstance(known, str) else None)  # fmt: skip
+                             id=name if isinstance(name, str) else None)  # fmt: skip
     placed.ignored.update(str(name) for name in fields if name not in _KNOWN)
     values = {name: fields[name] for name in _TAKEN if name in fields} | placed.values
+    if sparse is not None:
+        values[_SPARSE] = sparse
     return dataclasses.replace(record, fields=values, ignored=tuple(sorted(placed.ignored)))
 
 
@@ -203,15 +207,18 @@ def _is_number(key: str, value: object) -> bool:
     return isinstance(value, int) or math.isfinite(value)
 
 
-def _check_sparse(sparse: object) -> None:
-    """Refuse a sparse embedding that says anything: left out, the record would be found by half of what it is."""
+def _sparse(sparse: object, *, taken: bool) -> Mapping[str, Any] | None:
+    """Return a sparse embedding as an index holds it, None if it says nothing.
+
+    One that the spec does not take is refused: left out, the record would be found by half of what it is.
+    """
     if sparse is None:
-        return
-    field = "sparse_embedding"
+        return None
+    field = _SPARSE
     if not isinstance(sparse, Mapping):
         raise _RefusedError("sparse_vector", field, "must be an object", "INVALID_SPARSE_EMBEDDING")
     if not any(sparse.values()):  # of all keys: a misspelt one may hold the values
-        return
+        return None
     values, dimensions = sparse.get("values"), sparse.get("dimensions")
     if not isinstance(values, list) or not all(_is_number("value_float", value) for value in values):
         raise _RefusedError(
@@ -225,8 +232,10 @@ def _check_sparse(sparse: object) -> None:
     if len(values) != len(dimensions):
         what = f"has {len(values)} values and {len(dimensions)} dimensions"
         raise _RefusedError("sparse_vector", field, what, "INVALID_SPARSE_DIMENSIONS")
-    what = "an index cannot hold sparse embeddings yet; without the field, the rest is indexed"
-    raise _RefusedError("sparse_vector", field, what, None)
+    if not taken:
+        what = f"the spec does not take it: set `sparse_vector: {_SPARSE}` in `source`"
+        raise _RefusedError("sparse_vector", field, what, None)
+    return {"indices": dimensions, "values": values}
 
 
 def _check_metadata(metadata: object) -> None:

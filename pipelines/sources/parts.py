@@ -94,15 +94,17 @@ class Fields:
     vector: str | None
     names: frozenset[str]
     attributes: Mapping[str, AttributeType]
+    sparse_vector: str | None = None
 
     @classmethod
     def of(cls, spec: IndexSpec) -> Fields:
         """Return the fields that `spec` names in its source and its attributes."""
         source = spec.source
-        named = {source.id, source.text, source.title, source.vector, source.document_id, source.payload}
+        named = {source.id, source.text, source.title, source.vector, source.document_id, source.payload,
+                 source.sparse_vector}  # fmt: skip
         more: Iterable[str] = SPAN if source.format == "datapoints" else ()
         names = frozenset({name for name in named if name} | {*spec.attributes, *more})
-        return cls(source.id, source.vector, names, spec.attributes)
+        return cls(source.id, source.vector, names, spec.attributes, source.sparse_vector)
 
 
 @dataclasses.dataclass(frozen=True)

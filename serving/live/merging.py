@@ -202,4 +202,5 @@ def _without(
         return entry
     segment: Segment = open_segment(store, index, entry, cache)
     rows_R = segment.rows_of(ids, id_hashes(ids))
-    return with_deleted(store, index, entry, rows_R[rows_R >= 0])
+    dead_R = rows_R[rows_R >= 0]
+    return with_deleted(store, index, entry, dead_R, documents=segment.documents_without(dead_R))

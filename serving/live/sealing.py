@@ -7,6 +7,7 @@ Nobody needs to be told. A server notices the version, opens it, and keeps of it
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,7 +98,14 @@ def _sealed(
             return None
         added = _built(store, state, threads)
         dead_rows = _dead_rows(state)
-        manifest = next_version(store, parent, added=added, dead_rows=dead_rows, log_sequence=state.sequence)
+        manifest = next_version(
+            store,
+            parent,
+            added=added,
+            dead_rows=dead_rows,
+            log_sequence=state.sequence,
+            documents=_documents_left(state, dead_rows),
+        )
         try:
             published = commit(store, _described(manifest, state))
         except AlreadyExistsError:
@@ -141,6 +149,15 @@ def _dead_rows(state: LiveState) -> dict[str, np.ndarray]:
     parts = zip(state.index.segments, state.index.alive, state.alive, strict=True)
     found = {segment.entry.key: _died(segment, before, now) for segment, before, now in parts}
     return {key: rows for key, rows in found.items() if len(rows)}
+
+
+def _documents_left(state: LiveState, dead_rows: Mapping[str, np.ndarray]) -> dict[str, int]:
+    parts = zip(state.index.segments, state.alive, strict=True)
+    return {
+        segment.entry.key: segment.documents_without(np.flatnonzero(~now.mask_N))
+        for segment, now in parts
+        if now is not None and segment.entry.key in dead_rows
+    }
 
 
 def _died(segment: Segment, before: AllowedRows | None, now: AllowedRows | None) -> np.ndarray:

@@ -26,19 +26,20 @@ def oracle(vectors: np.ndarray, query: np.ndarray, k: int, distance: str, allowe
     st.integers(1, 50),
     st.sampled_from(["cosine", "dot", "squared_l2"]),
     st.integers(0, 2**32 - 1),
-    st.booleans(),
+    st.sampled_from([3, 9]),
+    st.sampled_from([(1 << 14, 256), (7, 256), (7, 2)]),
 )
-def test_it_finds_what_the_oracle_finds(rows, dimensions, k, distance: Distance, seed, small_blocks):
+def test_it_finds_what_the_oracle_finds(rows, dimensions, k, distance: Distance, seed, count, sizes):
     generator = np.random.default_rng(seed)
     # Small integers: scores are exact in float32, and ties are common.
     vectors = generator.integers(-2, 3, (rows, dimensions)).astype(np.float32)
-    queries = generator.integers(-2, 3, (3, dimensions)).astype(np.float32)
+    queries = generator.integers(-2, 3, (count, dimensions)).astype(np.float32)
     allowed = generator.random(rows) < 0.6
-    block_rows, exact.BLOCK_ROWS = exact.BLOCK_ROWS, 7 if small_blocks else exact.BLOCK_ROWS
+    kept, (exact.BLOCK_ROWS, exact.MANY_BETTER) = (exact.BLOCK_ROWS, exact.MANY_BETTER), sizes
     try:
         found, scores = exact_search(vectors, queries, k, distance, allowed)
     finally:
-        exact.BLOCK_ROWS = block_rows
+        exact.BLOCK_ROWS, exact.MANY_BETTER = kept
     for query, rows_K, scores_K in zip(queries, found, scores, strict=True):
         expected = oracle(vectors, query, k, distance, allowed)
         # Which of several tied rows make the last places is free; their scores are not.

@@ -28,7 +28,7 @@ from scannery.indexer import (
     unit_length,
     vectors_of,
 )
-from scannery.indexer.scann_build import build_scann
+from scannery.indexer.scann_build import ScannBuild
 from scannery.indexer.scann_config import choose_config
 from scannery.indexer.tuning import recall_by_score
 from tests.data import clustered, datapoints, publish
@@ -244,8 +244,23 @@ def test_a_native_death_is_an_error_that_names_the_shard(tmp_path: Path):
     np.save(tmp_path / "vectors.npy", vectors)
     config = choose_config(ROWS, 4, "dot", ScannSpec())
     assert config is not None
-    with pytest.raises(BuildError, match=r"shard 3: the ScaNN build (was ended by SIG|failed with status)"):
-        build_scann(config, "dot", folder=tmp_path, name="shard 3")
+    died = r"shard 3: the ScaNN build (was ended by SIG|failed with status)"
+    with (
+        ScannBuild(config, "dot", folder=tmp_path, name="shard 3") as build,
+        pytest.raises(BuildError, match=died),
+    ):
+        build.train()
+
+
+def test_the_death_of_the_tuner_is_an_error_that_names_the_shard(tmp_path: Path):
+    np.save(tmp_path / "vectors.npy", clustered(ROWS, 4))
+    np.save(tmp_path / "queries.npy", clustered(10, 3))
+    config = choose_config(ROWS, 4, "dot", ScannSpec())
+    assert config is not None
+    with ScannBuild(config, "dot", folder=tmp_path, name="shard 3") as build:
+        build.tune()
+        with pytest.raises(BuildError, match=r"shard 3: tuning failed with status 1"):
+            build.tuned()
 
 
 def test_building_changes_nothing_it_was_given(tmp_path: Path):

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from scannery.indexer import open_index, parse_spec
+from scannery.indexer import InvalidSpecError, open_index, parse_spec
+from scannery.indexer.sparse import INDICES_COLUMN, VALUES_COLUMN
 from scannery.pipelines import InputChangedError, UnknownFormatError
 from scannery.pipelines.deadletters import DeadLetter
 from scannery.pipelines.sources import Fields, Record, arrange, find_files, read_part, split_file
@@ -35,6 +36,7 @@ SPEC: dict[str, Any] = {
     },
 }
 ATTRIBUTES = parse_spec(SPEC).attributes
+FIELDS = Fields.of(parse_spec(SPEC))
 
 # The schema that the service documents, with metadata added as its JSON has it.
 AVRO: dict[str, Any] = {"type": "record", "name": "FeatureVector", "fields": [
@@ -245,6 +247,21 @@ def test_every_wrong_record_has_its_reason_and_the_services_category(batch, stor
     assert (again.up_to_date, again.record_errors) == (True, report.record_errors)
 
 
+@pytest.mark.parametrize("form", ["json", "csv", "avro"])
+def test_sparse_embeddings_are_kept_where_the_spec_takes_them(batch, store, form):
+    records: list[object] = [sparse([0.5, 0.25], [9, 3]), {"id": "y", "embedding": [1, 2]}]
+    put(batch, f"a.{form}", ["x,1,2,9:0.5,3:0.25", "y,1,2"] if form == "csv" else records)
+    source = {"format": "managed", "sparse_vector": "sparse_embedding"}
+    report = run(store, str(batch), spec=SPEC | {"source": source})
+    assert (report.passages, report.dead_letters) == (2, {})
+    ((segment, rows_R),) = open_index(store, "managed").live_rows()
+    table = segment.take(rows_R, ["id", INDICES_COLUMN, VALUES_COLUMN]).sort_by("id")
+    assert table.column(INDICES_COLUMN).to_pylist()[0] == [3, 9]
+    assert table.column(VALUES_COLUMN).to_pylist()[0] == [0.25, 0.5]
+    with pytest.raises(InvalidSpecError, match="sparse_vector"):
+        parse_spec(SPEC | {"source": {"format": "managed", "sparse_vector": "other"}})
+
+
 def test_nothing_is_left_of_an_empty_sparse_embedding(batch):
     put(batch, "a.json", [sparse([], []), {"id": "y", "embedding": [1], "sparse_embedding": None}])
     records, letters = read(batch)
@@ -439,8 +456,8 @@ def as_csv(record: dict[str, Any]) -> str:
 def test_csv_and_json_say_the_same(record):
     line = csv_record(as_csv(record).encode() + b"\n", "a.csv", 2)
     assert isinstance(line, Record), line
-    from_csv = to_record(line, ATTRIBUTES)
-    from_json = to_record(Record(json.loads(json.dumps(record)), "a.csv", line=2), ATTRIBUTES)
+    from_csv = to_record(line, FIELDS)
+    from_json = to_record(Record(json.loads(json.dumps(record)), "a.csv", line=2), FIELDS)
     if isinstance(from_json, Record):
         assert isinstance(from_csv, Record)
         assert (from_csv.fields, from_csv.ignored) == (from_json.fields, from_json.ignored)
@@ -465,7 +482,7 @@ _json = st.recursive(
                          "sparse_embedding", "embedding_metadata", "other"]), _json)
 )  # fmt: skip
 def test_no_record_breaks_the_reader(fields):
-    result = to_record(Record(fields, "a.json", line=1), ATTRIBUTES)
+    result = to_record(Record(fields, "a.json", line=1), FIELDS)
     if isinstance(result, Record):
         assert set(result.fields) <= {"id", "embedding", "embedding_metadata", *ATTRIBUTES}
         sparse_embedding = fields.get("sparse_embedding")
@@ -480,7 +497,7 @@ def test_no_line_breaks_the_reader(line):
     result = csv_record(line or b"x", "a.csv", 1)
     assert isinstance(result, (Record, DeadLetter))
     if isinstance(result, Record):
-        assert isinstance(to_record(result, ATTRIBUTES), (Record, DeadLetter))
+        assert isinstance(to_record(result, FIELDS), (Record, DeadLetter))
 
 
 # The service's own list, without those that it has no use for here.

@@ -175,6 +175,7 @@ def test_a_seal_takes_everything_and_the_log_keeps_what_the_version_before_needs
     assert (report.version, report.mutations) == (2, 5)
     assert read_manifest(store, "live").log_sequence == 5
     assert read_manifest(store, "live").rows == index.stats().rows
+    assert all(entry.documents for entry in read_manifest(store, "live").segments)
     assert seal(store, "live") is None
     log = log_of(path)
     assert log.truncated() == 0
@@ -242,6 +243,7 @@ def test_rows_that_die_while_they_are_merged_stay_dead(
         assert report is not None
         model.check_rows(index)
     assert verify(store, "live").problems == ()
+    assert all(entry.documents for entry in read_manifest(store, "live").segments)
     with scannery.connect(path) as client:
         model.check_rows(client.index("live"))
 

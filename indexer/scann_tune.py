@@ -1,0 +1,44 @@
+"""The process that tunes a ScaNN build: `python -m scannery.indexer.scann_tune FOLDER`.
+
+The folder has what `scann_child.py` reads, and perhaps `queries.npy`; this adds `tuned.json`. When standard input ends,
+`scann/` is there too. Before that it looks up what exact searches find, in the time that training leaves idle.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from scannery.indexer.curve import held_out_queries, measure_curve
+from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE
+from scannery.indexer.scann_search import load_searcher
+from scannery.indexer.tuning import TUNED_K
+
+__all__ = ["main"]
+
+
+def main(folder: Path) -> None:
+    """Measure recall over settings, and write the curve."""
+    job = json.loads((folder / "job.json").read_text())
+    vectors_ND = np.load(folder / VECTORS_FILE, mmap_mode="r")
+    given = folder / QUERIES_FILE
+    queries_QD = np.load(given) if given.exists() else None
+    held_out = held_out_queries(vectors_ND, job["distance"], seed=job["seed"], apart_QD=queries_QD)
+    sys.stdin.read()
+    if not (folder / "trained.json").exists():  # whoever waits for us is gone
+        return
+    started = time.perf_counter()
+    searcher = load_searcher(folder / "scann", vectors_ND, job["distance"])
+    # Compiles the kernel, which no point should pay for.
+    searcher.search(held_out.apart_QD, TUNED_K, rescore=2 * TUNED_K, leaves=1)
+    curve = measure_curve(searcher, held_out, leaves=job["config"]["leaves"], threads=job["threads"])
+    result = {"curve": [point.model_dump() for point in curve], "seconds": time.perf_counter() - started}
+    (folder / "tuned.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

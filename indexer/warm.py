@@ -1,0 +1,69 @@
+"""Compile all kernels into numba's cache: `python -m scannery.indexer.warm`.
+
+On a new machine the first index would wait for that for some eight seconds. Kernels are compiled for the very arrays of
+a segment, so this builds a small one, and opens it. Compiled code is for one kind of processor, and lies in
+`NUMBA_CACHE_DIR`, else beside the code, else in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer.cache import SegmentCache
+from scannery.indexer.datapoints import datapoint_schema
+from scannery.indexer.exact import FEW_HITS, exact_search
+from scannery.indexer.segment import Segment, open_segment
+from scannery.indexer.segment_writer import build_segment
+from scannery.indexer.sparse import INDICES_COLUMN, VALUES_COLUMN
+from scannery.indexer.spec_files import parse_spec
+from scannery.indexer.store import Store
+from scannery.indexer.versions import segment_key
+
+__all__ = ["warm_kernels"]
+
+_ROWS, _DIMENSIONS = 1000, 8
+_SPEC = {
+    "index": "warm",
+    "source": {"text": "text", "vector": "vector", "sparse_vector": "sparse"},
+    "lexical": True,
+    "scann": {"exact_below_rows": _ROWS},
+}
+
+
+def warm_kernels() -> None:
+    """Compile what is not in the cache."""
+    with tempfile.TemporaryDirectory(prefix="scannery-warm-") as folder:
+        segment = _segment(Path(folder))
+        query_1D = np.ascontiguousarray(segment.searched_ND[:1])
+        for hits in (1, FEW_HITS + 1):
+            exact_search(segment.searched_ND, query_1D, hits, "squared_l2")
+
+
+def _segment(folder: Path) -> Segment:
+    spec, store = parse_spec(_SPEC), Store.open(folder / "store", create=True)
+    built = build_segment(_rows(datapoint_schema(spec, _DIMENSIONS)), spec=spec, shard=0, directory=folder)
+    store.write_file(segment_key(spec.index, built.entry.key), built.path)
+    return open_segment(store, spec.index, built.entry, SegmentCache(folder / "cache"))
+
+
+def _rows(schema: pa.Schema) -> pa.Table:
+    vectors_ND = np.random.default_rng(0).standard_normal((_ROWS, _DIMENSIONS)).astype(np.float32)
+    given = {
+        "id": [f"{row}" for row in range(_ROWS)],
+        "document_id": [f"{row}" for row in range(_ROWS)],
+        "embedding": list(vectors_ND),
+        "text": ["a word"] * _ROWS,
+        INDICES_COLUMN: [[1]] * _ROWS,
+        VALUES_COLUMN: [[1.0]] * _ROWS,
+    }
+    return pa.table(
+        [pa.array(given.get(field.name, [None] * _ROWS), field.type) for field in schema], schema=schema
+    )
+
+
+if __name__ == "__main__":
+    warm_kernels()

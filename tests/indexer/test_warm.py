@@ -1,0 +1,31 @@
+"""Kernels that were compiled ahead are those that an index needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from scannery.indexer import SegmentCache, Store, kernels, leaf_kernels, open_index
+from scannery.indexer.warm import warm_kernels
+
+GOLDEN = Path(__file__).parent / "golden" / "v1" / "store"
+
+
+def compiled() -> dict[str, list[object]]:
+    found = {**vars(kernels), **vars(leaf_kernels)}
+    return {name: list(each.signatures) for name, each in found.items() if hasattr(each, "signatures")}
+
+
+def test_an_index_finds_its_kernels_compiled(tmp_path: Path):
+    warm_kernels()
+    before = compiled()
+    segment = open_index(Store.open(GOLDEN), "golden", cache=SegmentCache(tmp_path)).segments[0]
+    query_1D = np.array(segment.searched_ND[:1])
+    segment.find(query_1D, 10, settings=segment.settings_for(0.9))
+    segment.find(query_1D, 10)
+    assert compiled() == before
+    assert before["rescore_one"]
+    assert before["scan_leaves"]
+    assert before["add_bm25"]
+    assert before["add_products"]
