@@ -126,6 +126,8 @@ class Segment:
             return rows_I
         positions_I = np.minimum(np.searchsorted(hashes_N, hashes_I), len(hashes_N) - 1)
         near_I = np.flatnonzero(hashes_N[positions_I] == hashes_I)
+        if not len(near_I):
+            return rows_I
         rows_I[near_I] = rows_N[positions_I[near_I]]
         names = self.ids.take(pa.array(rows_I[near_I])).to_pylist()
         for number, name in zip(near_I.tolist(), names, strict=True):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import sqlite3
 import threading
@@ -28,6 +29,8 @@ from scannery.serving.errors import ReadOnlyError
 from scannery.serving.live.log import Answer, LogEntry, LogGapError
 
 __all__ = ["LOG_FILE", "LOG_FORMAT", "SqliteLog", "sync_folder"]
+
+_LOG = logging.getLogger(__name__)
 
 LOG_FILE = "log.sqlite"
 LOG_FORMAT = 1
@@ -71,6 +74,9 @@ class SqliteLog:
         self._clock = clock
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
+        self._tidying = threading.Lock()
+        self._unchecked_bytes = 0
+        self._closed = False
         self._seen: int | None = None
         if not self.path.exists():
             if not create:
@@ -92,6 +98,7 @@ class SqliteLog:
                 yield turn
                 turn.forget_answers()
                 connection.execute("COMMIT")
+                self._unchecked_bytes += turn.appended_bytes
             except BaseException:
                 # Whether a commit that failed took place is not known; a new connection will see.
                 self._writer = None
@@ -145,14 +152,32 @@ class SqliteLog:
         return sum(path.stat().st_size for path in files if path.exists())
 
     def tidy(self) -> None:
-        """Bring a long write-ahead log into the database, so that it begins anew."""
-        wal = self.path.with_name(f"{LOG_FILE}-wal")
-        if wal.exists() and wal.stat().st_size > CHECKPOINT_BYTES:
+        """Bring a long write-ahead log into the database, so that it begins anew; in a thread, while others append."""
+        # Its file stays as large as it was, so its size would say that it is long for ever after.
+        if self._unchecked_bytes < CHECKPOINT_BYTES or not self._tidying.acquire(blocking=False):
+            return
+        self._unchecked_bytes = 0
+        threading.Thread(target=self._tidied, name="scannery-checkpoint", daemon=True).start()
+
+    def _tidied(self) -> None:
+        try:
+            connection = _connected(self.path)
+            try:
+                # Most of it without the turn; only what is added meanwhile is left to do with it.
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            finally:
+                connection.close()
             self.checkpoint()
+        except Exception:  # noqa: BLE001
+            _LOG.warning("the mutation log %s cannot be tidied now", self.path, exc_info=True)
+        finally:
+            self._tidying.release()
 
     def checkpoint(self, *, truncate: bool = False) -> None:
         """Bring what is in the write-ahead log into the database; with `truncate`, give back its space too."""
         with self._write_lock, _exclusive(self.path), _explained(self.path):
+            if self._closed:
+                return
             if self._writer is None:
                 self._writer = _connected(self.path)
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()
@@ -171,7 +196,10 @@ class SqliteLog:
         """Close the connections; one that waits for its turn is left to the end of the process."""
         with self._read_lock:
             self._reader.close()
+        if self._tidying.acquire(timeout=CLOSE_S):
+            self._tidying.release()
         if self._write_lock.acquire(timeout=CLOSE_S):
+            self._closed = True
             if self._writer is not None:
                 self._writer.close()
             self._write_lock.release()
@@ -184,6 +212,7 @@ class _Turn:
         self._connection = connection
         self._clock = clock
         self.position = _position(connection)
+        self.appended_bytes = 0
         self._answered = False
         if self.position < after:
             # The log is older than the version, or was lost: what it has is in the segments, or nowhere.
@@ -212,6 +241,7 @@ class _Turn:
                 (request_id, sequence, count, self._clock()),
             )
         self.position = sequence
+        self.appended_bytes += len(data)
         return sequence
 
     def truncate(self, up_to: int) -> None:
