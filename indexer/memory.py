@@ -82,7 +82,7 @@ class MemorySegment(Segment):
         return self.given_ND if self._scaled is None else _joined(self._scaled)
 
     @cached_property
-    def table(self) -> pa.Table:  # type: ignore[override]  # a property of other segments
+    def table(self) -> pa.Table:  # a property of other segments
         """All columns but the vectors, in row order."""
         native = [name for name in ("embedding", *WORD_COLUMNS) if name in self.whole.column_names]
         return self.whole.drop_columns(native)
