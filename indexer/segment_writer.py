@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -168,7 +169,9 @@ def _metadata(spec: IndexSpec, config: ScannConfig | None, trained: _Trained | N
 
 def _write(table: pa.Table, directory: Path) -> Path:
     """Write the table under the name of its own hash."""
-    draft = Path(tempfile.mkstemp(suffix=".parquet", dir=directory)[1])
+    descriptor, name = tempfile.mkstemp(suffix=".parquet", dir=directory)
+    os.close(descriptor)
+    draft = Path(name)
     plain = [name for name in table.column_names if name not in ("embedding", *NATIVE_COLUMNS)]
     pq.write_table(
         table,

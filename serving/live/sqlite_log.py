@@ -12,6 +12,7 @@ A connection belongs to the process that opened it. All calls of an object share
 
 from __future__ import annotations
 
+import enum
 import errno
 import fcntl
 import logging
@@ -82,6 +83,7 @@ class SqliteLog:
             if not create:
                 raise FileNotFoundError(self.path)
             _create(self.path)
+        self._mode = _mode_of(self.path)
         self._reader = _connected(self.path)
         self._writer: sqlite3.Connection | None = None
 
@@ -89,6 +91,8 @@ class SqliteLog:
     def turn(self, *, after: int) -> Iterator[_Turn]:
         """Wait for the turn to append; see MutationLog."""
         with self._write_lock, _exclusive(self.path), _explained(self.path):
+            with self._read_lock:
+                self._refresh()
             if self._writer is None:
                 self._writer = _connected(self.path)
             connection = self._writer
@@ -120,9 +124,19 @@ class SqliteLog:
     def changed(self) -> bool:
         """Return whether another connection may have written since this was last asked."""
         with self._read_lock, _explained(self.path):
+            self._refresh()
             version: int = self._reader.execute("PRAGMA data_version").fetchone()[0]
             before, self._seen = self._seen, version
             return version != before
+
+    def _refresh(self) -> None:
+        """Open the log again where it could not be written when it was opened, and can be now.
+
+        SQLite takes what it saw then for granted, in all connections of a process.
+        """
+        if self._mode is not _Mode.OPEN and (mode := _mode_of(self.path)) is not self._mode:
+            self._reader.close()
+            self._reader, self._mode, self._seen = _connected(self.path), mode, None
 
     def position(self) -> int:
         """Return the last sequence."""
@@ -148,7 +162,7 @@ class SqliteLog:
 
     def size_bytes(self) -> int:
         """Return the bytes of all files of the log."""
-        files = (self.path, self.path.with_name(f"{LOG_FILE}-wal"))
+        files = (self.path, _wal_of(self.path))
         return sum(path.stat().st_size for path in files if path.exists())
 
     def tidy(self) -> None:
@@ -289,10 +303,31 @@ def _checksum(sequence: int, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(sequence.to_bytes(8, "little")))
 
 
+def _wal_of(path: Path) -> Path:
+    return path.with_name(f"{LOG_FILE}-wal")
+
+
+class _Mode(enum.Enum):
+    """How a log can be opened."""
+
+    OPEN = "rw"
+    READ = "ro"
+    """Its folder cannot be written."""
+    STILL = "ro&immutable=1"
+    """Besides, whoever wrote it has closed it: to read it, SQLite would create files, unless it is told of that."""
+
+
+def _mode_of(path: Path) -> _Mode:
+    if os.access(path.parent, os.W_OK):
+        return _Mode.OPEN
+    return _Mode.READ if _wal_of(path).exists() else _Mode.STILL
+
+
 def _connected(path: Path) -> sqlite3.Connection:
+    mode = _mode_of(path).value
     with _explained(path):
         connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=rw",
+            f"{path.absolute().as_uri()}?{mode}",
             uri=True,
             timeout=BUSY_S,
             isolation_level=None,
