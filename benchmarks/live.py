@@ -47,7 +47,7 @@ from scannery.indexer import (
     rollback,
     segment_key,
 )
-from scannery.serving.live.maintenance import locked
+from scannery.serving.live.maintenance import bounds, locked
 from scannery.serving.live.sqlite_log import SqliteLog
 
 BATCH = 100
@@ -311,13 +311,14 @@ def measure_queries(folder: Path) -> None:
 
 
 def _nicely(task: str, folder: Path) -> None:
-    # As the server does it: in a process of its own, at low priority.
-    code = (
-        "import os; os.nice(10); from scannery.indexer import Store; "
-        f"from scannery.serving.live.{'sealing' if task == 'seal' else 'merging'} import {task}; "
-        f"print({task}(Store.open({str(folder / 'store')!r}), 'queries', threads=1))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=sys.stderr)
+    # The very process that a server starts.
+    with locked(folder / "store", "queries", "seal"):
+        command = ["-m", "scannery.serving.live.maintenance", task, "queries"]
+        places = ["--store", str(folder / "store"), "--log", str(folder / "store"), "--lock", "0"]
+        environment = (
+            os.environ | bounds() | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        )
+        subprocess.run([sys.executable, *command, *places], check=True, env=environment)
     time.sleep(3)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.filters import Where, build_filter
 from scannery.v1 import search_pb2 as pb
-from scannery.v1.types_pb2 import Matrix, Vector
+from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
 
 __all__ = [
     "Blend",
@@ -30,6 +30,7 @@ __all__ = [
     "build_options",
     "build_queries",
     "build_query",
+    "build_sparse",
 ]
 
 Mode = Literal["dense", "lexical", "hybrid"]
@@ -149,19 +150,23 @@ def build_query(query: QueryLike, *, path: str = "query") -> pb.Query:
 
 
 def _sparse(sparse: Sparse, path: str) -> pb.Query:
-    here = f"{path}.sparse_vector"
     message = pb.Query() if sparse.query is None else build_query(sparse.query, path=path)
-    if not isinstance(sparse.weights, Mapping):
-        raise _invalid(here, f"must be a mapping of dimensions to weights, got {sparse.weights!r:.80}")
-    message.sparse_vector.SetInParent()
-    keys: list[Any] = list(sparse.weights)  # whatever callers without a type checker put there
-    for index in keys:
-        if not isinstance(index, (int, np.integer)) or not 0 <= index < 1 << 32:
-            raise _invalid(here, f"must have dimensions from 0 to 4294967295, got {index!r:.80}")
-    for index in sorted(sparse.weights):
-        message.sparse_vector.indices.append(int(index))
-        message.sparse_vector.values.append(_number(sparse.weights[index], here))
+    message.sparse_vector.CopyFrom(build_sparse(sparse.weights, path=f"{path}.sparse_vector"))
     return message
+
+
+def build_sparse(weights: object, *, path: str) -> SparseVector:
+    """Return the message for weights by dimension; JSON has the dimensions as text."""
+    if not isinstance(weights, Mapping):
+        raise _invalid(path, f"must be a mapping of dimensions to weights, got {weights!r:.80}")
+    by_number: dict[int, float] = {}
+    for key, weight in weights.items():
+        index = int(key) if isinstance(key, str) and key.isdecimal() and key.isascii() else key
+        if not isinstance(index, (int, np.integer)) or not 0 <= index < 1 << 32:
+            raise _invalid(path, f"must have dimensions from 0 to 4294967295, got {key!r:.80}")
+        by_number[int(index)] = _number(weight, path)
+    indices = sorted(by_number)
+    return SparseVector(indices=indices, values=[by_number[index] for index in indices])
 
 
 def _group(blend: Blend, path: str) -> pb.QueryGroup:

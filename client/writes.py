@@ -11,8 +11,9 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.filters import build_value
+from scannery.client.queries import build_sparse
 from scannery.v1 import index_pb2 as pb
-from scannery.v1.types_pb2 import Datapoint, StringList, Value, Vector
+from scannery.v1.types_pb2 import Datapoint, StringList, Value
 
 __all__ = ["NewDatapoint", "Update", "build_updates", "build_upserts"]
 
@@ -26,6 +27,8 @@ class NewDatapoint(TypedDict, total=False):
     """What the index's encoder encodes. Text or vector is required."""
     vector: Any
     """Array-like; then text is only stored (and its words indexed)."""
+    sparse_vector: Mapping[int, float]
+    """Weights by dimension, where the spec names `source.sparse_vector`."""
     title: str | None
     document_id: str
     """The document it is a passage of; default: the id."""
@@ -54,6 +57,13 @@ class Update(TypedDict, total=False):
     """Change only if its revision is this one."""
 
 
+_NEW_KEYS = NewDatapoint.__annotations__
+_UPDATE_KEYS = Update.__annotations__
+_PLAIN = frozenset(
+    {"id", "document_id", "title", "text", "text_start", "text_end", "time_start_s", "time_end_s"}
+)
+
+
 def build_upserts(points: Iterable[Mapping[str, Any]]) -> list[pb.Upsert]:
     """Return the messages for datapoints to insert or replace.
 
@@ -63,7 +73,7 @@ def build_upserts(points: Iterable[Mapping[str, Any]]) -> list[pb.Upsert]:
     """
     return [
         pb.Upsert(datapoint=_datapoint(point, path), condition=_condition(point, path))
-        for path, point in _checked(points, NewDatapoint.__annotations__)
+        for path, point in _checked(points, _NEW_KEYS)
     ]
 
 
@@ -75,7 +85,7 @@ def build_updates(points: Iterable[Mapping[str, Any]]) -> list[pb.Upsert]:
             update_mask=_mask(point, path),
             condition=_condition(point, path),
         )
-        for path, point in _checked(points, Update.__annotations__)
+        for path, point in _checked(points, _UPDATE_KEYS)
     ]
 
 
@@ -90,31 +100,26 @@ def _checked(
         path = f"upserts[{i}]"
         if not isinstance(point, Mapping):
             raise _invalid(path, f"must be a mapping, got {point!r:.80}")
-        for key in point:
-            if key not in keys:
-                raise _invalid(path, f"unknown key {key!r:.80}; it can have {', '.join(keys)}")
+        if not point.keys() <= keys.keys():
+            key = next(key for key in point if key not in keys)
+            raise _invalid(path, f"unknown key {key!r:.80}; it can have {', '.join(keys)}")
         yield path, point
 
 
 def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
     message = Datapoint()
-    for name in (
-        "id",
-        "document_id",
-        "title",
-        "text",
-        "text_start",
-        "text_end",
-        "time_start_s",
-        "time_end_s",
-    ):
-        if point.get(name) is not None:
+    for name in _PLAIN & point.keys():
+        if point[name] is not None:
             try:
                 setattr(message, name, point[name])
             except (TypeError, ValueError, UnicodeEncodeError) as error:
                 raise _invalid(f"{path}.datapoint.{name}", str(error)) from error
     if point.get("vector") is not None:
-        message.vector.CopyFrom(_vector(point["vector"], f"{path}.datapoint.vector"))
+        message.vector.packed = _packed(point["vector"], path)
+    if point.get("sparse_vector") is not None:
+        message.sparse_vector.CopyFrom(
+            build_sparse(point["sparse_vector"], path=f"{path}.datapoint.sparse_vector")
+        )
     attributes = point.get("attributes") or {}
     if not isinstance(attributes, Mapping):
         raise _invalid(f"{path}.datapoint.attributes", f"must be a mapping, got {attributes!r:.80}")
@@ -125,14 +130,16 @@ def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
     return message
 
 
-def _vector(value: Any, path: str) -> Vector:
+def _packed(value: Any, path: str) -> bytes:
     try:
         vector_D = np.asarray(value, dtype="<f4", order="C")
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise _invalid(path, f"must be a vector, got {type(value).__name__}: {error}") from error
+        what = f"must be a vector, got {type(value).__name__}: {error}"
+        raise _invalid(f"{path}.datapoint.vector", what) from error
     if vector_D.ndim != 1 or vector_D.size == 0:
-        raise _invalid(path, f"must be one vector, got an array of shape {vector_D.shape}")
-    return Vector(packed=vector_D.tobytes())
+        what = f"must be one vector, got an array of shape {vector_D.shape}"
+        raise _invalid(f"{path}.datapoint.vector", what)
+    return vector_D.tobytes()
 
 
 def _value(value: Any, path: str) -> Value:

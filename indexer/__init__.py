@@ -41,7 +41,13 @@ from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.segment import Segment, open_segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.sharding import shard_of
-from scannery.indexer.sparse import MAX_SPARSE_ENTRIES, SparsePostings, score_sparse, sparse_value
+from scannery.indexer.sparse import (
+    MAX_SPARSE_ENTRIES,
+    SPARSE_COLUMNS,
+    SparsePostings,
+    score_sparse,
+    sparse_value,
+)
 from scannery.indexer.spec import (
     AttributeType,
     ChunkSpec,
@@ -72,6 +78,7 @@ __all__ = [
     "MAX_MAGNITUDE",
     "MAX_SPARSE_ENTRIES",
     "REVISION_COLUMN",
+    "SPARSE_COLUMNS",
     "AllowedRows",
     "AlreadyExistsError",
     "Analyser",

@@ -24,64 +24,104 @@ from scannery.indexer.spec import IndexSpec
 
 __all__ = ["MemorySegment"]
 
+MAX_CHUNKS = 16
+"""Pieces that a column may lie in: each costs some time whenever another one is added."""
+
 
 class MemorySegment(Segment):
-    """Datapoints in memory, searched exactly. Immutable, like every segment."""
+    """Datapoints in memory, searched exactly. Immutable, like every segment.
+
+    What a write does not need (columns in one piece, the inverted index of words) is made when a query first does.
+    """
 
     def __init__(
         self,
-        whole: pa.Table,
+        parts: pa.Table,
         spec: IndexSpec,
         *,
-        searched: np.ndarray,
+        scaled: Sequence[np.ndarray] | None,
         ids: np.ndarray,
         documents: np.ndarray,
+        size_bytes: int | None = None,
     ) -> None:
         """Take what `of` and `merged` make."""
         name = secrets.token_hex(32)
-        self.whole = whole
-        """All columns, in one chunk each: vectors and words too."""
         self.spec = spec
+        self.distance = spec.distance
+        self._parts = parts
+        self._scaled = scaled
         self._searcher = None
         self._planner = None
         self._most_leaves = 0
         self.leaves = None
-        entry = SegmentEntry(
+        self._hashes_2N = ids
+        self._documents_2N = documents
+        # Not validated: there is one for every write, and it never leaves the process.
+        self.entry = SegmentEntry.model_construct(
             key=f"segments/{name}.parquet",
             shard=0,
-            rows=whole.num_rows,
-            size_bytes=whole.nbytes,
+            rows=parts.num_rows,
+            size_bytes=parts.nbytes if size_bytes is None else size_bytes,
             sha256=name,
             kind="exact",
         )
-        self.entry = entry
-        self.distance = spec.distance
-        self.searched_ND = searched
-        given_ND = vectors_of(whole)
-        self.given_ND = searched if _is_same(given_ND, searched) else given_ND
-        native = [column for column in ("embedding", *WORD_COLUMNS) if column in whole.column_names]
-        self._columns = whole.drop_columns(native)
-        self._hashes_2N = ids
-        self._documents_2N = documents
-        self.postings = Postings(invert(whole)) if spec.lexical else None
-        has_sparse = INDICES_COLUMN in whole.column_names
-        self.sparse = SparsePostings(invert_sparse(whole)) if has_sparse else None
 
-    @property
-    def table(self) -> pa.Table:
+    @cached_property
+    def whole(self) -> pa.Table:
+        """All columns, in one chunk each: vectors and words too."""
+        return self._parts.combine_chunks()
+
+    @cached_property
+    def given_ND(self) -> np.ndarray:  # type: ignore[override]  # noqa: N802  an attribute elsewhere
+        """The vectors as their user gave them, float32."""
+        return vectors_of(self.whole)
+
+    @cached_property
+    def searched_ND(self) -> np.ndarray:  # type: ignore[override]  # noqa: N802  an attribute elsewhere
+        """The vectors as they are searched, float32."""
+        return self.given_ND if self._scaled is None else _joined(self._scaled)
+
+    @cached_property
+    def table(self) -> pa.Table:  # a property of other segments
         """All columns but the vectors, in row order."""
-        return self._columns
+        native = [name for name in ("embedding", *WORD_COLUMNS) if name in self.whole.column_names]
+        return self.whole.drop_columns(native)
+
+    @cached_property
+    def ids(self) -> pa.ChunkedArray:
+        """The ids, in row order."""
+        return self._parts.column("id")
+
+    @cached_property
+    def postings(self) -> Postings | None:  # type: ignore[override]  # an attribute of other segments
+        """Where each word occurs; None if the index has no words."""
+        return Postings(invert(self.whole)) if self.spec.lexical else None
+
+    @cached_property
+    def sparse(self) -> SparsePostings | None:  # type: ignore[override]  # an attribute of other segments
+        """Where each dimension of the sparse vectors occurs; None if the index has none."""
+        has_sparse = INDICES_COLUMN in self._parts.column_names
+        return SparsePostings(invert_sparse(self.whole)) if has_sparse else None
 
     @cached_property
     def size_bytes(self) -> int:
         """Bytes of the vectors and columns."""
-        scaled = 0 if self.given_ND is self.searched_ND else self.searched_ND.nbytes
-        return int(self.whole.nbytes + scaled)
+        scaled = 0 if self._scaled is None else sum(part.nbytes for part in self._scaled)
+        return int(self.entry.size_bytes + scaled)
 
     @cached_property
     def records(self) -> Records:  # type: ignore[override]  # made when a hit is first read
         """The same columns as places in one buffer."""
-        return Records.of(self._columns)
+        return Records.of(self.table)
+
+    def rows_of_document(self, document_id: str) -> np.ndarray:
+        """Return the rows of a document, int64, ascending; also those that are not part of the index any more."""
+        rows = self._rows_with(self._documents_2N, self._parts.column("document_id"), document_id)
+        return np.fromiter(rows, np.int64)
+
+    def warm(self) -> None:
+        """Make now what a query needs and would wait for, where there are many rows."""
+        _ = self.searched_ND, self.postings, self.sparse
 
     @classmethod
     def of(cls, table: pa.Table, spec: IndexSpec, *, hashes_N: np.ndarray | None = None) -> MemorySegment:
@@ -92,14 +132,15 @@ class MemorySegment(Segment):
         for column, values in (term_columns(table, spec.lexical) if spec.lexical else {}).items():
             table = table.append_column(column, values)
         whole = table.replace_schema_metadata(None).combine_chunks()
-        searched_ND = search_vectors(vectors_of(whole), spec.distance)
+        given_ND = vectors_of(whole)
+        searched_ND = search_vectors(given_ND, spec.distance)
         searched_ND.setflags(write=False)
         ids, documents = whole.column("id"), whole.column("document_id")
         hashes = sorted_hashes(ids) if hashes_N is None else in_order(hashes_N)
         return cls(
             whole,
             spec,
-            searched=searched_ND,
+            scaled=None if _is_same(given_ND, searched_ND) else [searched_ND],
             ids=hashes,
             documents=hashes if ids.equals(documents) else sorted_hashes(documents),
         )
@@ -108,25 +149,42 @@ class MemorySegment(Segment):
     def merged(cls, parts: Sequence[MemorySegment], alive: Sequence[np.ndarray | None]) -> MemorySegment:
         """Return one segment with the rows of several, in order; `alive` says which rows of each, None all.
 
-        Costs copies of what the parts know already: nothing is hashed, scaled or analysed again.
+        Nothing is hashed, scaled or analysed again, and what all rows have is not copied before it is read.
         """
-        tables = [
-            part.whole if mask_N is None else part.whole.filter(pa.array(mask_N))
-            for part, mask_N in zip(parts, alive, strict=True)
-        ]
-        whole = pa.concat_tables(tables).combine_chunks()
-        if all(part.searched_ND is part.given_ND for part in parts):
-            searched_ND = vectors_of(whole)
-        else:
-            searched_ND = np.concatenate(_kept([part.searched_ND for part in parts], alive))
-            searched_ND.setflags(write=False)
-        return cls(
-            whole,
-            parts[0].spec,
-            searched=searched_ND,
-            ids=_merged_hashes([part._hashes_2N for part in parts], alive),
-            documents=_merged_hashes([part._documents_2N for part in parts], alive),
+        whole = pa.concat_tables(
+            [
+                part._parts if mask_N is None else part._parts.filter(pa.array(mask_N))
+                for part, mask_N in zip(parts, alive, strict=True)
+            ]
         )
+        scaled = None
+        if any(part._scaled is not None for part in parts):
+            scaled = [
+                piece
+                for part, mask_N in zip(parts, alive, strict=True)
+                for piece in (
+                    (part._scaled or [part.given_ND]) if mask_N is None else [part.searched_ND[mask_N]]
+                )
+            ]
+        if max(whole.column("id").num_chunks, len(scaled or ())) > MAX_CHUNKS:
+            whole, scaled = whole.combine_chunks(), None if scaled is None else [_joined(scaled)]
+        ids = _merged_hashes([part._hashes_2N for part in parts], alive)
+        own = all(part._documents_2N is part._hashes_2N for part in parts)
+        documents = ids if own else _merged_hashes([part._documents_2N for part in parts], alive)
+        # To add it up over all columns takes as long as everything else here.
+        size_bytes = (
+            sum(part.entry.size_bytes for part in parts) if all(mask is None for mask in alive) else None
+        )
+        return cls(whole, parts[0].spec, scaled=scaled, ids=ids, documents=documents, size_bytes=size_bytes)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return rows one behind the other, read-only: kernels are compiled for read-only arrays apart."""
+    if len(parts) == 1:
+        return parts[0]
+    joined_ND = np.concatenate(parts)
+    joined_ND.setflags(write=False)
+    return joined_ND
 
 
 def _is_same(one: np.ndarray, other: np.ndarray) -> bool:

@@ -41,6 +41,7 @@ TIMED_K = 10
 TIMED_TARGET = 0.95
 FEW_ROWS_SHARE = 0.125
 """Of so few allowed rows, the row numbers are kept too: they take no more memory than the mask."""
+BUSY = 1.2
 EXACT_ABOVE_SHARE = 0.125
 """Where a search wants so large a share of the allowed rows, it is cheaper to score them all."""
 BLOCK_QUERIES = 64
@@ -117,6 +118,13 @@ class Costs:
     """A query by `scann_allowed`, its failed checks included."""
     leaves: list[int]
     """Leaves that four of five queries needed."""
+    pressure: float = 1.0
+    """Time of the fastest rounds, as a multiple of what the processor worked; beyond BUSY, others disturbed them."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether they are worth being timed again, when the machine has less to do."""
+        return self.pressure > BUSY
 
     def exact(self, rows: int, queries: int) -> float:
         """Return the cost of `exact_allowed`."""
@@ -286,7 +294,7 @@ def measure_costs(
     planner: Planner, vectors_ND: np.ndarray, leaves: Leaves, settings: SearchSettings
 ) -> Costs:
     """Return what the plans cost here. Takes a fraction of a second for 100,000 rows."""
-    generator = np.random.default_rng(0)
+    generator, clock = np.random.default_rng(0), _Clock()
     queries_QD = np.array(vectors_ND[np.sort(generator.integers(0, len(vectors_ND), TIMED_QUERIES))])
     scans, proposals, needed = [], [], []
     for share in SHARES:
@@ -304,12 +312,13 @@ def measure_costs(
         def propose(query_1D: np.ndarray, allowed: AllowedRows = allowed, leaves: int = at_first) -> None:
             planner.propose(query_1D, TIMED_K, allowed, settings, TIMED_TARGET, leaves=leaves)
 
-        scans.append(_mean_us(scan, queries_QD))
-        proposals.append(_mean_us(propose, queries_QD))
-    return Costs(scan_us=scans, proposed_us=proposals, leaves=needed, **_exact_costs(vectors_ND, generator))
+        scans.append(clock.mean_us(scan, queries_QD))
+        proposals.append(clock.mean_us(propose, queries_QD))
+    exact = _exact_costs(vectors_ND, generator, clock)
+    return Costs(scan_us=scans, proposed_us=proposals, leaves=needed, pressure=clock.pressure, **exact)
 
 
-def _exact_costs(vectors_ND: np.ndarray, generator: np.random.Generator) -> dict[str, float]:
+def _exact_costs(vectors_ND: np.ndarray, generator: np.random.Generator, clock: _Clock) -> dict[str, float]:
     rows_R = np.sort(generator.choice(len(vectors_ND), min(len(vectors_ND), 1 << 13), replace=False))
 
     def exact(queries: int) -> float:
@@ -318,24 +327,42 @@ def _exact_costs(vectors_ND: np.ndarray, generator: np.random.Generator) -> dict
         def ask(_: np.ndarray) -> None:
             exact_search(vectors_ND, batch_QD, TIMED_K, "dot", rows_R)
 
-        return _mean_us(ask, batch_QD[:1]) / len(rows_R)
+        return clock.mean_us(ask, batch_QD[:1]) / len(rows_R)
 
     few, many = exact(BATCH), exact(4 * BATCH)
     product = max((many - few) / (3 * BATCH), 1e-6)
     return {"row_us": exact(1), "gather_us": max(few - BATCH * product, 0.0), "product_us": product}
 
 
-def _mean_us(ask: Callable[[np.ndarray], None], queries_QD: np.ndarray) -> float:
-    """Return the mean time of a query, each the fastest of some: other work on the machine only ever adds to it."""
-    total_s = 0.0
-    for query in range(len(queries_QD)):
-        took_s = []
+class _Clock:
+    """Times searches on a machine that may have other things to do."""
+
+    def __init__(self) -> None:
+        self._wall_s = self._worked_s = 0.0
+
+    @property
+    def pressure(self) -> float:
+        """Time that passed, as a multiple of what the processor worked."""
+        return self._wall_s / max(self._worked_s, 1e-9)
+
+    def mean_us(self, ask: Callable[[np.ndarray], None], queries_QD: np.ndarray) -> float:
+        """Return the mean time of a query, each the fastest of some, without the time that others had the processor.
+
+        Other work only ever adds to either time: to what passes while it has the processor, and to what this process
+        works where it is done in this process. So the smaller of both counts.
+        """
+        best_Q = np.full((len(queries_QD), 2), np.inf)
+        # Round after round, so that something short does not disturb all rounds of a query.
         for _ in range(TIMED_ROUNDS):
-            started = time.perf_counter()
-            ask(queries_QD[query : query + 1])
-            took_s.append(time.perf_counter() - started)
-        total_s += min(took_s)
-    return total_s / len(queries_QD) * 1e6
+            for query, query_D in enumerate(queries_QD):
+                started_s, worked_s = time.perf_counter(), time.process_time()
+                ask(query_D[None])
+                took_s = time.perf_counter() - started_s, time.process_time() - worked_s
+                if min(took_s) < best_Q[query].min():
+                    best_Q[query] = took_s
+        self._wall_s += float(best_Q[:, 0].sum())
+        self._worked_s += float(best_Q.min(axis=1).sum())
+        return float(best_Q.min(axis=1).mean() * 1e6)
 
 
 def _joined(blocks: list[Found]) -> Found:

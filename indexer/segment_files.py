@@ -48,6 +48,7 @@ WORDS = "words"
 SPARSE = "sparse"
 LEAVES = "leaves"
 COSTS = "costs.json"
+COSTS_AGAIN = "costs-again.json"
 
 _READING = threading.Lock()
 """One segment is decoded at a time: decoding uses all cores by itself, and memory twice over otherwise."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -179,7 +180,9 @@ def _metadata(spec: IndexSpec, config: ScannConfig | None, sidecar: dict[str, st
 def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, seconds: dict[str, float]) -> Path:
     """Write the table under the name of its own hash."""
     started = time.perf_counter()
-    draft = Path(tempfile.mkstemp(suffix=".parquet", dir=directory)[1])
+    descriptor, name = tempfile.mkstemp(suffix=".parquet", dir=directory)
+    os.close(descriptor)
+    draft = Path(name)
     plain = [name for name in table.column_names if name not in ("embedding", *NATIVE_COLUMNS)]
     pq.write_table(
         table.replace_schema_metadata(metadata),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from scannery.indexer.datapoints import datapoint_schema, vectors_of
+from scannery.indexer.datapoints import REVISION_COLUMN, datapoint_schema, vectors_of
 from scannery.indexer.deletes import read_live_mask
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.manifest import SegmentEntry
@@ -19,7 +19,13 @@ from scannery.indexer.store import Store
 from scannery.indexer.versions import segment_key
 from scannery.pipelines.job import Job
 
-__all__ = ["read_live_rows", "unchanged_documents"]
+__all__ = ["read_live_rows", "stored_schema", "unchanged_documents"]
+
+
+def stored_schema(job: Job) -> pa.Schema:
+    """Return the columns that live rows have: those of the job's spec, and the revision (null for those of a build)."""
+    schema = datapoint_schema(job.spec, job.dimensions)
+    return schema.append(pa.field(REVISION_COLUMN, pa.int64()))
 
 
 def read_live_rows(
@@ -27,7 +33,7 @@ def read_live_rows(
 ) -> tuple[pa.Table, np.ndarray]:
     """Return some or all columns of the rows of a segment that are not deleted, and the numbers of these rows.
 
-    Columns are as the job's spec has them; attributes that the segment lacks are null.
+    Columns are those of `stored_schema`; what the segment lacks is null.
 
     Raises:
         CorruptError: a file is not what the manifest says.
@@ -45,7 +51,7 @@ def read_live_rows(
 
 def _read_segment(entry: SegmentEntry, job: Job, store: Store, columns: Sequence[str] | None) -> pa.Table:
     key = segment_key(job.index, entry.key)
-    schema = datapoint_schema(job.spec, job.dimensions)
+    schema = stored_schema(job)
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
     with store.open_file(key) as path:
@@ -66,9 +72,10 @@ def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:
     """Return the documents that have the same rows in both tables.
 
     Vectors that were made here are not compared: the same text under the same encoder has the same vector, up to
-    what batches and devices make of the last bits, which is no reason to replace it.
+    what batches and devices make of the last bits, which is no reason to replace it. Nor is a revision.
     """
-    columns = [name for name in new.column_names if name != "embedding" or not job.embeds]
+    left_out = {REVISION_COLUMN, *(["embedding"] if job.embeds else [])}
+    columns = [name for name in new.column_names if name not in left_out]
     shared = _shared(old, new)
     if not len(shared):
         return set()

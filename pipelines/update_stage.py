@@ -19,14 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer.datapoints import datapoint_schema
+from scannery.indexer.datapoints import REVISION_COLUMN
 from scannery.indexer.deletes import with_deleted
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.store import Store
 from scannery.pipelines.counts import Counts, ShardOutcome
 from scannery.pipelines.deadletters import DeadLetter, count_reasons
 from scannery.pipelines.job import Job, stage_key
-from scannery.pipelines.old_rows import read_live_rows, unchanged_documents
+from scannery.pipelines.old_rows import read_live_rows, stored_schema, unchanged_documents
 from scannery.pipelines.questions import EncoderSource
 from scannery.pipelines.segment_stage import (
     RowGroup,
@@ -234,9 +234,9 @@ def _record_repetition(
 def _change(
     fresh: pa.Table, touches: Sequence[Touch], base: Sequence[SegmentEntry], job: Job, store: Store
 ) -> _Change:
-    schema = datapoint_schema(job.spec, job.dimensions)
+    schema = stored_schema(job)
     moved = {name for touch in touches for name in touch.moved}
-    fresh = fresh.select(schema.names)
+    fresh = fresh.append_column(REVISION_COLUMN, pa.nulls(fresh.num_rows, pa.int64())).select(schema.names)
     # What only loses rows is not read whole.
     columns = schema.names if fresh.num_rows or job.merge else ["id", "document_id"]
     olds = [(entry, *read_live_rows(entry, job, store, columns)) for entry in base]
@@ -263,6 +263,8 @@ def _change(
     kept, rewritten = _arranged(marked, fresh.num_rows, merge=job.merge)
     left = [_left(old, schema, job, store) for old in rewritten]
     rows = pa.concat_tables([schema.empty_table(), *left, fresh])
+    if rows.column(REVISION_COLUMN).null_count == rows.num_rows:
+        rows = rows.drop_columns([REVISION_COLUMN])
     return _Change([_marked(old, job, store) for old in kept], rows, counts)
 
 

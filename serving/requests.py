@@ -27,7 +27,7 @@ from scannery.serving import limits
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.filters import Node, parse_filter, unknown_name
 from scannery.v1 import search_pb2 as pb
-from scannery.v1.types_pb2 import Matrix, Vector
+from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
 
 __all__ = [
     "Blend",
@@ -49,6 +49,7 @@ __all__ = [
     "parse_matrix",
     "parse_options",
     "parse_query",
+    "parse_sparse",
     "parse_vector",
 ]
 
@@ -219,14 +220,7 @@ def parse_query(message: pb.Query, manifest: Manifest, *, path: str = "query") -
 
 def _with_sparse(message: pb.Query, manifest: Manifest, path: str) -> WithSparse:
     query = _single(message, manifest, path) if message.WhichOneof("kind") else None
-    given, here = message.sparse_vector, f"{path}.sparse_vector"
-    try:
-        indices_T, values_T = sparse_value(
-            {"indices": list(given.indices), "values": list(given.values)}, field=here
-        )
-    except InvalidRecordError as error:
-        raise InvalidRequestError(error.message, field=here) from error
-    return WithSparse(query, indices_T, values_T)
+    return WithSparse(query, *parse_sparse(message.sparse_vector, f"{path}.sparse_vector"))
 
 
 def _single(message: pb.Query, manifest: Manifest, path: str) -> Single | Blend:
@@ -447,6 +441,14 @@ def parse_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
         raise InvalidRequestError.at(path, f"{len(message.packed)} bytes are no whole number of float32")
     vector_D = np.array(message.values, np.float32) if message.values else _packed(message.packed)
     return _checked(vector_D, manifest, path)
+
+
+def parse_sparse(message: SparseVector, path: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return indices (uint32, ascending) and values (float32) of a sparse vector; InvalidRequestError if it is none."""
+    try:
+        return sparse_value({"indices": list(message.indices), "values": list(message.values)}, field=path)
+    except InvalidRecordError as error:
+        raise InvalidRequestError(error.message, field=path) from error
 
 
 def _packed(data: bytes) -> np.ndarray:

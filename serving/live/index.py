@@ -30,6 +30,7 @@ from scannery.serving.live.resolving import resolve_deletion, resolve_upsert
 from scannery.serving.live.writer import Write, Writer
 from scannery.serving.masks import MaskCache
 from scannery.serving.snapshot import Snapshot
+from scannery.serving.turns import waiting
 
 __all__ = ["LiveIndex", "state_after"]
 
@@ -134,7 +135,7 @@ class LiveIndex:
                     raise DeadlineError(
                         f"min_sequence: mutation {sequence} is not visible yet; this snapshot has {snapshot.sequence}"
                     )
-                with self._applied:
+                with waiting(), self._applied:
                     self._applied.wait(min(WAIT_S, deadline.remaining_s))
             snapshot = self.snapshot
         return snapshot

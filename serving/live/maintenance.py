@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
+import pyarrow as pa
+
 from scannery.indexer import IndexerError, Store, latest_version
 from scannery.serving.errors import OverloadedError, ServingError
 from scannery.serving.live.location import log_folder
@@ -33,7 +35,7 @@ from scannery.serving.live.merging import due, merge
 from scannery.serving.live.sealing import seal
 from scannery.serving.live.sqlite_log import LOG_FILE
 
-__all__ = ["Maintenance", "Task", "locked", "seal_due"]
+__all__ = ["Maintenance", "Task", "bounds", "locked", "seal_due"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -133,7 +135,7 @@ class Maintenance:
                 [sys.executable, "-m", __name__, task, self._index, "--store", self._store.uri,
                  "--log", str(self._log_root), "--lock", str(lock)],
                 # The parent's import path, since it need not be an installed one.
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env=os.environ | bounds() | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -187,6 +189,17 @@ def locked(log_root: Path, index: str, task: Task) -> Iterator[None]:
         os.close(lock)
 
 
+def _threads() -> int:
+    """Return how many threads such a process may use: queries should find a core that is free."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+def bounds() -> dict[str, str]:
+    """Return the environment that keeps libraries to so many threads, too; they look when they are loaded."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+    return dict.fromkeys(names, str(_threads()))
+
+
 def _lock_path(log_root: Path, index: str, task: Task) -> Path:
     folder = log_folder(log_root, index)
     assert folder is not None
@@ -218,7 +231,8 @@ def _main(arguments: Sequence[str] | None = None) -> int:
     # Blocked in a server, which waits for them, and so in what it starts.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     os.nice(NICE)
-    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    threads = _threads()
+    pa.set_cpu_count(threads)
     store = Store.open(given.store)
     try:
         if given.task == "seal":

@@ -32,8 +32,8 @@ __all__ = ["LiveState", "Piece", "apply", "begin"]
 
 SMALL_ROWS = 1024
 """Up to so many rows, a piece is merged with every new one: one more piece in every search would cost more."""
-GROWTH = 4
-"""A larger piece is merged when what comes after it is more than its fourth part."""
+GROWTH = 2
+"""A larger piece is merged when what comes after it is more than half of it: a row is copied some seven times."""
 LARGE_ROWS = 1 << 14
 """Of so many rows, a piece is not merged any more: the copy would take tens of milliseconds."""
 
@@ -105,8 +105,7 @@ def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveSt
     )
     pieces = [Piece(piece.segment, _without(piece.segment, piece.alive, net)) for piece in state.pieces]
     if net.rows.num_rows:
-        # Mostly the rows have just the ids that were looked for.
-        hashes_N = net.hashes if net.ids == net.rows.column("id").to_pylist() else None
+        hashes_N = net.hashes if net.plain else None
         pieces.append(Piece(MemorySegment.of(net.rows, state.manifest.spec, hashes_N=hashes_N)))
     return replace(
         state,
@@ -129,9 +128,28 @@ class _Net:
     """Of the ids."""
     documents: list[str]
     """Documents whose older rows die."""
+    plain: bool = False
+    """Whether the rows have just these ids, in this order."""
 
 
 def _net_effect(mutations: Sequence[tuple[int, Mutation]]) -> _Net:
+    if not any(mutation.removed_ids or mutation.removed_documents for _, mutation in mutations):
+        ids = [identifier for _, mutation in mutations for identifier in mutation.ids]
+        if len(mutations) == 1 or len(set(ids)) == len(ids):
+            rows = pa.concat_tables(
+                [_with_revision(mutation.rows, sequence) for sequence, mutation in mutations]
+            )
+            hashes_N = np.concatenate([mutation.hashes for _, mutation in mutations])
+            return _Net(rows, ids, hashes_N, [], plain=True)
+    return _mixed_effect(mutations)
+
+
+def _with_revision(rows: pa.Table, sequence: int) -> pa.Table:
+    return rows.append_column(REVISION_COLUMN, pa.array(np.full(rows.num_rows, sequence)))
+
+
+def _mixed_effect(mutations: Sequence[tuple[int, Mutation]]) -> _Net:
+    """Return what mutations come to that remove something, or write a row twice."""
     places: dict[str, int] = {}
     document_of: dict[int, str] = {}
     gone: dict[str, None] = {}
@@ -150,7 +168,7 @@ def _net_effect(mutations: Sequence[tuple[int, Mutation]]) -> _Net:
                 places[identifier] = row
             names = rows.column("document_id").to_pylist()
             document_of.update(enumerate(names, first))
-            tables.append(rows.append_column(REVISION_COLUMN, pa.array(np.full(rows.num_rows, sequence))))
+            tables.append(_with_revision(rows, sequence))
             first += rows.num_rows
             gone.update(dict.fromkeys(mutation.ids))
     ids = list(gone)
@@ -177,8 +195,9 @@ def _kept_rows(
 def _without(segment: Segment, alive: AllowedRows | None, net: _Net) -> AllowedRows | None:
     """Return the rows of a segment that outlive some mutations; the very same object if all do."""
     rows_R = segment.rows_of(net.ids, net.hashes)
-    dead = [rows_R[rows_R >= 0], *map(segment.rows_of_document, net.documents)]
-    dead_R = np.concatenate(dead)
+    dead_R = rows_R[rows_R >= 0]
+    if net.documents:
+        dead_R = np.concatenate([dead_R, *map(segment.rows_of_document, net.documents)])
     if alive is not None:
         dead_R = dead_R[alive.mask_N[dead_R]]
     if not len(dead_R):
@@ -198,4 +217,6 @@ def _merged(pieces: list[Piece]) -> tuple[Piece, ...]:
         parts = kept[-2:]
         masks = [None if piece.alive is None else piece.alive.mask_N for piece in parts]
         kept[-2:] = [Piece(MemorySegment.merged([piece.segment for piece in parts], masks))]
+    if kept and kept[-1].segment.rows > SMALL_ROWS:
+        kept[-1].segment.warm()
     return tuple(kept)

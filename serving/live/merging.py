@@ -101,6 +101,8 @@ def merge(
         built = _built(store, manifest, group, Path(folder), cache, threads)
         if built is not None:
             store.write_file(segment_key(index, built.entry.key), built.path)
+            # Here, and not in a server: to unpack it and to time its searches takes seconds.
+            open_segment(store, index, built.entry, cache)
     published = _committed(store, index, group, built.entry if built else None, cache)
     if published is None:
         return None

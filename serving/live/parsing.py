@@ -23,13 +23,22 @@ from scannery.indexer import (
     attribute_value,
 )
 from scannery.serving import limits
-from scannery.serving.errors import InvalidRequestError, UnsupportedError
+from scannery.serving.errors import InvalidRequestError
 from scannery.serving.filters import unknown_name
-from scannery.serving.requests import check_count, parse_identifier, parse_vector
+from scannery.serving.requests import check_count, parse_identifier, parse_sparse, parse_vector
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint, Value
 
-__all__ = ["Condition", "Deletion", "Given", "parse_delete", "parse_upsert"]
+__all__ = [
+    "Condition",
+    "Deletion",
+    "Given",
+    "all_valid",
+    "parse_delete",
+    "parse_payload",
+    "parse_upsert",
+    "typed_value",
+]
 
 # Room for "#" and the number of a passage, as in a build.
 PASSAGE_SUFFIX_BYTES = 9
@@ -62,6 +71,8 @@ class Given:
     """Where the text stands in its document: text_start, text_end, time_start_s, time_end_s."""
     vector: np.ndarray | None
     """float32 (D,)."""
+    sparse: tuple[np.ndarray, np.ndarray] | None = None
+    """Indices and values of a sparse vector."""
     mask: tuple[str, ...] = ()
     """Fields to change of an existing datapoint; none: replace it whole."""
     condition: Condition | None = None
@@ -81,8 +92,6 @@ def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> list[Given]:
 
     Raises:
         InvalidRequestError: names the first item and field that is wrong.
-        UnsupportedError: a field that this server does not store.
-
     """
     _check_request_id(request.request_id)
     check_count("upserts", len(request.upserts), limits.MAX_UPSERTS)
@@ -138,11 +147,6 @@ def _check_request_id(request_id: str) -> None:
 def _given(message: pb.Upsert, number: int, vector_D: np.ndarray | None, manifest: Manifest) -> Given:
     path = f"upserts[{number}]"
     point, spec = message.datapoint, manifest.spec
-    if point.HasField("sparse_vector"):
-        raise UnsupportedError(
-            f"{path}.datapoint.sparse_vector: this server does not store sparse vectors",
-            field=f"{path}.datapoint.sparse_vector",
-        )
     identifier = parse_identifier(point.id, f"{path}.datapoint.id")
     mask = _mask(message, path, spec) if message.update_mask.paths else ()
     given = Given(
@@ -157,6 +161,7 @@ def _given(message: pb.Upsert, number: int, vector_D: np.ndarray | None, manifes
         attributes=_attributes(point, path, spec),
         span=_span(point),
         vector=vector_D,
+        sparse=_sparse(point, path, spec),
         mask=mask,
         condition=_condition(message.condition, f"{path}.condition")
         if message.HasField("condition")
@@ -197,6 +202,7 @@ def _check_whole(point: Datapoint, given: Given, manifest: Manifest) -> None:
 def _check_partial(point: Datapoint, given: Given) -> None:
     for field, wrong in (
         ("vector", given.vector is not None),
+        ("sparse_vector", given.sparse is not None),
         ("text", point.HasField("text")),
         ("document_id", bool(point.document_id)),
         ("text_start", given.span is not None),
@@ -252,13 +258,26 @@ def _sized(point: Datapoint, name: str, most: int, path: str) -> str | None:
 
 def _payload(point: Datapoint, path: str) -> str | None:
     text = _sized(point, "payload_json", limits.MAX_PAYLOAD_BYTES, path)
-    if text is None:
-        return None
+    return None if text is None else parse_payload(text, f"{path}.datapoint.payload_json")
+
+
+def parse_payload(text: str, path: str) -> str:
+    """Return a payload as a build writes it; InvalidRequestError if it is not JSON."""
     try:
-        # Written as a build writes it.
         return json.dumps(json.loads(text), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError.at(f"{path}.datapoint.payload_json", f"is not JSON: {error}") from error
+        raise InvalidRequestError.at(path, f"is not JSON: {error}") from error
+
+
+def _sparse(point: Datapoint, path: str, spec: IndexSpec) -> tuple[np.ndarray, np.ndarray] | None:
+    if not point.HasField("sparse_vector"):
+        return None
+    here = f"{path}.datapoint.sparse_vector"
+    if spec.source.sparse_vector is None:
+        raise InvalidRequestError.at(
+            here, "the index stores none; build it with `source.sparse_vector` in its spec"
+        )
+    return parse_sparse(point.sparse_vector, here)
 
 
 def _span(point: Datapoint) -> tuple[int | None, int | None, float | None, float | None] | None:
@@ -276,11 +295,12 @@ def _attributes(point: Datapoint, path: str, spec: IndexSpec) -> dict[str, Any]:
         kind = spec.attributes.get(name)
         if kind is None:
             raise InvalidRequestError.at(here, unknown_name(name, spec.attributes, "attribute"))
-        attributes[name] = _typed(value, kind, here)
+        attributes[name] = typed_value(value, kind, here)
     return attributes
 
 
-def _typed(message: Value, kind: AttributeType, path: str) -> Any:
+def typed_value(message: Value, kind: AttributeType, path: str) -> Any:
+    """Return the value of an attribute as what Arrow takes; None for null. InvalidRequestError if it does not fit."""
     field = message.WhichOneof("kind")
     if field is None:
         return None
@@ -310,7 +330,7 @@ def _vectors(upserts: Sequence[pb.Upsert], manifest: Manifest) -> list[np.ndarra
         upserts[i].datapoint.vector.values for i in numbers
     ):
         vectors_UD = np.frombuffer(b"".join(packed), "<f4").reshape(-1, manifest.dimensions)
-        if _all_valid(vectors_UD, manifest):
+        if all_valid(vectors_UD, manifest):
             for i, vector_D in zip(numbers, vectors_UD, strict=True):
                 vectors[i] = vector_D
             return vectors
@@ -319,7 +339,8 @@ def _vectors(upserts: Sequence[pb.Upsert], manifest: Manifest) -> list[np.ndarra
     return vectors
 
 
-def _all_valid(vectors_UD: np.ndarray, manifest: Manifest) -> bool:
+def all_valid(vectors_UD: np.ndarray, manifest: Manifest) -> bool:
+    """Return whether each vector is one of the index."""
     largest_U = np.abs(vectors_UD).max(axis=1, initial=0)
     # NaN compares as false.
     return bool(

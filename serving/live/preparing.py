@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import IndexSpec, Manifest, datapoint_schema
+from scannery.indexer import SPARSE_COLUMNS, IndexSpec, Manifest, datapoint_schema
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import InvalidRequestError
@@ -153,6 +153,7 @@ def _row(item: Given, number: int, piece: Piece, spec: IndexSpec) -> dict[str, A
         "time_start_s": piece.time_start_s,
         "time_end_s": piece.time_end_s,
         "payload": item.payload,
+        **dict(zip(SPARSE_COLUMNS, item.sparse or (None, None), strict=True)),
         **attributes,
     }
 

@@ -7,13 +7,14 @@ they replace. So whoever replays a log needs neither an encoder nor an older ver
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import CorruptError, FormatError, Manifest, datapoint_schema
+from scannery.indexer import CorruptError, FormatError, Manifest, datapoint_schema, id_hashes
 
 __all__ = ["RECORD_FORMAT", "Mutation", "decode", "encode", "encoder_digest", "rows_fit"]
 
@@ -21,6 +22,8 @@ RECORD_FORMAT = 1
 """Version of the records that this code writes; it refuses later ones."""
 
 _KEY = b"scannery.mutation"
+_HASHES = "_id_hash"
+"""A column of records alone: what every worker that applies one would have to find out for itself."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,13 @@ class Mutation:
     """All rows of these documents go."""
     encoder: str | None = None
     """Digest of the encoder in whose space the vectors are; None where the index has none."""
+    known_hashes: np.ndarray | None = None
+    """The `id_hashes` of the new rows, if a record had them."""
+
+    @cached_property
+    def hashes(self) -> np.ndarray:
+        """The `id_hashes` of the new rows, uint64."""
+        return id_hashes(self.ids) if self.known_hashes is None else self.known_hashes
 
     @cached_property
     def ids(self) -> list[str]:
@@ -50,7 +60,8 @@ def encode(mutation: Mutation) -> bytes:
         "removed_documents": mutation.removed_documents,
         "encoder": mutation.encoder,
     }
-    table = mutation.rows.replace_schema_metadata({_KEY: json.dumps(header).encode()})
+    table = mutation.rows.append_column(_HASHES, pa.array(mutation.hashes))
+    table = table.replace_schema_metadata({_KEY: json.dumps(header).encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -77,11 +88,12 @@ def decode(data: bytes, *, sequence: int) -> Mutation:
             f"record {sequence} of the log has format {header['format']}, this Scannery reads up to "
             f"{RECORD_FORMAT}; upgrade it"
         )
+    rows, hashes_N = rows.replace_schema_metadata(None), None
+    if _HASHES in rows.column_names:  # older records lack it
+        hashes_N = rows.column(_HASHES).to_numpy()
+        rows = rows.drop_columns([_HASHES])
     return Mutation(
-        rows.replace_schema_metadata(None),
-        tuple(header["removed_ids"]),
-        tuple(header["removed_documents"]),
-        header["encoder"],
+        rows, tuple(header["removed_ids"]), tuple(header["removed_documents"]), header["encoder"], hashes_N
     )
 
 
@@ -116,4 +128,4 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int) -> Mutati
         rows = rows.select(schema.names).cast(schema)
     except pa.ArrowException as error:
         raise FormatError(f"{what}: {error}") from error
-    return Mutation(rows, mutation.removed_ids, mutation.removed_documents, mutation.encoder)
+    return replace(mutation, rows=rows)

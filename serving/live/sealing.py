@@ -26,6 +26,7 @@ from scannery.indexer import (
     commit,
     next_version,
     open_index,
+    open_segment,
     segment_key,
     shard_of,
 )
@@ -87,6 +88,7 @@ def seal(
 def _sealed(
     store: Store, index: str, log: MutationLog, cache: SegmentCache | None, threads: int | None
 ) -> SealReport | None:
+    cache = cache or SegmentCache()
     opened = None
     for attempt in range(MAX_ATTEMPTS):
         opened = open_index(store, index, cache=cache, reuse=opened)
@@ -97,6 +99,9 @@ def _sealed(
         if not state.mutations:
             return None
         added = _built(store, state, threads)
+        for entry in added:
+            # Here, and not in a server: to unpack it and to time its searches takes seconds.
+            open_segment(store, index, entry, cache)
         dead_rows = _dead_rows(state)
         manifest = next_version(
             store,

@@ -8,6 +8,7 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.live.index import LiveIndex
 from scannery.serving.live.parsing import parse_delete, parse_upsert
+from scannery.serving.live.plain import prepare_plain
 from scannery.serving.live.preparing import prepare
 from scannery.v1 import index_pb2 as pb
 
@@ -39,7 +40,9 @@ class Writes:
         index = self._indexes.live(request.index)
         index.check_writable()
         manifest = index.state.manifest
-        prepared = prepare(parse_upsert(request, manifest), manifest, self._indexes.encoders, deadline)
+        prepared = prepare_plain(request, manifest)
+        if prepared is None:
+            prepared = prepare(parse_upsert(request, manifest), manifest, self._indexes.encoders, deadline)
         answer = index.upsert(prepared, request.request_id, deadline)
         self._indexes.written()
         return pb.UpsertResponse(

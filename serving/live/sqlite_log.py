@@ -12,8 +12,10 @@ A connection belongs to the process that opened it. All calls of an object share
 
 from __future__ import annotations
 
+import enum
 import errno
 import fcntl
+import logging
 import os
 import sqlite3
 import threading
@@ -28,6 +30,8 @@ from scannery.serving.errors import ReadOnlyError
 from scannery.serving.live.log import Answer, LogEntry, LogGapError
 
 __all__ = ["LOG_FILE", "LOG_FORMAT", "SqliteLog", "sync_folder"]
+
+_LOG = logging.getLogger(__name__)
 
 LOG_FILE = "log.sqlite"
 LOG_FORMAT = 1
@@ -71,11 +75,15 @@ class SqliteLog:
         self._clock = clock
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
+        self._tidying = threading.Lock()
+        self._unchecked_bytes = 0
+        self._closed = False
         self._seen: int | None = None
         if not self.path.exists():
             if not create:
                 raise FileNotFoundError(self.path)
             _create(self.path)
+        self._mode = _mode_of(self.path)
         self._reader = _connected(self.path)
         self._writer: sqlite3.Connection | None = None
 
@@ -83,6 +91,8 @@ class SqliteLog:
     def turn(self, *, after: int) -> Iterator[_Turn]:
         """Wait for the turn to append; see MutationLog."""
         with self._write_lock, _exclusive(self.path), _explained(self.path):
+            with self._read_lock:
+                self._refresh()
             if self._writer is None:
                 self._writer = _connected(self.path)
             connection = self._writer
@@ -92,6 +102,7 @@ class SqliteLog:
                 yield turn
                 turn.forget_answers()
                 connection.execute("COMMIT")
+                self._unchecked_bytes += turn.appended_bytes
             except BaseException:
                 # Whether a commit that failed took place is not known; a new connection will see.
                 self._writer = None
@@ -113,9 +124,19 @@ class SqliteLog:
     def changed(self) -> bool:
         """Return whether another connection may have written since this was last asked."""
         with self._read_lock, _explained(self.path):
+            self._refresh()
             version: int = self._reader.execute("PRAGMA data_version").fetchone()[0]
             before, self._seen = self._seen, version
             return version != before
+
+    def _refresh(self) -> None:
+        """Open the log again where it could not be written when it was opened, and can be now.
+
+        SQLite takes what it saw then for granted, in all connections of a process.
+        """
+        if self._mode is not _Mode.OPEN and (mode := _mode_of(self.path)) is not self._mode:
+            self._reader.close()
+            self._reader, self._mode, self._seen = _connected(self.path), mode, None
 
     def position(self) -> int:
         """Return the last sequence."""
@@ -141,18 +162,36 @@ class SqliteLog:
 
     def size_bytes(self) -> int:
         """Return the bytes of all files of the log."""
-        files = (self.path, self.path.with_name(f"{LOG_FILE}-wal"))
+        files = (self.path, _wal_of(self.path))
         return sum(path.stat().st_size for path in files if path.exists())
 
     def tidy(self) -> None:
-        """Bring a long write-ahead log into the database, so that it begins anew."""
-        wal = self.path.with_name(f"{LOG_FILE}-wal")
-        if wal.exists() and wal.stat().st_size > CHECKPOINT_BYTES:
+        """Bring a long write-ahead log into the database, so that it begins anew; in a thread, while others append."""
+        # Its file stays as large as it was, so its size would say that it is long for ever after.
+        if self._unchecked_bytes < CHECKPOINT_BYTES or not self._tidying.acquire(blocking=False):
+            return
+        self._unchecked_bytes = 0
+        threading.Thread(target=self._tidied, name="scannery-checkpoint", daemon=True).start()
+
+    def _tidied(self) -> None:
+        try:
+            connection = _connected(self.path)
+            try:
+                # Most of it without the turn; only what is added meanwhile is left to do with it.
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            finally:
+                connection.close()
             self.checkpoint()
+        except Exception:  # noqa: BLE001
+            _LOG.warning("the mutation log %s cannot be tidied now", self.path, exc_info=True)
+        finally:
+            self._tidying.release()
 
     def checkpoint(self, *, truncate: bool = False) -> None:
         """Bring what is in the write-ahead log into the database; with `truncate`, give back its space too."""
         with self._write_lock, _exclusive(self.path), _explained(self.path):
+            if self._closed:
+                return
             if self._writer is None:
                 self._writer = _connected(self.path)
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()
@@ -171,7 +210,10 @@ class SqliteLog:
         """Close the connections; one that waits for its turn is left to the end of the process."""
         with self._read_lock:
             self._reader.close()
+        if self._tidying.acquire(timeout=CLOSE_S):
+            self._tidying.release()
         if self._write_lock.acquire(timeout=CLOSE_S):
+            self._closed = True
             if self._writer is not None:
                 self._writer.close()
             self._write_lock.release()
@@ -184,6 +226,7 @@ class _Turn:
         self._connection = connection
         self._clock = clock
         self.position = _position(connection)
+        self.appended_bytes = 0
         self._answered = False
         if self.position < after:
             # The log is older than the version, or was lost: what it has is in the segments, or nowhere.
@@ -212,6 +255,7 @@ class _Turn:
                 (request_id, sequence, count, self._clock()),
             )
         self.position = sequence
+        self.appended_bytes += len(data)
         return sequence
 
     def truncate(self, up_to: int) -> None:
@@ -259,10 +303,31 @@ def _checksum(sequence: int, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(sequence.to_bytes(8, "little")))
 
 
+def _wal_of(path: Path) -> Path:
+    return path.with_name(f"{LOG_FILE}-wal")
+
+
+class _Mode(enum.Enum):
+    """How a log can be opened."""
+
+    OPEN = "rw"
+    READ = "ro"
+    """Its folder cannot be written."""
+    STILL = "ro&immutable=1"
+    """Besides, whoever wrote it has closed it: to read it, SQLite would create files, unless it is told of that."""
+
+
+def _mode_of(path: Path) -> _Mode:
+    if os.access(path.parent, os.W_OK):
+        return _Mode.OPEN
+    return _Mode.READ if _wal_of(path).exists() else _Mode.STILL
+
+
 def _connected(path: Path) -> sqlite3.Connection:
+    mode = _mode_of(path).value
     with _explained(path):
         connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=rw",
+            f"{path.absolute().as_uri()}?{mode}",
             uri=True,
             timeout=BUSY_S,
             isolation_level=None,

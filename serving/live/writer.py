@@ -18,6 +18,7 @@ from scannery.serving.errors import ClosedError, DeadlineError, OverloadedError
 from scannery.serving.live.log import Answer
 from scannery.serving.live.memtable import LiveState
 from scannery.serving.live.records import Mutation
+from scannery.serving.turns import waiting
 
 __all__ = ["Outcome", "Write", "Writer"]
 
@@ -69,7 +70,9 @@ class Writer:
             raise OverloadedError("too many writes are waiting", retry_after_s=RETRY_S) from None
         timeout_s = deadline.remaining_s
         try:
-            return write.outcome.result(None if timeout_s == float("inf") else timeout_s)
+            # A disk that hangs must not keep queries from their turns; and more writes share a sync.
+            with waiting():
+                return write.outcome.result(None if timeout_s == float("inf") else timeout_s)
         except CancelledError:
             raise ClosedError("the engine is closed") from None
         except FutureTimeoutError:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import scannery
 from scannery.indexer import CorruptError, NotFoundError, list_versions, verify
 from scannery.pipelines import compact
+from scannery.serving.live.sealing import seal
 from tests.pipelines.conftest import VECTORS, manifest_of, rows_of, run, vector_records
 
 SPEC = VECTORS | {"shards": 2, "scann": {"exact_below_rows": 1000}}
@@ -38,3 +40,34 @@ def test_it_refuses_what_is_not_there_or_damaged(store, write):
     with pytest.raises(CorruptError, match="SHA-256"):
         compact("vectors", store.uri)
     assert list_versions(store, "vectors") == [1, 2]
+
+
+def test_revisions_of_live_rows_outlive_it_and_an_update(store, write):
+    records = vector_records(0, 40)
+    spec = SPEC | {"scann": {"exact_below_rows": 10_000}}
+    run(store, write("a.jsonl", records), spec=spec)
+
+    def revisions():
+        with scannery.connect(store.uri) as client:
+            return [point.revision for point in client.index("vectors").get([f"d{i}" for i in range(5)])]
+
+    with scannery.connect(store.uri) as client:
+        for record in records[:4]:
+            attributes = {"show": record["show"], "n": record["n"]}
+            client.index("vectors").upsert(
+                [{"id": record["id"], "vector": record["vector"], "attributes": attributes}]
+            )
+    assert seal(store, "vectors") is not None
+    assert revisions() == [1, 2, 3, 4, 0]
+    assert not compact("vectors", store.uri).up_to_date
+    assert revisions() == [1, 2, 3, 4, 0]
+    # The same record again is no change; another one is, and not a write.
+    changed = vector_records(1, 2, seed=1) + records[2:3] + vector_records(40, 60)
+    report = run(store, write("b.jsonl", changed), spec=spec)
+    assert (report.replaced, report.unchanged, report.added) == (1, 1, 20)
+    assert revisions() == [1, 0, 3, 4, 0]
+    with scannery.connect(store.uri) as client:
+        index = client.index("vectors")
+        with pytest.raises(scannery.FailedPreconditionError, match="has revision 3, not 2"):
+            index.delete(["d2"], if_revision=2)
+        assert index.delete(["d2"], if_revision=3).deleted == 1

@@ -13,6 +13,7 @@ import pytest
 import scannery
 from scannery import Blend, FailedPreconditionError, InvalidArgumentError, Like, Sparse
 from scannery.indexer import InvalidRecordError, Store, parse_spec, sparse_value
+from scannery.serving.live.sealing import seal
 from tests.data import clustered, datapoints
 from tests.served import publish_version
 
@@ -193,3 +194,45 @@ def test_a_build_keeps_them_and_a_bad_one_costs_only_its_record(tmp_path: Path) 
     index = scannery.connect(tmp_path / "store").index("built")
     hits = index.search(Sparse({7: 2.0, 9: 1.0}), mode="lexical")
     assert [(hit.id, hit.score) for hit in hits] == [("d", 4.0), ("a", 1.0)]
+
+
+def test_live_rows_have_them_too(tmp_path: Path) -> None:
+    spec = parse_spec({"index": "live", "source": {"vector": "v", "sparse_vector": "w"}, "shards": 2})
+    store = Store.open(tmp_path / "store", create=True)
+    columns = {name: COLUMNS[name] for name in ("_sparse_indices", "_sparse_values")}
+    publish_version(store, spec, datapoints(spec, VECTORS_ND, columns=columns), tmp_path, shards=2)
+    with scannery.connect(tmp_path / "store") as client:
+        index = client.index("live")
+        right = expected({3: 1.0, 5: -0.5})
+        index.upsert(
+            [
+                {"id": "new", "vector": VECTORS_ND[1], "sparse_vector": {3: 2.0, 5: 1.0}},
+                {"id": "d0", "vector": VECTORS_ND[0]},
+                {"id": "d1", "vector": VECTORS_ND[1], "sparse_vector": {"3": 1.5}},
+            ]
+        )
+        right = {**right, "new": 1.5, "d1": 1.5}
+        right.pop("d0", None)
+
+        def check() -> None:
+            hits = index.search(Sparse({3: 1.0, 5: -0.5}), k=ROWS + 1, mode="lexical")
+            assert {hit.id: hit.score for hit in hits} == pytest.approx(right, rel=1e-5, abs=1e-6)
+
+        check()
+        index.update([{"id": "new", "title": "kept"}])
+        check()
+        for change in ({"3": float("inf")}, {3: 0.0}, {}, [3]):
+            with pytest.raises(InvalidArgumentError) as caught:
+                index.upsert([{"id": "bad", "vector": VECTORS_ND[0], "sparse_vector": change}])  # type: ignore[typeddict-item]
+            assert caught.value.field == "upserts[0].datapoint.sparse_vector"
+    assert seal(store, "live") is not None
+    with scannery.connect(tmp_path / "store") as client:
+        index = client.index("live")
+        assert index.stats().memory_rows == 0
+        check()
+
+
+def test_live_rows_of_an_index_without_them_may_not(indexes: dict[str, scannery.Index]) -> None:
+    with pytest.raises(InvalidArgumentError, match="build it with `source.sparse_vector`") as caught:
+        indexes["none"].upsert([{"id": "a", "vector": VECTORS_ND[0], "sparse_vector": {1: 1.0}}])
+    assert caught.value.field == "upserts[0].datapoint.sparse_vector"

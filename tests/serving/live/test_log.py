@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from scannery.indexer import CorruptError, FormatError, StoreError
+from scannery.serving.live import sqlite_log
 from scannery.serving.live.log import Answer, LogEntry, LogGapError
 from scannery.serving.live.sqlite_log import KEEP_ANSWERS_S, LOG_FORMAT, SqliteLog
 from tests.data import ROOT
@@ -122,6 +123,24 @@ def test_a_damaged_or_missing_record_is_named(log: SqliteLog, damage: str, messa
     connection.close()
     with pytest.raises(CorruptError, match=message):
         log.read(0)
+
+
+def test_the_write_ahead_log_begins_anew_while_others_append(
+    log: SqliteLog, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_log, "CHECKPOINT_BYTES", 1 << 20)
+    other, wal = SqliteLog(folder), folder / "log.sqlite-wal"
+    for number in range(100):
+        append(other if number % 5 == 0 else log, b"x" * 200_000)
+        log.tidy()
+        if number % 10 == 9:
+            for thread in threading.enumerate():
+                if thread.name == "scannery-checkpoint":
+                    thread.join(30)
+    assert wal.stat().st_size < 10 << 20
+    assert len(other.read(0)) == 100
+    other.close()
+    log.close()
 
 
 def test_a_damaged_file_is_refused(log: SqliteLog, folder: Path) -> None:

@@ -6,6 +6,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.live.service import Writes
 from scannery.serving.live.sqlite_log import SqliteLog
 from scannery.v1 import index_pb2, types_pb2
+from tests import served
 from tests.data import datapoints, publish
 from tests.served import copied, publish_version
 from tests.serving.live.model import DIMENSIONS, LIVE, make_store, random_row
@@ -238,6 +240,21 @@ def test_whoever_hangs_with_the_turn_holds_up_writes_and_nothing_else(store: Pat
         # The first had its turn coming, and was written as a whole; the second was given up in time.
         assert index.upsert([{"id": "d", "vector": VECTOR}]).sequence == 3
         assert [point is not None for point in index.get(["b", "c", "d"])] == [True, False, True]
+        other.close()
+
+
+def test_writes_that_wait_for_the_disk_leave_queries_their_turns(store: Path) -> None:
+    with served.serving(store, threads=1) as server, scannery.connect(server.address) as client:
+        index = client.index("live")
+        index.upsert([{"id": "a", "vector": VECTOR}])
+        other = SqliteLog(store / "live" / "log")
+        with ThreadPoolExecutor(3) as pool:
+            with other.turn(after=0):
+                writes = [pool.submit(index.upsert, [{"id": f"b{i}", "vector": VECTOR}]) for i in range(3)]
+                for _ in range(5):
+                    assert index.search(VECTOR, 1, timeout_s=20)[0].id == "a"
+                assert not any(write.done() for write in writes)
+            assert sorted(write.result().sequence for write in writes) == [2, 3, 4]
         other.close()
 
 
