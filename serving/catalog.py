@@ -30,8 +30,8 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import (
     ClosedError,
-    EncoderUnavailableError,
     InvalidRequestError,
+    ServingError,
     UnknownIndexError,
 )
 from scannery.serving.live.index import LiveIndex
@@ -385,6 +385,6 @@ def _load_encoder(snapshot: Snapshot) -> None:
     try:
         # The first text loads what the model loads lazily, too.
         snapshot.encoder.encode(["warm"])
-    except EncoderUnavailableError as error:
+    except ServingError as error:
         # Vector queries work all the same.
         _LOG.warning("%s", error)

@@ -23,17 +23,17 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from scannery.serving.admission import Admission, Ticket
-from scannery.serving.config import ServerConfig
+from scannery.serving.config import ListenConfig
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import (
     InvalidRequestError,
     OverloadedError,
     UnknownIndexError,
 )
+from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.metrics import ServerMetrics
-from scannery.serving.recall import RecallSampler
 from scannery.serving.security.principals import CURRENT, Principal
-from scannery.serving.service import INDEX_SERVICE, SEARCH_SERVICE, Service, UnaryMethod
+from scannery.serving.service import INDEX_SERVICE, SEARCH_STREAM, UPSERT_STREAM
 from scannery.serving.slow import SlowCalls
 from scannery.serving.status import DETAIL_KEY, status_of
 from scannery.serving.streams import pipelined
@@ -58,9 +58,7 @@ MIN_IN_FLIGHT = 16
 """However slow the machine is: noise must not keep small numbers of callers out."""
 MAX_IN_STREAM = 1000
 """Requests of a stream that were read and not answered."""
-SEARCH_STREAM = f"/{SEARCH_SERVICE}/SearchStream"
 UPSERT = f"/{INDEX_SERVICE}/Upsert"
-UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
 
 MessageT = TypeVar("MessageT", bound=Message)
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -70,8 +68,17 @@ Behaviour = Callable[[Iterator[bytes], grpc.ServicerContext], Any]
 class Dispatcher(GenericHandler):
     """Finds the handler of a call, if it is taken on."""
 
-    def __init__(self, service: Service, config: ServerConfig, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        service: Methods,
+        config: ListenConfig,
+        metrics: ServerMetrics,
+        *,
+        offer: Callable[[search_pb2.SearchRequest], object] = lambda request: None,
+    ) -> None:
+        """Take what is served; `offer` is called with each search that was answered."""
         self._service = service
+        self._offer = offer
         self._config = config
         self._metrics = metrics
         most = config.threads + config.queue
@@ -82,9 +89,6 @@ class Dispatcher(GenericHandler):
         # A stream keeps its thread; half of them always stay free for single requests.
         self._streams = threading.BoundedSemaphore(max(1, config.threads // 2))
         self._slow = SlowCalls()
-        self._sampler = RecallSampler(
-            service.search, metrics, share=config.recall_share, busy=lambda: self.admission.in_flight > 0
-        )
         self._stream_threads = ThreadPoolExecutor(
             config.threads * max(1, config.threads // 2), thread_name_prefix="scannery-stream"
         )
@@ -95,7 +99,7 @@ class Dispatcher(GenericHandler):
         details: Any = handler_call_details
         path: str = details.method
         method = self._service.methods.get(path)
-        if method is None and path not in (SEARCH_STREAM, UPSERT_STREAM):
+        if method is None and path not in self._service.streams:
             return None
         try:
             ticket = self.admission.enter(_client(details.invocation_metadata))
@@ -120,7 +124,6 @@ class Dispatcher(GenericHandler):
     def close(self) -> None:
         """End the threads."""
         self._slow.close()
-        self._sampler.close()
         self._stream_threads.shutdown(wait=False)
         self._refusals.shutdown(wait=False)
 
@@ -139,12 +142,12 @@ class Dispatcher(GenericHandler):
                 data = next(messages, b"")
             taken_s = time.monotonic()
             deadline = self._deadline(context)
-            with Turn(self._turns, deadline, context.is_active):
+            with Turn(self._turns, deadline, context.is_active, context.add_callback):
                 request = _decoded(method.request, data)
                 index = getattr(request, "index", "")
                 response = _answered(self._service, path, request, deadline)
             if isinstance(request, search_pb2.SearchRequest):
-                self._sampler.offer(request)
+                self._offer(request)
             self.admission.answered(ticket, (path, len(data).bit_length()), time.monotonic() - taken_s)
             if len(response) > LARGE_ANSWER_BYTES and context.add_callback(ticket.leave):
                 return response
@@ -239,7 +242,7 @@ class Dispatcher(GenericHandler):
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def _answered(service: Service, path: str, request: Message, deadline: Deadline) -> bytes:
+def _answered(service: Methods, path: str, request: Message, deadline: Deadline) -> bytes:
     index = getattr(request, "index", None)
     # The catalog looks, too; here it holds for whatever does not ask the catalog.
     if index and not _principal().sees(index):
