@@ -67,7 +67,7 @@ PublicHealthOption = Annotated[bool, _secured(help="Answer health probes without
 ReflectionOption = Annotated[
     bool | None,
     _secured(
-        help="Serve gRPC reflection [default: only where no credentials are asked for].", show_default=False
+        help="Serve gRPC reflection; by default only where no credentials are asked for.", show_default=False
     ),
 ]
 InsecureOption = Annotated[

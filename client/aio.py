@@ -7,16 +7,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+import numpy as np
 from google.protobuf.message import Message
 from typing_extensions import Self, Unpack
 
 from scannery.client import calls
 from scannery.client.bulk import Progress, QueryStream, ask_each_async, batches
-from scannery.client.calls import Call, checked_timeout
+from scannery.client.calls import Call, TextKind, checked_timeout
 from scannery.client.connect import DEFAULT_TIMEOUT_S, checked_options, embedded_transport, remote_target
 from scannery.client.credentials import ConnectOptions
 from scannery.client.queries import Queries, QueryLike, SearchOptions
-from scannery.client.results import Datapoint, Deleted, Hits, IndexInfo, Written
+from scannery.client.results import Datapoint, Deleted, EncoderInfo, Hits, IndexInfo, Written
 from scannery.client.transport import AsyncTransport, GrpcAioTransport, ThreadTransport
 from scannery.client.writes import NewDatapoint, Update
 
@@ -62,6 +63,29 @@ class AsyncClient:
             page, token = await self._run(calls.list_indexes(token))
             found += page
         return found
+
+    async def encoders(self) -> list[EncoderInfo]:
+        """Return the encoders that the server has: of its indexes, or its own, if it is an encoder process."""
+        return await self._run(calls.list_encoders())
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        kind: TextKind = "query",
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> np.ndarray:
+        """Return the vectors of texts, float32 (texts, dimensions), in their order; at most 1,000 texts.
+
+        Args:
+            texts: what to encode.
+            kind: `query` or `document`; models may encode the two differently.
+            model: which encoder, by its name; not needed where there is only one (`encoders` lists them).
+            timeout_s: of the call.
+
+        """
+        return await self._run(calls.embed(texts, kind, model=model, timeout_s=timeout_s))
 
     async def close(self) -> None:
         """Let go of connections and memory; later calls fail."""
@@ -189,6 +213,12 @@ class AsyncIndex:
                 timeout_s=timeout_s,
             ),
         )
+
+    async def embed(
+        self, texts: Sequence[str], *, kind: TextKind = "query", timeout_s: float | None = None
+    ) -> np.ndarray:
+        """Return the vectors of texts in the space of the index, float32 (texts, dimensions); at most 1,000 texts."""
+        return await self._client._run(calls.embed(texts, kind, index=self.name, timeout_s=timeout_s))
 
     async def stats(self, *, timeout_s: float | None = None) -> IndexInfo:
         """Return what the index is."""
