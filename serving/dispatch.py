@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from scannery.serving import tracing
 from scannery.serving.admission import Admission, Ticket
 from scannery.serving.config import ListenConfig
 from scannery.serving.deadline import Deadline
@@ -32,6 +33,7 @@ from scannery.serving.errors import (
 )
 from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.metrics import ServerMetrics
+from scannery.serving.plans import noting
 from scannery.serving.security.principals import CURRENT, Principal
 from scannery.serving.service import INDEX_SERVICE, SEARCH_STREAM, UPSERT_STREAM
 from scannery.serving.slow import SlowCalls
@@ -107,7 +109,8 @@ class Dispatcher(GenericHandler):
             self._metrics.refused.inc()
             return self.refusal(error)
         if method is not None:
-            return grpc.stream_unary_rpc_method_handler(partial(self._unary, path, method, ticket))
+            answer = self._traced if tracing.on() else self._unary
+            return grpc.stream_unary_rpc_method_handler(partial(answer, path, method, ticket))
         if path == SEARCH_STREAM:
             return grpc.stream_stream_rpc_method_handler(partial(self._search_stream, ticket))
         return grpc.stream_stream_rpc_method_handler(partial(self._upsert_stream, ticket))
@@ -127,6 +130,17 @@ class Dispatcher(GenericHandler):
         self._stream_threads.shutdown(wait=False)
         self._refusals.shutdown(wait=False)
 
+    def _traced(
+        self,
+        path: str,
+        method: UnaryMethod,
+        ticket: Ticket,
+        messages: Iterator[bytes],
+        context: grpc.ServicerContext,
+    ) -> bytes:
+        with tracing.request(path, context.invocation_metadata):
+            return self._unary(path, method, ticket, messages, context)
+
     def _unary(
         self,
         path: str,
@@ -136,7 +150,7 @@ class Dispatcher(GenericHandler):
         context: grpc.ServicerContext,
     ) -> bytes:
         started_s = time.monotonic()
-        index, code = "", grpc.StatusCode.OK
+        index, code, note = "", grpc.StatusCode.OK, noting()
         try:
             with self._slow.watched(context, self._config.body_timeout_s):
                 data = next(messages, b"")
@@ -166,7 +180,7 @@ class Dispatcher(GenericHandler):
         finally:
             if code is not grpc.StatusCode.OK:
                 ticket.leave()
-            self._observe(path, index, code, time.monotonic() - started_s)
+            self._observe(path, index, note.plan, code, time.monotonic() - started_s)
 
     def _search_stream(
         self, ticket: Ticket, messages: Iterator[bytes], context: grpc.ServicerContext
@@ -216,7 +230,7 @@ class Dispatcher(GenericHandler):
         request = _decoded(index_pb2.UpsertRequest, data)
         with Turn(self._turns, deadline, context.is_active):
             response = _answered(self._service, UPSERT, request, deadline)
-        self._observe(UPSERT_STREAM, request.index, grpc.StatusCode.OK, time.monotonic() - started_s)
+        self._observe(UPSERT_STREAM, request.index, "", grpc.StatusCode.OK, time.monotonic() - started_s)
         return response
 
     def _stream_answer(
@@ -224,16 +238,21 @@ class Dispatcher(GenericHandler):
     ) -> bytes:
         started_s = time.monotonic()
         request = _decoded(search_pb2.SearchStreamRequest, data)
-        with Turn(self._turns, deadline, context.is_active):
-            # These threads serve many streams: each request is answered as its own caller's.
-            CURRENT.set(principal)
-            response = self._service.stream_answer(request, deadline)
-        code = _CODES[response.error.code if response.HasField("error") else 0]
-        self._observe(SEARCH_STREAM, "", code, time.monotonic() - started_s)
+        with tracing.request(SEARCH_STREAM, context.invocation_metadata):
+            note = noting()
+            with Turn(self._turns, deadline, context.is_active):
+                # These threads serve many streams: each request is answered as its own caller's.
+                CURRENT.set(principal)
+                response = self._service.stream_answer(request, deadline)
+            code = _CODES[response.error.code if response.HasField("error") else 0]
+            asked = request.search_many if request.HasField("search_many") else request.search
+            index = "" if code is grpc.StatusCode.NOT_FOUND else asked.index
+            self._observe(SEARCH_STREAM, index, note.plan, code, time.monotonic() - started_s)
         return response.SerializeToString()
 
-    def _observe(self, path: str, index: str, code: grpc.StatusCode, seconds: float) -> None:
-        self._metrics.request_seconds.observe(seconds, (path.rsplit("/", 1)[-1], index, code.name))
+    def _observe(self, path: str, index: str, plan: str, code: grpc.StatusCode, seconds: float) -> None:
+        self._metrics.request_seconds.observe(seconds, (path.rsplit("/", 1)[-1], index, plan, code.name))
+        tracing.describe(code, index=index, plan=plan)
 
     def _deadline(self, context: grpc.ServicerContext) -> Deadline:
         return Deadline.after(min(context.time_remaining(), self._config.max_request_s))

@@ -9,6 +9,7 @@ from types import TracebackType
 
 from typing_extensions import Self
 
+from scannery.serving import tracing
 from scannery.serving.config import EncoderConfig
 from scannery.serving.embedding import EMBEDDING_SERVICE, Embedding
 from scannery.serving.front import Front
@@ -68,6 +69,7 @@ class EncoderServer:
             EncoderUnavailableError, UnknownIndexError, NotFoundError, StoreError: as `Shelf.refresh`.
 
         """
+        tracing.start("scannery-encoder")
         self._shelf.refresh()
         for one in self._shelf.encoders(""):
             # The first text loads what the model loads lazily.
@@ -80,6 +82,7 @@ class EncoderServer:
         """Refuse new requests, let those that run finish (for at most `drain_s`), and close everything."""
         self._stopped.set()
         self._front.stop(drain_s)
+        tracing.stop()
         if self._thread.is_alive():
             self._thread.join()
 

@@ -20,6 +20,7 @@ from scannery.serving.config import RemoteConfig
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.reranking import RerankerPool
+from scannery.serving.tracing import span
 from scannery.serving.turns import waiting
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class QueryEncoder:
         self._count(len(texts) - len(missing), len(missing))
         if missing:
             try:
-                with waiting():
+                with waiting(), span("scannery.encode_texts", **{"scannery.texts": len(missing)}):
                     vectors = self._queries(missing)
             except InvalidTextError as error:
                 raise InvalidRequestError.at(path, f"cannot be encoded: {error}") from error
@@ -144,8 +145,8 @@ class QueryEncoder:
         for start in range(0, len(unique), DOCUMENTS_AT_ONCE):
             deadline.check()
             try:
-                with waiting():
-                    vectors += self._documents(unique[start : start + DOCUMENTS_AT_ONCE])
+                with waiting(), span("scannery.encode_texts", **{"scannery.texts": len(unique)}):
+                    vectors.extend(self._documents(unique[start : start + DOCUMENTS_AT_ONCE]))
             except InvalidTextError as error:
                 place = texts.index(unique[start + error.index])
                 raise InvalidRequestError.at(f"{path}[{place}]", f"cannot be encoded: {error}") from error

@@ -33,6 +33,7 @@ from scannery.serving.errors import (
     OverloadedError,
 )
 from scannery.serving.status import DETAIL_KEY
+from scannery.serving.tracing import call_headers
 from scannery.serving.turns import GoneError, current_turn
 from scannery.v1 import embedding_pb2 as pb
 from scannery.v1.types_pb2 import ErrorDetail
@@ -115,7 +116,7 @@ class EncoderProcess:
         deadline.check()
         rpc = self._calls.get(path) or self._prepared(path, kind)
         timeout_s = min(deadline.remaining_s, TIMEOUT_S)
-        call = rpc.future(request, timeout=timeout_s, metadata=self._credentials())
+        call = rpc.future(request, timeout=timeout_s, metadata=self._credentials() + call_headers())
         if turn is not None and turn.on_end is not None and not turn.on_end(call.cancel):
             call.cancel()
         try:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from typing_extensions import Self
 
 from scannery.indexer import Store
+from scannery.serving import tracing
 from scannery.serving.catalog import Catalog, Watcher
 from scannery.serving.config import ServerConfig
 from scannery.serving.embedding import EMBEDDING_SERVICE
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import UnknownIndexError
 from scannery.serving.front import Front
+from scannery.serving.info import memory_rows
 from scannery.serving.metrics.registry import Dump
 from scannery.serving.preload import Preloaded, encoder_pool
 from scannery.serving.recall import RecallSampler
 from scannery.serving.service import INDEX_SERVICE, SEARCH_SERVICE, Service
+from scannery.serving.snapshot import Snapshot
 from scannery.v1 import search_pb2
 
 __all__ = ["Server", "health_name"]
@@ -100,6 +104,7 @@ class Server:
             NotFoundError, StoreError: the store cannot be read.
 
         """
+        tracing.start("scannery")
         self._watcher.start()
         try:
             self._check_indexes()
@@ -114,6 +119,7 @@ class Server:
             self._sampler.close()
             self._watcher.stop()
             self._catalog.close()
+            tracing.stop()
 
     def __enter__(self) -> Self:
         self.start()
@@ -129,8 +135,12 @@ class Server:
 
     def _measure(self, encoders: EncoderPool) -> None:
         metrics, catalog = self.metrics, self._catalog
-        metrics.version.asks(lambda: {(m.index,): m.version for m in catalog.manifests()})
-        metrics.rows.asks(lambda: {(m.index,): m.rows for m in catalog.manifests()})
+        for gauge, value in (
+            (metrics.version, lambda snapshot: snapshot.manifest.version),
+            (metrics.rows, lambda snapshot: snapshot.manifest.rows),
+            (metrics.memory_rows, memory_rows),
+        ):
+            gauge.asks(partial(_by_index, catalog, value))
         metrics.up.asks(lambda: {(name,): float(answers) for name, answers in catalog.states().items()})
         encoders.observe(
             batch=metrics.batch_texts.observe,
@@ -151,3 +161,7 @@ class Server:
     def _report_health(self) -> None:
         states = self._catalog.states()
         self._front.report_health({health_name(name): answers for name, answers in states.items()})
+
+
+def _by_index(catalog: Catalog, value: Callable[[Snapshot], float]) -> dict[tuple[str, ...], float]:
+    return {(snapshot.manifest.index,): value(snapshot) for snapshot in catalog.snapshots()}

@@ -35,6 +35,7 @@ from scannery.serving.requests import (
 )
 from scannery.serving.snapshot import Snapshot
 from scannery.serving.status import status_of
+from scannery.serving.tracing import span
 from scannery.v1 import index_pb2, search_pb2
 
 __all__ = ["INDEX_SERVICE", "SEARCH_SERVICE", "SEARCH_STREAM", "UPSERT_STREAM", "Service"]
@@ -110,11 +111,13 @@ class Service(Methods):
         filters = _filters(request, snapshot, options, len(queries))
         deadline.check()
         rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
+        with span("scannery.hydrate"):
+            found = _hits(rankings, snapshot, options)
         results = [
             hits
             if explanation is None
             else hits + search_pb2.HitList(explanation=explanation).SerializeToString()
-            for hits, explanation in zip(_hits(rankings, snapshot, options), explanations, strict=True)
+            for hits, explanation in zip(found, explanations, strict=True)
         ]
         manifest = snapshot.manifest
         rest = search_pb2.SearchManyResponse(version=manifest.version, sequence=snapshot.sequence)

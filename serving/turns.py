@@ -9,6 +9,7 @@ from contextvars import ContextVar
 
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import DeadlineError
+from scannery.serving.tracing import span
 
 __all__ = ["GoneError", "Turn", "current_turn", "still_wanted", "waiting"]
 
@@ -38,7 +39,8 @@ class Turn:
         """Registers what is called when the call ends, however it does; False: it has ended already."""
 
     def __enter__(self) -> None:
-        self.resume()
+        with span("scannery.queue"):
+            self.resume()
         if not self.wanted():
             self._turns.release()
             raise GoneError
