@@ -34,7 +34,9 @@ def _start(threads: int, work: Callable[[], None], errors: list[BaseException]) 
 
     def body() -> None:
         try:
-            # Sets this thread's number, and also the one that new threads begin with; that is put right below.
+            # Asking first: a thread takes the number that new threads begin with at its first question or parallel
+            # loop, and would put it in place of the 1 then. Setting changes that number too; it is put right below.
+            torch.get_num_threads()
             torch.set_num_threads(1)
             ready.wait()
             work()

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from scannery.embed import DeviceError, Encoder, InvalidArgumentError, InvalidTextError
 from scannery.embed import precision as precision_module
 from scannery.embed.batching import Bucket, bucket_batches, choose_buckets, snug_batches
+from scannery.embed.cores import on_cores
 from scannery.embed.cpu import CpuDevice
 from scannery.embed.devices import cosines, halving
 from tests.embed.tiny_models import make_model
@@ -175,6 +176,12 @@ def test_threads_of_the_caller_keep_their_setting(minilm: Encoder) -> None:
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def test_each_thread_computes_on_one_core() -> None:
+    seen: list[int] = []
+    on_cores(2, lambda: seen.append(torch.get_num_threads()))
+    assert seen == [1, 1]
 
 
 def test_an_unfaithful_type_is_not_taken(monkeypatch: pytest.MonkeyPatch, minilm_folder: Path) -> None:
