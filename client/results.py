@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from scannery.client.errors import ScanneryError
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -143,6 +144,30 @@ class Written:
     """Its position in the log. Later calls of the same client see it; others can ask for it with `min_sequence`."""
     written: int
     """Datapoints: passages, where texts are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotWritten:
+    """A datapoint of a bulk upsert that was not written, or of which that is not known."""
+
+    position: int
+    """Among all that were given, from 0."""
+    id: str
+    """Empty if it had none."""
+    error: ScanneryError
+    """Why; after an UnavailableError or a DeadlineExceededError it may have been written all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkWritten:
+    """What a bulk upsert did. All of it is durable."""
+
+    sequence: int
+    """Of its last batch, as in Written."""
+    written: int
+    """Datapoints: passages, where texts are cut."""
+    failed: tuple[NotWritten, ...]
+    """By position; only with `errors="return"`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,16 @@ def test_hits_are_tables(server: Server) -> None:
     assert {"id", "score", "text"} <= set(nothing.to_arrow().column_names)
 
 
+def test_hits_are_data_frames(server: Server) -> None:
+    pytest.importorskip("pandas")
+    with scannery.connect(server.address) as client:
+        hits = client.index("library").search(QUERIES[0], 20)
+    frame = hits.to_pandas()
+    assert frame["id"].tolist() == [hit.id for hit in hits]
+    assert frame["score"].tolist() == [hit.score for hit in hits]
+    assert frame.loc[0, "document_id"] == hits[0].document_id
+
+
 def test_tensors_are_queries(server: Server) -> None:
     import torch
 
