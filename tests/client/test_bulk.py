@@ -68,7 +68,7 @@ async def test_bulk_search_is_the_same_for_both_clients(server: Server) -> None:
 def test_wrong_sizes_are_refused_before_anything_is_asked(option: str, value: int) -> None:
     index = scannery.connect("localhost:1").index("library")
     with pytest.raises(scannery.InvalidArgumentError) as caught:
-        index.search_each(QUERIES, **{option: value})  # type: ignore[arg-type]
+        index.search_each(QUERIES, **{option: value})  # type: ignore[call-overload]
     assert caught.value.field == option
 
 

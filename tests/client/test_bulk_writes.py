@@ -80,12 +80,12 @@ def test_what_is_refused_is_told_by_datapoint_and_the_rest_is_written(store: Pat
 
 def test_of_the_same_id_the_last_datapoint_wins(store: Path) -> None:
     """However batches overtake each other."""
-    same = [
+    same: list[Any] = [
         {"id": f"p{i % 7}", "vector": VECTORS[0], "attributes": {"year": i}} for i in range(200)
     ]  # p0, p1, …, p0, p1, …
     with serving(store) as server, scannery.connect(server.address) as client:
         index = client.index("library")
-        done = index.upsert_many(same, batch_size=5, in_flight=8)  # type: ignore[arg-type]
+        done = index.upsert_many(same, batch_size=5, in_flight=8)
         assert done.written == 200
         found = index.get([f"p{i}" for i in range(7)])
         last = {i % 7: i for i in range(200)}
@@ -117,7 +117,7 @@ def test_a_bulk_goes_through_a_server_that_sheds_load(store: Path) -> None:
         failures: list[BaseException] = []
 
         def work(number: int) -> None:
-            own = [{**point, "id": f"{number}-{point['id']}"} for point in points()]
+            own: list[Any] = [{**point, "id": f"{number}-{point['id']}"} for point in points()]
             try:
                 with scannery.connect(server.address, timeout_s=60) as client:
                     index = client.index("library")
@@ -176,7 +176,7 @@ def test_wrong_options_are_refused(options: Any, field: str) -> None:
         index.upsert_many(points(1), **options)
     assert caught.value.field == field
     with pytest.raises(scannery.InvalidArgumentError):
-        index.upsert_many({"id": "a"})  # type: ignore[arg-type]
+        index.upsert_many({"id": "a"})  # type: ignore[dict-item]
 
 
 def test_the_progress_bar_is_drawn(library: Path, capsys: pytest.CaptureFixture[str]) -> None:

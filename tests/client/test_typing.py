@@ -70,7 +70,7 @@ WRONG = {
     'index.delete("a").sequences': "sequences",
     'index.serch("a")': "serch",
     'index.embed(["a"], kind="song")': "kind",
-    'index.embed(["a"])[0].text': "text",
+    'index.embed(["a"]).text': "text",
     'index.upsert_many([{"id": "a", "vektor": [1.0]}])': "vektor",
     'index.upsert_many([], errors="ignore")': "errors",
     'next(index.search_each(["a"], errors="return"))[0]': "errors are no hits",

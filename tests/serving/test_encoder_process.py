@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -171,7 +172,10 @@ def test_texts_are_cut_by_the_tokenizer_of_the_encoder(
     assert len(found[0]) > 3
     assert found[0].keys() == found[1].keys()
     for text, vector in found[0].items():
-        assert np.dot(vector, found[1][text]) > 0.999
+        other = found[1][text]
+        assert vector is not None
+        assert other is not None
+        assert np.dot(vector, other) > 0.999
 
 
 def test_an_encoder_that_did_not_make_the_vectors_is_refused_with_both_named(
@@ -265,13 +269,14 @@ def test_deadlines_and_hang_ups_reach_the_encoder_before_it_computes(
     [served] = process._shelf.encoders("")
     assert served.loaded is not None
     model, encoded, go = served.loaded, [], threading.Event()
-    batcher = served.open()._queries.__self__  # type: ignore[attr-defined]
+    batcher: Any = served.open()._queries.__self__  # type: ignore[attr-defined]
     real = batcher._encode
 
     def slowly(batch: list[str]) -> np.ndarray:
         encoded.extend(batch)
         go.wait(20)
-        return real(batch)  # type: ignore[no-any-return]
+        vectors: np.ndarray = real(batch)
+        return vectors
 
     assert model is not None
     monkeypatch.setattr(batcher, "_encode", slowly)
@@ -285,7 +290,7 @@ def test_deadlines_and_hang_ups_reach_the_encoder_before_it_computes(
             with pytest.raises(scannery.DeadlineExceededError):
                 client.index("texts").search("the one that gives up", timeout_s=0.3)
             with grpc.insecure_channel(server.address) as channel:
-                rpc = channel.unary_unary("/scannery.v1.SearchService/Search")
+                rpc: Any = channel.unary_unary("/scannery.v1.SearchService/Search", bytes, bytes)
                 from scannery.client.calls import search
 
                 call = rpc.future(search("texts", "the one that hangs up", 1).request.SerializeToString())
