@@ -93,7 +93,7 @@ def _build(store: Path, *, quiet: bool) -> BuildReport:
         else _console.status("Building: reading, embedding and indexing the sample, some ten seconds …")
     )
     with waiting, quiet_beam():
-        from scannery.indexer.spec import load_spec
+        from scannery.indexer.spec_files import load_spec
         from scannery.pipelines import build
 
         return build(load_spec(SPEC_PATH), [str(EPISODES_PATH)], str(store))

@@ -54,10 +54,8 @@ from scannery.indexer.spec import (
     ScannSpec,
     SourceFormat,
     SourceSpec,
-    load_spec,
-    parse_spec,
-    spec_json_schema,
 )
+from scannery.indexer.spec_files import load_spec, parse_spec, spec_json_schema
 from scannery.indexer.store import Store, StoredObject
 from scannery.indexer.tuning import expected_recall
 from scannery.indexer.versions import (

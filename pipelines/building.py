@@ -15,7 +15,8 @@ from scannery.indexer.datapoints import identifier
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.sharding import shard_of
-from scannery.indexer.spec import IndexSpec, parse_spec
+from scannery.indexer.spec import IndexSpec
+from scannery.indexer.spec_files import parse_spec
 from scannery.indexer.store import Store
 from scannery.indexer.versions import read_manifest
 from scannery.pipelines.compatibility import check_compatible, needs_rewriting

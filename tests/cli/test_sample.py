@@ -22,7 +22,7 @@ from scannery.cli.sample import (
 )
 from scannery.embed import Encoder
 from scannery.indexer.datapoints import attribute_values, identifier
-from scannery.indexer.spec import load_spec
+from scannery.indexer.spec_files import load_spec
 
 EPISODES = episodes()
 BY_ID = {episode["id"]: episode for episode in EPISODES}
