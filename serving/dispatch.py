@@ -87,6 +87,8 @@ class Dispatcher(GenericHandler):
         self.admission = Admission(
             least=min(max(MIN_IN_FLIGHT, 4 * config.threads), most), most=most, workers=config.threads
         )
+        self._answering: set[str] = set()
+        """Indexes that requests were answered from."""
         self._turns = threading.BoundedSemaphore(config.threads)
         # A stream keeps its thread; half of them always stay free for single requests.
         self._streams = threading.BoundedSemaphore(max(1, config.threads // 2))
@@ -174,8 +176,6 @@ class Dispatcher(GenericHandler):
         except Exception as error:  # noqa: BLE001  the table knows every one
             ticket.leave()
             code = status_of(error)[0]
-            # What no index is called must not become a label of a metric.
-            index = "" if isinstance(error, UnknownIndexError) else index
             abort(context, error)
         finally:
             if code is not grpc.StatusCode.OK:
@@ -246,11 +246,15 @@ class Dispatcher(GenericHandler):
                 response = self._service.stream_answer(request, deadline)
             code = _CODES[response.error.code if response.HasField("error") else 0]
             asked = request.search_many if request.HasField("search_many") else request.search
-            index = "" if code is grpc.StatusCode.NOT_FOUND else asked.index
-            self._observe(SEARCH_STREAM, index, note.plan, code, time.monotonic() - started_s)
+            self._observe(SEARCH_STREAM, asked.index, note.plan, code, time.monotonic() - started_s)
         return response.SerializeToString()
 
     def _observe(self, path: str, index: str, plan: str, code: grpc.StatusCode, seconds: float) -> None:
+        # What no index is called must not become a label of a metric: anybody could make any number of them.
+        if code is grpc.StatusCode.OK:
+            self._answering.add(index)
+        elif index not in self._answering:
+            index = ""
         self._metrics.request_seconds.observe(seconds, (path.rsplit("/", 1)[-1], index, plan, code.name))
         tracing.describe(code, index=index, plan=plan)
 

@@ -70,11 +70,15 @@ class EncoderServer:
 
         """
         tracing.start("scannery-encoder")
-        self._shelf.refresh()
-        for one in self._shelf.encoders(""):
-            # The first text loads what the model loads lazily.
-            one.open().encode(["warm"])
-        self._front.start()
+        try:
+            self._shelf.refresh()
+            for one in self._shelf.encoders(""):
+                # The first text loads what the model loads lazily.
+                one.open().encode(["warm"])
+            self._front.start()
+        except BaseException:
+            self.stop(0)
+            raise
         if self.config.store:
             self._thread.start()
 

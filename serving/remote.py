@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -79,6 +80,8 @@ class EncoderProcess:
         self._channel: grpc.Channel | None = None
         self._calls: dict[str, Any] = {}
         self._metadata: tuple[tuple[str, str], ...] | None = None
+        # So that servers that share an encoder get equal shares of it.
+        self._identity = (("scannery-client", secrets.token_hex(8)),)
 
     def call(self, path: str, request: Message, kind: type[ResponseT]) -> ResponseT:
         """Return the answer of a method, within the deadline of the current request.
@@ -115,8 +118,8 @@ class EncoderProcess:
         deadline = Deadline.after(TIMEOUT_S) if turn is None else turn.deadline
         deadline.check()
         rpc = self._calls.get(path) or self._prepared(path, kind)
-        timeout_s = min(deadline.remaining_s, TIMEOUT_S)
-        call = rpc.future(request, timeout=timeout_s, metadata=self._credentials() + call_headers())
+        metadata = self._identity + self._credentials() + call_headers()
+        call = rpc.future(request, timeout=deadline.remaining_s, metadata=metadata)
         if turn is not None and turn.on_end is not None and not turn.on_end(call.cancel):
             call.cancel()
         try:

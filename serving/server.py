@@ -119,6 +119,7 @@ class Server:
             self._sampler.close()
             self._watcher.stop()
             self._catalog.close()
+            self._catalog.encoders.close()
             tracing.stop()
 
     def __enter__(self) -> Self:

@@ -67,8 +67,8 @@ class EmbedRequest(_message.Message):
     """Default: queries."""
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """1 to 1000, each 1 to 32768 bytes (a document: 1 MiB) and not only white space. What the encoder's limit in tokens
-        does not take is cut off.
+        """1 to 1000. A query has 1 to 32768 bytes and is not only white space, a document has at most 1 MiB. What the encoder's
+        limit in tokens does not take is cut off.
         """
 
     def __init__(
