@@ -33,7 +33,7 @@ def loaded(name: str) -> list[dict[str, Any]]:
 
 
 def flags(arguments: list[str]) -> dict[str, str]:
-    return dict(argument.split("=", 1) if "=" in argument else (argument, "") for argument in arguments)
+    return {name: value for name, _, value in (argument.partition("=") for argument in arguments)}
 
 
 @pytest.mark.parametrize(
