@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,9 +20,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import scannery
 from scannery.cli.main import main
+from scannery.cli.top import parse_metrics
 from scannery.embed import Encoder
 from scannery.indexer import Store, parse_spec, read_manifest
 from scannery.serving import (
@@ -38,6 +41,7 @@ from tests.data import ROOT, datapoints
 from tests.served import MINILM, SENTENCES, TEXTS, copied, publish_version
 from tests.serving.test_workers import children, wait_until
 
+_LABELS = (("method", "Embed"), ("index", ""), ("plan", ""), ("code", "OK"))
 QUERIES = ["how do eruptions happen", "vehicles and climate change", "gambit"]
 
 
@@ -48,7 +52,8 @@ def encoder() -> Encoder:
 
 @pytest.fixture(scope="module")
 def process(texts: Path) -> Iterator[EncoderServer]:
-    with EncoderServer(EncoderConfig(store=str(texts), listen="127.0.0.1:0", device="cpu")) as server:
+    config = EncoderConfig(store=str(texts), listen="127.0.0.1:0", device="cpu", metrics_listen="127.0.0.1:0")
+    with EncoderServer(config) as server:
         yield server
 
 
@@ -96,6 +101,21 @@ def test_vectors_are_those_of_the_encoder(process: EncoderServer, encoder: Encod
         ):
             assert np.allclose(vectors, encoder.encode_documents(documents), atol=2e-2)
         assert client.embed(QUERIES).tobytes() == found.tobytes()
+
+
+def test_an_encoder_tells_its_health_and_what_it_does(process: EncoderServer) -> None:
+    with scannery.connect(process.address) as client:
+        for _ in range(3):
+            client.embed(["seen before"])
+    with grpc.insecure_channel(process.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+    text = urllib.request.urlopen(f"http://{process.metrics_address}/metrics", timeout=20).read().decode()
+    now = parse_metrics(text)
+    assert now["scannery_request_seconds_count"][_LABELS] >= 3
+    assert now["scannery_query_vectors_total"][(("cache", "hit"),)] >= 2
+    assert now["scannery_encoder_batch_texts_count"][()] >= 1
+    assert "scannery_index_rows{" not in text
 
 
 async def test_the_asynchronous_client_embeds_too(process: EncoderServer, encoder: Encoder) -> None:
