@@ -47,6 +47,7 @@ EXIT_CODES: dict[str, int] = {
     "scannery.serving.errors.UnknownDatapointError": NOT_FOUND,
     "scannery.serving.errors.UnsupportedError": USAGE,
     "scannery.serving.errors.EncoderUnavailableError": USAGE,
+    "scannery.serving.errors.EncoderUnreachableError": NOT_NOW,
     "scannery.serving.errors.LexicalUnavailableError": USAGE,
     "scannery.serving.errors.DeadlineError": NOT_NOW,
     "scannery.serving.errors.OverloadedError": NOT_NOW,

@@ -15,6 +15,7 @@ import scannery
 from scannery.cli.bench import bench_app
 from scannery.cli.build import build
 from scannery.cli.demo import demo
+from scannery.cli.encoder import encoder
 from scannery.cli.errors import INTERRUPTED, exit_code, is_expected, one_line
 from scannery.cli.evaluate import evaluate, recall
 from scannery.cli.export import export
@@ -68,6 +69,7 @@ app.command(no_args_is_help=True)(delete)
 app.command(no_args_is_help=True)(evaluate)
 app.command(no_args_is_help=True)(recall)
 app.command(no_args_is_help=True)(serve)
+app.command(no_args_is_help=True)(encoder)
 app.command(no_args_is_help=True)(top)
 app.add_typer(bench_app, name="bench")
 index_app.command("export", no_args_is_help=True)(export)

@@ -87,7 +87,7 @@ def _server(before: Sample, now: Sample, seconds: float) -> Table:
 
 
 def _requests(before: Sample, now: Sample, seconds: float) -> Table:
-    table = Table("method", "index", "answer", "per s", "p50 ms", "p99 ms")
+    table = Table("method", "index", "plan", "answer", "per s", "p50 ms", "p99 ms")
     buckets = _delta(before, now, "scannery_request_seconds_bucket")
     series: dict[tuple[tuple[str, str], ...], list[tuple[float, float]]] = defaultdict(list)
     for labels, count in buckets.items():
@@ -100,6 +100,7 @@ def _requests(before: Sample, now: Sample, seconds: float) -> Table:
             table.add_row(
                 named.get("method", ""),
                 named.get("index", ""),
+                named.get("plan", ""),
                 named.get("code", ""),
                 f"{total / seconds:.1f}",
                 f"{1000 * _quantile(counts, 0.5):.1f}",
@@ -109,12 +110,13 @@ def _requests(before: Sample, now: Sample, seconds: float) -> Table:
 
 
 def _indexes(now: Sample) -> Table:
-    table = Table("index", "version", "datapoints", "answers in", "recall (sampled)")
+    table = Table("index", "version", "datapoints", "in memory", "answers in", "recall (sampled)")
     for labels, version in sorted(now.get("scannery_index_version", {}).items()):
-        rows, up, hits, wanted = (
+        rows, memory, up, hits, wanted = (
             now.get(name, {}).get(labels, 0.0)
             for name in (
                 "scannery_index_rows",
+                "scannery_memory_rows",
                 "scannery_index_up",
                 "scannery_recall_hits_total",
                 "scannery_recall_wanted_total",
@@ -124,6 +126,7 @@ def _indexes(now: Sample) -> Table:
             dict(labels)["index"],
             f"{version:.0f}",
             f"{rows:,.0f}",
+            f"{memory:,.0f}",
             f"{up:.0f} workers",
             f"{hits / wanted:.3f} of {wanted:,.0f}" if wanted else "–",
         )

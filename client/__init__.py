@@ -22,6 +22,7 @@ from scannery.client.errors import (
 from scannery.client.filters import Where
 from scannery.client.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
 from scannery.client.results import (
+    BulkWritten,
     Datapoint,
     Deleted,
     EncoderInfo,
@@ -29,6 +30,7 @@ from scannery.client.results import (
     Hit,
     Hits,
     IndexInfo,
+    NotWritten,
     RecallInfo,
     SegmentInfo,
     SegmentPlan,
@@ -39,6 +41,7 @@ from scannery.client.writes import NewDatapoint, Update
 __all__ = [
     "AlreadyExistsError",
     "Blend",
+    "BulkWritten",
     "CancelledError",
     "Client",
     "DataLossError",
@@ -59,6 +62,7 @@ __all__ = [
     "Mode",
     "NewDatapoint",
     "NotFoundError",
+    "NotWritten",
     "PermissionDeniedError",
     "QueryLike",
     "RecallInfo",

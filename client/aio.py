@@ -5,18 +5,28 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, Literal, TypeVar, overload
 
+import numpy as np
 from google.protobuf.message import Message
 from typing_extensions import Self, Unpack
 
 from scannery.client import calls
-from scannery.client.bulk import Progress, QueryStream, ask_each_async, batches
-from scannery.client.calls import Call, checked_timeout
+from scannery.client.bulk import (
+    Errors,
+    Progress,
+    QueryStream,
+    ask_each_async,
+    batches,
+    size_of,
+)
+from scannery.client.bulk_writes import write_batches, write_each_async
+from scannery.client.calls import Call, TextKind, checked_timeout
 from scannery.client.connect import DEFAULT_TIMEOUT_S, checked_options, embedded_transport, remote_target
 from scannery.client.credentials import ConnectOptions
+from scannery.client.errors import ScanneryError
 from scannery.client.queries import Queries, QueryLike, SearchOptions
-from scannery.client.results import Datapoint, Deleted, Hits, IndexInfo, Written
+from scannery.client.results import BulkWritten, Datapoint, Deleted, EncoderInfo, Hits, IndexInfo, Written
 from scannery.client.transport import AsyncTransport, GrpcAioTransport, ThreadTransport
 from scannery.client.writes import NewDatapoint, Update
 
@@ -63,6 +73,29 @@ class AsyncClient:
             found += page
         return found
 
+    async def encoders(self) -> list[EncoderInfo]:
+        """Return the encoders that the server has: of its indexes, or its own, if it is an encoder process."""
+        return await self._run(calls.list_encoders())
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        kind: TextKind = "query",
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> np.ndarray:
+        """Return the vectors of texts, float32 (texts, dimensions), in their order; at most 1,000 texts.
+
+        Args:
+            texts: what to encode.
+            kind: `query` or `document`; models may encode the two differently.
+            model: which encoder, by its name; not needed where there is only one (`encoders` lists them).
+            timeout_s: of the call.
+
+        """
+        return await self._run(calls.embed(texts, kind, model=model, timeout_s=timeout_s))
+
     async def close(self) -> None:
         """Let go of connections and memory; later calls fail."""
         await self._transport.close()
@@ -103,6 +136,7 @@ class AsyncIndex:
         """Return the hits of each query, in their order."""
         return await self._client._run(calls.search_many(self.name, queries, k, **self._fresh(options)))
 
+    @overload
     def search_each(
         self,
         queries: QueryStream,
@@ -111,11 +145,44 @@ class AsyncIndex:
         batch_size: int = 100,
         in_flight: int = 4,
         progress: Progress = False,
+        errors: Literal["raise"] = "raise",
         **options: Unpack[SearchOptions],
-    ) -> AsyncIterator[Hits]:
+    ) -> AsyncIterator[Hits]: ...
+
+    @overload
+    def search_each(
+        self,
+        queries: QueryStream,
+        k: int = 10,
+        *,
+        batch_size: int = 100,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Literal["return"],
+        **options: Unpack[SearchOptions],
+    ) -> AsyncIterator[Hits | ScanneryError]: ...
+
+    def search_each(
+        self,
+        queries: QueryStream,
+        k: int = 10,
+        *,
+        batch_size: int = 100,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Errors = "raise",
+        **options: Unpack[SearchOptions],
+    ) -> Any:
         """Return the hits of any number of queries, in their order, as they come; see `scannery.Index.search_each`."""
-        parts = batches(queries, k, batch_size, in_flight)
-        return ask_each_async(lambda part: self.search_many(part, k, **options), parts, in_flight, progress)
+        parts = batches(queries, k, batch_size, in_flight, errors)
+        return ask_each_async(
+            lambda part: self.search_many(part, k, **options),
+            parts,
+            in_flight,
+            progress,
+            errors,
+            size_of(queries),
+        )
 
     async def get(
         self,
@@ -156,6 +223,38 @@ class AsyncIndex:
             self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
         )
 
+    async def upsert_many(
+        self,
+        points: Iterable[NewDatapoint],
+        *,
+        batch_size: int = 200,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Errors = "raise",
+        timeout_s: float | None = None,
+    ) -> BulkWritten:
+        """Insert or replace any number of datapoints, in batches of which several are under way at once.
+
+        Each batch is all or nothing, and is tried again without harm. Where an id comes twice, the later datapoint
+        wins. Points are read only as fast as they are written.
+
+        Args:
+            points: see `NewDatapoint`.
+            batch_size: datapoints in one call, 1 to 1,000.
+            in_flight: calls under way at once, 1 to 64.
+            progress: True for a progress bar, or a function that is told how many datapoints are done.
+            errors: `raise` ends at the first batch that fails, and what was written before stays; `return` writes all
+                that can be, and lists the others in `failed`.
+            timeout_s: of each call.
+
+        """
+        parts = write_batches(points, batch_size, in_flight, errors)
+
+        async def write(batch: Sequence[NewDatapoint], request_id: str) -> Written:
+            return await self.upsert(batch, request_id=request_id, timeout_s=timeout_s)
+
+        return await write_each_async(write, parts, in_flight, progress, errors, size_of(points))
+
     async def update(
         self,
         points: Iterable[Update],
@@ -189,6 +288,12 @@ class AsyncIndex:
                 timeout_s=timeout_s,
             ),
         )
+
+    async def embed(
+        self, texts: Sequence[str], *, kind: TextKind = "query", timeout_s: float | None = None
+    ) -> np.ndarray:
+        """Return the vectors of texts in the space of the index, float32 (texts, dimensions); at most 1,000 texts."""
+        return await self._client._run(calls.embed(texts, kind, index=self.name, timeout_s=timeout_s))
 
     async def stats(self, *, timeout_s: float | None = None) -> IndexInfo:
         """Return what the index is."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
+import numpy as np
 from google.protobuf.message import Message
 
 from scannery.client.errors import InvalidArgumentError
@@ -21,24 +22,30 @@ from scannery.client.queries import (
 from scannery.client.results import (
     Datapoint,
     Deleted,
+    EncoderInfo,
     Hits,
     IndexInfo,
     Written,
+    parse_embed,
+    parse_encoders,
     parse_get,
     parse_hits,
     parse_index,
     parse_many,
 )
 from scannery.client.writes import build_updates, build_upserts, checked_revision
-from scannery.v1 import index_pb2, search_pb2
+from scannery.v1 import embedding_pb2, index_pb2, search_pb2
 
 __all__ = [
     "Call",
     "Method",
+    "TextKind",
     "checked_timeout",
     "delete",
+    "embed",
     "get",
     "get_index",
+    "list_encoders",
     "list_indexes",
     "search",
     "search_many",
@@ -89,6 +96,21 @@ DELETE = Method("/scannery.v1.IndexService/Delete", index_pb2.DeleteRequest, ind
 GET_INDEX = Method(
     "/scannery.v1.IndexService/GetIndex", index_pb2.GetIndexRequest, index_pb2.GetIndexResponse
 )
+
+EMBED = Method("/scannery.v1.EmbeddingService/Embed", embedding_pb2.EmbedRequest, embedding_pb2.EmbedResponse)
+LIST_ENCODERS = Method(
+    "/scannery.v1.EmbeddingService/ListEncoders",
+    embedding_pb2.ListEncodersRequest,
+    embedding_pb2.ListEncodersResponse,
+)
+
+TextKind: TypeAlias = Literal["query", "document"]
+"""What a text is: models may encode the two differently."""
+
+_KINDS: dict[str, embedding_pb2.TextKind.ValueType] = {
+    "query": embedding_pb2.TEXT_KIND_QUERY,
+    "document": embedding_pb2.TEXT_KIND_DOCUMENT,
+}
 
 
 def search(
@@ -184,6 +206,35 @@ def delete(
 def _check_ids(ids: Sequence[str], field: str) -> None:
     if isinstance(ids, (str, bytes)) or not all(isinstance(identifier, str) for identifier in ids):
         raise InvalidArgumentError(f"{field}: must be a list of strings, got {ids!r:.80}", field=field)
+
+
+def embed(
+    texts: Sequence[str],
+    kind: TextKind,
+    *,
+    index: str = "",
+    model: str = "",
+    fingerprint: str = "",
+    timeout_s: float | None = None,
+) -> Call[embedding_pb2.EmbedRequest, embedding_pb2.EmbedResponse, np.ndarray]:
+    """Return the call for the vectors of texts."""
+    _check_ids(texts, "texts")
+    if kind not in _KINDS:
+        raise InvalidArgumentError(f"kind: must be 'query' or 'document', got {kind!r:.80}", field="kind")
+    try:
+        request = embedding_pb2.EmbedRequest(
+            index=index, model=model, fingerprint=fingerprint, kind=_KINDS[kind], texts=texts
+        )
+    except (TypeError, ValueError, UnicodeEncodeError) as error:
+        raise InvalidArgumentError(f"texts: {error}", field="texts") from error
+    return Call(EMBED, request, parse_embed, timeout_s)
+
+
+def list_encoders(
+    *, timeout_s: float | None = None
+) -> Call[embedding_pb2.ListEncodersRequest, embedding_pb2.ListEncodersResponse, list[EncoderInfo]]:
+    """Return the call for the encoders that there are."""
+    return Call(LIST_ENCODERS, embedding_pb2.ListEncodersRequest(), parse_encoders, timeout_s)
 
 
 def get_index(

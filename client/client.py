@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, Literal, TypeVar, overload
 
+import numpy as np
 from google.protobuf.message import Message
 from typing_extensions import Self, Unpack
 
 from scannery.client import calls
-from scannery.client.bulk import Progress, QueryStream, ask_each, batches
-from scannery.client.calls import Call
+from scannery.client.bulk import (
+    Errors,
+    Progress,
+    QueryStream,
+    ask_each,
+    batches,
+    size_of,
+)
+from scannery.client.bulk_writes import write_batches, write_each
+from scannery.client.calls import Call, TextKind
+from scannery.client.errors import ScanneryError
 from scannery.client.queries import Queries, QueryLike, SearchOptions
-from scannery.client.results import Datapoint, Deleted, Hits, IndexInfo, Written
+from scannery.client.results import BulkWritten, Datapoint, Deleted, EncoderInfo, Hits, IndexInfo, Written
 from scannery.client.transport import Transport
 from scannery.client.writes import NewDatapoint, Update
 
@@ -47,6 +57,29 @@ class Client:
             page, token = self._run(calls.list_indexes(token))
             found += page
         return found
+
+    def encoders(self) -> list[EncoderInfo]:
+        """Return the encoders that the server has: of its indexes, or its own, if it is an encoder process."""
+        return self._run(calls.list_encoders())
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        kind: TextKind = "query",
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> np.ndarray:
+        """Return the vectors of texts, float32 (texts, dimensions), in their order; at most 1,000 texts.
+
+        Args:
+            texts: what to encode.
+            kind: `query` or `document`; models may encode the two differently.
+            model: which encoder, by its name; not needed where there is only one (`encoders` lists them).
+            timeout_s: of the call.
+
+        """
+        return self._run(calls.embed(texts, kind, model=model, timeout_s=timeout_s))
 
     def close(self) -> None:
         """Let go of connections and memory; later calls fail."""
@@ -93,6 +126,7 @@ class Index:
         """Return the hits of each query, in their order; far cheaper than one call each. At most 1,000 queries."""
         return self._client._run(calls.search_many(self.name, queries, k, **self._fresh(options)))
 
+    @overload
     def search_each(
         self,
         queries: QueryStream,
@@ -101,8 +135,34 @@ class Index:
         batch_size: int = 100,
         in_flight: int = 4,
         progress: Progress = False,
+        errors: Literal["raise"] = "raise",
         **options: Unpack[SearchOptions],
-    ) -> Iterator[Hits]:
+    ) -> Iterator[Hits]: ...
+
+    @overload
+    def search_each(
+        self,
+        queries: QueryStream,
+        k: int = 10,
+        *,
+        batch_size: int = 100,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Literal["return"],
+        **options: Unpack[SearchOptions],
+    ) -> Iterator[Hits | ScanneryError]: ...
+
+    def search_each(
+        self,
+        queries: QueryStream,
+        k: int = 10,
+        *,
+        batch_size: int = 100,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Errors = "raise",
+        **options: Unpack[SearchOptions],
+    ) -> Any:
         """Return the hits of any number of queries, in their order, as they come.
 
         Batches are asked side by side, so that neither the server nor the wire ever waits for the other; batches are
@@ -114,11 +174,19 @@ class Index:
             batch_size: queries in one call, 1 to 1,000.
             in_flight: calls under way at once, 1 to 64.
             progress: True for a progress bar, or a function that is told how many queries are answered.
+            errors: `return` gives the error of a query in the place of its hits, and goes on.
             options: see `SearchOptions`.
 
         """
-        parts = batches(queries, k, batch_size, in_flight)
-        return ask_each(lambda part: self.search_many(part, k, **options), parts, in_flight, progress)
+        parts = batches(queries, k, batch_size, in_flight, errors)
+        return ask_each(
+            lambda part: self.search_many(part, k, **options),
+            parts,
+            in_flight,
+            progress,
+            errors,
+            size_of(queries),
+        )
 
     def get(
         self,
@@ -159,6 +227,38 @@ class Index:
             self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
         )
 
+    def upsert_many(
+        self,
+        points: Iterable[NewDatapoint],
+        *,
+        batch_size: int = 200,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Errors = "raise",
+        timeout_s: float | None = None,
+    ) -> BulkWritten:
+        """Insert or replace any number of datapoints, in batches of which several are under way at once.
+
+        Each batch is all or nothing, and is tried again without harm. Where an id comes twice, the later datapoint
+        wins. Points are read only as fast as they are written.
+
+        Args:
+            points: see `NewDatapoint`.
+            batch_size: datapoints in one call, 1 to 1,000.
+            in_flight: calls under way at once, 1 to 64.
+            progress: True for a progress bar, or a function that is told how many datapoints are done.
+            errors: `raise` ends at the first batch that fails, and what was written before stays; `return` writes all
+                that can be, and lists the others in `failed`.
+            timeout_s: of each call.
+
+        """
+        parts = write_batches(points, batch_size, in_flight, errors)
+
+        def write(batch: Sequence[NewDatapoint], request_id: str) -> Written:
+            return self.upsert(batch, request_id=request_id, timeout_s=timeout_s)
+
+        return write_each(write, parts, in_flight, progress, errors, size_of(points))
+
     def update(
         self,
         points: Iterable[Update],
@@ -192,6 +292,12 @@ class Index:
                 timeout_s=timeout_s,
             ),
         )
+
+    def embed(
+        self, texts: Sequence[str], *, kind: TextKind = "query", timeout_s: float | None = None
+    ) -> np.ndarray:
+        """Return the vectors of texts in the space of the index, float32 (texts, dimensions); at most 1,000 texts."""
+        return self._client._run(calls.embed(texts, kind, index=self.name, timeout_s=timeout_s))
 
     def stats(self, *, timeout_s: float | None = None) -> IndexInfo:
         """Return what the index is: version, rows, dimensions, attributes, encoder, recall, segments, spec."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from scannery.v1 import index_pb2, search_pb2, types_pb2
+from scannery.client.errors import ScanneryError
+from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -146,6 +147,30 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class NotWritten:
+    """A datapoint of a bulk upsert that was not written, or of which that is not known."""
+
+    position: int
+    """Among all that were given, from 0."""
+    id: str
+    """Empty if it had none."""
+    error: ScanneryError
+    """Why; after an UnavailableError or a DeadlineExceededError it may have been written all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkWritten:
+    """What a bulk upsert did. All of it is durable."""
+
+    sequence: int
+    """Of its last batch, as in Written."""
+    written: int
+    """Datapoints: passages, where texts are cut."""
+    failed: tuple[NotWritten, ...]
+    """By position; only with `errors="return"`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Deleted:
     """A deletion that is durable."""
 
@@ -157,10 +182,17 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderInfo:
-    """The model that encodes text queries."""
+    """The model that encodes texts."""
 
     model: str
     fingerprint: str
+    """Hash over everything that decides on its vectors; empty where that is not known."""
+    dimensions: int | None = None
+    """Components of a vector; None in the description of an index, which has them itself."""
+    max_tokens: int | None = None
+    """Tokens after which a text is cut off; None where the server that was asked has not loaded it."""
+    device: str | None = None
+    """What it runs on, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +260,26 @@ def parse_get(ids: Iterable[str], response: search_pb2.GetResponse) -> list[Data
     """Return one datapoint per id, None where there is none."""
     found = {point.id: Datapoint(**_fields(point)) for point in response.datapoints}
     return [found.get(identifier) for identifier in ids]
+
+
+def parse_embed(response: embedding_pb2.EmbedResponse) -> np.ndarray:
+    """Return the vectors of a response, float32 (texts, dimensions)."""
+    vectors = response.vectors
+    return np.frombuffer(vectors.packed, dtype="<f4").reshape(-1, vectors.dimensions).astype(np.float32)
+
+
+def parse_encoders(response: embedding_pb2.ListEncodersResponse) -> list[EncoderInfo]:
+    """Return the encoders of a response."""
+    return [
+        EncoderInfo(
+            model=one.model,
+            fingerprint=one.fingerprint,
+            dimensions=one.dimensions,
+            max_tokens=one.max_tokens or None,
+            device=one.device or None,
+        )
+        for one in response.encoders
+    ]
 
 
 def parse_index(message: index_pb2.IndexInfo) -> IndexInfo:

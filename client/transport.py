@@ -17,6 +17,7 @@ from scannery.client.credentials import Credentials
 from scannery.client.errors import ScanneryError
 from scannery.client.retries import Attempts
 from scannery.client.status import DETAIL_KEY, error_from_status
+from scannery.client.tracing import Headers, note_retry, traced
 from scannery.v1.types_pb2 import ErrorDetail
 
 __all__ = ["CHANNELS", "AsyncTransport", "GrpcAioTransport", "GrpcTransport", "ThreadTransport", "Transport"]
@@ -70,23 +71,27 @@ class GrpcTransport:
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         """Return the answer; raise a ScanneryError."""
         attempts = Attempts(method.path, request, timeout_s)
-        while True:
-            try:
-                return self._once(method, request, attempts.left_s)
-            except ScanneryError as error:
-                wait_s = attempts.wait_s(error, reached=self._channels.reached)
-                if wait_s is None or not self._retries:
-                    raise
-            time.sleep(wait_s)
+        with traced(method.path, self._channels.target) as headers:
+            while True:
+                try:
+                    return self._once(method, request, attempts.left_s, headers)
+                except ScanneryError as error:
+                    wait_s = attempts.wait_s(error, reached=self._channels.reached)
+                    if wait_s is None or not self._retries:
+                        raise
+                    note_retry(error, wait_s)
+                time.sleep(wait_s)
 
-    def _once(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
+    def _once(
+        self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float, headers: Headers
+    ) -> ResponseT:
         channels = self._channels
         if channels.closed:
             raise _closed()
         lane = channels.take()
         try:
             rpc = lane.calls.get(method.path) or _prepared(lane, method)
-            response: ResponseT = rpc(request, timeout=timeout_s, metadata=channels.metadata())
+            response: ResponseT = rpc(request, timeout=timeout_s, metadata=channels.metadata() + headers)
         except grpc.RpcError as error:
             raise _translated(error, channels) from error
         except ValueError as error:  # the channel is closed
@@ -122,17 +127,19 @@ class GrpcAioTransport:
     ) -> ResponseT:
         """Return the answer; raise a ScanneryError."""
         attempts = Attempts(method.path, request, timeout_s)
-        while True:
-            try:
-                return await self._once(method, request, attempts.left_s)
-            except ScanneryError as error:
-                wait_s = attempts.wait_s(error, reached=self._channels.reached)
-                if wait_s is None or not self._retries:
-                    raise
-            await asyncio.sleep(wait_s)
+        with traced(method.path, self._channels.target) as headers:
+            while True:
+                try:
+                    return await self._once(method, request, attempts.left_s, headers)
+                except ScanneryError as error:
+                    wait_s = attempts.wait_s(error, reached=self._channels.reached)
+                    if wait_s is None or not self._retries:
+                        raise
+                    note_retry(error, wait_s)
+                await asyncio.sleep(wait_s)
 
     async def _once(
-        self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
+        self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float, headers: Headers
     ) -> ResponseT:
         channels = self._channels
         if channels.closed:
@@ -140,7 +147,9 @@ class GrpcAioTransport:
         lane = channels.take()
         try:
             rpc = lane.calls.get(method.path) or _prepared(lane, method)
-            response: ResponseT = await rpc(request, timeout=timeout_s, metadata=channels.metadata())
+            response: ResponseT = await rpc(
+                request, timeout=timeout_s, metadata=channels.metadata() + headers
+            )
         except grpc.RpcError as error:
             raise _translated(error, channels) from error
         finally:

@@ -16,7 +16,7 @@ from scannery.embed.errors import InvalidArgumentError, InvalidTextError
 from scannery.embed.tokenization import text_problem
 from scannery.embed.transcripts import Marks, find_marks
 
-__all__ = ["Chunker", "Passage"]
+__all__ = ["Chunker", "Passage", "chunker_for"]
 
 # How good a place is to cut: inside a word, between words, at the end of a line, of a sentence, of a paragraph,
 # where somebody else begins to speak.
@@ -295,3 +295,23 @@ def _levels(text: str, starts_N: np.ndarray, ends_N: np.ndarray, marks: Marks) -
 def _raise_levels(levels_N: np.ndarray, starts_N: np.ndarray, positions: list[int], level: int) -> None:
     at = np.searchsorted(starts_N, np.array(positions, np.int64))
     levels_N[at[at < len(levels_N)]] = level
+
+
+def chunker_for(
+    model: str, tokenizer_json: str | None, passage_tokens: int, max_tokens: int, overlap_tokens: int
+) -> Chunker:
+    """Return a chunker for a model that reads at most `passage_tokens` of a passage.
+
+    Raises:
+        InvalidArgumentError: the model has no usable tokenizer (None), or would cut off passages of `max_tokens`, or
+            the overlap is too large.
+
+    """
+    if tokenizer_json is None:
+        raise InvalidArgumentError(f"{model} has no tokenizer that gives offsets")
+    if max_tokens > passage_tokens:
+        raise InvalidArgumentError(
+            f"max_tokens must be at most {passage_tokens}, what {model} reads of a text; got {max_tokens}",
+            field="max_tokens",
+        )
+    return Chunker(tokenizer_json, max_tokens, overlap_tokens)

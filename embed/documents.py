@@ -12,23 +12,31 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from scannery.embed.chunking import Chunker
 from scannery.embed.errors import InvalidTextError
 
-if TYPE_CHECKING:
-    from scannery.embed.encoder import Encoder
-
-__all__ = ["Piece", "cut", "cut_all", "encode_pieces", "piece_id", "whole"]
+__all__ = ["DocumentEncoder", "Piece", "cut", "cut_all", "encode_pieces", "piece_id", "whole"]
 
 # What one call of the encoder gets: enough to sort by length, little enough to repeat when a text is refused.
 ENCODE_TEXTS = 8192
 
 MOST_CUTTING = 8
 """Threads that cut texts at most; a third of the work holds the interpreter's lock, so more would wait for it."""
+
+
+class DocumentEncoder(Protocol):
+    """What encodes documents: an `Encoder`, or one in another process."""
+
+    @property
+    def dimensions(self) -> int:
+        """Components of a vector."""
+
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the vectors of texts, float32 (N, D); InvalidTextError if one has none."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ def piece_id(document_id: str, number: int) -> str:
 
 
 def encode_pieces(
-    titles: Sequence[str | None], pieces: Sequence[Sequence[Piece]], encoder: Encoder
+    titles: Sequence[str | None], pieces: Sequence[Sequence[Piece]], encoder: DocumentEncoder
 ) -> tuple[list[np.ndarray], list[str | None]]:
     """Return for each document the vectors of its pieces, float32 (P, D), and the encoder's objection, if any."""
     texts = [_embedded_text(title, piece) for title, own in zip(titles, pieces, strict=True) for piece in own]
@@ -96,7 +104,7 @@ def _encode_into(
     texts: Sequence[str],
     start: int,
     end: int,
-    encoder: Encoder,
+    encoder: DocumentEncoder,
     problems: dict[int, str],
 ) -> None:
     """Encode a range of texts; where one is refused, halve until it stands alone, and note what the encoder said.

@@ -209,24 +209,31 @@ class Encoder:
         windows = iter(lambda: list(islice(iterator, self._device.window_texts)), [])
         yield from self._blocks(windows, self._documents, invalid)
 
+    @property
+    def tokenizer_json(self) -> str | None:
+        """The tokenizer as a Hugging Face `tokenizer.json`; None if it is not of a kind that gives offsets."""
+        tokenizer: Any = self._tokenizer
+        fast = getattr(tokenizer, "is_fast", False)
+        return str(tokenizer.backend_tokenizer.to_str()) if fast else None
+
+    @property
+    def passage_tokens(self) -> int:
+        """Tokens that a passage may have: `max_tokens` without the special ones."""
+        tokenizer: Any = self._tokenizer
+        special = tokenizer.num_special_tokens_to_add() if getattr(tokenizer, "is_fast", False) else 0
+        return self.max_tokens - int(special)
+
     def chunker(self, max_tokens: int, overlap_tokens: int) -> Chunker:
         """Return a chunker that counts tokens as this encoder does.
 
         Raises:
             InvalidArgumentError: the encoder would cut off passages of `max_tokens`, or the overlap is too large.
         """
-        from scannery.embed.chunking import Chunker
+        from scannery.embed.chunking import chunker_for
 
-        tokenizer: Any = self._tokenizer
-        if not getattr(tokenizer, "is_fast", False):
-            raise InvalidArgumentError(f"{self.fingerprint.model} has no tokenizer that gives offsets")
-        room = self.max_tokens - tokenizer.num_special_tokens_to_add()
-        if max_tokens > room:
-            raise InvalidArgumentError(
-                f"max_tokens must be at most {room}, what {self.fingerprint.model} reads of a text; got {max_tokens}",
-                field="max_tokens",
-            )
-        return Chunker(tokenizer.backend_tokenizer.to_str(), max_tokens, overlap_tokens)
+        return chunker_for(
+            self.fingerprint.model, self.tokenizer_json, self.passage_tokens, max_tokens, overlap_tokens
+        )
 
     def statistics(self) -> EncoderStatistics:
         """Return the counts since the encoder was loaded."""

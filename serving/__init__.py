@@ -1,6 +1,7 @@
 """The query engine over open segments, and the gRPC servers."""
 
-from scannery.serving.config import ServerConfig
+from scannery.serving.config import EncoderConfig, RemoteConfig, ServerConfig
+from scannery.serving.encoder_server import EncoderServer
 from scannery.serving.errors import (
     BindError,
     ClosedError,
@@ -8,6 +9,7 @@ from scannery.serving.errors import (
     ConfigError,
     DeadlineError,
     EncoderUnavailableError,
+    EncoderUnreachableError,
     InvalidRequestError,
     OverloadedError,
     PermissionDeniedError,
@@ -20,7 +22,7 @@ from scannery.serving.errors import (
 )
 from scannery.serving.security import SecurityConfig
 from scannery.serving.server import Server
-from scannery.serving.workers import serve
+from scannery.serving.workers import serve, serve_encoders
 
 __all__ = [
     "BindError",
@@ -28,11 +30,15 @@ __all__ = [
     "ConditionError",
     "ConfigError",
     "DeadlineError",
+    "EncoderConfig",
+    "EncoderServer",
     "EncoderUnavailableError",
+    "EncoderUnreachableError",
     "InvalidRequestError",
     "OverloadedError",
     "PermissionDeniedError",
     "ReadOnlyError",
+    "RemoteConfig",
     "SecurityConfig",
     "Server",
     "ServerConfig",
@@ -42,4 +48,5 @@ __all__ = [
     "UnknownIndexError",
     "UnsupportedError",
     "serve",
+    "serve_encoders",
 ]

@@ -30,8 +30,8 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import (
     ClosedError,
-    EncoderUnavailableError,
     InvalidRequestError,
+    ServingError,
     UnknownIndexError,
 )
 from scannery.serving.live.index import LiveIndex
@@ -135,10 +135,9 @@ class Catalog:
         """Return for each index whether it answers."""
         return {name: entry.snapshot is not None for name, entry in list(self._entries.items())}
 
-    def manifests(self) -> list[Manifest]:
-        """Return the manifests of the indexes that are open."""
-        snapshots = [entry.snapshot for entry in list(self._entries.values())]
-        return [snapshot.manifest for snapshot in snapshots if snapshot]
+    def snapshots(self) -> list[Snapshot]:
+        """Return the current snapshots of the indexes that are open."""
+        return [snapshot for entry in list(self._entries.values()) if (snapshot := entry.snapshot)]
 
     def snapshot(self, name: str, *, min_sequence: int = 0, deadline: Deadline | None = None) -> Snapshot:
         """Return the current snapshot of an index, or wait until there is one with all mutations up to a sequence.
@@ -385,6 +384,6 @@ def _load_encoder(snapshot: Snapshot) -> None:
     try:
         # The first text loads what the model loads lazily, too.
         snapshot.encoder.encode(["warm"])
-    except EncoderUnavailableError as error:
+    except ServingError as error:
         # Vector queries work all the same.
         _LOG.warning("%s", error)

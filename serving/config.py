@@ -6,11 +6,12 @@ import ipaddress
 import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from scannery.serving.errors import ConfigError
 from scannery.serving.security.config import SecurityConfig
 
-__all__ = ["ServerConfig", "split_address"]
+__all__ = ["EncoderConfig", "ListenConfig", "RemoteConfig", "ServerConfig", "is_loopback", "split_address"]
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
 
@@ -20,17 +21,11 @@ def _default_threads() -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig:
-    """The options of a server."""
-
-    store: str
-    """Folder or URI of the store."""
+class ListenConfig:
+    """How a process takes requests."""
 
     listen: str = "127.0.0.1:7077"
     """`host:port`; port 0 takes a free one."""
-
-    indexes: tuple[str, ...] = ()
-    """Serve only these; none: all of the store."""
 
     insecure: bool = False
     """Allow an address beyond loopback although nothing authenticates the callers."""
@@ -60,20 +55,11 @@ class ServerConfig:
     metrics_listen: str = ""
     """`host:port` of the metrics, in the format of Prometheus, without authentication; empty: none."""
 
-    recall_share: float = 0.001
-    """Share of the queries that are asked again, exactly and in the background, to estimate the recall."""
-
     drain_s: float = 10.0
     """How long running requests may go on after a stop, in seconds."""
 
-    log: str = ""
-    """Local folder for the logs of live updates; empty: the store itself, if it is a folder."""
-
     device: str = "auto"
-    """Where the encoder of text queries runs: `auto`, `cpu`, `cuda` or `xla`."""
-
-    reranker: str | None = None
-    """The cross-encoder of all indexes, whatever their specs name: a name, or a local folder."""
+    """Where texts are encoded: `auto`, `cpu`, `cuda` or `xla`."""
 
     share_port: bool = False
     """Listen with SO_REUSEPORT, so that several processes can share the port."""
@@ -82,7 +68,7 @@ class ServerConfig:
         host, _ = split_address(self.listen)
         if self.metrics_listen:
             split_address(self.metrics_listen, field="metrics_listen")
-        if not self.insecure and not self.security.authenticates and not _is_loopback(host):
+        if not self.insecure and not self.security.authenticates and not is_loopback(host):
             raise ConfigError(
                 f"listen: {self.listen} can be reached from other machines, and this server authenticates nobody; "
                 "listen on 127.0.0.1, ask for credentials (--keys, --jwks, --client-ca), or allow it with --insecure",
@@ -95,12 +81,92 @@ class ServerConfig:
             ("max_request_s", 0.001, 86400),
             ("body_timeout_s", 0.1, 3600),
             ("check_every_s", 0.01, 3600),
-            ("recall_share", 0, 1),
             ("drain_s", 0, 3600),
         ):
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise ConfigError(f"{name}: must be {least} to {most}, got {value}", field=name)
+            self._check(name, least, most)
+
+    def _check(self, name: str, least: float, most: float) -> None:
+        value = getattr(self, name)
+        if not least <= value <= most:
+            raise ConfigError(f"{name}: must be {least} to {most}, got {value}", field=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteConfig:
+    """Where another process encodes texts, and how to reach it."""
+
+    address: str
+    """`host:port`."""
+
+    key_file: str = ""
+    """File with the API key to show there; it is read again when the key is refused."""
+
+    ca: str = ""
+    """File with the authorities that may sign its certificate, PEM. Empty: those of the system, where a key goes
+    beyond this machine, and a connection in the clear elsewhere."""
+
+    def __post_init__(self) -> None:
+        split_address(self.address, field="encoder")
+        for name in ("key_file", "ca"):
+            path = getattr(self, name)
+            if path and not Path(path).is_file():
+                raise ConfigError(f"encoder_{name}: there is no file {path}", field=f"encoder_{name}")
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connection is encrypted."""
+        return bool(self.ca) or (bool(self.key_file) and not is_loopback(split_address(self.address)[0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig(ListenConfig):
+    """The options of a server."""
+
+    store: str
+    """Folder or URI of the store."""
+
+    indexes: tuple[str, ...] = ()
+    """Serve only these; none: all of the store."""
+
+    recall_share: float = 0.001
+    """Share of the queries that are asked again, exactly and in the background, to estimate the recall."""
+
+    log: str = ""
+    """Local folder for the logs of live updates; empty: the store itself, if it is a folder."""
+
+    encoder: RemoteConfig | None = None
+    """The process that encodes texts; None: this one."""
+
+    reranker: str | None = None
+    """The cross-encoder of all indexes, whatever their specs name: a name, or a local folder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("recall_share", 0, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(ListenConfig):
+    """The options of an encoder process."""
+
+    listen: str = "127.0.0.1:7078"
+    """`host:port`; port 0 takes a free one."""
+
+    store: str = ""
+    """Folder or URI of a store: the encoders of its indexes are served."""
+
+    indexes: tuple[str, ...] = ()
+    """Only those of these indexes; none: of all."""
+
+    models: tuple[str, ...] = ()
+    """Models to serve besides, or instead: names, or local folders."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.store and not self.models:
+            raise ConfigError("store: give a store (--store), a model (--model), or both", field="store")
+        if self.indexes and not self.store:
+            raise ConfigError("indexes: need a store (--store)", field="indexes")
 
 
 def split_address(listen: str, *, field: str = "listen") -> tuple[str, int]:
@@ -111,7 +177,8 @@ def split_address(listen: str, *, field: str = "listen") -> tuple[str, int]:
     return match["host"].strip("[]"), int(match["port"])
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reached from this machine only."""
     if host == "localhost":
         return True
     try:

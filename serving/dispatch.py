@@ -22,18 +22,20 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from scannery.serving import tracing
 from scannery.serving.admission import Admission, Ticket
-from scannery.serving.config import ServerConfig
+from scannery.serving.config import ListenConfig
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import (
     InvalidRequestError,
     OverloadedError,
     UnknownIndexError,
 )
+from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.metrics import ServerMetrics
-from scannery.serving.recall import RecallSampler
+from scannery.serving.plans import noting
 from scannery.serving.security.principals import CURRENT, Principal
-from scannery.serving.service import INDEX_SERVICE, SEARCH_SERVICE, Service, UnaryMethod
+from scannery.serving.service import INDEX_SERVICE, SEARCH_STREAM, UPSERT_STREAM
 from scannery.serving.slow import SlowCalls
 from scannery.serving.status import DETAIL_KEY, status_of
 from scannery.serving.streams import pipelined
@@ -58,9 +60,7 @@ MIN_IN_FLIGHT = 16
 """However slow the machine is: noise must not keep small numbers of callers out."""
 MAX_IN_STREAM = 1000
 """Requests of a stream that were read and not answered."""
-SEARCH_STREAM = f"/{SEARCH_SERVICE}/SearchStream"
 UPSERT = f"/{INDEX_SERVICE}/Upsert"
-UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
 
 MessageT = TypeVar("MessageT", bound=Message)
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -70,21 +70,29 @@ Behaviour = Callable[[Iterator[bytes], grpc.ServicerContext], Any]
 class Dispatcher(GenericHandler):
     """Finds the handler of a call, if it is taken on."""
 
-    def __init__(self, service: Service, config: ServerConfig, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        service: Methods,
+        config: ListenConfig,
+        metrics: ServerMetrics,
+        *,
+        offer: Callable[[search_pb2.SearchRequest], object] = lambda request: None,
+    ) -> None:
+        """Take what is served; `offer` is called with each search that was answered."""
         self._service = service
+        self._offer = offer
         self._config = config
         self._metrics = metrics
         most = config.threads + config.queue
         self.admission = Admission(
             least=min(max(MIN_IN_FLIGHT, 4 * config.threads), most), most=most, workers=config.threads
         )
+        self._answering: set[str] = set()
+        """Indexes that requests were answered from."""
         self._turns = threading.BoundedSemaphore(config.threads)
         # A stream keeps its thread; half of them always stay free for single requests.
         self._streams = threading.BoundedSemaphore(max(1, config.threads // 2))
         self._slow = SlowCalls()
-        self._sampler = RecallSampler(
-            service.search, metrics, share=config.recall_share, busy=lambda: self.admission.in_flight > 0
-        )
         self._stream_threads = ThreadPoolExecutor(
             config.threads * max(1, config.threads // 2), thread_name_prefix="scannery-stream"
         )
@@ -95,7 +103,7 @@ class Dispatcher(GenericHandler):
         details: Any = handler_call_details
         path: str = details.method
         method = self._service.methods.get(path)
-        if method is None and path not in (SEARCH_STREAM, UPSERT_STREAM):
+        if method is None and path not in self._service.streams:
             return None
         try:
             ticket = self.admission.enter(_client(details.invocation_metadata))
@@ -103,7 +111,8 @@ class Dispatcher(GenericHandler):
             self._metrics.refused.inc()
             return self.refusal(error)
         if method is not None:
-            return grpc.stream_unary_rpc_method_handler(partial(self._unary, path, method, ticket))
+            answer = self._traced if tracing.on() else self._unary
+            return grpc.stream_unary_rpc_method_handler(partial(answer, path, method, ticket))
         if path == SEARCH_STREAM:
             return grpc.stream_stream_rpc_method_handler(partial(self._search_stream, ticket))
         return grpc.stream_stream_rpc_method_handler(partial(self._upsert_stream, ticket))
@@ -120,9 +129,19 @@ class Dispatcher(GenericHandler):
     def close(self) -> None:
         """End the threads."""
         self._slow.close()
-        self._sampler.close()
         self._stream_threads.shutdown(wait=False)
         self._refusals.shutdown(wait=False)
+
+    def _traced(
+        self,
+        path: str,
+        method: UnaryMethod,
+        ticket: Ticket,
+        messages: Iterator[bytes],
+        context: grpc.ServicerContext,
+    ) -> bytes:
+        with tracing.request(path, context.invocation_metadata):
+            return self._unary(path, method, ticket, messages, context)
 
     def _unary(
         self,
@@ -133,18 +152,18 @@ class Dispatcher(GenericHandler):
         context: grpc.ServicerContext,
     ) -> bytes:
         started_s = time.monotonic()
-        index, code = "", grpc.StatusCode.OK
+        index, code, note = "", grpc.StatusCode.OK, noting()
         try:
             with self._slow.watched(context, self._config.body_timeout_s):
                 data = next(messages, b"")
             taken_s = time.monotonic()
             deadline = self._deadline(context)
-            with Turn(self._turns, deadline, context.is_active):
+            with Turn(self._turns, deadline, context.is_active, context.add_callback):
                 request = _decoded(method.request, data)
                 index = getattr(request, "index", "")
                 response = _answered(self._service, path, request, deadline)
             if isinstance(request, search_pb2.SearchRequest):
-                self._sampler.offer(request)
+                self._offer(request)
             self.admission.answered(ticket, (path, len(data).bit_length()), time.monotonic() - taken_s)
             if len(response) > LARGE_ANSWER_BYTES and context.add_callback(ticket.leave):
                 return response
@@ -157,13 +176,11 @@ class Dispatcher(GenericHandler):
         except Exception as error:  # noqa: BLE001  the table knows every one
             ticket.leave()
             code = status_of(error)[0]
-            # What no index is called must not become a label of a metric.
-            index = "" if isinstance(error, UnknownIndexError) else index
             abort(context, error)
         finally:
             if code is not grpc.StatusCode.OK:
                 ticket.leave()
-            self._observe(path, index, code, time.monotonic() - started_s)
+            self._observe(path, index, note.plan, code, time.monotonic() - started_s)
 
     def _search_stream(
         self, ticket: Ticket, messages: Iterator[bytes], context: grpc.ServicerContext
@@ -213,7 +230,7 @@ class Dispatcher(GenericHandler):
         request = _decoded(index_pb2.UpsertRequest, data)
         with Turn(self._turns, deadline, context.is_active):
             response = _answered(self._service, UPSERT, request, deadline)
-        self._observe(UPSERT_STREAM, request.index, grpc.StatusCode.OK, time.monotonic() - started_s)
+        self._observe(UPSERT_STREAM, request.index, "", grpc.StatusCode.OK, time.monotonic() - started_s)
         return response
 
     def _stream_answer(
@@ -221,16 +238,25 @@ class Dispatcher(GenericHandler):
     ) -> bytes:
         started_s = time.monotonic()
         request = _decoded(search_pb2.SearchStreamRequest, data)
-        with Turn(self._turns, deadline, context.is_active):
-            # These threads serve many streams: each request is answered as its own caller's.
-            CURRENT.set(principal)
-            response = self._service.stream_answer(request, deadline)
-        code = _CODES[response.error.code if response.HasField("error") else 0]
-        self._observe(SEARCH_STREAM, "", code, time.monotonic() - started_s)
+        with tracing.request(SEARCH_STREAM, context.invocation_metadata):
+            note = noting()
+            with Turn(self._turns, deadline, context.is_active):
+                # These threads serve many streams: each request is answered as its own caller's.
+                CURRENT.set(principal)
+                response = self._service.stream_answer(request, deadline)
+            code = _CODES[response.error.code if response.HasField("error") else 0]
+            asked = request.search_many if request.HasField("search_many") else request.search
+            self._observe(SEARCH_STREAM, asked.index, note.plan, code, time.monotonic() - started_s)
         return response.SerializeToString()
 
-    def _observe(self, path: str, index: str, code: grpc.StatusCode, seconds: float) -> None:
-        self._metrics.request_seconds.observe(seconds, (path.rsplit("/", 1)[-1], index, code.name))
+    def _observe(self, path: str, index: str, plan: str, code: grpc.StatusCode, seconds: float) -> None:
+        # What no index is called must not become a label of a metric: anybody could make any number of them.
+        if code is grpc.StatusCode.OK:
+            self._answering.add(index)
+        elif index not in self._answering:
+            index = ""
+        self._metrics.request_seconds.observe(seconds, (path.rsplit("/", 1)[-1], index, plan, code.name))
+        tracing.describe(code, index=index, plan=plan)
 
     def _deadline(self, context: grpc.ServicerContext) -> Deadline:
         return Deadline.after(min(context.time_remaining(), self._config.max_request_s))
@@ -239,7 +265,7 @@ class Dispatcher(GenericHandler):
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def _answered(service: Service, path: str, request: Message, deadline: Deadline) -> bytes:
+def _answered(service: Methods, path: str, request: Message, deadline: Deadline) -> bytes:
     index = getattr(request, "index", None)
     # The catalog looks, too; here it holds for whatever does not ask the catalog.
     if index and not _principal().sees(index):

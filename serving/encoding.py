@@ -10,22 +10,48 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from scannery.indexer import ChunkSpec, Manifest
 from scannery.serving.batching import Batcher
+from scannery.serving.config import RemoteConfig
+from scannery.serving.deadline import Deadline
 from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.reranking import RerankerPool
+from scannery.serving.tracing import span
 from scannery.serving.turns import waiting
 
 if TYPE_CHECKING:
     from scannery.embed import Chunker, Encoder
+    from scannery.serving.remote import EncoderProcess
 
-__all__ = ["EncoderPool", "QueryEncoder"]
+__all__ = ["EncoderPool", "Observer", "QueryEncoder", "TextEncoder", "load_encoder"]
 
 CACHED_QUERIES = 4096
+DOCUMENTS_AT_ONCE = 128
+"""In a batch: enough for the throughput of an accelerator, and few enough to look at the deadline in between."""
+
+
+Encode = Callable[[Sequence[str]], Sequence[np.ndarray] | np.ndarray]
+
+
+class TextEncoder(Protocol):
+    """What encodes: a model in this process (`scannery.embed.Encoder`), or one in another."""
+
+    @property
+    def dimensions(self) -> int:
+        """Components of a vector."""
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the vectors of queries, float32 (Q, D)."""
+
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the vectors of documents, float32 (Q, D)."""
+
+    def chunker(self, max_tokens: int, overlap_tokens: int) -> Chunker:
+        """Return a chunker that counts tokens as this encoder does."""
 
 
 @dataclass
@@ -43,12 +69,24 @@ class QueryEncoder:
     """
 
     def __init__(
-        self, encoder: Encoder, *, cached: int = CACHED_QUERIES, observer: Observer | None = None
+        self,
+        encoder: TextEncoder,
+        *,
+        cached: int = CACHED_QUERIES,
+        observer: Observer | None = None,
+        batched: bool = True,
     ) -> None:
+        """`batched`: False if the encoder itself joins the texts of concurrent callers."""
         self._encoder = encoder
         self._cached = cached
         self._observer = observer or Observer()
-        self._batcher = Batcher(encoder.encode_queries, observe=self._encoding)
+        self._queries: Encode = encoder.encode_queries
+        self._documents: Encode = encoder.encode_documents
+        if batched:
+            self._queries = Batcher(encoder.encode_queries, observe=self._encoding).encode
+            self._documents = Batcher(
+                encoder.encode_documents, most=DOCUMENTS_AT_ONCE, observe=self._encoding
+            ).encode
         self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
         self._chunkers: dict[tuple[int, int], Chunker] = {}
@@ -59,7 +97,7 @@ class QueryEncoder:
         return self._encoder.dimensions
 
     @property
-    def documents(self) -> Encoder:
+    def documents(self) -> TextEncoder:
         """The encoder itself, which also encodes documents."""
         return self._encoder
 
@@ -84,12 +122,35 @@ class QueryEncoder:
         self._count(len(texts) - len(missing), len(missing))
         if missing:
             try:
-                with waiting():
-                    vectors = self._batcher.encode(missing)
+                with waiting(), span("scannery.encode_texts", **{"scannery.texts": len(missing)}):
+                    vectors = self._queries(missing)
             except InvalidTextError as error:
                 raise InvalidRequestError.at(path, f"cannot be encoded: {error}") from error
             known |= dict(zip(missing, vectors, strict=True))
             self._remember({text: known[text] for text in missing})
+        return np.stack([known[text] for text in texts])
+
+    def encode_documents(self, texts: Sequence[str], deadline: Deadline, *, path: str) -> np.ndarray:
+        """Return the vectors of documents, float32 (Q, D), those of concurrent callers encoded together.
+
+        Raises:
+            InvalidRequestError: a text cannot be encoded; `path` names the field.
+            DeadlineError: looked at between batches.
+
+        """
+        from scannery.embed import InvalidTextError
+
+        unique = list(dict.fromkeys(texts))
+        vectors: list[np.ndarray] = []
+        for start in range(0, len(unique), DOCUMENTS_AT_ONCE):
+            deadline.check()
+            try:
+                with waiting(), span("scannery.encode_texts", **{"scannery.texts": len(unique)}):
+                    vectors.extend(self._documents(unique[start : start + DOCUMENTS_AT_ONCE]))
+            except InvalidTextError as error:
+                place = texts.index(unique[start + error.index])
+                raise InvalidRequestError.at(f"{path}[{place}]", f"cannot be encoded: {error}") from error
+        known = dict(zip(unique, vectors, strict=True))
         return np.stack([known[text] for text in texts])
 
     def _encoding(self, texts: float) -> None:
@@ -119,9 +180,20 @@ class QueryEncoder:
 class EncoderPool:
     """The models of a process: indexes that name the same one share it. Safe to use from several threads."""
 
-    def __init__(self, *, device: str = "auto", reranker: str | None = None) -> None:
-        """`reranker` is the cross-encoder of all indexes, whatever their specs name."""
+    def __init__(
+        self, *, device: str = "auto", reranker: str | None = None, remote: RemoteConfig | None = None
+    ) -> None:
+        """Load nothing yet.
+
+        Args:
+            device: where models run.
+            reranker: the cross-encoder of all indexes, whatever their specs name.
+            remote: the process that encodes; None: models are loaded here.
+
+        """
         self._device = device
+        self._remote = remote
+        self._process: EncoderProcess | None = None
         self.rerankers = RerankerPool(model=reranker, device=device)
         self._encoders: dict[str, QueryEncoder] = {}
         self._observer = Observer()
@@ -150,11 +222,26 @@ class EncoderPool:
         # One load at a time: loading a model takes all the memory bandwidth there is.
         with self._lock:
             if key not in self._encoders:
-                self._encoders[key] = QueryEncoder(_load(manifest, self._device), observer=self._observer)
+                self._encoders[key] = self._made(manifest)
             return self._encoders[key]
 
+    def close(self) -> None:
+        """Let go of the connection to another process."""
+        if self._process is not None:
+            self._process.close()
 
-def _load(manifest: Manifest, device: str) -> Encoder:
+    def _made(self, manifest: Manifest) -> QueryEncoder:
+        if self._remote is None:
+            return QueryEncoder(load_encoder(manifest, self._device), observer=self._observer)
+        from scannery.serving.remote import EncoderProcess, RemoteEncoder
+
+        # No connection before it is needed: none survives a fork.
+        self._process = self._process or EncoderProcess(self._remote)
+        return QueryEncoder(RemoteEncoder(self._process, manifest), observer=self._observer, batched=False)
+
+
+def load_encoder(manifest: Manifest, device: str) -> Encoder:
+    """Return the encoder that an index names, loaded here; EncoderUnavailableError if it cannot be, or is another."""
     # Takes seconds (torch), and vector queries never need it.
     from scannery.embed import EmbedError, Encoder, Fingerprint, require_match
 

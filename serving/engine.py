@@ -29,6 +29,7 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.explain import Note, Trace
 from scannery.serving.lexical import WordSearch
+from scannery.serving.plans import note_plan
 from scannery.serving.ranking import Ranking, merge
 from scannery.serving.requests import (
     Blend,
@@ -44,6 +45,7 @@ from scannery.serving.requests import (
 from scannery.serving.reranking import reranked, texts_of
 from scannery.serving.sides import Source, hybrid_source, lexical_source
 from scannery.serving.snapshot import Snapshot
+from scannery.serving.tracing import span
 
 __all__ = ["search"]
 
@@ -184,6 +186,7 @@ def _prepare(
     if options.mode == "lexical":
         for scope in scopes:
             trace.words(scope.number, scope.rows)
+            note_plan("words", scope.rows)
         return scopes, lexical
     return scopes, hybrid_source(dense, lexical, options.fusion, snapshot)
 
@@ -278,22 +281,38 @@ def _candidates(
         deadline.check()
         asked = min(wanted, scope.rows)
         settings = scope.settings if asked <= EXACT_ABOVE_SHARE * scope.segment.rows else None
-        if scope.allowed is None and note is None:
-            rows_QM, scores_QM = scope.segment.search(vectors_QD, asked, settings=settings)
-        else:
-            one = scope.segment.find(
-                vectors_QD,
-                asked,
-                settings=settings,
-                allowed=scope.allowed,
-                target_recall=scope.target_recall,
-            )
-            rows_QM, scores_QM = one.rows_QK, one.scores_QK
-            if note is not None:
-                note(scope.number, scope.rows, one)
+        with span("scannery.segment") as traced:
+            if scope.allowed is None and note is None:
+                rows_QM, scores_QM = scope.segment.search(vectors_QD, asked, settings=settings)
+                plan = "exact" if settings is None else "scann"
+            else:
+                one = scope.segment.find(
+                    vectors_QD,
+                    asked,
+                    settings=settings,
+                    allowed=scope.allowed,
+                    target_recall=scope.target_recall,
+                )
+                rows_QM, scores_QM, plan = one.rows_QK, one.scores_QK, one.plans[0]
+                if note is not None:
+                    note(scope.number, scope.rows, one)
+            if traced is not None:
+                traced.set_attributes(_described(scope, plan, asked))
+        note_plan(plan, scope.rows)
         found.append((scope.number, rows_QM, scores_QM))
     deadline.check()
     return merge(found, len(vectors_QD), wanted, snapshot.segments)
+
+
+def _described(scope: _Scope, plan: str, asked: int) -> dict[str, str | int]:
+    entry = scope.segment.entry
+    return {
+        "scannery.plan": plan,
+        "scannery.segment": entry.sha256[:12],
+        "scannery.shard": entry.shard,
+        "scannery.rows_allowed": scope.rows,
+        "scannery.hits_wanted": asked,
+    }
 
 
 class _Finish:

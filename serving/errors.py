@@ -6,6 +6,7 @@ ServingError
 ├── UnknownDatapointError     a query by id names none
 ├── UnsupportedError          a call or field of the contract that this server does not serve
 ├── EncoderUnavailableError   a text query, and the index has no encoder or it cannot be used
+├── EncoderUnreachableError   a text, and the process that encodes does not answer; it may later
 ├── LexicalUnavailableError   lexical or hybrid search, and the index has no words
 ├── RerankerUnavailableError  reranking, and the index has no reranker or it cannot be used
 ├── DeadlineError             the caller's time is up
@@ -28,6 +29,7 @@ __all__ = [
     "ConfigError",
     "DeadlineError",
     "EncoderUnavailableError",
+    "EncoderUnreachableError",
     "InvalidRequestError",
     "LexicalUnavailableError",
     "OverloadedError",
@@ -81,6 +83,14 @@ class UnsupportedError(ServingError):
 
 class EncoderUnavailableError(ServingError):
     """The index cannot be asked with text."""
+
+
+class EncoderUnreachableError(ServingError, ConnectionError):
+    """The process that encodes texts does not answer; what needs no encoder goes on."""
+
+    def __str__(self) -> str:
+        # OSError would print its own idea of the arguments.
+        return self.message
 
 
 class LexicalUnavailableError(ServingError):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from scannery.indexer import Found, Segment
+from scannery.serving.tracing import span
 from scannery.v1.search_pb2 import Explanation, SegmentPlan, StageTime
 
 __all__ = ["Note", "Trace"]
@@ -30,9 +31,6 @@ class _Step:
     recall: float
 
 
-_UNTIMED = nullcontext()
-
-
 class Trace:
     """The notes on some queries that are answered together; nothing is noted if nobody wants it."""
 
@@ -41,14 +39,15 @@ class Trace:
         self._stages_s: dict[str, float] = {}
         self._steps: list[dict[int, _Step]] = [{} for _ in range(queries if wanted else 0)]
 
-    def stage(self, name: str) -> AbstractContextManager[None]:
+    def stage(self, name: str) -> AbstractContextManager[object]:
         """Time what is done inside."""
-        return self._timed(name) if self._wanted else _UNTIMED
+        return self._timed(name) if self._wanted else span(f"scannery.{name}")
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
-        yield
+        with span(f"scannery.{name}"):
+            yield
         self._stages_s[name] = self._stages_s.get(name, 0.0) + time.perf_counter() - started
 
     def of(self, queries: np.ndarray) -> Note | None:

@@ -6,7 +6,7 @@ from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment
 from scannery.serving.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 
-__all__ = ["index_info"]
+__all__ = ["index_info", "memory_rows"]
 
 
 def index_info(manifest: Manifest, *, details: bool, snapshot: Snapshot | None = None) -> pb.IndexInfo:
@@ -24,7 +24,7 @@ def index_info(manifest: Manifest, *, details: bool, snapshot: Snapshot | None =
         shards=manifest.shards,
         size_bytes=manifest.size_bytes,
         sequence=manifest.log_sequence if snapshot is None else snapshot.sequence,
-        memory_rows=_memory_rows(snapshot),
+        memory_rows=memory_rows(snapshot),
         recall=_recall(manifest),
     )
     info.created_at.FromDatetime(manifest.created_at)
@@ -43,7 +43,8 @@ def index_info(manifest: Manifest, *, details: bool, snapshot: Snapshot | None =
     return info
 
 
-def _memory_rows(snapshot: Snapshot | None) -> int:
+def memory_rows(snapshot: Snapshot | None) -> int:
+    """Return how many datapoints are in no segment yet."""
     if snapshot is None:
         return 0
     parts = zip(snapshot.segments, snapshot.alive, strict=True)

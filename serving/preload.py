@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from scannery.indexer import IndexerError, OpenIndex, Store, latest_version, open_index
 from scannery.serving import hydrate
-from scannery.serving.config import ServerConfig
+from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import EncoderUnavailableError
+from scannery.serving.shelf import Shelf
 
-__all__ = ["Preloaded", "preload"]
+__all__ = ["Preloaded", "encoder_pool", "preload", "preload_encoders"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,20 +39,41 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
 
     """
     store = Store.open(config.store)
-    preloaded = Preloaded(
-        before.encoders if before else EncoderPool(device=config.device, reranker=config.reranker)
-    )
+    preloaded = Preloaded(before.encoders if before else encoder_pool(config))
     if store.local_root is not None:
         for name in store.folders():
             if not config.indexes or name in config.indexes:
                 _open(store, name, preloaded, before)
-    if any(index.spec.encoder for index in preloaded.indexes.values()) and _forks_well(config.device):
+    # A connection to another process does not survive a fork; each worker makes its own.
+    here = config.encoder is None and any(index.spec.encoder for index in preloaded.indexes.values())
+    if here and _forks_well(config.device):
         for index in preloaded.indexes.values():
             _load_encoder(index, preloaded.encoders)
     # The collector would touch, and so copy, every page of it in every worker.
     gc.collect()
     gc.freeze()
     return preloaded
+
+
+def preload_encoders(config: EncoderConfig, before: Shelf | None = None) -> Shelf:
+    """Load the encoders of an encoder process, where they survive a fork.
+
+    Raises:
+        EncoderUnavailableError, UnknownIndexError, NotFoundError, StoreError: as `Shelf.refresh`.
+
+    """
+    shelf = before or Shelf(config)
+    local = not config.store or Store.open(config.store).local_root is not None
+    if local and _forks_well(config.device):
+        shelf.refresh()
+    gc.collect()
+    gc.freeze()
+    return shelf
+
+
+def encoder_pool(config: ServerConfig) -> EncoderPool:
+    """Return the encoders of a server; nothing is loaded yet."""
+    return EncoderPool(device=config.device, reranker=config.reranker, remote=config.encoder)
 
 
 def _open(store: Store, name: str, preloaded: Preloaded, before: Preloaded | None) -> None:

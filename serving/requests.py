@@ -44,6 +44,7 @@ __all__ = [
     "Single",
     "WithSparse",
     "check_count",
+    "check_text",
     "parse_fields",
     "parse_identifier",
     "parse_matrix",
@@ -226,7 +227,7 @@ def _with_sparse(message: pb.Query, manifest: Manifest, path: str) -> WithSparse
 def _single(message: pb.Query, manifest: Manifest, path: str) -> Single | Blend:
     kind = message.WhichOneof("kind")
     if kind == "text":
-        return ByText(_text(message.text, path))
+        return ByText(check_text(message.text, path))
     if kind == "vector":
         return ByVector(parse_vector(message.vector, manifest, path))
     if kind == "id":
@@ -414,7 +415,8 @@ def _knobs(message: pb.SearchOptions, wanted: int) -> Knobs:
     return Knobs(leaves=leaves, rescore=rescore)
 
 
-def _text(text: str, path: str) -> str:
+def check_text(text: str, path: str) -> str:
+    """Return the text of a query; InvalidRequestError if it cannot be one."""
     size = len(text.encode())
     if not text.strip():
         raise InvalidRequestError.at(path, "the text must not be empty")

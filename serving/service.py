@@ -6,22 +6,23 @@ The server puts gRPC around them, the embedded client calls them; so both give t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
-from google.protobuf.message import Message
 from grpc import StatusCode
 
 from scannery.indexer import IndexerError
 from scannery.serving import engine, hydrate, limits
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
+from scannery.serving.embedding import Embedding, index_encoders
 from scannery.serving.errors import InvalidRequestError, UnknownIndexError
 from scannery.serving.explain import Trace
 from scannery.serving.filters import AllOf, Node, parse_filter
 from scannery.serving.info import index_info
 from scannery.serving.live.service import Writes
+from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.ranking import Ranking
 from scannery.serving.requests import (
     Options,
@@ -34,36 +35,29 @@ from scannery.serving.requests import (
 )
 from scannery.serving.snapshot import Snapshot
 from scannery.serving.status import status_of
+from scannery.serving.tracing import span
 from scannery.v1 import index_pb2, search_pb2
 
-__all__ = ["INDEX_SERVICE", "SEARCH_SERVICE", "Service", "UnaryMethod"]
+__all__ = ["INDEX_SERVICE", "SEARCH_SERVICE", "SEARCH_STREAM", "UPSERT_STREAM", "Service"]
 
 SEARCH_SERVICE = "scannery.v1.SearchService"
 INDEX_SERVICE = "scannery.v1.IndexService"
+SEARCH_STREAM = f"/{SEARCH_SERVICE}/SearchStream"
+UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
 _LOG = logging.getLogger(__name__)
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class UnaryMethod:
-    """A method with one request and one answer."""
-
-    request: type[Message]
-    # Each handler takes its own kind of request; `Service.call` checks that it gets it.
-    handle: Callable[[Any, Deadline], Message | bytes]
-    response: type[Message] | None = None
-    """Of handlers that return the answer as it goes over the wire."""
-
-
-class Service:
-    """Every method of SearchService and IndexService over one catalog. Safe to use from several threads."""
+class Service(Methods):
+    """Every method of the contract over one catalog. Safe to use from several threads."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._writes = Writes(catalog)
-        self.methods: dict[str, UnaryMethod] = {
+        self._embedding = Embedding(partial(index_encoders, catalog))
+        unary = {
             f"/{SEARCH_SERVICE}/Search": UnaryMethod(
                 search_pb2.SearchRequest, self._search, search_pb2.SearchResponse
             ),
@@ -75,29 +69,9 @@ class Service:
             f"/{INDEX_SERVICE}/GetIndex": UnaryMethod(index_pb2.GetIndexRequest, self.get_index),
             f"/{INDEX_SERVICE}/Upsert": UnaryMethod(index_pb2.UpsertRequest, self._writes.upsert),
             f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, self._writes.delete),
+            **self._embedding.methods,
         }
-        """By full path."""
-
-    def call(self, path: str, request: Message, deadline: Deadline) -> Message:
-        """Return the answer of the method at `path`; raise what its handler raises."""
-        answer = self._handled(path, request, deadline)
-        response = self.methods[path].response
-        if isinstance(answer, Message):
-            return answer
-        assert response is not None
-        return response.FromString(answer)
-
-    def call_on_wire(self, path: str, request: Message, deadline: Deadline) -> bytes:
-        """Return what `call` does, serialised: cheaper than to make a message and to serialise it."""
-        answer = self._handled(path, request, deadline)
-        return answer.SerializeToString() if isinstance(answer, Message) else answer
-
-    def _handled(self, path: str, request: Message, deadline: Deadline) -> Message | bytes:
-        method = self.methods[path]
-        if not isinstance(request, method.request):
-            raise TypeError(f"{path} takes a {method.request.__name__}, got a {type(request).__name__}")
-        deadline.check()
-        return method.handle(request, deadline)
+        super().__init__(unary, streams=frozenset((SEARCH_STREAM, UPSERT_STREAM)))
 
     def close(self) -> None:
         """Close the catalog."""
@@ -137,11 +111,13 @@ class Service:
         filters = _filters(request, snapshot, options, len(queries))
         deadline.check()
         rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
+        with span("scannery.hydrate"):
+            found = _hits(rankings, snapshot, options)
         results = [
             hits
             if explanation is None
             else hits + search_pb2.HitList(explanation=explanation).SerializeToString()
-            for hits, explanation in zip(_hits(rankings, snapshot, options), explanations, strict=True)
+            for hits, explanation in zip(found, explanations, strict=True)
         ]
         manifest = snapshot.manifest
         rest = search_pb2.SearchManyResponse(version=manifest.version, sequence=snapshot.sequence)

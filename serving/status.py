@@ -25,6 +25,7 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (serving.UnknownDatapointError, StatusCode.NOT_FOUND),
     (serving.UnsupportedError, StatusCode.UNIMPLEMENTED),
     (serving.EncoderUnavailableError, StatusCode.FAILED_PRECONDITION),
+    (serving.EncoderUnreachableError, StatusCode.UNAVAILABLE),
     (serving.LexicalUnavailableError, StatusCode.FAILED_PRECONDITION),
     (serving.RerankerUnavailableError, StatusCode.FAILED_PRECONDITION),
     (serving.DeadlineError, StatusCode.DEADLINE_EXCEEDED),

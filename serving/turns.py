@@ -9,8 +9,9 @@ from contextvars import ContextVar
 
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import DeadlineError
+from scannery.serving.tracing import span
 
-__all__ = ["GoneError", "Turn", "still_wanted", "waiting"]
+__all__ = ["GoneError", "Turn", "current_turn", "still_wanted", "waiting"]
 
 
 class GoneError(Exception):
@@ -20,15 +21,26 @@ class GoneError(Exception):
 class Turn:
     """A turn, awaited no longer than the deadline. A context manager, which raises GoneError if the caller is gone."""
 
-    __slots__ = ("_deadline", "_token", "_turns", "wanted")
+    __slots__ = ("_token", "_turns", "deadline", "on_end", "wanted")
 
-    def __init__(self, turns: threading.Semaphore, deadline: Deadline, wanted: Callable[[], bool]) -> None:
-        self._turns, self._deadline = turns, deadline
+    def __init__(
+        self,
+        turns: threading.Semaphore,
+        deadline: Deadline,
+        wanted: Callable[[], bool],
+        on_end: Callable[[Callable[[], None]], bool] | None = None,
+    ) -> None:
+        self._turns = turns
+        self.deadline = deadline
+        """Of the request."""
         self.wanted = wanted
         """Whether somebody still waits for the answer."""
+        self.on_end = on_end
+        """Registers what is called when the call ends, however it does; False: it has ended already."""
 
     def __enter__(self) -> None:
-        self.resume()
+        with span("scannery.queue"):
+            self.resume()
         if not self.wanted():
             self._turns.release()
             raise GoneError
@@ -44,7 +56,7 @@ class Turn:
 
     def resume(self) -> None:
         """Go on."""
-        if not self._turns.acquire(timeout=min(self._deadline.remaining_s, threading.TIMEOUT_MAX)):
+        if not self._turns.acquire(timeout=min(self.deadline.remaining_s, threading.TIMEOUT_MAX)):
             raise DeadlineError("the deadline passed while the request waited for its turn")
 
 
@@ -64,6 +76,11 @@ def waiting() -> Iterator[None]:
     finally:
         # Whoever ends the turn gives it back once; so it must be taken, however late it is.
         turn._turns.acquire()
+
+
+def current_turn() -> Turn | None:
+    """Return the turn of the current request; None outside of one."""
+    return _CURRENT.get()
 
 
 def still_wanted() -> Callable[[], bool]:

@@ -19,17 +19,19 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from scannery.serving.config import ServerConfig, split_address
+from scannery.serving.config import EncoderConfig, ListenConfig, ServerConfig, split_address
 from scannery.serving.errors import BindError, ConfigError, ServingError
 from scannery.serving.metrics import SharedSlots
-from scannery.serving.preload import Preloaded, preload
+from scannery.serving.preload import Preloaded, preload, preload_encoders
+from scannery.serving.shelf import Shelf
 
-__all__ = ["Helper", "available_cores", "serve"]
+__all__ = ["Helper", "available_cores", "serve", "serve_encoders"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +48,10 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK = signal.SIGUSR1
 _SIGNALS = {*_STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD, _LOOK}
 
-Helper = Callable[[ServerConfig, SharedSlots, Callable[[], None]], None]
+ConfigT = TypeVar("ConfigT", bound=ListenConfig)
+SharedT = TypeVar("SharedT")
+
+Helper = Callable[[ListenConfig, SharedSlots, Callable[[], None]], None]
 """The body of a process beside the workers: runs until SIGTERM; calls its last argument when it is ready."""
 
 
@@ -73,10 +78,33 @@ def serve(config: ServerConfig, *, workers: int = 1, ready: Callable[[str], None
         ServingError: the workers cannot start; their own errors are in the log.
 
     """
-    if not 1 <= workers <= MAX_WORKERS:
-        raise ConfigError(f"workers: must be 1 to {MAX_WORKERS}, got {workers}", field="workers")
-    helpers: dict[str, Helper] = {"metrics": _serve_metrics} if config.metrics_listen else {}
-    Supervisor(config, workers, ready or _ignore, helpers).run()
+    Supervisor(config, workers, ready or _ignore, preload, _serve_here).run()
+
+
+def serve_encoders(
+    config: EncoderConfig, *, workers: int = 1, ready: Callable[[str], None] | None = None
+) -> None:
+    """Serve encoders, as `serve` does indexes.
+
+    Raises:
+        ConfigError, BindError, EncoderUnavailableError, IndexerError: they cannot be served.
+        ServingError: the workers cannot start; their own errors are in the log.
+
+    """
+    Supervisor(config, workers, ready or _ignore, preload_encoders, _serve_encoders_here).run()
+
+
+def _serve_encoders_here(
+    config: EncoderConfig, shelf: Shelf, slots: SharedSlots, slot: int, ready: Callable[[], None]
+) -> None:
+    from scannery.serving.encoder_server import EncoderServer
+
+    server = EncoderServer(
+        config, shelf=shelf, publish=lambda data: slots.write(slot, data), before=slots.read(slot)
+    )
+    with server:
+        ready()
+        _await_stop()
 
 
 def _serve_here(
@@ -92,7 +120,7 @@ def _serve_here(
         _await_stop()
 
 
-def _serve_metrics(config: ServerConfig, slots: SharedSlots, ready: Callable[[], None]) -> None:
+def _serve_metrics(config: ListenConfig, slots: SharedSlots, ready: Callable[[], None]) -> None:
     from scannery.serving.metrics import ServerMetrics, merged, rendered
     from scannery.serving.metrics.http import MetricsServer
 
@@ -122,13 +150,32 @@ class _Process:
     leaving: bool = False
 
 
-class Supervisor:
+class Supervisor(Generic[ConfigT, SharedT]):
     """Looks after the processes of one server."""
 
     def __init__(
-        self, config: ServerConfig, workers: int, ready: Callable[[str], None], helpers: Mapping[str, Helper]
+        self,
+        config: ConfigT,
+        workers: int,
+        ready: Callable[[str], None],
+        share: Callable[[ConfigT, SharedT | None], SharedT],
+        body: Callable[[ConfigT, SharedT, SharedSlots, int, Callable[[], None]], None],
     ) -> None:
+        """Take what is to run.
+
+        Args:
+            config: how to listen.
+            workers: processes that serve.
+            ready: called with the address once every process answers.
+            share: opens what workers share; gets what the generation before had.
+            body: of a worker: runs until SIGTERM; calls its last argument when it is ready.
+
+        """
+        if not 1 <= workers <= MAX_WORKERS:
+            raise ConfigError(f"workers: must be 1 to {MAX_WORKERS}, got {workers}", field="workers")
+        helpers: dict[str, Helper] = {"metrics": _serve_metrics} if config.metrics_listen else {}
         self._config = config
+        self._share, self._body = share, body
         self._wanted = {"worker": workers} | dict.fromkeys(helpers, 1)
         self._helpers = helpers
         self._ready = ready
@@ -141,7 +188,7 @@ class Supervisor:
         self._pid = os.getpid()
         # Two generations at once, and one that does not want to go.
         self._slots = SharedSlots(3 * workers)
-        self._preloaded: Preloaded
+        self._shared: SharedT
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT."""
@@ -150,7 +197,7 @@ class Supervisor:
             address = f"[{host}]" if ":" in host else host
             self._config = replace(self._config, listen=f"{address}:{port.getsockname()[1]}", share_port=True)
             # Before the signals are blocked: loading takes a while, and Ctrl-C must end it.
-            self._preloaded = preload(self._config)
+            self._shared = self._share(self._config, None)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
             try:
                 self._supervise()
@@ -213,7 +260,7 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - set(_STOP_SIGNALS))
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if process.role == "worker":
-                _serve_here(self._config, self._preloaded, self._slots, process.slot, self._tell_ready)
+                self._body(self._config, self._shared, self._slots, process.slot, self._tell_ready)
             else:
                 self._helpers[process.role](self._config, self._slots, self._tell_ready)
             status = 0
@@ -258,7 +305,7 @@ class Supervisor:
         _LOG.info("reload: starting new workers")
         _notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            self._preloaded = preload(self._config, self._preloaded)
+            self._shared = self._share(self._config, self._shared)
         except Exception as error:  # noqa: BLE001  whatever is wrong now, what runs must go on
             _LOG.error("reload: everything stays as it was: %s", error)
             _notify("READY=1")

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 import yaml
@@ -18,30 +19,101 @@ from tests.data import ROOT
 DEPLOY = ROOT / "deploy"
 
 
-def serve_options() -> set[str]:
-    command = get_command(app).commands["serve"]  # type: ignore[attr-defined]
-    return {option for parameter in command.params for option in parameter.opts}
+def options_of(command: str) -> set[str]:
+    found = get_command(app).commands[command]  # type: ignore[attr-defined]
+    return {option for parameter in found.params for option in parameter.opts}
 
 
 def options_in(text: str) -> set[str]:
     return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
 
 
-def test_manifests_start_the_server_with_options_that_it_has() -> None:
-    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "scannery.yaml").read_text()))
-    kinds = [document["kind"] for document in documents]
-    assert kinds == ["Deployment", "Service", "PodDisruptionBudget"]
-    pod = documents[0]["spec"]["template"]["spec"]
-    [container] = pod["containers"]
-    assert {argument.split("=")[0] for argument in container["args"]} <= serve_options()
-    assert {mount["name"] for mount in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
-    assert container["readinessProbe"]["grpc"]["port"] == container["ports"][0]["containerPort"] == 7077
-    entry = (DEPLOY / "Dockerfile").read_text().split("ENTRYPOINT")[1]
-    assert options_in(entry) <= serve_options()
-    unit = (DEPLOY / "scannery.service").read_text()
-    assert options_in(re.findall(r"ExecStart=(.*)", unit)[0]) <= serve_options()
-    assert set(yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]) >= {"scannery"}
-    assert yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"]
+def loaded(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+def flags(arguments: list[str]) -> dict[str, str]:
+    return {name: value for name, _, value in (argument.partition("=") for argument in arguments)}
+
+
+@pytest.mark.parametrize(
+    ("file", "command", "port", "kinds"),
+    [
+        ("scannery", "serve", 7077, ["Deployment", "Service", "PodDisruptionBudget"]),
+        ("encoder", "encoder", 7078, ["Deployment", "Service", "NetworkPolicy"]),
+    ],
+)
+def test_manifests_start_processes_with_options_that_they_have(
+    file: str, command: str, port: int, kinds: list[str]
+) -> None:
+    documents = loaded(f"kubernetes/{file}.yaml")
+    assert [document["kind"] for document in documents] == kinds
+    deployment, service = documents[:2]
+    pod = deployment["spec"]["template"]
+    [container] = pod["spec"]["containers"]
+    given = flags(container["args"])
+    assert given.keys() <= options_of(command)
+    assert container.get("command", ["scannery", "serve"]) == ["scannery", command]
+    # Ports: what it listens on, what is declared, what probes ask, what the service hands on.
+    ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
+    assert given["--listen"] == f"0.0.0.0:{ports['grpc']}" == f"0.0.0.0:{port}"
+    assert given["--metrics-listen"] == f"0.0.0.0:{ports['metrics']}"
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(ports["metrics"])
+    assert {container[probe]["grpc"]["port"] for probe in ("startupProbe", "readinessProbe")} == {port}
+    assert container["livenessProbe"]["tcpSocket"]["port"] in ports
+    assert [(entry["port"], entry["targetPort"]) for entry in service["spec"]["ports"]] == [(port, "grpc")]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    # Beyond loopback, somebody is asked for credentials, or nobody else can come.
+    assert ("--keys" in given) != ("--insecure" in given and "NetworkPolicy" in kinds)
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        v["name"] for v in pod["spec"]["volumes"]
+    }
+    drain_s, stop_s = 10, container["lifecycle"]["preStop"]["exec"]["command"][1]
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= drain_s + 5 + int(stop_s)
+
+
+def test_manifests_are_valid() -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            validator.validate(document, validator.latest_version(), strict=True)
+
+
+def test_the_image_and_the_compose_files_start_what_there_is() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    assert options_in(dockerfile.split("ENTRYPOINT")[1]) <= options_of("serve")
+    extras = re.findall(r"'\.\[([\w,]+)\]'", dockerfile)[0].split(",")
+    project = (ROOT / "pyproject.toml").read_text()
+    assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras)
+    ports = re.findall(r"EXPOSE (.*)", dockerfile)[0].split()
+    [compose], [encoder] = loaded("compose.yaml"), loaded("compose.encoder.yaml")
+    server = compose["services"]["scannery"]
+    assert server["ports"][0].split(":")[-1] in ports
+    targets = loaded("prometheus.yaml")[0]["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert targets == [f"scannery:{ports[1]}"]
+    # The second file is laid over the first.
+    both = encoder["services"]
+    assert flags(both["scannery"]["command"]).keys() <= options_of("serve")
+    given = flags(both["encoder"]["command"])
+    assert given.keys() <= options_of("encoder")
+    assert both["encoder"]["entrypoint"] == ["scannery", "encoder"]
+    assert flags(both["scannery"]["command"])["--encoder"] == f"encoder:{given['--listen'].split(':')[1]}"
+    assert encoder["networks"]["encoder"]["internal"]
+    for service in (server, both["encoder"]):
+        mounts = [volume.split(":") for volume in service["volumes"]]
+        named = {source for source, *_ in mounts if not source.startswith(".")}
+        assert named <= compose["volumes"].keys() | encoder["volumes"].keys()
+        # Where a volume is mounted, the image has a folder of the user that the process runs as.
+        assert {target for source, target, *_ in mounts if source in named} == {"/home/scannery/cache"}
+    assert "install --directory --owner scannery /home/scannery/cache" in dockerfile
+
+
+@pytest.mark.parametrize(("unit", "command"), [("scannery", "serve"), ("scannery-encoder", "encoder")])
+def test_units_start_processes_with_options_that_they_have(unit: str, command: str) -> None:
+    text = (DEPLOY / f"{unit}.service").read_text()
+    [start] = re.findall(r"ExecStart=(.*)", text)
+    assert f"/scannery {command} " in start
+    assert options_in(start) <= options_of(command)
 
 
 def test_the_dashboard_shows_metrics_that_there_are() -> None:
@@ -59,15 +131,15 @@ def test_the_dashboard_shows_metrics_that_there_are() -> None:
     } | {"scannery_index_up", "scannery_workers", "scannery_sampled_plans_total"}
 
 
-def test_systemd_understands_the_unit(tmp_path: object) -> None:
+def test_systemd_understands_the_units() -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(DEPLOY / "scannery.service")],
+        ["systemd-analyze", "verify", "--man=no", *map(str, sorted(DEPLOY.glob("*.service")))],
         capture_output=True,
         text=True,
         check=False,
     )
     # The program is not installed here; nothing else may be wrong.
-    problems = [line for line in done.stderr.splitlines() if "scannery.service" in line]
+    problems = [line for line in done.stderr.splitlines() if re.match(r"scannery(-encoder)?\.service", line)]
     assert [line for line in problems if "is not executable" not in line] == []

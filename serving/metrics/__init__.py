@@ -1,7 +1,17 @@
 """What a server tells about itself: counted in each process, added up over all, served as Prometheus text."""
 
 from scannery.serving.metrics.families import ServerMetrics
-from scannery.serving.metrics.registry import Counter, Gauge, Histogram, Registry, merged, rendered
+from scannery.serving.metrics.registry import Counter, Gauge, Histogram, Ratio, Registry, merged, rendered
 from scannery.serving.metrics.shared import SharedSlots
 
-__all__ = ["Counter", "Gauge", "Histogram", "Registry", "ServerMetrics", "SharedSlots", "merged", "rendered"]
+__all__ = [
+    "Counter",
+    "Gauge",
+    "Histogram",
+    "Ratio",
+    "Registry",
+    "ServerMetrics",
+    "SharedSlots",
+    "merged",
+    "rendered",
+]

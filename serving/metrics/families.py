@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from scannery.serving.metrics.registry import Counter, Gauge, Histogram, Registry
+from scannery.serving.metrics.registry import Counter, Gauge, Histogram, Ratio, Registry
 
 __all__ = ["ServerMetrics"]
 
@@ -22,7 +22,7 @@ class ServerMetrics:
         self.request_seconds = Histogram(
             "scannery_request_seconds",
             "Time from the headers of a request to its answer.",
-            ("method", "index", "code"),
+            ("method", "index", "plan", "code"),
             buckets=_SECONDS,
         )
         self.refused = Counter("scannery_refused_total", "Requests refused at once because of overload.")
@@ -40,6 +40,12 @@ class ServerMetrics:
         self.recall_wanted = Counter(
             "scannery_recall_wanted_total", "True neighbours that sampled queries should find.", ("index",)
         )
+        self.recall = Ratio(
+            "scannery_recall_estimate",
+            "Share of their true neighbours that sampled queries found.",
+            self.recall_hits,
+            self.recall_wanted,
+        )
         self.plans = Counter(
             "scannery_sampled_plans_total",
             "Segments searched by sampled queries, by plan.",
@@ -49,6 +55,12 @@ class ServerMetrics:
         self.rows = Gauge(
             "scannery_index_rows", "Datapoints of the version that answers.", ("index",), combine="max"
         )
+        self.memory_rows = Gauge(
+            "scannery_memory_rows",
+            "Datapoints that were written and are in no segment yet.",
+            ("index",),
+            combine="max",
+        )
         self.up = Gauge("scannery_index_up", "Workers in which the index answers.", ("index",))
         self.workers = Gauge("scannery_workers", "Processes that serve.")
         self.private_bytes = Gauge("scannery_private_bytes", "Memory that processes do not share.")
@@ -56,7 +68,7 @@ class ServerMetrics:
             "scannery_resident_bytes", "Memory of each process, shared parts counted by share."
         )
         self.registry = Registry(
-            value for value in vars(self).values() if isinstance(value, (Counter, Gauge, Histogram))
+            value for value in vars(self).values() if isinstance(value, (Counter, Gauge, Histogram, Ratio))
         )
         self.workers.asks(lambda: {(): 1})
         self.private_bytes.asks(lambda: {(): _memory("Private_Dirty:", "Private_Clean:")})

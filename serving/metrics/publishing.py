@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from scannery.serving.config import ServerConfig
+from scannery.serving.config import ListenConfig
 from scannery.serving.metrics.families import ServerMetrics
 from scannery.serving.metrics.http import MetricsServer
 from scannery.serving.metrics.registry import rendered
@@ -19,7 +19,7 @@ class Publisher:
     """Publishes until it is stopped; the last time while it stops."""
 
     def __init__(
-        self, metrics: ServerMetrics, config: ServerConfig, publish: Callable[[bytes], object] | None
+        self, metrics: ServerMetrics, config: ListenConfig, publish: Callable[[bytes], object] | None
     ) -> None:
         self._registry = metrics.registry
         self._config = config

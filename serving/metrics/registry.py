@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Counter", "Dump", "Gauge", "Histogram", "Registry", "merged", "rendered"]
+__all__ = ["Counter", "Dump", "Gauge", "Histogram", "Ratio", "Registry", "merged", "rendered"]
 
 Labels: TypeAlias = tuple[str, ...]
 Dump: TypeAlias = dict[str, dict[str, Any]]
@@ -114,6 +114,21 @@ class Histogram(_Family):
             return {_SEPARATOR.join(labels): list(series) for labels, series in self._series.items()}
 
 
+class Ratio(_Family):
+    """A gauge that is one counter by another: of all processes together, which no sum of gauges could say."""
+
+    kind = "gauge"
+
+    def __init__(self, name: str, text: str, part: Counter, whole: Counter) -> None:
+        super().__init__(name, text, part.labels)
+        self._part, self._whole = part.name, whole.name
+
+    def of(self, dump: Dump) -> dict[str, float]:
+        """Return the values by labels, from those of the counters."""
+        part, whole = dump.get(self._part, {}), dump.get(self._whole, {})
+        return {labels: part.get(labels, 0) / count for labels, count in whole.items() if count}
+
+
 class Registry:
     """The metrics of a process."""
 
@@ -160,7 +175,8 @@ def rendered(families: Sequence[_Family], dump: Dump) -> str:
     lines: list[str] = []
     for family in families:
         lines += [f"# HELP {family.name} {family.text}", f"# TYPE {family.name} {family.kind}"]
-        for key, value in sorted(dump.get(family.name, {}).items()):
+        values = family.of(dump) if isinstance(family, Ratio) else dump.get(family.name, {})
+        for key, value in sorted(values.items()):
             labels = list(zip(family.labels, key.split(_SEPARATOR) if key else (), strict=False))
             if isinstance(family, Histogram):
                 lines += _histogram_lines(family, labels, value)

@@ -68,7 +68,7 @@ async def test_bulk_search_is_the_same_for_both_clients(server: Server) -> None:
 def test_wrong_sizes_are_refused_before_anything_is_asked(option: str, value: int) -> None:
     index = scannery.connect("localhost:1").index("library")
     with pytest.raises(scannery.InvalidArgumentError) as caught:
-        index.search_each(QUERIES, **{option: value})  # type: ignore[arg-type]
+        index.search_each(QUERIES, **{option: value})  # type: ignore[call-overload]
     assert caught.value.field == option
 
 
@@ -92,6 +92,16 @@ def test_hits_are_tables(server: Server) -> None:
     )
     assert nothing.to_arrow().num_rows == 0
     assert {"id", "score", "text"} <= set(nothing.to_arrow().column_names)
+
+
+def test_hits_are_data_frames(server: Server) -> None:
+    pytest.importorskip("pandas")
+    with scannery.connect(server.address) as client:
+        hits = client.index("library").search(QUERIES[0], 20)
+    frame = hits.to_pandas()
+    assert frame["id"].tolist() == [hit.id for hit in hits]
+    assert frame["score"].tolist() == [hit.score for hit in hits]
+    assert frame.loc[0, "document_id"] == hits[0].document_id
 
 
 def test_tensors_are_queries(server: Server) -> None:

@@ -33,11 +33,25 @@ RIGHT = """
             if point is not None:
                 point.attributes["show"]
         index.stats().rows + 1
+        index.embed(["a"], kind="document").shape
+        client.embed(["a"], model="m").shape
+        [encoder.model for encoder in client.encoders()]
+        done = index.upsert_many([{"id": "a", "text": "b"}], errors="return", progress=print)
+        [(failed.position, failed.error.message) for failed in done.failed]
+        for found in index.search_each(["a"]):
+            found[0].score
+        for maybe in index.search_each(["a"], errors="return"):
+            if not isinstance(maybe, scannery.ScanneryError):
+                maybe[0].score
 
     async def main() -> None:
         async with scannery.aio.connect("localhost:7077") as client:
             hits = await client.index("podcasts").search("volcanoes")
             hits[0].id.upper()
+            (await client.embed(["a"])).shape
+            async for found in client.index("podcasts").search_each(["a"], in_flight=2):
+                found[0].id.upper()
+            (await client.index("podcasts").upsert_many([{"id": "a", "text": "b"}])).written + 1
 """
 
 WRONG = {
@@ -55,6 +69,11 @@ WRONG = {
     'index.update([{"id": "a", "text": "b"}])': "text",
     'index.delete("a").sequences': "sequences",
     'index.serch("a")': "serch",
+    'index.embed(["a"], kind="song")': "kind",
+    'index.embed(["a"]).text': "text",
+    'index.upsert_many([{"id": "a", "vektor": [1.0]}])': "vektor",
+    'index.upsert_many([], errors="ignore")': "errors",
+    'next(index.search_each(["a"], errors="return"))[0]': "errors are no hits",
 }
 
 

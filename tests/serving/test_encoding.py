@@ -100,6 +100,8 @@ class CountingEncoder:
         self.encoded += texts
         return np.array([[len(text)] for text in texts], np.float32)
 
+    encode_documents = encode_queries
+
 
 def test_queries_are_encoded_once_and_forgotten_in_the_end() -> None:
     counting = CountingEncoder()

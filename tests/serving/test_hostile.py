@@ -172,6 +172,6 @@ def test_callers_that_hang_up(server: Server) -> None:
 
 def _only_well_behaved_callers_are_left(server: Server) -> None:
     until = time.monotonic() + 30
-    while server._dispatcher.admission.in_flight > 1:
+    while server._front.admission.in_flight > 1:
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -99,20 +99,34 @@ def test_a_server_counts_what_it_does_and_estimates_its_recall(
                 client.index("nobody").search(QUERIES[0])
             with pytest.raises(scannery.InvalidArgumentError):
                 client.index("library").search(QUERIES[0][:3])
+            client.index("library").search(QUERIES[0], where={"year": {"$gte": 2010}})
+            client.index("library").search_many(QUERIES, mode="dense")
+            client.index("library").get(["0"])
         counts = sample()["scannery_request_seconds_count"]
-        assert counts[("method", "Search"), ("index", "library"), ("code", "OK")] == 20
-        assert counts[("method", "Search"), ("index", "library"), ("code", "INVALID_ARGUMENT")] == 1
+
+        def count(method: str, index: str, plan: str, code: str) -> float:
+            return counts[("method", method), ("index", index), ("plan", plan), ("code", code)]
+
+        assert count("Search", "library", "exact", "OK") == 20
+        assert count("Search", "library", "exact_allowed", "OK") == 1
+        assert count("SearchMany", "library", "exact", "OK") == 1
+        assert count("Get", "library", "", "OK") == 1
+        assert count("Search", "library", "", "INVALID_ARGUMENT") == 1
         # What no index is called is no label: otherwise anybody could make any number of them.
-        assert counts[("method", "Search"), ("index", ""), ("code", "NOT_FOUND")] == 1
+        assert count("Search", "", "", "NOT_FOUND") == 1
         index = (("index", "library"),)
         wait_until(lambda: sample().get("scannery_recall_wanted_total", {}).get(index, 0) >= 10)
         now = sample()
         # Small segments are searched exactly.
         assert now["scannery_recall_hits_total"][index] == now["scannery_recall_wanted_total"][index]
+        assert now["scannery_recall_estimate"][index] == 1
         assert now["scannery_index_rows"][index] == 600
+        assert now["scannery_memory_rows"][index] == 0
         assert now["scannery_private_bytes"][()] > 1 << 20
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(url.replace("metrics", "secrets"), timeout=20)
         assert main(["top", server.metrics_address, "--once", "--every", "0.2"]) == 0
-        assert "library" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "library" in out
+        assert "plan" in out
     assert main(["top", "127.0.0.1:1", "--once"]) == 2

@@ -1,0 +1,68 @@
+"""`scannery encoder`: encode texts for servers and for anybody, in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scannery.cli import listening as options
+
+__all__ = ["encoder"]
+
+
+def encoder(
+    store: Annotated[
+        str,
+        typer.Option(
+            "--store",
+            "-s",
+            metavar="URI",
+            help="Folder or bucket: the encoders of its indexes are served.",
+        ),
+    ] = "",
+    index: Annotated[
+        list[str] | None,
+        typer.Option(help="Only the encoder of this index; may be given several times."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Serve this model: a name, or a local folder; may be given several times.",
+        ),
+    ] = None,
+    listen: options.ListenOption = "127.0.0.1:7078",
+    workers: options.WorkersOption = "1",
+    device: options.DeviceOption = "auto",
+    drain: options.DrainOption = 10.0,
+    metrics_listen: options.MetricsOption = "",
+    log_json: options.LogJsonOption = False,
+    keys: options.KeysOption = "",
+    jwks: options.JwksOption = "",
+    jwt_issuer: options.JwtIssuerOption = "",
+    jwt_audience: options.JwtAudienceOption = "",
+    tls_cert: options.TlsCertOption = "",
+    tls_key: options.TlsKeyOption = "",
+    client_ca: options.ClientCaOption = "",
+    public_health: options.PublicHealthOption = True,
+    reflection: options.ReflectionOption = None,
+    insecure: options.InsecureOption = False,
+) -> None:
+    """Encode texts until SIGTERM or Ctrl-C, for `serve --encoder` and for callers of EmbeddingService."""
+    given = dict(locals())
+    from scannery.serving import EncoderConfig, serve_encoders
+
+    options.logs_as(json=log_json)
+    config = EncoderConfig(
+        store=store,
+        indexes=tuple(index or ()),
+        models=tuple(model or ()),
+        listen=listen,
+        insecure=insecure,
+        security=options.security(**given),
+        device=device,
+        metrics_listen=metrics_listen,
+        drain_s=drain,
+    )
+    serve_encoders(config, workers=options.worker_count(workers), ready=options.announce)

@@ -1,0 +1,111 @@
+"""The gRPC server of one encoder process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from typing_extensions import Self
+
+from scannery.serving import tracing
+from scannery.serving.config import EncoderConfig
+from scannery.serving.embedding import EMBEDDING_SERVICE, Embedding
+from scannery.serving.front import Front
+from scannery.serving.methods import Methods
+from scannery.serving.metrics.registry import Dump
+from scannery.serving.shelf import Shelf
+
+__all__ = ["EncoderServer"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class EncoderServer:
+    """Serves encoders. A context manager: entering starts it, leaving drains and stops it."""
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        *,
+        shelf: Shelf | None = None,
+        publish: Callable[[bytes], object] | None = None,
+        before: Dump | None = None,
+    ) -> None:
+        """Take the options; the rest is for workers under a supervisor, as in `Server`."""
+        self.config = config
+        self._shelf = shelf or Shelf(config)
+        self._front = Front(
+            config,
+            Methods(Embedding(self._shelf.encoders).methods),
+            services=(EMBEDDING_SERVICE,),
+            publish=publish,
+            before=before,
+        )
+        self.metrics = metrics = self._front.metrics
+        self._shelf.observer.batch = metrics.batch_texts.observe
+        self._shelf.observer.cached = lambda known, count: metrics.cached.inc(
+            ("hit" if known else "miss",), count
+        )
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="scannery-watcher", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where it listens; the real port once it is started."""
+        return self._front.address
+
+    @property
+    def metrics_address(self) -> str:
+        """Where the metrics are, if they are served here."""
+        return self._front.metrics_address
+
+    def start(self) -> None:
+        """Load the encoders, try each of them, listen, and answer.
+
+        Raises:
+            BindError: the address is taken, or is not one of this machine.
+            EncoderUnavailableError, UnknownIndexError, NotFoundError, StoreError: as `Shelf.refresh`.
+
+        """
+        tracing.start("scannery-encoder")
+        try:
+            self._shelf.refresh()
+            for one in self._shelf.encoders(""):
+                # The first text loads what the model loads lazily.
+                one.open().encode(["warm"])
+            self._front.start()
+        except BaseException:
+            self.stop(0)
+            raise
+        if self.config.store:
+            self._thread.start()
+
+    def stop(self, drain_s: float | None = None) -> None:
+        """Refuse new requests, let those that run finish (for at most `drain_s`), and close everything."""
+        self._stopped.set()
+        self._front.stop(drain_s)
+        tracing.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _watch(self) -> None:
+        trouble = ""
+        while not self._stopped.wait(self.config.check_every_s):
+            try:
+                self._shelf.refresh()
+                trouble = ""
+            except Exception as error:  # noqa: BLE001  the next look may succeed
+                if str(error) != trouble:
+                    _LOG.error("cannot look for new indexes: %s", error)
+                trouble = str(error)

@@ -1,0 +1,187 @@
+"""What every server of ours has: a port, a gate, health, metrics. What it serves is given."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from scannery.serving.config import ListenConfig, split_address
+from scannery.serving.dispatch import Dispatcher, abort
+from scannery.serving.errors import BindError, UnauthenticatedError
+from scannery.serving.methods import Methods
+from scannery.serving.metrics import ServerMetrics
+from scannery.serving.metrics.publishing import Publisher
+from scannery.serving.metrics.registry import Dump
+from scannery.serving.security.authentication import Authenticator
+from scannery.serving.security.interceptor import Gate, Refuse
+from scannery.serving.security.tls import server_credentials
+from scannery.v1 import search_pb2
+
+__all__ = ["Front"]
+
+_LOG = logging.getLogger(__name__)
+
+MAX_REFUSALS = 1024
+MAX_CALLS_PER_CONNECTION = 512
+
+
+class Front:
+    """Takes the requests of one process."""
+
+    def __init__(
+        self,
+        config: ListenConfig,
+        methods: Methods,
+        *,
+        services: Sequence[str],
+        publish: Callable[[bytes], object] | None = None,
+        before: Dump | None = None,
+        offer: Callable[[search_pb2.SearchRequest], object] = lambda request: None,
+    ) -> None:
+        """Take what is served.
+
+        Args:
+            config: how to listen.
+            methods: what is served.
+            services: their names, for reflection.
+            publish: takes the metrics, every second; None: they are served here, if `config.metrics_listen` says so.
+            before: metrics to go on from.
+            offer: called with each search that was answered.
+
+        """
+        self.config = config
+        self.address = config.listen
+        """Where it listens; the real port once it is started."""
+        self.metrics = ServerMetrics()
+        self.metrics.registry.restore(before or {})
+        self._services = services
+        self._health = health.HealthServicer()
+        self._reported: set[str] = set()
+        self._grpc: grpc.Server | None = None
+        self._stopped = threading.Event()
+        self._authenticator = Authenticator(config.security)
+        self._publisher = Publisher(self.metrics, config, publish)
+        self._dispatcher = Dispatcher(methods, config, self.metrics, offer=offer)
+        admission = self.admission = self._dispatcher.admission
+        self.metrics.in_flight.asks(lambda: {(): admission.in_flight})
+        self.metrics.limit.asks(lambda: {(): admission.limit})
+
+    @property
+    def metrics_address(self) -> str:
+        """Where the metrics are, if they are served here."""
+        return self._publisher.address
+
+    def start(self) -> None:
+        """Listen, and answer.
+
+        Raises:
+            BindError: the address is taken, or is not one of this machine.
+
+        """
+        self._listen()
+        self._publisher.start()
+
+    def stop(self, drain_s: float | None = None) -> bool:
+        """Refuse new requests, and let those that run finish, for at most `drain_s`; False if it was stopped before."""
+        if self._stopped.is_set():
+            return False
+        self._stopped.set()
+        self._health.enter_graceful_shutdown()
+        if self._grpc is not None:
+            self._grpc.stop(self.config.drain_s if drain_s is None else drain_s).wait()
+        self._dispatcher.close()
+        self._publisher.stop()
+        return True
+
+    def report_health(self, states: dict[str, bool]) -> None:
+        """Say by name in the health service what answers; names that are missing now do not."""
+        for name, answers in states.items():
+            self._health.set(name, _SERVING if answers else _NOT_SERVING)
+        for name in self._reported - states.keys():
+            self._health.set(name, _NOT_SERVING)
+        self._reported |= states.keys()
+
+    def _listen(self) -> None:
+        config = self.config
+        refuse = self._dispatcher.refusal
+        probe = _probe(self._health, refuse) if config.security.public_health else None
+        server = grpc.server(
+            # Calls that wait for their body or their turn each hold a thread, which costs next to nothing.
+            ThreadPoolExecutor(config.threads + config.queue, thread_name_prefix="scannery-request"),
+            interceptors=[Gate(self._authenticator, refuse, probe=probe)],
+            options=_options(config),
+            # A backstop for what is refused faster than it can be told; admission is what limits.
+            maximum_concurrent_rpcs=2 * (config.threads + config.queue) + MAX_REFUSALS,
+        )
+        server.add_generic_rpc_handlers((self._dispatcher,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if config.security.shows_reflection:
+            names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+        self.address = _bound(server, config)
+        server.start()
+        self._grpc = server
+        self._health.set("", _SERVING)
+        _LOG.info("listening on %s", self.address)
+
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def _options(config: ListenConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", config.max_request_bytes),
+        ("grpc.max_send_message_length", -1),
+        # On by default, and then two servers share a port in silence.
+        ("grpc.so_reuseport", int(config.share_port)),
+        # Connections that never finish their handshake, that died without a word, and that nobody uses.
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_connection_idle_ms", 30 * 60_000),
+        # Clients may ask as often; a flood of pings ends their connection.
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+    ]
+
+
+def _bound(server: grpc.Server, config: ListenConfig) -> str:
+    host, _ = split_address(config.listen)
+    try:
+        if config.security.tls_cert:
+            port = server.add_secure_port(config.listen, server_credentials(config.security))
+        else:
+            port = server.add_insecure_port(config.listen)
+    except RuntimeError as error:
+        raise BindError(f"cannot listen on {config.listen}: {error}", field="listen") from error
+    if port == 0:
+        raise BindError(f"cannot listen on {config.listen}: is the port taken?", field="listen")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _probe(servicer: health.HealthServicer, refuse: Refuse) -> grpc.RpcMethodHandler[Any, Any]:
+    """Return the health check for strangers: of the server as a whole, and of no index."""
+    refused = UnauthenticatedError("valid credentials are needed")
+
+    def check(
+        request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        if request.service:
+            abort(context, refused)
+        response: health_pb2.HealthCheckResponse = servicer.Check(request, context)
+        return response
+
+    return grpc.unary_unary_rpc_method_handler(
+        check,
+        request_deserializer=health_pb2.HealthCheckRequest.FromString,
+        response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+    )

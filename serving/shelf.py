@@ -1,0 +1,127 @@
+"""The encoders of an encoder process: those that its indexes name, and those that it was told to serve.
+
+Only manifests and options name models. A model that several indexes share is loaded once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from scannery.indexer import IndexerError, Manifest, Store, latest_version, read_manifest
+from scannery.serving.config import EncoderConfig
+from scannery.serving.embedding import ServedEncoder
+from scannery.serving.encoding import Observer, QueryEncoder, load_encoder
+from scannery.serving.errors import EncoderUnavailableError, UnknownIndexError
+from scannery.serving.security.principals import CURRENT
+
+if TYPE_CHECKING:
+    from scannery.embed import Encoder
+
+__all__ = ["Shelf"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Shelf:
+    """Encoders by what decides on their vectors. Safe to use from several threads."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        """Take the options; `refresh` loads what they name."""
+        self._config = config
+        self.observer = Observer()
+        self._served: dict[str, ServedEncoder] = {}
+        self._versions: dict[str, int] = {}
+        self._refused: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def encoders(self, index: str) -> list[ServedEncoder]:
+        """Return those that the caller of the current request can see; with a name, that of one index.
+
+        Who may see only some indexes sees only their encoders.
+        """
+        principal = CURRENT.get()
+        served = list(self._served.values())
+        if principal is not None and principal.indexes is not None:
+            served = [
+                replace(one, indexes=one.indexes & principal.indexes)
+                for one in served
+                if one.indexes & principal.indexes
+            ]
+        return [one for one in served if not index or index in one.indexes]
+
+    def refresh(self) -> None:
+        """Load what is named and not there yet.
+
+        Raises:
+            EncoderUnavailableError: a model of the options cannot be loaded.
+            UnknownIndexError: the store has not all of the chosen indexes.
+            NotFoundError, StoreError: the store cannot be read.
+
+        """
+        with self._lock:
+            for model in self._config.models:
+                if model not in self._versions:
+                    self._add_model(model)
+                    self._versions[model] = 0
+            if self._config.store:
+                self._look_at_store(Store.open(self._config.store))
+
+    def _look_at_store(self, store: Store) -> None:
+        names = [name for name in store.folders() if not self._config.indexes or name in self._config.indexes]
+        if missing := sorted(set(self._config.indexes) - set(names)):
+            raise UnknownIndexError(
+                f"there is no index {', '.join(missing)} in {self._config.store}", field="indexes"
+            )
+        for name in names:
+            try:
+                version = latest_version(store, name)
+                if version is not None and self._versions.get(f"index/{name}") != version:
+                    self._add_index(read_manifest(store, name, version))
+                    self._versions[f"index/{name}"] = version
+                    self._refused.pop(name, None)
+            except (IndexerError, EncoderUnavailableError) as error:
+                if self._refused.get(name) != str(error):  # said once, not every second
+                    _LOG.error("the encoder of index %s is not served: %s", name, error)
+                self._refused[name] = str(error)
+
+    def _add_index(self, manifest: Manifest) -> None:
+        if manifest.spec.encoder is None:
+            return
+        # Another version may have another encoder.
+        for key, one in list(self._served.items()):
+            if manifest.index in one.indexes:
+                self._served[key] = replace(one, indexes=one.indexes - {manifest.index})
+        key = str((manifest.encoder or {}).get("digest", "")) or json.dumps(
+            manifest.spec.encoder.model_dump(mode="json"), sort_keys=True
+        )
+        if key not in self._served:
+            encoder = load_encoder(manifest, self._config.device)
+            self._put(key, encoder)
+        known = self._served[key]
+        self._served[key] = replace(known, indexes=known.indexes | {manifest.index})
+
+    def _add_model(self, model: str) -> None:
+        from scannery.embed import EmbedError, Encoder
+
+        try:
+            encoder = Encoder.load(model, device=self._config.device)
+        except EmbedError as error:
+            raise EncoderUnavailableError(f"model {model}: {error}", field="models") from error
+        self._put(encoder.fingerprint.digest, encoder)
+
+    def _put(self, key: str, encoder: Encoder) -> None:
+        queries = QueryEncoder(encoder, observer=self.observer)
+        fingerprint = encoder.fingerprint.to_dict()
+        self._served[key] = ServedEncoder(
+            model=encoder.fingerprint.model,
+            fingerprint=fingerprint,
+            dimensions=encoder.dimensions,
+            indexes=frozenset(),
+            open=lambda: queries,
+            loaded=encoder,
+        )
+        _LOG.info("serving %s on %s", encoder.fingerprint, encoder.device)
