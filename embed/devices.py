@@ -14,7 +14,7 @@ from scannery.embed.batching import Batch
 from scannery.embed.errors import DeviceError, InvalidArgumentError
 from scannery.embed.tokenization import Features
 
-__all__ = ["Device", "Emit", "Forward", "Work", "halving", "open_device"]
+__all__ = ["Device", "Emit", "Forward", "Work", "device_kind", "halving", "open_device"]
 
 Forward: TypeAlias = Callable[[Any, Features], Any]
 """`(model, features) -> vectors_BD`, a float32 tensor on the model's device."""
@@ -68,9 +68,7 @@ def open_device(name: str, dtype: str, *, threads: int | None = None, max_tokens
     """
     if dtype not in DTYPES:
         raise InvalidArgumentError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}", field="dtype")
-    kind, _, number = name.partition(":")
-    if kind == "auto":
-        kind = _best_device()
+    kind, number = device_kind(name), name.partition(":")[2]
     if kind == "cpu" and not number:
         from scannery.embed.cpu import CpuDevice
 
@@ -131,9 +129,13 @@ def halving(
     return torch.cat([halving(compute, half, out_of_memory, free) for half in halves])
 
 
-def _best_device() -> str:
+def device_kind(name: str) -> str:
+    """Return the kind of the device called `name`, such as `cpu` for `auto` where there is nothing better."""
     import torch
 
+    kind = name.partition(":")[0]
+    if kind != "auto":
+        return kind
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -18,11 +18,12 @@ import numpy as np
 
 from scannery.embed.batching import Batch
 from scannery.embed.cores import give_back_memory, on_one_core
-from scannery.embed.devices import Device, Work, open_device
-from scannery.embed.errors import InvalidArgumentError, InvalidTextError
-from scannery.embed.fingerprint import Fingerprint, hash_model_folder
-from scannery.embed.known import recalled, remember
-from scannery.embed.models import find_model, load_modules, module_folders
+from scannery.embed.devices import Device, Work, device_kind, open_device
+from scannery.embed.errors import InvalidArgumentError, InvalidModelError, InvalidTextError
+from scannery.embed.fingerprint import Fingerprint
+from scannery.embed.known import Known, recalled
+from scannery.embed.lean import lean_model, lean_notes
+from scannery.embed.models import check_model_folder, find_model, load_modules
 from scannery.embed.precision import worst_cosine
 from scannery.embed.statistics import EncoderStatistics
 from scannery.embed.tokenization import FastTokens, Features, Tokens, text_problem, tokens_for
@@ -64,13 +65,15 @@ class Encoder:
         """Take a loaded model; `Encoder.load` is the usual way."""
         self.fingerprint = fingerprint
         self._tokenizer = getattr(model, "tokenizer", None)
-        self._documents = tokens_for(model, fingerprint.document_prompt or None, "document")
-        self._queries = tokens_for(model, fingerprint.query_prompt or None, "query")
+        self._documents, self._queries = _tokens(model, fingerprint)
         self._device = device
         self._statistics = EncoderStatistics()
         self._lock = threading.Lock()
         if isinstance(self._documents, FastTokens) and isinstance(self._queries, FastTokens):
-            optional = on_one_core(lambda: self._mask_is_optional(model, self._documents))
+            # Of a lean model it is known.
+            optional = self._documents.mask_is_optional or on_one_core(
+                lambda: self._mask_is_optional(model, self._documents)
+            )
             self._documents.mask_is_optional = self._queries.mask_is_optional = optional
         elif device.fixed_shapes:
             raise InvalidArgumentError(
@@ -112,23 +115,30 @@ class Encoder:
             DeviceError: this machine has no such device.
         """
         folder = find_model(model)
-        with ThreadPoolExecutor(1) as background:
-            hashes = background.submit(lambda: hash_model_folder(folder, module_folders(folder)))
-            modules = on_one_core(lambda: load_modules(folder))
-        _limit_tokens(modules, max_tokens)
+        check_model_folder(folder)
         options = _identity(dimensions, query_prompt, document_prompt, max_tokens)
-        weights_sha256, config_sha256 = hashes.result()
-        fingerprint = Fingerprint(
-            model=str(model),
-            weights_sha256=weights_sha256,
-            config_sha256=config_sha256,
-            modules=tuple(type(module).__name__ for module in modules),
-            dimensions=_dimensions(modules, dimensions),
-            max_tokens=_max_tokens(modules),
-            query_prompt=_prompt(modules, query_prompt, ("query",)),
-            document_prompt=_prompt(modules, document_prompt, ("document", "passage", "corpus")),
-        )
-        remember(folder, options, fingerprint)
+        with ThreadPoolExecutor(1) as background:
+            known_soon = background.submit(lambda: Known(folder, options))
+            kind = device_kind(device)  # imports torch meanwhile
+            known = known_soon.result()
+        fingerprint = known.fingerprint(str(model))
+        modules = _lean(folder, known) if kind == "cpu" and fingerprint else None
+        if modules is None:
+            modules = on_one_core(lambda: load_modules(folder))
+            _limit_tokens(modules, max_tokens)
+            fingerprint = Fingerprint(
+                model=str(model),
+                weights_sha256=known.weights_sha256,
+                config_sha256=known.config_sha256,
+                modules=tuple(type(module).__name__ for module in modules),
+                dimensions=_dimensions(modules, dimensions),
+                max_tokens=_max_tokens(modules),
+                query_prompt=_prompt(modules, query_prompt, ("query",)),
+                document_prompt=_prompt(modules, document_prompt, ("document", "passage", "corpus")),
+            )
+            known.remember(fingerprint)
+            _take_notes(modules, fingerprint, folder, known)
+        assert fingerprint is not None
         return cls(
             modules,
             fingerprint,
@@ -353,6 +363,35 @@ def _refuse(problems: dict[int, str], at: int, invalid: Invalid) -> None:
     if problems and invalid == "raise":
         row = min(problems)
         raise InvalidTextError(problems[row], index=at + row)
+
+
+def _tokens(model: Any, fingerprint: Fingerprint) -> tuple[Tokens, Tokens]:
+    """Return how the model is given documents, and how queries."""
+    ready = getattr(model, "tokens", None)
+    if ready is not None:  # of a lean model
+        documents, queries = ready
+        return documents, queries
+    return (
+        tokens_for(model, fingerprint.document_prompt or None, "document"),
+        tokens_for(model, fingerprint.query_prompt or None, "query"),
+    )
+
+
+def _lean(folder: Path, known: Known) -> Any:
+    """Return the model without its library, if it was found to be the same before; else None."""
+    notes = known.notes()
+    if notes is None:
+        return None
+    try:
+        return on_one_core(lambda: lean_model(folder, notes))
+    except (KeyError, TypeError, ValueError, RuntimeError, InvalidModelError):
+        return None
+
+
+def _take_notes(model: Any, fingerprint: Fingerprint, folder: Path, known: Known) -> None:
+    notes = on_one_core(lambda: lean_notes(model, folder, *_tokens(model, fingerprint)))
+    if notes is not None:
+        known.remember_notes(notes)
 
 
 def _identity(

@@ -1,8 +1,9 @@
-"""Fingerprints of models that were loaded before, so that a build with nothing to embed need not load its model.
+"""What is known of models that were loaded before: a fingerprint, and how to load them in less time (lean.py).
 
-Some of a fingerprint (prompts, limits, the classes of modules) is only known of a model in memory. What it follows
-from is all on disk: the files of the model, the options, and the versions of the libraries. Their hash names a small
-file in the local cache. A file that is missing or unreadable only costs loading the model.
+A build with nothing to embed need not load its model to know its fingerprint, though some of that (prompts, limits, the
+classes of modules) is only known of a model in memory. What it follows from is all on disk: the files of the model,
+the options, and the versions of the libraries. Their hash names a small file in the local cache. A file that is missing
+or unreadable only costs loading the model.
 """
 
 from __future__ import annotations
@@ -21,28 +22,71 @@ from scannery.embed.errors import EmbedError
 from scannery.embed.fingerprint import Fingerprint, hash_model_folder
 from scannery.embed.models import DATA_FILES, module_folders
 
-__all__ = ["recalled", "remember"]
+__all__ = ["Known", "recalled"]
 
 _LIBRARIES = ("sentence-transformers", "transformers", "torch")
+
+
+class Known:
+    """What is known of the model in a folder with some options of `Encoder.load`."""
+
+    def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
+        """Read and hash the files of the model.
+
+        Raises:
+            EmbedError, OSError: a file cannot be read.
+
+        """
+        self.weights_sha256, self.config_sha256 = hash_model_folder(folder, module_folders(folder))
+        hashes = (self.weights_sha256, self.config_sha256)
+        self._place = _place(folder, hashes, options)
+
+    def fingerprint(self, label: str) -> Fingerprint | None:
+        """Return the fingerprint under the name `label`, or None if unknown."""
+        try:
+            return Fingerprint.from_dict({**json.loads(self._place.read_text()), "model": label})
+        except (OSError, ValueError, TypeError, EmbedError):
+            return None
+
+    def notes(self) -> dict[str, Any] | None:
+        """Return the notes of lean.py, or None if there are none."""
+        try:
+            checksum, _, text = self._notes_place.read_text().partition("\n")
+            # Half a vocabulary would still be one.
+            if hashlib.sha256(text.encode()).hexdigest() != checksum:
+                return None
+            notes: dict[str, Any] = json.loads(text)
+            return notes
+        except (OSError, ValueError):
+            return None
+
+    def remember(self, fingerprint: Fingerprint) -> None:
+        """Keep the fingerprint; a cache that cannot be written is no error."""
+        _write(self._place, json.dumps(fingerprint.to_dict()))
+
+    def remember_notes(self, notes: Mapping[str, Any]) -> None:
+        """Keep the notes; a cache that cannot be written is no error."""
+        text = json.dumps(notes)
+        _write(self._notes_place, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+
+    @property
+    def _notes_place(self) -> Path:
+        return self._place.parent.with_name("lean") / self._place.name
 
 
 def recalled(folder: Path, label: str, options: Mapping[str, Any]) -> Fingerprint | None:
     """Return the fingerprint of the model in `folder` with these options of `Encoder.load`, or None if unknown."""
     try:
-        hashes = hash_model_folder(folder, module_folders(folder))
-        data = json.loads(_place(folder, hashes, options).read_text())
-        return Fingerprint.from_dict({**data, "model": label})
-    except (OSError, ValueError, TypeError, EmbedError):
+        return Known(folder, options).fingerprint(label)
+    except (OSError, EmbedError):
         return None
 
 
-def remember(folder: Path, options: Mapping[str, Any], fingerprint: Fingerprint) -> None:
-    """Keep the fingerprint for `recalled`; a cache that cannot be written is no error."""
+def _write(place: Path, text: str) -> None:
     with contextlib.suppress(OSError):
-        place = _place(folder, (fingerprint.weights_sha256, fingerprint.config_sha256), options)
         place.parent.mkdir(parents=True, exist_ok=True)
         draft = place.with_name(f"draft-{uuid.uuid4().hex}")
-        draft.write_text(json.dumps(fingerprint.to_dict()))
+        draft.write_text(text)
         draft.replace(place)
 
 

@@ -6,7 +6,7 @@ Legend: B texts in a batch, T tokens of the longest of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -49,20 +49,62 @@ class FastTokens:
     Made only by `tokens_for`, which proves that it gives the same batches as the model's preprocessing.
     """
 
-    def __init__(self, model: Any, prompt: str | None, probe: Features) -> None:
-        tokenizer = model.tokenizer
-        # A copy: the model's own is reconfigured by every call, so threads that share it get in each other's way.
-        self._tokenizer = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
-        self._tokenizer.no_padding()
-        self._prompt = prompt or ""
-        self._pad_id = int(tokenizer.pad_token_id or 0)
-        self._pad_left = tokenizer.padding_side == "left"
-        self._max_tokens = int((self._tokenizer.truncation or {}).get("max_length", 1 << 30))
-        self._truncates_right = (self._tokenizer.truncation or {}).get("direction", "right") == "right"
-        self._names = [name for name, value in probe.items() if hasattr(value, "shape")]
-        self._constants = {name: value for name, value in probe.items() if not hasattr(value, "shape")}
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        prompt: str,
+        pad_id: int,
+        pad_left: bool,
+        names: Sequence[str],
+        constants: Mapping[str, Any],
+    ) -> None:
+        """Take a tokenizer that nobody reconfigures, with truncation and without padding.
+
+        Args:
+            tokenizer: of the library `tokenizers`.
+            prompt: text in front of every text.
+            pad_id: token that fills rows up.
+            pad_left: whether in front.
+            names: of the tensors of a batch.
+            constants: the other features of a batch.
+
+        """
+        self._tokenizer = tokenizer
+        self._prompt, self._pad_id, self._pad_left = prompt, pad_id, pad_left
+        self._max_tokens = int((tokenizer.truncation or {}).get("max_length", 1 << 30))
+        self._truncates_right = (tokenizer.truncation or {}).get("direction", "right") == "right"
+        self._names, self._constants = list(names), dict(constants)
         self.mask_is_optional = False
         """Set by the encoder once it knows that this model takes a missing mask for all ones."""
+
+    @classmethod
+    def of_model(cls, model: Any, prompt: str | None, probe: Features) -> FastTokens:
+        """Return what makes batches like `probe`, which the preprocessing of the model made."""
+        tokenizer = model.tokenizer
+        # A copy: the model's own is reconfigured by every call, so threads that share it get in each other's way.
+        own = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+        own.no_padding()
+        return cls(
+            own,
+            prompt=prompt or "",
+            pad_id=int(tokenizer.pad_token_id or 0),
+            pad_left=tokenizer.padding_side == "left",
+            names=[name for name, value in probe.items() if hasattr(value, "shape")],
+            constants={name: value for name, value in probe.items() if not hasattr(value, "shape")},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it, the tokenizer as text; JSON-ready if the constants are."""
+        return {
+            "tokenizer": self._tokenizer.to_str(), "prompt": self._prompt, "pad_id": self._pad_id,
+            "pad_left": self._pad_left, "names": self._names, "constants": self._constants,
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], tokenizer: Any) -> FastTokens:
+        """Return what `to_dict` wrote, with its tokenizer (which several may share)."""
+        return cls(tokenizer, **data)
 
     def prepare(self, texts: Sequence[str]) -> tuple[list[Any], np.ndarray]:
         """Return the token ids of each text, truncated, with special tokens; and their number."""
@@ -133,7 +175,7 @@ def tokens_for(model: Any, prompt: str | None, task: str) -> Tokens:
     expected = generic.collate(PROBE_TEXTS)
     if not {"input_ids", "attention_mask"} <= expected.keys() <= KNOWN_FEATURES:
         return generic
-    fast = FastTokens(model, prompt, expected)
+    fast = FastTokens.of_model(model, prompt, expected)
     actual = fast.collate(fast.prepare(PROBE_TEXTS)[0])
     return fast if _equal(expected, actual) else generic
 

@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from scannery.indexer import IndexerError, OpenIndex, Store, latest_version, open_index
+from scannery.indexer import (
+    IndexerError,
+    Manifest,
+    OpenIndex,
+    Store,
+    latest_version,
+    open_index,
+    read_manifest,
+)
 from scannery.serving import hydrate
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding import EncoderPool
@@ -40,17 +51,17 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
     """
     store = Store.open(config.store)
     preloaded = Preloaded(before.encoders if before else encoder_pool(config))
-    if store.local_root is not None:
-        for name in store.folders():
-            if not config.indexes or name in config.indexes:
-                _open(store, name, preloaded, before)
-    # A connection to another process does not survive a fork; each worker makes its own.
-    here = config.encoder is None and any(index.spec.encoder for index in preloaded.indexes.values())
-    if here and _forks_well(config.device):
-        for index in preloaded.indexes.values():
-            _load_encoder(index, preloaded.encoders)
-    # The collector would touch, and so copy, every page of it in every worker.
-    gc.collect()
+    manifests = list(_manifests(store, config)) if store.local_root is not None else []
+    # Most of opening is reading and hashing, most of loading a model is Python: together they take less time.
+    with _without_collector(), ThreadPoolExecutor(1) as background:
+        loading = background.submit(_load_encoders, manifests, preloaded.encoders, config)
+        for manifest in manifests:
+            _open(store, manifest, preloaded, before)
+        loading.result()
+    # The collector would touch, and so copy, every page of it in every worker. At a start there is next to no garbage,
+    # and looking for it takes 0.15 s; what a reload replaces is some.
+    if before is not None:
+        gc.collect()
     gc.freeze()
     return preloaded
 
@@ -76,25 +87,53 @@ def encoder_pool(config: ServerConfig) -> EncoderPool:
     return EncoderPool(device=config.device, reranker=config.reranker, remote=config.encoder)
 
 
-def _open(store: Store, name: str, preloaded: Preloaded, before: Preloaded | None) -> None:
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Modules and models stay: looking among them for garbage again and again takes 0.3 s, and finds none."""
+    gc.disable()
     try:
-        if latest_version(store, name) is not None:
-            reuse = before.indexes.get(name) if before else None
-            index = open_index(store, name, reuse=reuse)
-            hydrate.warm_up(index.segments, index.spec)
-            preloaded.indexes[name] = index
+        yield
+    finally:
+        gc.enable()
+
+
+def _manifests(store: Store, config: ServerConfig) -> Iterator[Manifest]:
+    for name in store.folders():
+        if config.indexes and name not in config.indexes:
+            continue
+        try:
+            if latest_version(store, name) is not None:
+                yield read_manifest(store, name)
+        except IndexerError as error:
+            _log_not_shared(name, error)
+
+
+def _open(store: Store, manifest: Manifest, preloaded: Preloaded, before: Preloaded | None) -> None:
+    name = manifest.index
+    try:
+        reuse = before.indexes.get(name) if before else None
+        index = open_index(store, name, manifest.version, reuse=reuse)
+        hydrate.warm_up(index.segments, index.spec)
+        preloaded.indexes[name] = index
     except IndexerError as error:
-        # The workers say the same, keep trying, and serve the other indexes.
-        _LOG.debug("index %s is not shared: %s", name, error)
+        _log_not_shared(name, error)
 
 
-def _load_encoder(index: OpenIndex, encoders: EncoderPool) -> None:
-    if index.spec.encoder is None:
+def _log_not_shared(name: str, error: IndexerError) -> None:
+    # The workers say the same, keep trying, and serve the other indexes.
+    _LOG.debug("index %s is not shared: %s", name, error)
+
+
+def _load_encoders(manifests: Sequence[Manifest], encoders: EncoderPool, config: ServerConfig) -> None:
+    wanted = [manifest for manifest in manifests if manifest.spec.encoder is not None]
+    # A connection to another process does not survive a fork; each worker makes its own.
+    if config.encoder is not None or not wanted or not _forks_well(config.device):
         return
-    try:
-        encoders.encoder_of(index.manifest)
-    except EncoderUnavailableError as error:
-        _LOG.debug("%s", error)
+    for manifest in wanted:
+        try:
+            encoders.encoder_of(manifest)
+        except EncoderUnavailableError as error:
+            _LOG.debug("%s", error)
 
 
 def _forks_well(device: str) -> bool:

@@ -1,0 +1,146 @@
+"""The layers of BERT, as inference needs them. Imports torch, so it is imported late.
+
+Legend: B texts, T tokens, D dimensions, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from scannery.embed.tokenization import FastTokens, Features
+
+__all__ = ["LeanModel", "LeanTokenizer"]
+
+Weights = Mapping[str, Tensor]
+
+
+class LeanTokenizer:
+    """What a chunker asks the tokenizer of a model for."""
+
+    is_fast = True
+
+    def __init__(self, backend: Tokenizer, special_tokens: int) -> None:
+        self.backend_tokenizer = backend
+        self._special_tokens = special_tokens
+
+    def num_special_tokens_to_add(self) -> int:
+        """Return how many tokens a text gets besides its own."""
+        return self._special_tokens
+
+
+class LeanModel(nn.Sequential):
+    """A BERT, pooling, and normalisation if the model has it: from features to features, as sentence-transformers."""
+
+    def __init__(self, notes: Mapping[str, Any], weights: Weights) -> None:
+        """Take the notes of `lean_notes`, and the tensors of the weight file by name."""
+        shape = notes["shape"]
+        own = {name.removeprefix("bert."): tensor.float() for name, tensor in weights.items()}
+        pool = _MeanPooling() if shape["pooling"] == "mean" else _FirstPooling()
+        super().__init__(_Bert(shape, own), pool, *([_Normalize()] if shape["normalize"] else []))
+        self.eval().requires_grad_(False)
+        tokenizer = Tokenizer.from_str(notes["tokenizer"])
+        self.tokenizer = LeanTokenizer(tokenizer, int(notes["special_tokens"]))
+        documents, queries = (notes["tokens"][kind] for kind in ("document", "query"))
+        self.tokens = FastTokens.from_dict(documents, tokenizer), FastTokens.from_dict(queries, tokenizer)
+        """How it is given documents, and how queries."""
+        for tokens in self.tokens:
+            tokens.mask_is_optional = True  # `lean_notes` compared it so
+
+    def forward(self, features: Features, task: str | None = None) -> Features:
+        """Return the features with `sentence_embedding`, (B, D)."""
+        for module in self:
+            features = module(features)
+        return features
+
+
+class _Bert(nn.Module):
+    def __init__(self, shape: Mapping[str, Any], weights: Weights) -> None:
+        super().__init__()
+        epsilon = float(shape["epsilon"])
+        self.words, self.positions, self.kinds = (
+            nn.Embedding.from_pretrained(weights[f"embeddings.{name}_embeddings.weight"])
+            for name in ("word", "position", "token_type")
+        )
+        self.norm = _norm(weights, "embeddings.LayerNorm", epsilon)
+        self.layers = nn.ModuleList(
+            _Layer(weights, f"encoder.layer.{number}", int(shape["heads"]), epsilon)
+            for number in range(int(shape["layers"]))
+        )
+
+    def forward(self, features: Features) -> Features:
+        ids_BT, kinds_BT = features["input_ids"], features.get("token_type_ids")
+        kinds = self.kinds.weight[0] if kinds_BT is None else self.kinds(kinds_BT)
+        x_BTD = self.words(ids_BT) + kinds + self.positions.weight[: ids_BT.shape[1]]
+        x_BTD = self.norm(x_BTD)
+        mask = features.get("attention_mask")
+        wanted = None if mask is None else mask[:, None, None, :].bool()
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, wanted)
+        return features | {"token_embeddings": x_BTD}
+
+
+class _Layer(nn.Module):
+    def __init__(self, weights: Weights, name: str, heads: int, epsilon: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (
+            _linear(weights, f"{name}.attention.self.{part}") for part in ("query", "key", "value")
+        )
+        self.attended = _linear(weights, f"{name}.attention.output.dense")
+        self.attended_norm = _norm(weights, f"{name}.attention.output.LayerNorm", epsilon)
+        self.wide = _linear(weights, f"{name}.intermediate.dense")
+        self.narrow = _linear(weights, f"{name}.output.dense")
+        self.norm = _norm(weights, f"{name}.output.LayerNorm", epsilon)
+
+    def forward(self, x_BTD: Tensor, wanted: Tensor | None) -> Tensor:
+        query, key, value = (self._by_head(part(x_BTD)) for part in (self.query, self.key, self.value))
+        y_BHTd = functional.scaled_dot_product_attention(query, key, value, attn_mask=wanted)
+        y_BTD = self.attended(y_BHTd.transpose(1, 2).reshape(x_BTD.shape))
+        x_BTD = self.attended_norm(y_BTD + x_BTD)
+        y_BTD = self.narrow(functional.gelu(self.wide(x_BTD)))
+        result: Tensor = self.norm(y_BTD + x_BTD)
+        return result
+
+    def _by_head(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class _MeanPooling(nn.Module):
+    def forward(self, features: Features) -> Features:
+        x_BTD, mask = features["token_embeddings"], features.get("attention_mask")
+        if mask is None:
+            return features | {"sentence_embedding": x_BTD.mean(dim=1)}
+        mask_BT1 = mask[:, :, None].to(x_BTD.dtype)
+        sums_BD = (x_BTD * mask_BT1).sum(dim=1)
+        return features | {"sentence_embedding": sums_BD / mask_BT1.sum(dim=1).clamp(min=1e-9)}
+
+
+class _FirstPooling(nn.Module):
+    def forward(self, features: Features) -> Features:
+        return features | {"sentence_embedding": features["token_embeddings"][:, 0]}
+
+
+class _Normalize(nn.Module):
+    def forward(self, features: Features) -> Features:
+        return features | {"sentence_embedding": functional.normalize(features["sentence_embedding"], dim=1)}
+
+
+def _linear(weights: Weights, name: str) -> nn.Linear:
+    weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+    # Filling one of full size with random numbers takes longer than reading the file, `skip_init` longer still.
+    linear = nn.Linear(1, 1)
+    linear.out_features, linear.in_features = weight.shape
+    linear.weight, linear.bias = nn.Parameter(weight, False), nn.Parameter(bias, False)
+    return linear
+
+
+def _norm(weights: Weights, name: str, epsilon: float) -> nn.LayerNorm:
+    weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+    norm = nn.LayerNorm(len(weight), eps=epsilon)
+    norm.weight, norm.bias = nn.Parameter(weight, False), nn.Parameter(bias, False)
+    return norm
