@@ -63,7 +63,7 @@ class _Bert(nn.Module):
         super().__init__()
         epsilon = float(shape["epsilon"])
         self.words, self.positions, self.kinds = (
-            nn.Embedding.from_pretrained(weights[f"embeddings.{name}_embeddings.weight"])
+            _embedding(weights, f"embeddings.{name}_embeddings")
             for name in ("word", "position", "token_type")
         )
         self.norm = _norm(weights, "embeddings.LayerNorm", epsilon)
@@ -107,7 +107,7 @@ class _Layer(nn.Module):
         return result
 
     def _by_head(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x_BTD.view(*x_BTD.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 class _MeanPooling(nn.Module):
@@ -128,6 +128,13 @@ class _FirstPooling(nn.Module):
 class _Normalize(nn.Module):
     def forward(self, features: Features) -> Features:
         return features | {"sentence_embedding": functional.normalize(features["sentence_embedding"], dim=1)}
+
+
+def _embedding(weights: Weights, name: str) -> nn.Embedding:
+    weight = weights[f"{name}.weight"]
+    embedding = nn.Embedding(1, weight.shape[1])
+    embedding.num_embeddings, embedding.weight = len(weight), nn.Parameter(weight, False)
+    return embedding
 
 
 def _linear(weights: Weights, name: str) -> nn.Linear:

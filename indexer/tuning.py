@@ -40,7 +40,8 @@ def recall_by_score(found_QK: np.ndarray, true_QK: np.ndarray) -> np.ndarray:
 def score_to_reach(true_QK: np.ndarray) -> np.ndarray:
     """Return the score from which a found row counts as one of the true hits, (Q, 1)."""
     worst_Q1: np.ndarray = true_QK.min(axis=1, keepdims=True)
-    return worst_Q1 - 1e-5 * np.maximum(np.abs(worst_Q1), 1e-3)
+    reach_Q1: np.ndarray = worst_Q1 - 1e-5 * np.maximum(np.abs(worst_Q1), 1e-3)
+    return reach_Q1
 
 
 def pick_point(curve: Sequence[CurvePoint], target_recall: float) -> tuple[CurvePoint, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +41,11 @@ def test_the_second_load_needs_no_library_and_gives_the_same(
     kind: str, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = find_model("all-MiniLM-L6-v2") if kind == "minilm" else make_model(kind, tmp_path)
-    options = {"device": "cpu", "dtype": "float32", "query_prompt": "query: "}
-    first = Encoder.load(folder, **options)
+    load = partial(Encoder.load, folder, device="cpu", dtype="float32", query_prompt="query: ")
+    first = load()
     assert len(list(notes.iterdir())) == 1
     monkeypatch.setattr(encoder, "load_modules", _refuse)
-    second = Encoder.load(folder, **options)
+    second = load()
     assert second.fingerprint == first.fingerprint
     for name in ("encode_queries", "encode_documents"):
         np.testing.assert_allclose(getattr(second, name)(TEXTS), getattr(first, name)(TEXTS), atol=2e-6)

@@ -57,7 +57,7 @@ def twins(folder: Path) -> dict[Path, Path | None]:
             place = folder / "store1" / path.parent.relative_to(folder / "store0")
             same = sorted(other for other in place.glob(f"*{path.suffix}") if other.is_file())
             exact = [other for other in same if other.name == path.name]
-            found[path] = (exact or same or [None])[0]
+            found[path] = next(iter(exact + same), None)
     return found
 
 

@@ -208,7 +208,7 @@ def test_live_rows_have_them_too(tmp_path: Path) -> None:
             [
                 {"id": "new", "vector": VECTORS_ND[1], "sparse_vector": {3: 2.0, 5: 1.0}},
                 {"id": "d0", "vector": VECTORS_ND[0]},
-                {"id": "d1", "vector": VECTORS_ND[1], "sparse_vector": {"3": 1.5}},
+                {"id": "d1", "vector": VECTORS_ND[1], "sparse_vector": {"3": 1.5}},  # type: ignore[dict-item]  # as JSON gives it
             ]
         )
         right = {**right, "new": 1.5, "d1": 1.5}
