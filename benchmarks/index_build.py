@@ -92,7 +92,7 @@ def build_round(folder: Path, number: int) -> dict[str, Run]:
     store = folder / f"store-{number}"
     place = folder / f"segment-{number}"
     place.mkdir()
-    raw = run(sys.executable, str(Path(__file__).with_name("raw_scann.py")), str(folder))
+    raw = run(sys.executable, "-m", "benchmarks.raw_scann", str(folder))
     segment = run(*ours("--segment", str(folder), str(place)))
     command = ["build", str(folder / "spec.json"), "--input", str(folder / "vectors.npy")]
     whole = run(*scannery(*command, "--store", str(store), "--json"), cache=folder / f"own-{number}")

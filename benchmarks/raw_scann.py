@@ -1,6 +1,6 @@
 """What a build of vectors is measured against: read them, build with ScaNN alone at our parameters, write both.
 
-`python benchmarks/raw_scann.py FOLDER` reads `vectors.npy` and `job.json`, and writes to `raw/`. It imports nothing of
+`python -m benchmarks.raw_scann FOLDER` reads `vectors.npy` and `job.json`, and writes to `raw/`. It imports nothing of
 ours, which would be part of its time and memory.
 """
 

@@ -22,7 +22,9 @@ __all__ = ["build", "quiet_beam"]
 
 
 def build(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="What to build (docs/spec.md).")],
+    spec: Annotated[
+        Path, typer.Argument(metavar="SPEC.yaml", help="What to build (see `scannery index schema`).")
+    ],
     store: Annotated[
         str, typer.Option("--store", "-s", metavar="URI", help="Folder or bucket for the index.")
     ],

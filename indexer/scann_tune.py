@@ -35,7 +35,13 @@ def main(folder: Path) -> None:
     searcher = load_searcher(folder / "scann", vectors_ND, job["distance"])
     # Compiles the kernel, which no point should pay for.
     searcher.search(held_out.apart_QD, TUNED_K, rescore=2 * TUNED_K, leaves=1)
-    curve = measure_curve(searcher, held_out, leaves=job["config"]["leaves"], threads=job["threads"])
+    curve = measure_curve(
+        searcher,
+        held_out,
+        leaves=job["config"]["leaves"],
+        threads=job["threads"],
+        rescore=job["rescore"],
+    )
     result = {"curve": [point.model_dump() for point in curve], "seconds": time.perf_counter() - started}
     (folder / "tuned.json").write_text(json.dumps(result))
 

@@ -50,11 +50,12 @@ def test_show_says_how_an_index_was_tuned_and_made(tmp_path: Path, capsys: pytes
     build(spec, [str(tmp_path / "v.npy")], store)
     _, out, _ = run(capsys, "show", "vecs", "--store", store)
     assert "documents   2,000" in out
-    assert "a build, upsert: 2,000 documents read, 2,000 added" in " ".join(out.split())
+    assert "a build, full: 2,000 documents read" in " ".join(out.split())
     assert "leaves 30" in out
     (line,) = (line for line in out.splitlines() if "default" in line)
     leaves = [cell.strip() for cell in line.split("│")][1]
     (segment,) = open_index(Store.open(store), "vecs").segments
+    assert {point.rescore for point in segment.entry.curve} == {60}
     settings = segment.settings_for(0.95)
     assert settings is not None
     assert leaves == str(settings.leaves)
