@@ -43,7 +43,7 @@ def test_show_says_how_an_index_was_tuned_and_made(tmp_path: Path, capsys: pytes
     spec = {
         "index": "vecs",
         "source": {"vector": "vector"},
-        "scann": {"exact_below_rows": 1000, "leaves": 30},
+        "scann": {"exact_below_rows": 1000, "leaves": 30, "rescore": 60},
     }
     np.save(tmp_path / "v.npy", clustered(2000, 8))
     store = str(tmp_path / "store")
