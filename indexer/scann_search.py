@@ -19,7 +19,7 @@ from scannery.indexer.errors import CorruptError
 from scannery.indexer.exact import NO_ROW
 from scannery.indexer.spec import Distance
 
-__all__ = ["ScannSearcher", "load_searcher"]
+__all__ = ["ScannSearcher", "load_kernels", "load_searcher"]
 
 _ALL_ROWS = np.zeros(0, bool)
 _ALL_ROWS.setflags(write=False)  # as masks are: for each kind of array, code is compiled apart
@@ -102,6 +102,16 @@ class ScannSearcher:
         candidates_QC: np.ndarray = rows_QC.astype(np.int64)
         candidates_QC[np.isnan(values_QC)] = NO_ROW  # ScaNN pads with row 0 and NaN
         return candidates_QC
+
+
+def load_kernels(vectors_ND: np.ndarray, distance: Distance) -> None:
+    """Load the kernels of searches in batches, which takes a third of a second, before there is anything to search."""
+    query_1D = np.zeros((1, vectors_ND.shape[1]), np.float32)
+    candidates_11, scores_11 = np.zeros((1, 1), np.int64), np.empty((1, 1), np.float32)
+    squared = distance == "squared_l2"
+    kernels.rescore(vectors_ND, query_1D, candidates_11, squared, np.empty((1, 1), np.int64), scores_11)
+    kernel = kernels.squared_distances if squared else kernels.inner_products
+    kernel(vectors_ND, candidates_11[0], query_1D[0], scores_11[0])
 
 
 def load_searcher(folder: Path, vectors_ND: np.ndarray, distance: Distance) -> ScannSearcher:
