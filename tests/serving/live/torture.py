@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,7 +71,8 @@ class ServerProcess:
         )
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
-        assert self.address, "the server did not start"
+        if not self.address:
+            raise AssertionError(f"the server did not start, it ended with status {self._process.wait()}")
 
     def children(self) -> list[int]:
         pid = self._process.pid
@@ -265,9 +267,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None)
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if given.seed is None else given.seed
-    print(f"seed {seed}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        models = torture(Path(folder), rounds=given.rounds, seed=seed, verbose=True)
+    folder = Path(tempfile.mkdtemp(prefix="scannery-torture-"))
+    print(f"seed {seed}, in {folder}, which stays if anything is wrong", flush=True)
+    models = torture(folder, rounds=given.rounds, seed=seed, verbose=True)
+    shutil.rmtree(folder)
     print(
         f"{given.rounds} rounds, {sum(model.acknowledged for model in models)} acknowledged writes, none lost"
     )
