@@ -27,7 +27,9 @@ from scannery.indexer.hashes import text_hash
 from scannery.indexer.kernels import COMPILING
 from scannery.indexer.leaves import Leaves
 from scannery.indexer.manifest import SegmentEntry
-from scannery.indexer.planner import AllowedRows, Costs, Found, Planner, exact_found, measure_costs, replace
+from scannery.indexer.plan_costs import Costs, latest_costs
+from scannery.indexer.plan_timing import measure_costs
+from scannery.indexer.planner import AllowedRows, Found, Planner, exact_found, replace
 from scannery.indexer.postings import Postings
 from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
@@ -294,7 +296,7 @@ class Segment:
     def _planner_of(self, costs: Path) -> Planner | None:
         if self._searcher is None or self.leaves is None:
             return None
-        known = _latest_costs(costs)
+        known = latest_costs(costs)
         return Planner(self.searched_ND, self.distance, self._searcher, self.leaves, known)
 
     def time_plans(self) -> Costs | None:
@@ -314,14 +316,10 @@ class Segment:
             for hits in (1, FEW_HITS + 1):
                 exact_search(self.searched_ND[:1], query_1D, hits, self.distance)
             if self._searcher is not None and self._planner is not None:
-                for queries in (1, 2):
-                    self._searcher.search(np.repeat(query_1D, queries, axis=0), 1, rescore=1, leaves=1)
                 mask_N = np.zeros(self.rows, bool)
                 mask_N[0] = True
                 mask_N.setflags(write=False)
-                settings = SearchSettings(leaves=1, rescore=1)
-                self._planner.propose(query_1D, 1, self.allow(mask_N), settings, 0.9, leaves=1)
-                self._planner.scan(query_1D, 1, self.allow(mask_N), 0.9)
+                self._planner.warm_up(query_1D, self.allow(mask_N))
         if self.postings is not None:
             score_rows(self.postings, {}, 1.0)
         if self.sparse is not None:
@@ -375,22 +373,18 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
         return Segment(entry, folder)
 
 
-def _latest_costs(path: Path) -> Costs | None:
-    """Return what plans cost: timed again, if they were, else as they were timed first."""
-    for candidate in (path.with_name(files.COSTS_AGAIN), path):
-        # Only the first is under the cache's checksums.
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return Costs.from_json(candidate.read_text())
-    return None
-
-
 def _time_again(entry: SegmentEntry, folder: Path) -> None:
-    """Time the plans again that were timed while the machine was busy, and keep what came out if it was less so."""
-    known = _latest_costs(folder / files.COSTS)
-    if known is None or not known.disturbed:
+    """Time the plans again that were timed while the machine was busy, and keep what came out if it was less so.
+
+    And those that another version timed, which may have had other plans.
+    """
+    known = latest_costs(folder / files.COSTS)
+    if known is None and not (folder / files.COSTS).exists():  # there is only one plan
+        return
+    if known is not None and not known.disturbed:
         return
     costs = Segment(entry, folder).time_plans()
-    if costs and costs.pressure < known.pressure:
+    if costs and (known is None or costs.pressure < known.pressure):
         # Opening it must not fail for want of room.
         with (
             contextlib.suppress(OSError),
