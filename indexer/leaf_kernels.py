@@ -165,14 +165,18 @@ def scan_leaves(
 
 @compiled
 def shares_near(
-    order_QL: np.ndarray, sizes_L: np.ndarray, allowed_L: np.ndarray, leaves: int, shares_Q: np.ndarray
+    predicted_QL: np.ndarray, sizes_L: np.ndarray, allowed_L: np.ndarray, leaves: int, shares_Q: np.ndarray
 ) -> None:
     """Write which share of the rows of so many leaves nearest to each query is allowed."""
-    for query in range(order_QL.shape[0]):
+    nearest, scores = np.empty(leaves, np.int64), np.empty(leaves, np.float32)
+    for query in range(predicted_QL.shape[0]):
+        found = 0
+        for leaf in range(predicted_QL.shape[1]):
+            found = insert(nearest, scores, found, leaf, predicted_QL[query, leaf])
         rows, allowed = 0, 0
-        for rank in range(leaves):
-            rows += sizes_L[order_QL[query, rank]]
-            allowed += allowed_L[order_QL[query, rank]]
+        for leaf in nearest[:found]:
+            rows += sizes_L[leaf]
+            allowed += allowed_L[leaf]
         shares_Q[query] = allowed / rows
 
 

@@ -14,6 +14,7 @@ Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,20 +31,23 @@ CAUTION = 0.75
 """Share of the misses that a target recall allows which may be expected: tails are averages, and queries differ."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Outlook:
     """What the leaves predict for some queries."""
 
-    order_QL: np.ndarray
-    """Leaves by predicted score, best first."""
     predicted_QL: np.ndarray
     """Score that each leaf predicts for its rows, float32."""
     spread_QL: np.ndarray
     """How the scores of its rows spread around that, float32."""
 
+    @cached_property
+    def order_QL(self) -> np.ndarray:
+        """Leaves by predicted score, best first, int64."""
+        return np.argsort(-self.predicted_QL, axis=1)
+
     def of(self, queries: slice | np.ndarray) -> Outlook:
         """Return that for some of the queries."""
-        return Outlook(self.order_QL[queries], self.predicted_QL[queries], self.spread_QL[queries])
+        return Outlook(self.predicted_QL[queries], self.spread_QL[queries])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +101,7 @@ class Leaves:
     def predict(self, queries_QD: np.ndarray, distance: Distance) -> Outlook:
         """Return what the leaves predict for some queries: float32, of length 1 for cosine."""
         if len(queries_QD) < FEW_QUERIES:
-            predicted_QL, spread_QL = self._predict_few(queries_QD, distance == "squared_l2")
-            return Outlook(np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL)
+            return self._predict_few(queries_QD, distance == "squared_l2")
         products_QL = queries_QD @ self.means_LD.T
         squares_Q1 = np.einsum("qd,qd->q", queries_QD, queries_QD)[:, None]
         if distance == "squared_l2":
@@ -108,11 +111,10 @@ class Leaves:
         else:
             predicted_QL = products_QL
             spread_QL = np.sqrt(squares_Q1) * self.radius_L
-        order_QL = np.argsort(-predicted_QL, axis=1)
-        return Outlook(order_QL, predicted_QL, spread_QL.astype(np.float32, copy=False))
+        return Outlook(predicted_QL, spread_QL.astype(np.float32, copy=False))
 
-    def _predict_few(self, queries_QD: np.ndarray, squared: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return predicted scores and spreads, without what a matrix product costs to begin with."""
+    def _predict_few(self, queries_QD: np.ndarray, squared: bool) -> Outlook:
+        """Do the same without what a matrix product costs to begin with."""
         from scannery.indexer import leaf_kernels  # compiles on import: only where it is needed
 
         predicted_QL, spread_QL = np.empty((2, len(queries_QD), len(self.sizes_L)), np.float32)
@@ -120,15 +122,15 @@ class Leaves:
             leaf_kernels.predict_scores(
                 query_D, squared, self.means_LD, self.squares_L, self.radius_L, predicted_L, spread_L
             )
-        return predicted_QL, spread_QL
+        return Outlook(predicted_QL, spread_QL)
 
     def shares_near(self, outlook: Outlook, leaves: int, allowed_L: np.ndarray) -> np.ndarray:
         """Return which share of the rows of so many leaves nearest to each query is allowed, float64 (Q,)."""
         from scannery.indexer import leaf_kernels  # compiles on import: only where it is needed
 
-        shares_Q = np.empty(len(outlook.order_QL))
+        shares_Q = np.empty(len(outlook.predicted_QL))
         leaves = min(leaves, len(self.sizes_L))
-        leaf_kernels.shares_near(outlook.order_QL, self.sizes_L, allowed_L, leaves, shares_Q)
+        leaf_kernels.shares_near(outlook.predicted_QL, self.sizes_L, allowed_L, leaves, shares_Q)
         return shares_Q
 
     def scan(

@@ -164,9 +164,14 @@ class Planner:
         """Look which share of the rows near to each query is allowed, and take the best plan for that."""
         outlook = self._leaves.predict(queries_QD, self._distance)
         shares_Q = self._leaves.shares_near(outlook, settings.leaves, allowed.per_leaf)
+        if len(queries_QD) == 1:
+            share = float(shares_Q[0])
+            plan = costs.choose(1, allowed.count, share)
+            return self._by(
+                plan, queries_QD, k, allowed, settings, target_recall, share=share, outlook=outlook
+            )
         groups: dict[tuple[str, float], list[int]] = {}
-        for query, exactly in enumerate(shares_Q.tolist()):
-            share = _rounded(exactly) if len(queries_QD) > 1 else exactly
+        for query, share in enumerate(map(_rounded, shares_Q.tolist())):
             plan = costs.choose(len(queries_QD), allowed.count, share)
             groups.setdefault((plan, share if plan == "scann_allowed" else 0.0), []).append(query)
         parts = [
