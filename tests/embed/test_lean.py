@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from scannery.embed import Encoder, encoder
+from scannery.embed import Encoder, loading
 from scannery.embed.lean_modules import LeanModel
 from scannery.embed.models import find_model, load_modules
 from tests.embed.tiny_models import make_model
@@ -44,7 +44,7 @@ def test_the_second_load_needs_no_library_and_gives_the_same(
     load = partial(Encoder.load, folder, device="cpu", dtype="float32", query_prompt="query: ")
     first = load()
     assert len(list(notes.iterdir())) == 1
-    monkeypatch.setattr(encoder, "load_modules", _refuse)
+    monkeypatch.setattr(loading, "load_modules", _refuse)
     second = load()
     assert second.fingerprint == first.fingerprint
     for name in ("encode_queries", "encode_documents"):
@@ -103,6 +103,6 @@ def test_notes_that_are_damaged_or_of_another_model_are_not_used(
         used.append(folder)
         return load_modules(folder)
 
-    monkeypatch.setattr(encoder, "load_modules", load)
+    monkeypatch.setattr(loading, "load_modules", load)
     Encoder.load(folder, device="cpu")
     assert used

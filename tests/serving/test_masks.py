@@ -107,7 +107,7 @@ def mask_of(where: dict[str, Any]) -> np.ndarray:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(filters())
 def test_masks_equal_the_oracle(where: dict[str, Any]) -> None:
     expected = [matches(record, where) for record in RECORDS]
