@@ -242,18 +242,22 @@ def rescore_one(
     mask_N: np.ndarray,
     rows_K: np.ndarray,
     scores_K: np.ndarray,
-) -> tuple[int, int]:
-    """Do what `rescore` does for one query, whose candidates (uint32) are all rows; a mask, if not empty, allows some.
+) -> tuple[int, int, int]:
+    """Score candidate rows exactly and write the best k to `rows_K` and `scores_K`, best first.
 
-    The outputs need not be filled: what is not written stays as it is. Returns how many rows were written, and how
-    many candidates were scored.
+    Candidates (integers; negative ones are skipped) are distinct; a mask, if it is not empty, allows some of them.
+    The outputs need not be filled: what is not written stays as it is. Returns how many rows were written, how many
+    candidates were scored, and among how many there were the first k of these.
     """
-    found, scored = 0, 0
+    k = rows_K.shape[0]
+    found, scored, depth = 0, 0, 0
     for position in range(candidates_C.shape[0]):
         row = int(candidates_C[position])
-        if mask_N.shape[0] > 0 and not mask_N[row]:
+        if row < 0 or (mask_N.shape[0] > 0 and not mask_N[row]):
             continue
         scored += 1
+        if scored <= k:
+            depth = position + 1
         score = np.float32(0)
         if squared:
             for component in range(query_D.shape[0]):
@@ -263,7 +267,7 @@ def rescore_one(
             for component in range(query_D.shape[0]):
                 score += vectors_ND[row, component] * query_D[component]
         found = insert(rows_K, scores_K, found, row, score)
-    return found, scored
+    return found, scored, depth
 
 
 @compiled
@@ -272,26 +276,20 @@ def rescore(
     queries_QD: np.ndarray,
     candidates_QC: np.ndarray,
     squared: bool,
+    mask_N: np.ndarray,
     rows_QK: np.ndarray,
     scores_QK: np.ndarray,
+    scored_Q: np.ndarray,
+    depth_Q: np.ndarray,
 ) -> None:
-    """Score candidate rows exactly and write the best k of each query to `rows_QK` and `scores_QK`, best first.
-
-    Candidates (integers; negative ones are skipped) are distinct. Outputs come filled with "no row".
-    """
-    dimensions = vectors_ND.shape[1]
+    """Do what `rescore_one` does for each query; `rows_QK` and `scores_QK` come filled with "no row"."""
     for query in range(queries_QD.shape[0]):
-        found = 0
-        for position in range(candidates_QC.shape[1]):
-            row = candidates_QC[query, position]
-            if row < 0:
-                continue
-            score = np.float32(0)
-            if squared:
-                for component in range(dimensions):
-                    difference = vectors_ND[row, component] - queries_QD[query, component]
-                    score -= difference * difference
-            else:
-                for component in range(dimensions):
-                    score += vectors_ND[row, component] * queries_QD[query, component]
-            found = insert(rows_QK[query], scores_QK[query], found, row, score)
+        _, scored_Q[query], depth_Q[query] = rescore_one(
+            vectors_ND,
+            queries_QD[query],
+            candidates_QC[query],
+            squared,
+            mask_N,
+            rows_QK[query],
+            scores_QK[query],
+        )
