@@ -280,7 +280,8 @@ class Segment:
     ) -> tuple[np.ndarray, np.ndarray]:
         leaves = min(settings.leaves, self._most_leaves)
         rows_QK, scores_QK = searcher.search(queries_QD, k, rescore=settings.rescored_for(k), leaves=leaves)
-        if rows_QK[:, -1].min() >= 0:
+        # Of one query, without what NumPy takes to begin with.
+        if (rows_QK[0, -1] if len(rows_QK) == 1 else rows_QK[:, -1].min()) >= 0:
             return rows_QK, scores_QK
         return self._completed(queries_QD, rows_QK, scores_QK)
 
