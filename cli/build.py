@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from scannery.cli.output import size_text
+from scannery.cli.progress import stage_bar
 
 if TYPE_CHECKING:
-    from scannery.pipelines import BuildReport, ProgressCallback
-    from scannery.pipelines import Progress as BuildProgress
+    from scannery.pipelines import BuildReport
 
 __all__ = ["build", "quiet_beam"]
 
-STAGES = {"plan": "reading input", "embed": "embedding", "segment": "building segments", "done": "done"}
-
 
 def build(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="What to build (docs/spec.md).")],
+    spec: Annotated[
+        Path, typer.Argument(metavar="SPEC.yaml", help="What to build (see `scannery index schema`).")
+    ],
     store: Annotated[
         str, typer.Option("--store", "-s", metavar="URI", help="Folder or bucket for the index.")
     ],
@@ -145,43 +144,6 @@ def quiet_beam() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-@contextlib.contextmanager
-def stage_bar() -> Iterator[ProgressCallback | None]:
-    """Give a callback that draws where a pipeline stands on a terminal, and None elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description:<18}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[detail]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield _Drawing(bar)
-
-
-class _Drawing:
-    """Draws where a build stands; a new stage starts a new bar, with a rate of its own."""
-
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._stage = ""
-        self._task: TaskID | None = None
-
-    def __call__(self, progress: BuildProgress) -> None:
-        if progress.stage != self._stage or self._task is None:
-            if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._stage = progress.stage
-            self._task = self._bar.add_task(STAGES[progress.stage], total=None, detail="")
-        dead = f", {progress.dead:,} refused" if progress.dead else ""
-        detail = f"{progress.passages:,} datapoints{dead}" if progress.passages or dead else ""
-        self._bar.update(self._task, completed=progress.done, total=progress.total or None, detail=detail)
 
 
 def _print(report: BuildReport, store: str) -> None:

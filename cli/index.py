@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from scannery.cli.build import quiet_beam, stage_bar
+from scannery.cli.build import quiet_beam
 from scannery.cli.errors import NO
+from scannery.cli.index_show import documents_of, print_version, time_text
 from scannery.cli.output import print_json, size_text
 from scannery.cli.plots import plot_curves
-from scannery.cli.progress import counting_bar
+from scannery.cli.progress import counting_bar, stage_bar
 from scannery.indexer import (
     Manifest,
     Store,
@@ -56,7 +57,7 @@ def list_command(store: StoreOption, as_json: JsonOption = False) -> None:
             str(manifest.dimensions),
             manifest.spec.distance,
             size_text(manifest.size_bytes),
-            _time(manifest),
+            time_text(manifest),
         )
     _console.print(table if manifests else f"There is no index in {store}.")
 
@@ -79,10 +80,7 @@ def show_command(
     if as_json:
         typer.echo(manifest.to_json().decode(), nl=False)
         return
-    _print_facts(manifest)
-    if version is None:
-        _print_live(opened, manifest)
-    _print_segments(manifest)
+    print_version(_console, opened, manifest, current=version is None)
 
 
 @index_app.command("versions")
@@ -103,7 +101,7 @@ def versions_command(name: NameArgument, store: StoreOption, as_json: JsonOption
             str(len(manifest.segments)),
             size_text(manifest.size_bytes),
             f"{manifest.recall.measured:.3f}" if manifest.recall else "",
-            _time(manifest),
+            time_text(manifest),
         )
     _console.print(table)
 
@@ -213,58 +211,12 @@ def schema_command() -> None:
     print_json(spec_json_schema())
 
 
-def _print_facts(manifest: Manifest) -> None:
-    facts = Table.grid(padding=(0, 2))
-    recall = manifest.recall
-    encoder = manifest.spec.encoder
-    rows = [
-        ("index", f"{manifest.index}, version {manifest.version}, made {_time(manifest)}"),
-        ("datapoints", f"{manifest.rows:,} in {manifest.shards} shard(s), {size_text(manifest.size_bytes)}"),
-        ("vectors", f"{manifest.dimensions} dimensions, {manifest.spec.distance}"),
-        ("encoder", encoder.model if encoder else "none: the source has vectors"),
-        ("attributes", ", ".join(f"{k}: {v}" for k, v in manifest.spec.attributes.items()) or "none"),
-    ]
-    if recall:
-        note = "" if recall.reached else " [red](no setting reaches the target)[/red]"
-        rows.append(("recall", f"recall@{recall.k} {recall.measured:.3f}, target {recall.target}{note}"))
-        if recall.whole is not None and recall.whole_queries:
-            text = (
-                f"recall@{recall.k} {recall.whole:.3f} over all segments, with {recall.whole_queries} queries"
-            )
-            rows.append(("measured", text))
-        if recall.given_queries:
-            rows.append(("tuned for", f"given queries, {recall.given_queries}"))
-    for label, text in rows:
-        facts.add_row(f"[bold]{label}[/bold]", text)
-    _console.print(facts, highlight=False)
-
-
-def _print_live(store: Store, manifest: Manifest) -> None:
-    from scannery.serving.live.status import log_status  # as slow as a server to import
-
-    status = log_status(store, manifest)
-    if status is not None:
-        _console.print(
-            f"live updates: {status.mutations:,} mutations, up to {status.sequence:,}, wait in the log "
-            f"({size_text(status.size_bytes)}) to be sealed; {status.merges} merge(s) due",
-            highlight=False,
-        )
-
-
-def _print_segments(manifest: Manifest) -> None:
-    table = Table("shard", "segment", "kind", "datapoints", "deleted", "size")
-    for entry in manifest.segments:
-        deleted = f"{entry.deleted.rows:,}" if entry.deleted else ""
-        size = size_text(entry.size_bytes)
-        table.add_row(str(entry.shard), entry.sha256[:12], entry.kind, f"{entry.live_rows:,}", deleted, size)
-    _console.print(table)
-
-
 def _summary(manifest: Manifest) -> dict[str, object]:
     return {
         "index": manifest.index,
         "version": manifest.version,
         "parent": manifest.parent,
+        "documents": (documents_of(manifest) or (None, False))[0],
         "rows": manifest.rows,
         "segments": len(manifest.segments),
         "size_bytes": manifest.size_bytes,
@@ -273,7 +225,3 @@ def _summary(manifest: Manifest) -> dict[str, object]:
         "recall": manifest.recall.measured if manifest.recall else None,
         "created_at": manifest.created_at.isoformat(),
     }
-
-
-def _time(manifest: Manifest) -> str:
-    return manifest.created_at.strftime("%Y-%m-%d %H:%M UTC")

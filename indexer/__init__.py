@@ -33,12 +33,13 @@ from scannery.indexer.leases import LeaseHolder, leased_versions
 from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
 from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall, SegmentEntry
 from scannery.indexer.memory import MemorySegment
+from scannery.indexer.opening import open_segment
 from scannery.indexer.planner import AllowedRows, Found
 from scannery.indexer.postings import Postings
 from scannery.indexer.reader import OpenIndex, open_index
 from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
-from scannery.indexer.segment import Segment, open_segment
+from scannery.indexer.segment import Segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.sharding import shard_of
 from scannery.indexer.sparse import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -78,19 +78,20 @@ def held_out_queries(
 
 
 def measure_curve(
-    searcher: ScannSearcher, queries: HeldOut, *, leaves: int, threads: int
+    searcher: ScannSearcher, queries: HeldOut, *, leaves: int, threads: int, rescore: int | None = None
 ) -> tuple[CurvePoint, ...]:
     """Return the settings that no cheaper one beats, cheapest first, with their recall and time of one thread.
 
     Settings are tried from cheap to dear, and no further than they help: more candidates until they find nothing
     more, more leaves until nothing is missed. They are tried with some of the queries, and those that seem worth it
-    are measured with all.
+    are measured with all. With `rescore`, all settings have so many candidates.
     """
     settings: list[_Setting] = []
+    depths = RESCORED if rescore is None else (rescore,)
     with ThreadPoolExecutor(threads) as pool:
         probe = _Probe(searcher, queries, pool, threads)
         for searched in _leaves_searched(leaves):
-            settings += _worthwhile(probe, searched)
+            settings += _worthwhile(probe, searched, depths)
             if settings[-1].recall >= 1 - WORTHWHILE:
                 break
     unbeaten = [one for one in settings if not any(other.beats(one) for other in settings)]
@@ -126,15 +127,14 @@ class _Probe:
         )
         self._kinds = [tuple(values[::EXPLORED] for values in kind) for kind in kinds]
 
-    def settings(self, leaves: int, depth: int) -> list[_Setting]:
-        """Return the settings with so many leaves and up to `depth` candidates."""
-        found = [self._hits(*kind, leaves=leaves, depth=depth) for kind in self._kinds]
+    def settings(self, leaves: int, depths: Sequence[int]) -> list[_Setting]:
+        """Return the settings with so many leaves and each of these numbers of candidates, ascending."""
+        found = [self._hits(*kind, leaves=leaves, depth=depths[-1]) for kind in self._kinds]
         return [
             _Setting(
                 leaves, rescore, min(_share(hits_QC[:, :rescore], true_QK) for hits_QC, true_QK in found)
             )
-            for rescore in RESCORED
-            if rescore <= depth
+            for rescore in depths
         ]
 
     def _hits(
@@ -154,10 +154,11 @@ class _Probe:
         return np.concatenate(list(self._pool.map(part, parts))), true_QK
 
 
-def _worthwhile(probe: _Probe, leaves: int) -> list[_Setting]:
+def _worthwhile(probe: _Probe, leaves: int, depths: Sequence[int]) -> list[_Setting]:
     """Return the settings with so many leaves, up to the first whose candidates find next to nothing more."""
-    for depth in (FIRST_DEPTH, RESCORED[-1]):
-        settings = probe.settings(leaves, depth)
+    first = [depth for depth in depths if depth <= FIRST_DEPTH]
+    for tried in [first, depths] if len(first) > 1 else [depths]:
+        settings = probe.settings(leaves, tried)
         for number, (less, more) in enumerate(itertools.pairwise(settings), 2):
             if more.recall - less.recall < WORTHWHILE:
                 return settings[:number]

@@ -15,8 +15,8 @@ from scannery.indexer.cache import SegmentCache
 from scannery.indexer.errors import CorruptError, FormatError, IndexerError
 from scannery.indexer.exact import unit_length
 from scannery.indexer.manifest import Manifest
+from scannery.indexer.opening import open_segment
 from scannery.indexer.reader import OpenIndex, live_rows_of
-from scannery.indexer.segment import open_segment
 from scannery.indexer.store import Store
 from scannery.indexer.tuning import TUNED_K, recall_by_score
 from scannery.indexer.versions import (

@@ -44,7 +44,8 @@ class ScannBuild:
     """A ScaNN searcher over the vectors in `folder`: a context manager, whose children end with it.
 
     The vectors lie there as VECTORS_FILE: float32 (rows, dimensions), finite, of length 1 for `cosine`. Queries to tune
-    for, of any length, may lie beside them as QUERIES_FILE. `name` stands for the shard in errors.
+    for, of any length, may lie beside them as QUERIES_FILE. `name` stands for the shard in errors. With `rescore`,
+    no other number of candidates is tried.
 
     Two children share the work: one trains and ends. The other, which tunes, looks up meanwhile what an exact search
     finds, and measures settings when the first is done.
@@ -59,6 +60,7 @@ class ScannBuild:
         name: str,
         threads: int | None = None,
         seed: int = 0,
+        rescore: int | None = None,
     ) -> None:
         self.folder = folder / "scann"
         """ScaNN's own files, in the order of the vectors given, once `train` has returned."""
@@ -71,6 +73,7 @@ class ScannBuild:
             "distance": distance,
             "threads": self._threads,
             "seed": seed,
+            "rescore": rescore,
             "most_bytes": _most_bytes(config, distance, folder / VECTORS_FILE),
         }
         (folder / "job.json").write_text(json.dumps(job))
@@ -118,9 +121,9 @@ class ScannBuild:
     def _start(self, arguments: Sequence[str], log: str) -> subprocess.Popen[bytes]:
         # The parent's import path, since it need not be an installed one (Beam workers, editable installs).
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        environment |= {
-            f"{library}_NUM_THREADS": str(self._threads) for library in ("OMP", "OPENBLAS", "MKL")
-        }
+        # ScaNN has threads of its own. The linear algebra of the tuner is to use one core: that of its own thread,
+        # whose priority is low.
+        environment |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         with (self._place / f"{log}.txt").open("wb") as output:
             return subprocess.Popen(
                 [sys.executable, *arguments, str(self._place)],

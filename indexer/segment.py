@@ -1,14 +1,12 @@
-"""An open segment: immutable, memory-mapped, searchable by any number of threads.
+"""An open segment: immutable, memory-mapped, searchable by any number of threads (opening.py makes them).
 
 Shapes: Q queries, N rows of the segment, D dimensions, K hits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +18,6 @@ import pyarrow.compute as pc
 from scannery.indexer import kernels
 from scannery.indexer import segment_files as files
 from scannery.indexer.bm25 import score_rows
-from scannery.indexer.cache import SegmentCache
-from scannery.indexer.errors import CorruptError
 from scannery.indexer.exact import FEW_HITS, NO_ROW, exact_search
 from scannery.indexer.hashes import text_hash
 from scannery.indexer.kernels import COMPILING
@@ -34,14 +30,11 @@ from scannery.indexer.postings import Postings
 from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher, load_searcher
-from scannery.indexer.segment_writer import file_sha256
 from scannery.indexer.sparse import SparsePostings, score_sparse
 from scannery.indexer.spec import Distance
-from scannery.indexer.store import Store
 from scannery.indexer.tuning import pick_point
-from scannery.indexer.versions import segment_key
 
-__all__ = ["Segment", "open_segment"]
+__all__ = ["Segment", "latest_costs"]
 
 _TIMED_TARGET = 0.95
 MOST_ROWS = 0.8
@@ -337,60 +330,3 @@ class Segment:
                 self.searched_ND, queries_QD[short_Q], k, self.distance
             )
         return rows_QK, scores_QK
-
-
-def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
-    """Return a segment, opened from the local cache or unpacked into it.
-
-    Raises:
-        NotFoundError: the file is not in the store.
-        CorruptError: the file is not what the manifest says.
-        FormatError: the file is of a later format.
-
-    """
-    key = segment_key(index, entry.key)
-    size = store.size(key)
-    if size != entry.size_bytes:
-        raise CorruptError(f"{key} has {size} bytes, the manifest says {entry.size_bytes}")
-
-    unpacked = False
-
-    def unpack(folder: Path) -> None:
-        nonlocal unpacked
-        unpacked = True
-        with store.open_file(key) as path:
-            if file_sha256(path) != entry.sha256:
-                raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
-            files.unpack(path, folder, key)
-        with COMPILING:
-            costs = Segment(entry, folder).time_plans()
-        if costs:
-            (folder / files.COSTS).write_text(costs.to_json())
-
-    folder = cache.get(entry.sha256, unpack)
-    with COMPILING:
-        if not unpacked:  # or the machine has just as much to do
-            _time_again(entry, folder)
-        return Segment(entry, folder)
-
-
-def _time_again(entry: SegmentEntry, folder: Path) -> None:
-    """Time the plans again that were timed while the machine was busy, and keep what came out if it was less so.
-
-    And those that another version timed, which may have had other plans.
-    """
-    known = latest_costs(folder / files.COSTS)
-    if known is None and not (folder / files.COSTS).exists():  # there is only one plan
-        return
-    if known is not None and not known.disturbed:
-        return
-    costs = Segment(entry, folder).time_plans()
-    if costs and (known is None or costs.pressure < known.pressure):
-        # Opening it must not fail for want of room.
-        with (
-            contextlib.suppress(OSError),
-            tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as draft,
-        ):
-            draft.write(costs.to_json())
-            draft.close()
-            Path(draft.name).rename(folder / files.COSTS_AGAIN)

@@ -78,7 +78,9 @@ def build_segment(
         np.save(folder / VECTORS_FILE, search_vectors(vectors_of(table), spec.distance))
         if queries is not None:
             np.save(folder / QUERIES_FILE, queries)
-        with ScannBuild(config, spec.distance, folder=folder, name=name, threads=threads) as build:
+        with ScannBuild(
+            config, spec.distance, folder=folder, name=name, threads=threads, rescore=spec.scann.rescore
+        ) as build:
             trained_s = build.train()
             seconds = {"train": time.perf_counter() - started, "scann": trained_s}
             build.tune()

@@ -212,6 +212,9 @@ class ScannSpec(_Model):
     soar: bool | None = None
     """Put each row into a second leaf too; default: from 100,000 rows. Never with `squared_l2`."""
 
+    rescore: Annotated[int, Field(ge=20, le=10_000)] | None = None
+    """Candidates that are scored again with exact vectors, for ten hits; default: what tuning finds, 20 to 640."""
+
 
 class LiveSpec(_Model):
     """When live updates leave memory and become segments, and when segments are merged."""

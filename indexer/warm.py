@@ -16,7 +16,8 @@ import pyarrow as pa
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.datapoints import datapoint_schema
 from scannery.indexer.exact import FEW_HITS, exact_search
-from scannery.indexer.segment import Segment, open_segment
+from scannery.indexer.opening import open_segment
+from scannery.indexer.segment import Segment
 from scannery.indexer.segment_writer import build_segment
 from scannery.indexer.sparse import INDICES_COLUMN, VALUES_COLUMN
 from scannery.indexer.spec_files import parse_spec

@@ -10,8 +10,9 @@ from pathlib import PurePosixPath
 
 from scannery.indexer.errors import IndexerError
 from scannery.indexer.store import Store
+from scannery.pipelines.counts import ShardOutcome
 from scannery.pipelines.job import Job
-from scannery.pipelines.stored import read_unit
+from scannery.pipelines.stored import read_stage, read_unit
 from scannery.pipelines.units import WorkUnit
 
 __all__ = ["Progress", "ProgressCallback", "watched"]
@@ -66,7 +67,8 @@ class _Watch:
         self._waiting = {unit.key: sum(part.size_bytes for part in unit.parts) for unit in units}
         self._total = sum(self._waiting.values())
         self._done = self._passages = self._dead = 0
-        self._old_segments = self._names("segments")
+        self._known_segments = self._names("segments")
+        self._shards: set[int] = set()
 
     def run(self) -> None:
         while True:
@@ -88,7 +90,16 @@ class _Watch:
         if self._waiting:
             self._tell("embed", self._done, self._total)
         else:
-            self._tell("segment", len(self._names("segments") - self._old_segments), self._job.shards)
+            self._count_shards()
+            self._tell("segment", len(self._shards), self._job.shards)
+
+    def _count_shards(self) -> None:
+        """Note the shards that were finished; some leave two records: for a build, and for an update to follow."""
+        new = self._names("segments") - self._known_segments
+        for name in sorted(new):
+            if text := read_stage(self._store, self._job.index, "segments", name):
+                self._shards.add(ShardOutcome.from_json(text).shard)
+        self._known_segments |= new
 
     def _tell(self, stage: str, done: int, total: int) -> None:
         self._callback(

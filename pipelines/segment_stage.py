@@ -68,7 +68,8 @@ def shard_key(job: Job, shard: int, rows: Sequence[RowGroup]) -> str:
     """Return the hash of everything that the segment of a shard is made of."""
     spec = job.spec
     units = [(item.unit, item.group, item.lost) for item in sorted(rows)]
-    scann = spec.scann.model_dump()
+    # Without what came later and is not set: segments of before are found again.
+    scann = {k: v for k, v in spec.scann.model_dump().items() if k != "rescore" or v is not None}
     words = spec.lexical and {"analyser": ANALYSER_VERSION, **spec.lexical.model_dump()}
     return key_of(
         "segments", FORMAT_VERSION, spec.distance, words, scann, job.shards, shard, units, job.queries

@@ -30,6 +30,7 @@ from scannery.serving.errors import BindError, ConfigError, ServingError
 from scannery.serving.metrics import SharedSlots
 from scannery.serving.preload import Preloaded, preload, preload_encoders
 from scannery.serving.shelf import Shelf
+from scannery.serving.signals import Signals
 
 __all__ = ["Helper", "available_cores", "serve", "serve_encoders"]
 
@@ -186,6 +187,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         self._restart_at_s = 0.0
         self._ready_pipe = os.pipe()
         self._pid = os.getpid()
+        self._signals = Signals(_SIGNALS)
         # Two generations at once, and one that does not want to go.
         self._slots = SharedSlots(3 * workers)
         self._shared: SharedT
@@ -196,14 +198,13 @@ class Supervisor(Generic[ConfigT, SharedT]):
             host, _ = split_address(self._config.listen)
             address = f"[{host}]" if ":" in host else host
             self._config = replace(self._config, listen=f"{address}:{port.getsockname()[1]}", share_port=True)
-            # Before the signals are blocked: loading takes a while, and Ctrl-C must end it.
+            # Before the signals are taken: loading takes a while, and Ctrl-C must end it.
             self._shared = self._share(self._config, None)
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-            try:
-                self._supervise()
-            finally:
-                self._stop()
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            with self._signals:
+                try:
+                    self._supervise()
+                finally:
+                    self._stop()
 
     def _supervise(self) -> None:
         while True:
@@ -222,10 +223,8 @@ class Supervisor(Generic[ConfigT, SharedT]):
 
     def _wait(self) -> int:
         """Return the next signal; 0 if it is time to start a process first."""
-        if not self._missing():
-            return signal.sigwaitinfo(_SIGNALS).si_signo
-        received = signal.sigtimedwait(_SIGNALS, max(0.0, self._restart_at_s - time.monotonic()))
-        return 0 if received is None else received.si_signo
+        late_s = max(0.0, self._restart_at_s - time.monotonic()) if self._missing() else None
+        return self._signals.wait(late_s)
 
     def _missing(self) -> list[str]:
         """Return the role of each process of the current generation that is not there."""
@@ -247,7 +246,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
             process = _Process(role, self._generation, slot if role == "worker" else -1)
             sys.stdout.flush()
             sys.stderr.flush()
-            pid = os.fork()
+            pid = self._signals.fork()
             if pid == 0:
                 self._become(process)
             self._processes[pid] = process
@@ -256,7 +255,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         status = 1
         try:
             _die_with_parent(self._pid)
-            # The stop signals stay blocked: they are waited for. Threads inherit the mask.
+            # The stop signals stay blocked since before the fork: they are waited for. Threads inherit the mask.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - set(_STOP_SIGNALS))
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if process.role == "worker":
@@ -377,7 +376,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
                     _LOG.error("%s %d does not end; killing it", process.role, pid)
                     os.kill(pid, signal.SIGKILL)
                 left_s = 60.0
-            signal.sigtimedwait({signal.SIGCHLD}, min(left_s, 1.0))
+            self._signals.wait(min(left_s, 1.0))
             while (pid := _ended()) != 0:
                 self._processes.pop(pid, None)
 

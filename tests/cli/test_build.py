@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from scannery.cli.build import build
+from scannery.cli.main import main
 from scannery.pipelines import InputNotFoundError, ModeError, NothingToIndexError, TooManyDeadLettersError
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -48,6 +49,23 @@ def test_the_summary_names_counts_and_dead_letters(corpus):
     assert "already up to date: version 1" in run(
         corpus, "--input", *map(str, sorted(corpus.glob("*.jsonl")))
     )
+
+
+def test_a_log_gets_lines_of_progress(corpus, capfd, monkeypatch):
+    monkeypatch.setattr("scannery.cli.progress.LINE_EVERY_S", 0)
+    main(
+        [
+            "build",
+            str(corpus / "spec.yaml"),
+            "--store",
+            str(corpus / "store"),
+            "--input",
+            str(corpus / "a.jsonl"),
+        ]
+    )
+    out, err = capfd.readouterr()
+    assert "reading input: 100%" in err
+    assert "v: version 1" in out
 
 
 def test_words_after_input_are_inputs_and_the_rest_goes_to_the_runner(corpus):

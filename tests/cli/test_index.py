@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from scannery.cli.index_show import documents_of
 from scannery.cli.main import main
-from scannery.indexer import Store, parse_spec, read_manifest, segment_key
+from scannery.indexer import Store, open_index, parse_spec, read_manifest, segment_key
+from scannery.pipelines import build
 from tests.data import clustered, datapoints, publish
 
 
@@ -34,6 +37,40 @@ def test_list_show_and_versions(store: str, capsys: pytest.CaptureFixture[str]):
         status, out, _ = run(capsys, *command, "--store", store)
         assert status == 0
         assert all(text in out for text in expected), out
+
+
+def test_show_says_how_an_index_was_tuned_and_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    spec = {
+        "index": "vecs",
+        "source": {"vector": "vector"},
+        "scann": {"exact_below_rows": 1000, "leaves": 30, "rescore": 60},
+    }
+    np.save(tmp_path / "v.npy", clustered(2000, 8))
+    store = str(tmp_path / "store")
+    build(spec, [str(tmp_path / "v.npy")], store)
+    _, out, _ = run(capsys, "show", "vecs", "--store", store)
+    assert "documents   2,000" in out
+    assert "a build, full: 2,000 documents read" in " ".join(out.split())
+    assert "leaves 30" in out
+    (line,) = (line for line in out.splitlines() if "default" in line)
+    leaves = [cell.strip() for cell in line.split("│")][1]
+    (segment,) = open_index(Store.open(store), "vecs").segments
+    assert {point.rescore for point in segment.entry.curve} == {60}
+    settings = segment.settings_for(0.95)
+    assert settings is not None
+    assert leaves == str(settings.leaves)
+
+
+def test_documents_are_counted_over_segments(store: str, capsys: pytest.CaptureFixture[str]):
+    opened = Store.open(store)
+    assert json.loads(run(capsys, "list", "--store", store, "--json")[1])[0]["documents"] == 200
+    # Of a shard with two segments, a document may have rows in both.
+    (entry,) = read_manifest(opened, "pods").segments
+    other = entry.model_copy(update={"documents": 150})
+    manifest = read_manifest(opened, "pods").model_copy(update={"segments": (entry, other)})
+    assert documents_of(manifest) == (350, False)
+    unknown = other.model_copy(update={"documents": None})
+    assert documents_of(manifest.model_copy(update={"segments": (entry, unknown)})) is None
 
 
 def test_json_is_json(store: str, capsys: pytest.CaptureFixture[str]):

@@ -272,9 +272,11 @@ def test_csv_and_parquet_make_the_same_index_as_jsonl(store, write, tmp_path):
 
 def test_progress_counts_units_and_segments(store, write, monkeypatch):
     small_units(monkeypatch)
+    monkeypatch.setattr("scannery.pipelines.progress.INTERVAL_S", 0.01)
     seen: list[Progress] = []
     run(store, write("a.jsonl", [*vector_records(0, 300), "{"]), progress=seen.append)
     assert seen[0].stage == "plan"
+    assert all(progress.done <= progress.total for progress in seen)
     assert seen[-1] == Progress(stage="done", done=1, total=1, passages=300, dead=1)
 
 

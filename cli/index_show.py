@@ -1,0 +1,155 @@
+"""What `scannery index show` prints about a version: facts, segments, recall against cost, how it was built."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import timezone
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from scannery.cli.output import size_text
+from scannery.indexer import Manifest, SegmentEntry, Store
+from scannery.indexer.tuning import pick_point
+
+__all__ = ["documents_of", "print_version", "time_text"]
+
+
+def print_version(console: Console, store: Store, manifest: Manifest, *, current: bool) -> None:
+    """Print a version; of the current one also how many mutations wait in the log."""
+    _print_rows(console, _facts(manifest))
+    if current:
+        _print_live(console, store, manifest)
+    console.print(_segments(manifest))
+    _print_curve(console, manifest)
+    _print_rows(console, _build_facts(manifest.statistics))
+
+
+def documents_of(manifest: Manifest) -> tuple[int, bool] | None:
+    """Return how many documents a version has, and whether that is exact; None if segments were not counted.
+
+    A document is in one shard. Where a shard has several segments, passages of one document may be in two of them, so
+    the sum may be too large.
+    """
+    counts = [entry.documents for entry in manifest.segments]
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts):
+        return None
+    segments = Counter(entry.shard for entry in manifest.segments)
+    whole = all(entry.documents == entry.live_rows for entry in manifest.segments)
+    return sum(known), whole or all(count == 1 for count in segments.values())
+
+
+def time_text(manifest: Manifest) -> str:
+    """Return when a version was made."""
+    return manifest.created_at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    encoder = manifest.spec.encoder
+    yield "index", f"{manifest.index}, version {manifest.version}, made {time_text(manifest)}"
+    yield "documents", _documents_text(manifest)
+    yield "datapoints", f"{manifest.rows:,} in {manifest.shards} shard(s), {size_text(manifest.size_bytes)}"
+    yield "vectors", f"{manifest.dimensions} dimensions, {manifest.spec.distance}"
+    yield "encoder", encoder.model if encoder else "none: the source has vectors"
+    yield "attributes", ", ".join(f"{k}: {v}" for k, v in manifest.spec.attributes.items()) or "none"
+    recall = manifest.recall
+    if recall is None:
+        return
+    note = "" if recall.reached else " [red](no setting reaches the target)[/red]"
+    yield "recall", f"recall@{recall.k} {recall.measured:.3f}, target {recall.target}{note}"
+    if recall.whole is not None and recall.whole_queries:
+        text = f"recall@{recall.k} {recall.whole:.3f} over all segments, with {recall.whole_queries} queries"
+        yield "measured", text
+    if recall.given_queries:
+        yield "tuned for", f"given queries, {recall.given_queries}"
+
+
+def _documents_text(manifest: Manifest) -> str:
+    found = documents_of(manifest)
+    if found is None:
+        return "not counted"
+    count, exact = found
+    return f"{count:,}" if exact else f"at most {count:,}: some may be in several segments"
+
+
+def _print_live(console: Console, store: Store, manifest: Manifest) -> None:
+    from scannery.serving.live.status import log_status  # as slow as a server to import
+
+    status = log_status(store, manifest)
+    if status is not None:
+        console.print(
+            f"live updates: {status.mutations:,} mutations, up to {status.sequence:,}, wait in the log "
+            f"({size_text(status.size_bytes)}) to be sealed; {status.merges} merge(s) due",
+            highlight=False,
+        )
+
+
+def _segments(manifest: Manifest) -> Table:
+    table = Table("shard", "segment", "kind", "documents", "datapoints", "deleted", "size")
+    for entry in manifest.segments:
+        documents = "" if entry.documents is None else f"{entry.documents:,}"
+        deleted = f"{entry.deleted.rows:,}" if entry.deleted else ""
+        counts = (documents, f"{entry.live_rows:,}", deleted)
+        table.add_row(str(entry.shard), entry.sha256[:12], entry.kind, *counts, size_text(entry.size_bytes))
+    return table
+
+
+def _print_curve(console: Console, manifest: Manifest) -> None:
+    """Print the settings of the largest segment, of which others differ little; --json and --plot have them all."""
+    curves = [entry for entry in manifest.segments if entry.curve]
+    if not curves:
+        return
+    largest = max(curves, key=lambda entry: entry.rows)
+    console.print(_curve(largest, manifest.spec.target_recall))
+
+
+def _curve(entry: SegmentEntry, target: float) -> Table:
+    title = f"segment {entry.sha256[:12]}: recall@10 against cost"
+    table = Table("leaves", "candidates", "recall", "µs a query", "", title=title, title_justify="left")
+    default, _ = pick_point(entry.curve, target)
+    for point in entry.curve:
+        recall = f"{point.recall:.4f} ± {point.error:.4f}"
+        mark = "default" if point is default else ""
+        table.add_row(f"{point.leaves:,}", f"{point.rescore:,}", recall, f"{point.query_us:,.0f}", mark)
+    return table
+
+
+def _build_facts(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what the manifest says about its making; `statistics` is free form, so anything may be missing."""
+    if "mode" in statistics:
+        yield "made by", _made_by(statistics)
+    if statistics.get("embedded"):
+        rate = statistics.get("passages_per_s")
+        speed = f" at {rate:,.0f}/s" if rate else ""
+        yield "embedded", f"{statistics['embedded']:,}{speed} on {statistics.get('device')}"
+    if statistics.get("dead_letters"):
+        reasons = statistics["dead_letters"].items()
+        yield "refused", ", ".join(f"{count:,} {reason}" for reason, count in reasons)
+    if seconds := statistics.get("seconds"):
+        stages = [f"{name} {value:.1f} s" for name, value in seconds.items() if value >= 0.05]
+        yield "time", ", ".join(stages) or "none"
+    for segment in statistics.get("segments", ()):
+        if scann := segment.get("scann"):
+            parameters = ", ".join(f"{name} {value}" for name, value in scann.items() if value is not None)
+            yield f"shard {segment.get('shard')}", f"ScaNN with {parameters}"
+
+
+def _made_by(statistics: Mapping[str, Any]) -> str:
+    if statistics["mode"] == "live":
+        return f"live updates: {statistics.get('mutations', 0):,} mutations sealed"
+    if statistics["mode"] == "merge":
+        return f"live updates: {statistics.get('merged', 0):,} segments merged"
+    changes = ("added", "replaced", "removed", "unchanged")
+    done = [f"{statistics[name]:,} {name}" for name in changes if statistics.get(name)]
+    documents = f"{statistics.get('documents', 0):,} documents read"
+    return f"a build, {statistics['mode']}: " + ", ".join([documents, *done])
+
+
+def _print_rows(console: Console, rows: Iterator[tuple[str, str]]) -> None:
+    grid = Table.grid(padding=(0, 2))
+    for label, text in rows:
+        grid.add_row(f"[bold]{label}[/bold]", text)
+    console.print(grid, highlight=False)

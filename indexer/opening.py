@@ -1,0 +1,77 @@
+"""Open a segment of a store: from the local cache, which it is unpacked into if it is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+from scannery.indexer import segment_files as files
+from scannery.indexer.cache import SegmentCache
+from scannery.indexer.errors import CorruptError
+from scannery.indexer.kernels import COMPILING
+from scannery.indexer.manifest import SegmentEntry
+from scannery.indexer.plan_costs import latest_costs
+from scannery.indexer.segment import Segment
+from scannery.indexer.segment_writer import file_sha256
+from scannery.indexer.store import Store
+from scannery.indexer.versions import segment_key
+
+__all__ = ["open_segment"]
+
+
+def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
+    """Return a segment, opened from the local cache or unpacked into it.
+
+    Raises:
+        NotFoundError: the file is not in the store.
+        CorruptError: the file is not what the manifest says.
+        FormatError: the file is of a later format.
+
+    """
+    key = segment_key(index, entry.key)
+    size = store.size(key)
+    if size != entry.size_bytes:
+        raise CorruptError(f"{key} has {size} bytes, the manifest says {entry.size_bytes}")
+
+    unpacked = False
+
+    def unpack(folder: Path) -> None:
+        nonlocal unpacked
+        unpacked = True
+        with store.open_file(key) as path:
+            if file_sha256(path) != entry.sha256:
+                raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
+            files.unpack(path, folder, key)
+        with COMPILING:
+            costs = Segment(entry, folder).time_plans()
+        if costs:
+            (folder / files.COSTS).write_text(costs.to_json())
+
+    folder = cache.get(entry.sha256, unpack)
+    with COMPILING:
+        if not unpacked:  # or the machine has just as much to do
+            _time_again(entry, folder)
+        return Segment(entry, folder)
+
+
+def _time_again(entry: SegmentEntry, folder: Path) -> None:
+    """Time the plans again that were timed while the machine was busy, and keep what came out if it was less so.
+
+    And those that another version timed, which may have had other plans.
+    """
+    known = latest_costs(folder / files.COSTS)
+    if known is None and not (folder / files.COSTS).exists():  # there is only one plan
+        return
+    if known is not None and not known.disturbed:
+        return
+    costs = Segment(entry, folder).time_plans()
+    if costs and (known is None or costs.pressure < known.pressure):
+        # Opening it must not fail for want of room.
+        with (
+            contextlib.suppress(OSError),
+            tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as draft,
+        ):
+            draft.write(costs.to_json())
+            draft.close()
+            Path(draft.name).rename(folder / files.COSTS_AGAIN)
