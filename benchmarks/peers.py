@@ -64,22 +64,35 @@ def passages(store: str, name: str) -> Collection:
         texts = pa.concat_tables([segment.table.select(["text"]) for segment in index.segments])
     assert index.spec.encoder is not None
     model = index.spec.encoder.model
-    queries_QD = questions_of(texts, lambda: Encoder.load(model, device="cpu"))
+    encoder = Encoder.load(model, device="cpu")
+    # As `scannery build` does, with other runs of words.
+    queries_QD, tuned_QD = (questions_of(texts, lambda: encoder, seed=seed) for seed in (1, 0))
     assert queries_QD is not None
+    assert tuned_QD is not None
     rows, dimensions = vectors_ND.shape
     title = f"{rows:,} × {dimensions} real passages, cosine"
-    return Collection(title, "cosine", unit_length(vectors_ND), unit_length(queries_QD))
+    return Collection(
+        title, "cosine", unit_length(vectors_ND), unit_length(queries_QD), unit_length(tuned_QD)
+    )
 
 
 def saved(folder: Path, make: Callable[[], Collection]) -> Collection:
     """Return the collection that lies in a folder, made if it does not."""
-    vectors, queries = folder / "vectors.npy", folder / "queries.npy"
+    vectors, queries, tuned = (folder / f"{name}.npy" for name in ("vectors", "queries", "tuned"))
     if not queries.exists():
         collection = make()
         (folder / "name").write_text(collection.name)
         np.save(vectors, collection.vectors_ND)
+        if collection.tuned_QD is not None:
+            np.save(tuned, collection.tuned_QD)
         np.save(queries, collection.queries_QD)
-    return Collection((folder / "name").read_text(), "cosine", np.load(vectors), np.load(queries))
+    return Collection(
+        (folder / "name").read_text(),
+        "cosine",
+        np.load(vectors),
+        np.load(queries),
+        np.load(tuned) if tuned.exists() else None,
+    )
 
 
 def built(name: str, collection: Collection, numbers: dict[str, np.ndarray], folder: Path) -> Path:

@@ -55,6 +55,8 @@ class Collection:
     distance: Distance
     vectors_ND: np.ndarray
     queries_QD: np.ndarray
+    tuned_QD: np.ndarray | None = None
+    """Queries like these, which an index may be tuned for."""
 
     def quantiles(self) -> dict[str, np.ndarray]:
         """Return both numbers of each vector, even in 0 to 1."""
@@ -155,7 +157,8 @@ def opened_store(collection: Collection, folder: Path) -> Store:
         for field in schema
     ]
     store = Store.open(folder / "store", create=True)
-    publish_version(store, spec, pa.table(arrays, schema=schema), folder)
+    table = pa.table(arrays, schema=schema)
+    publish_version(store, spec, table, folder, queries=collection.tuned_QD)
     return store
 
 
