@@ -292,7 +292,8 @@ def main() -> None:
                 print(table(header, overhead_rows(one, options.queries)), "\n")
             if "filters" in options.parts:
                 header = [
-                    "filter", "allows", "recall@10", "all hits", "plan", "queries/s", "× no filter", "asked once, × no filter", "exact ×",
+                    "filter", "allows", "recall@10", "all hits", "plan", "queries/s", "× no filter",
+                    "asked once, ×", "exact ×",
                 ]  # fmt: skip
                 print(table(header, filter_rows(one, options.queries)), flush=True)
 
