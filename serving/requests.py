@@ -173,6 +173,11 @@ class Options:
     rerank: Rerank | None = None
 
     @property
+    def plain(self) -> bool:
+        """Whether it takes no more than vectors to answer it, for one query as for several."""
+        return self.mode == "dense" and self.rerank is None and not self.explain
+
+    @property
     def deepest(self) -> int:
         """Hits of a query that have to be found to answer it."""
         return max(self.k + self.offset, self.rerank.candidates if self.rerank else 0)
