@@ -15,8 +15,8 @@ import numpy as np
 from scannery.indexer import Manifest, Segment
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import RerankerUnavailableError
+from scannery.serving.options import Rerank
 from scannery.serving.ranking import Ranking
-from scannery.serving.requests import Rerank
 
 if TYPE_CHECKING:
     from scannery.embed import Reranker

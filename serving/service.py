@@ -24,15 +24,14 @@ from scannery.serving.filters import AllOf, Node, parse_filter
 from scannery.serving.info import index_info
 from scannery.serving.live.service import Writes
 from scannery.serving.methods import Methods, UnaryMethod
+from scannery.serving.options import Options, parse_fields
 from scannery.serving.plans import note_plan, noted_plan
 from scannery.serving.ranking import Ranking
 from scannery.serving.requests import (
     ByText,
     ByVector,
-    Options,
     Query,
     check_count,
-    parse_fields,
     parse_identifier,
     parse_matrix,
     parse_query,
