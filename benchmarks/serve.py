@@ -46,11 +46,17 @@ def vectors(store: str, name: str, seconds: float) -> None:
     """Vector search: unary, in batches, and beside the segments themselves."""
     opened = open_index(Store.open(store), name)
     vectors_ND, queries_QD = queries_of(opened)
-    with served(store) as (pid, address, _), scannery.connect(address) as client:
+    with (
+        served(store, "--workers", "auto") as (pid, address, _),
+        served(store) as (single_pid, single_address, _),
+        scannery.connect(address, channels=CALLERS) as client,
+        scannery.connect(single_address, channels=CALLERS) as single,
+    ):
         index = client.index(name)
         recall = recall_of(index, vectors_ND, queries_QD)
         print(f"{len(vectors_ND):,} × {vectors_ND.shape[1]}, recall@{K} {recall:.3f}\n")
-        print(_calls(index, pid, opened, queries_QD, seconds), flush=True)
+        servers = {"a worker per core": (pid, index), "one worker": (single_pid, single.index(name))}
+        print(_calls(servers, opened, queries_QD, seconds), flush=True)
         batches, raws = [], []
         for _ in range(ROUNDS):
             raws.append(_raw_scann(opened, queries_QD, seconds))
@@ -74,20 +80,25 @@ def recall_of(index: Index, vectors_ND: np.ndarray, queries_QD: np.ndarray) -> f
     return float(np.mean(shares))
 
 
-def _calls(index: Index, pid: int, opened: OpenIndex, queries_QD: np.ndarray, seconds: float) -> str:
+def _calls(
+    servers: dict[str, tuple[int, Index]], opened: OpenIndex, queries_QD: np.ndarray, seconds: float
+) -> str:
     """Return a table of single calls, of a handler that does nothing, and of the search alone; they take turns."""
+    pid, index = servers["a worker per core"]
     with (
         tempfile.NamedTemporaryFile() as answer,
         _empty(index, queries_QD, Path(answer.name)) as (empty_pid, address, _),
-        scannery.connect(address) as client,
+        scannery.connect(address, channels=CALLERS) as client,
     ):
-        cases = {
-            f"an empty handler, {CALLERS} callers": (empty_pid, client.index(index.name), [], CALLERS),
-            "an empty handler, 1 caller": (empty_pid, client.index(index.name), [], 1),
-            f"SDK, {CALLERS} callers, ids and scores": (pid, index, [], CALLERS),
-            "SDK, 1 caller, ids and scores": (pid, index, [], 1),
-            f"SDK, {CALLERS} callers, all fields": (pid, index, None, CALLERS),
+        empty = client.index(index.name)
+        cases: dict[str, tuple[int, Index, list[str] | None, int]] = {
+            f"an empty handler, {callers} callers": (empty_pid, empty, [], callers)
+            for callers in (CALLERS, 1)
         }
+        for label, (process, asked) in servers.items():
+            for callers in (CALLERS, 1):
+                cases[f"{label}, {callers} callers"] = (process, asked, [], callers)
+        cases[f"a worker per core, {CALLERS} callers, all fields"] = (pid, index, None, CALLERS)
         spent: dict[str, list[float]] = {label: [] for label in (*cases, "search alone")}
         figures: dict[str, list[Sequence[float]]] = {label: [] for label in cases}
         for _ in range(ROUNDS):
@@ -105,11 +116,16 @@ def _calls(index: Index, pid: int, opened: OpenIndex, queries_QD: np.ndarray, se
         rows.append((label, f"{rate:.0f}", f"{p50:.1f}", f"{p99:.1f}", f"{median(spent[label]):.0f}"))
     rows.append(("one search in process, one thread", "", "", "", f"{median(spent['search alone']):.0f}"))
     shown = table(("", "queries/s", "p50 ms", "p99 ms", "CPU µs/query"), rows)
-    empties, alone = list(cases)[:2], spent["search alone"]
-    for empty, label in zip(empties, list(cases)[2:4], strict=True):
-        floors = [handler + search for handler, search in zip(spent[empty], alone, strict=True)]
-        ratio = median(one / floor for one, floor in zip(spent[label], floors, strict=True))
-        shown += f"\n\n{label}: {ratio:.2f} × (empty handler + search alone)"
+    for label in servers:
+        for callers in (CALLERS, 1):
+            rounds = zip(
+                spent[f"{label}, {callers} callers"],
+                spent[f"an empty handler, {callers} callers"],
+                spent["search alone"],
+                strict=True,
+            )
+            ratio = median(one / (handler + search) for one, handler, search in rounds)
+            shown += f"\n\n{label}, {callers} callers: {ratio:.2f} × (empty handler + search alone)"
     return shown
 
 

@@ -24,7 +24,7 @@ KEPT = 0.95
 def overload(store: str, name: str, seconds: float) -> None:
     """Three times the capacity, open loop, and then at once little again; and deaths and reloads under load."""
     seconds = max(3.0, seconds)
-    with served(store) as (_, address, _), scannery.connect(address) as client:
+    with served(store, "--workers", "auto") as (_, address, _), scannery.connect(address) as client:
         dimensions = client.index(name).stats().dimensions
 
         def step(rate: float) -> Step:

@@ -138,7 +138,10 @@ def ours(
     store: str, name: str, vectors_ND: np.ndarray, queries_QD: np.ndarray, seconds: float
 ) -> list[object]:
     """Return the row of Scannery, which has no knob turned."""
-    with served(store) as (_, address, _), scannery.connect(address) as client:
+    with (
+        served(store, "--workers", "auto") as (_, address, _),
+        scannery.connect(address, channels=CALLERS) as client,
+    ):
         index = client.index(name)
         found = index.search_many(queries_QD, K, fields=[])
         scores_QK = np.array([[hit.score for hit in hits] for hits in found])

@@ -11,6 +11,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from scannery.serving.affinity import on_core
 from scannery.serving.config import ListenConfig, split_address
 from scannery.serving.dispatch import Dispatcher, abort
 from scannery.serving.errors import BindError, UnauthenticatedError
@@ -87,7 +88,7 @@ class Front:
             BindError: the address is taken, or is not one of this machine.
 
         """
-        self._listen()
+        on_core(self.config.core, self._listen)
         self._publisher.start()
 
     def stop(self, drain_s: float | None = None) -> bool:

@@ -22,6 +22,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from scannery.serving.affinity import own_core
 from scannery.serving.config import EncoderConfig, ListenConfig, ServerConfig, split_address
 from scannery.serving.errors import ConfigError, ServingError
 from scannery.serving.metrics import SharedSlots
@@ -247,7 +248,9 @@ class Supervisor(Generic[ConfigT, SharedT]):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - set(_STOP_SIGNALS))
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if process.role == "worker":
-                self._body(self._config, self._shared, self._slots, process.slot, self._tell_ready)
+                core = own_core(process.slot, self._wanted["worker"])
+                config = replace(self._config, core=core)
+                self._body(config, self._shared, self._slots, process.slot, self._tell_ready)
             else:
                 self._helpers[process.role](self._config, self._slots, self._tell_ready)
             status = 0
