@@ -28,19 +28,10 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.explain import Note, Trace
 from scannery.serving.lexical import WordSearch
+from scannery.serving.options import Options, Rerank
 from scannery.serving.plans import note_plan
 from scannery.serving.ranking import Ranking, merge
-from scannery.serving.requests import (
-    Blend,
-    ById,
-    ByText,
-    ByVector,
-    Options,
-    Query,
-    Rerank,
-    Single,
-    WithSparse,
-)
+from scannery.serving.requests import Blend, ById, ByText, ByVector, Query, Single, WithSparse
 from scannery.serving.reranking import reranked, texts_of
 from scannery.serving.sides import Source, hybrid_source, lexical_source
 from scannery.serving.snapshot import Snapshot
