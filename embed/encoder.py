@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,15 +19,15 @@ import numpy as np
 
 from scannery.embed.batching import Batch
 from scannery.embed.cores import give_back_memory, on_one_core
-from scannery.embed.devices import Device, Work, device_kind, open_device
-from scannery.embed.errors import InvalidArgumentError, InvalidModelError, InvalidTextError
+from scannery.embed.devices import Device, Work, open_device
+from scannery.embed.errors import InvalidArgumentError, InvalidTextError
 from scannery.embed.fingerprint import Fingerprint
-from scannery.embed.known import Known, recalled
-from scannery.embed.lean import lean_model, lean_notes
-from scannery.embed.models import check_model_folder, find_model, load_modules
+from scannery.embed.known import recalled
+from scannery.embed.loading import ModelOptions, load_model, tokens_of
+from scannery.embed.models import find_model
 from scannery.embed.precision import worst_cosine
 from scannery.embed.statistics import EncoderStatistics
-from scannery.embed.tokenization import FastTokens, Features, Tokens, text_problem, tokens_for
+from scannery.embed.tokenization import FastTokens, Features, Tokens, text_problem
 
 if TYPE_CHECKING:
     from scannery.embed.chunking import Chunker
@@ -65,7 +66,7 @@ class Encoder:
         """Take a loaded model; `Encoder.load` is the usual way."""
         self.fingerprint = fingerprint
         self._tokenizer = getattr(model, "tokenizer", None)
-        self._documents, self._queries = _tokens(model, fingerprint)
+        self._documents, self._queries = tokens_of(model, fingerprint)
         self._device = device
         self._statistics = EncoderStatistics()
         self._lock = threading.Lock()
@@ -114,31 +115,8 @@ class Encoder:
             InvalidArgumentError: an option does not fit the model or the device.
             DeviceError: this machine has no such device.
         """
-        folder = find_model(model)
-        check_model_folder(folder)
-        options = _identity(dimensions, query_prompt, document_prompt, max_tokens)
-        with ThreadPoolExecutor(1) as background:
-            known_soon = background.submit(lambda: Known(folder, options))
-            kind = device_kind(device)  # imports torch meanwhile
-            known = known_soon.result()
-        fingerprint = known.fingerprint(str(model))
-        modules = _lean(folder, known) if kind == "cpu" and fingerprint else None
-        if modules is None:
-            modules = on_one_core(lambda: load_modules(folder))
-            _limit_tokens(modules, max_tokens)
-            fingerprint = Fingerprint(
-                model=str(model),
-                weights_sha256=known.weights_sha256,
-                config_sha256=known.config_sha256,
-                modules=tuple(type(module).__name__ for module in modules),
-                dimensions=_dimensions(modules, dimensions),
-                max_tokens=_max_tokens(modules),
-                query_prompt=_prompt(modules, query_prompt, ("query",)),
-                document_prompt=_prompt(modules, document_prompt, ("document", "passage", "corpus")),
-            )
-            known.remember(fingerprint)
-            _take_notes(modules, fingerprint, folder, known)
-        assert fingerprint is not None
+        options = ModelOptions(dimensions, query_prompt, document_prompt, max_tokens)
+        modules, fingerprint = load_model(model, options, device)
         return cls(
             modules,
             fingerprint,
@@ -162,8 +140,8 @@ class Encoder:
             ModelNotFoundError: there is no such model.
 
         """
-        options = _identity(dimensions, query_prompt, document_prompt, max_tokens)
-        return recalled(find_model(model), str(model), options)
+        options = ModelOptions(dimensions, query_prompt, document_prompt, max_tokens)
+        return recalled(find_model(model), str(model), asdict(options))
 
     @property
     def dimensions(self) -> int:
@@ -363,77 +341,3 @@ def _refuse(problems: dict[int, str], at: int, invalid: Invalid) -> None:
     if problems and invalid == "raise":
         row = min(problems)
         raise InvalidTextError(problems[row], index=at + row)
-
-
-def _tokens(model: Any, fingerprint: Fingerprint) -> tuple[Tokens, Tokens]:
-    """Return how the model is given documents, and how queries."""
-    ready = getattr(model, "tokens", None)
-    if ready is not None:  # of a lean model
-        documents, queries = ready
-        return documents, queries
-    return (
-        tokens_for(model, fingerprint.document_prompt or None, "document"),
-        tokens_for(model, fingerprint.query_prompt or None, "query"),
-    )
-
-
-def _lean(folder: Path, known: Known) -> Any:
-    """Return the model without its library, if it was found to be the same before; else None."""
-    notes = known.notes()
-    if notes is None:
-        return None
-    try:
-        return on_one_core(lambda: lean_model(folder, notes))
-    except (KeyError, TypeError, ValueError, RuntimeError, InvalidModelError):
-        return None
-
-
-def _take_notes(model: Any, fingerprint: Fingerprint, folder: Path, known: Known) -> None:
-    notes = on_one_core(lambda: lean_notes(model, folder, *_tokens(model, fingerprint)))
-    if notes is not None:
-        known.remember_notes(notes)
-
-
-def _identity(
-    dimensions: int | None, query_prompt: str | None, document_prompt: str | None, max_tokens: int | None
-) -> dict[str, Any]:
-    """Return the options of `load` that decide on the vectors."""
-    return {"dimensions": dimensions, "query_prompt": query_prompt, "document_prompt": document_prompt,
-            "max_tokens": max_tokens}  # fmt: skip
-
-
-def _limit_tokens(model: Any, max_tokens: int | None) -> None:
-    if max_tokens is None:
-        return
-    limit = _max_tokens(model)
-    if not 3 <= max_tokens <= limit:
-        raise InvalidArgumentError(
-            f"max_tokens must be from 3 to {limit}, got {max_tokens}", field="max_tokens"
-        )
-    model.max_seq_length = max_tokens
-
-
-def _max_tokens(model: Any) -> int:
-    limit = model.max_seq_length
-    # Tokenizers without a limit say 10^30, static models infinity.
-    return 1 << 30 if limit is None or limit > 1 << 30 else int(limit)
-
-
-def _dimensions(model: Any, dimensions: int | None) -> int:
-    ask = getattr(model, "get_embedding_dimension", None) or model.get_sentence_embedding_dimension
-    size = int(ask())
-    if dimensions is None:
-        return min(size, model.truncate_dim or size)
-    if not 1 <= dimensions <= size:
-        raise InvalidArgumentError(
-            f"dimensions must be from 1 to {size}, got {dimensions}", field="dimensions"
-        )
-    return dimensions
-
-
-def _prompt(model: Any, prompt: str | None, names: tuple[str, ...]) -> str:
-    """Return the prompt that SentenceTransformer.encode_query and encode_document would use."""
-    if prompt is not None:
-        return prompt
-    name = next((name for name in names if name in model.prompts), model.default_prompt_name)
-    return str(model.prompts.get(name) or "")

@@ -1,6 +1,6 @@
 """Fused kernels that scan the allowed rows of the leaves nearest to a query. They release the GIL.
 
-Shapes: N rows, L leaves, D dimensions, K hits, B classes of rank, T steps of a tail.
+Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T steps of a tail.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import numpy as np
 
 from scannery.indexer.kernels import compiled, insert
 
-__all__ = ["TAIL_LOW", "TAIL_STEP", "count_tails", "leaves_needed", "predict_scores", "scan_leaves"]
+__all__ = ["TAIL_LOW", "TAIL_STEP", "count_tails", "predict_scores", "scan_leaves", "shares_near"]
 
 TAIL_LOW = -1.0
 TAIL_STEP = 1 / 128
 """Tails are tabulated from TAIL_LOW on, in such steps of the leaf's spread."""
+LOOK_WORK = 16
+"""A look at what the leaves may still hold takes each of them as long as so many components of a row."""
 
 
 @compiled
@@ -55,54 +57,19 @@ def _rank_class(rank: int) -> int:
 
 
 @compiled
-def _tail(
-    tails_BT: np.ndarray, rank: int, predicted: np.float32, spread: np.float32, score: np.float32
-) -> np.float32:
+def _tail(tail_T: np.ndarray, predicted: np.float32, spread: np.float32, score: np.float32) -> np.float32:
     """Return the share of a leaf's rows that one expects to score above `score`."""
     if spread <= 0:
         return np.float32(1.0) if predicted >= score else np.float32(0.0)
     step = (score - predicted) / spread
     if step <= TAIL_LOW:
         return np.float32(1.0)
-    at = int((step - TAIL_LOW) / TAIL_STEP)
-    share: np.float32 = tails_BT[_rank_class(rank), min(at, tails_BT.shape[1] - 1)]
+    share: np.float32 = tail_T[min(int((step - TAIL_LOW) / TAIL_STEP), tail_T.shape[0] - 1)]
     return share
 
 
 @compiled
-def _missed(
-    order_L: np.ndarray,
-    predicted_L: np.ndarray,
-    spread_L: np.ndarray,
-    sizes_L: np.ndarray,
-    allowed_L: np.ndarray,
-    tails_BT: np.ndarray,
-    score: np.float32,
-    k: int,
-    above_L: np.ndarray,
-) -> None:
-    """Write, for each rank, how many hits one expects in the leaves from that rank on to `above_L` (L + 1).
-
-    A leaf has so many rows above the score of the k-th hit as its tail says. How many of these are allowed? As many
-    as of all its rows; or, where the filter prefers what is near to the query, as many as of all rows above that
-    score, of which k were found.
-    """
-    total = np.float32(0)
-    for rank in range(order_L.shape[0]):
-        leaf = order_L[rank]
-        share = _tail(tails_BT, rank, predicted_L[leaf], spread_L[leaf], score)
-        above_L[rank] = sizes_L[leaf] * share
-        total += above_L[rank]
-    near = min(np.float32(1.0), np.float32(k) / max(total, np.float32(1.0)))
-    above_L[order_L.shape[0]] = 0
-    for rank in range(order_L.shape[0] - 1, -1, -1):
-        leaf = order_L[rank]
-        share = max(near, np.float32(allowed_L[leaf]) / sizes_L[leaf])
-        above_L[rank] = min(np.float32(allowed_L[leaf]), above_L[rank] * share) + above_L[rank + 1]
-
-
-@compiled
-def leaves_needed(
+def _enough(
     order_L: np.ndarray,
     predicted_L: np.ndarray,
     spread_L: np.ndarray,
@@ -112,14 +79,31 @@ def leaves_needed(
     score: np.float32,
     k: int,
     budget: float,
-) -> int:
-    """Return after how many leaves, nearest first, at most `budget` of the k hits are expected in the others."""
-    above_L = np.empty(order_L.shape[0] + 1, np.float32)
-    _missed(order_L, predicted_L, spread_L, sizes_L, allowed_L, tails_BT, score, k, above_L)
-    for rank in range(order_L.shape[0] + 1):
-        if above_L[rank] <= budget:
-            break
-    return rank
+    above_L: np.ndarray,
+) -> tuple[int, float]:
+    """Return after how many leaves at most `budget` hits are expected in the others, and how many are.
+
+    A leaf has so many rows above the score of the k-th hit as its tail says. How many of these are allowed? As many
+    as of all its rows; or, where the filter prefers what is near to the query, as many as of all rows above that
+    score, of which k were found. `above_L` is room to work in.
+    """
+    total, tail_class, next_class = np.float32(0), 0, 1
+    for rank in range(order_L.shape[0]):
+        if rank == next_class:  # as _rank_class
+            tail_class, next_class = tail_class + 1, 2 * next_class
+        leaf = order_L[rank]
+        above_L[rank] = sizes_L[leaf] * _tail(tails_BT[tail_class], predicted_L[leaf], spread_L[leaf], score)
+        total += above_L[rank]
+    near = min(np.float32(1.0), np.float32(k) / max(total, np.float32(1.0)))
+    missed = np.float32(0)
+    for rank in range(order_L.shape[0] - 1, -1, -1):
+        allowed = np.float32(allowed_L[order_L[rank]])
+        share = max(near, allowed / sizes_L[order_L[rank]])
+        more = missed + min(allowed, above_L[rank] * share)
+        if more > budget:
+            return rank + 1, missed
+        missed = more
+    return 0, missed
 
 
 @compiled
@@ -144,11 +128,10 @@ def scan_leaves(
     Leaves are scanned in the given order until k rows are found and at most `budget` of them are expected
     elsewhere. Returns how many leaves and rows were scanned, and how many hits are expected elsewhere.
     """
-    k = rows_K.shape[0]
-    leaves = order_L.shape[0]
-    above_L = np.empty(leaves + 1, np.float32)
-    found, scanned, next_look = 0, 0, 0
-    dimensions = vectors_ND.shape[1]
+    k, leaves, dimensions = rows_K.shape[0], order_L.shape[0], vectors_ND.shape[1]
+    above_L = np.empty(leaves, np.float32)
+    found, scanned, looked, needed, missed = 0, 0, 0, leaves, np.float32(0)
+    looked_score = -np.float32(np.inf)
     for rank in range(leaves):
         leaf = order_L[rank]
         if allowed_L[leaf] > 0:
@@ -165,13 +148,36 @@ def scan_leaves(
                     for component in range(dimensions):
                         score += vectors_ND[row, component] * query_D[component]
                 found = insert(rows_K, scores_K, found, row, score)
-        if found == k and rank >= next_look:
-            _missed(order_L, predicted_L, spread_L, sizes_L, allowed_L, tails_BT, scores_K[k - 1], k, above_L)
-            if above_L[rank + 1] <= budget:
-                return rank + 1, scanned, above_L[rank + 1]
-            # A look costs a pass over all leaves, so looks grow rarer.
-            next_look = rank + 1 + rank // 8
+        if found < k:
+            continue
+        # A look goes over all leaves. It is worth it when better hits were found, by as much work as it takes itself.
+        better = scores_K[k - 1] > looked_score
+        worked = (scanned - looked) * dimensions >= LOOK_WORK * leaves
+        if better and (worked or rank + 1 >= needed or looked == 0):
+            looked, looked_score = scanned, scores_K[k - 1]
+            needed, missed = _enough(
+                order_L, predicted_L, spread_L, sizes_L, allowed_L, tails_BT, looked_score, k, budget, above_L
+            )
+        if rank + 1 >= needed and scores_K[k - 1] == looked_score:
+            return rank + 1, scanned, missed
     return leaves, scanned, 0.0
+
+
+@compiled
+def shares_near(
+    predicted_QL: np.ndarray, sizes_L: np.ndarray, allowed_L: np.ndarray, leaves: int, shares_Q: np.ndarray
+) -> None:
+    """Write which share of the rows of so many leaves nearest to each query is allowed."""
+    nearest, scores = np.empty(leaves, np.int64), np.empty(leaves, np.float32)
+    for query in range(predicted_QL.shape[0]):
+        found = 0
+        for leaf in range(predicted_QL.shape[1]):
+            found = insert(nearest, scores, found, leaf, predicted_QL[query, leaf])
+        rows, allowed = 0, 0
+        for leaf in nearest[:found]:
+            rows += sizes_L[leaf]
+            allowed += allowed_L[leaf]
+        shares_Q[query] = allowed / rows
 
 
 @compiled

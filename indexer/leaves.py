@@ -14,6 +14,7 @@ Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,25 @@ SAMPLED_QUERIES = 64
 SAMPLED_ROWS = 1 << 18
 CAUTION = 0.75
 """Share of the misses that a target recall allows which may be expected: tails are averages, and queries differ."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outlook:
+    """What the leaves predict for some queries."""
+
+    predicted_QL: np.ndarray
+    """Score that each leaf predicts for its rows, float32."""
+    spread_QL: np.ndarray
+    """How the scores of its rows spread around that, float32."""
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Leaves by predicted score, best first, int64 (Q, L)."""
+        return np.argsort(-self.predicted_QL, axis=1)
+
+    def of(self, queries: slice | np.ndarray) -> Outlook:
+        """Return that for some of the queries."""
+        return Outlook(self.predicted_QL[queries], self.spread_QL[queries])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +98,10 @@ class Leaves:
         counts_L: np.ndarray = np.add.reduceat(mask_N, self.starts_L, dtype=np.int64)
         return counts_L
 
-    def predict(
-        self, queries_QD: np.ndarray, distance: Distance
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return per query the leaves by predicted score, the scores and their spreads, all (Q, L)."""
+    def predict(self, queries_QD: np.ndarray, distance: Distance) -> Outlook:
+        """Return what the leaves predict for some queries: float32, of length 1 for cosine."""
         if len(queries_QD) < FEW_QUERIES:
-            predicted_QL, spread_QL = self._predict_few(queries_QD, distance == "squared_l2")
-            return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL
+            return self._predict_few(queries_QD, distance == "squared_l2")
         products_QL = queries_QD @ self.means_LD.T
         squares_Q1 = np.einsum("qd,qd->q", queries_QD, queries_QD)[:, None]
         if distance == "squared_l2":
@@ -94,10 +111,10 @@ class Leaves:
         else:
             predicted_QL = products_QL
             spread_QL = np.sqrt(squares_Q1) * self.radius_L
-        return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL.astype(np.float32, copy=False)
+        return Outlook(predicted_QL, spread_QL.astype(np.float32, copy=False))
 
-    def _predict_few(self, queries_QD: np.ndarray, squared: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return predicted scores and spreads, without what a matrix product costs to begin with."""
+    def _predict_few(self, queries_QD: np.ndarray, squared: bool) -> Outlook:
+        """Do the same without what a matrix product costs to begin with."""
         from scannery.indexer import leaf_kernels  # compiles on import: only where it is needed
 
         predicted_QL, spread_QL = np.empty((2, len(queries_QD), len(self.sizes_L)), np.float32)
@@ -105,12 +122,22 @@ class Leaves:
             leaf_kernels.predict_scores(
                 query_D, squared, self.means_LD, self.squares_L, self.radius_L, predicted_L, spread_L
             )
-        return predicted_QL, spread_QL
+        return Outlook(predicted_QL, spread_QL)
+
+    def shares_near(self, outlook: Outlook, leaves: int, allowed_L: np.ndarray) -> np.ndarray:
+        """Return which share of the rows of so many leaves nearest to each query is allowed, float64 (Q,)."""
+        from scannery.indexer import leaf_kernels  # compiles on import: only where it is needed
+
+        shares_Q = np.empty(len(outlook.predicted_QL))
+        leaves = min(leaves, len(self.sizes_L))
+        leaf_kernels.shares_near(outlook.predicted_QL, self.sizes_L, allowed_L, leaves, shares_Q)
+        return shares_Q
 
     def scan(
         self,
         vectors_ND: np.ndarray,
         queries_QD: np.ndarray,
+        outlook: Outlook,
         k: int,
         distance: Distance,
         mask_N: np.ndarray,
@@ -119,12 +146,11 @@ class Leaves:
     ) -> LeafScan:
         """Return the best k allowed rows of each query, from as many leaves as the target recall takes.
 
-        Queries are float32, of length 1 for cosine. `allowed_L` are the mask's counts. Fewer than k rows are
-        found only if fewer are allowed.
+        Queries are those of the outlook. `allowed_L` are the mask's counts. Fewer than k rows are found only if
+        fewer are allowed.
         """
-        from scannery.indexer import leaf_kernels  # compiles on import: only where it is needed
+        from scannery.indexer import leaf_kernels
 
-        order_QL, predicted_QL, spread_QL = self.predict(queries_QD, distance)
         count = len(queries_QD)
         found = LeafScan(
             np.full((count, k), NO_ROW, np.int64),
@@ -139,57 +165,22 @@ class Leaves:
                 queries_QD[query],
                 distance == "squared_l2",
                 self.starts_L,
-                order_QL[query],
-                predicted_QL[query],
-                spread_QL[query],
+                outlook.order[query],
+                outlook.predicted_QL[query],
+                outlook.spread_QL[query],
                 self.sizes_L,
                 mask_N,
                 allowed_L,
                 self.tails_BT,
-                _budget(k, target_recall),
+                # Of the misses that the target allows.
+                CAUTION * k * (1 - target_recall),
                 found.rows_QK[query],
                 found.scores_QK[query],
             )
         return found
 
-    def needed(
-        self,
-        queries_QD: np.ndarray,
-        k: int,
-        distance: Distance,
-        allowed_L: np.ndarray,
-        scores_Q: np.ndarray,
-        target_recall: float,
-    ) -> np.ndarray:
-        """Return how many leaves each query needs, given the score of its k-th hit so far: int64 (Q,).
-
-        A hit that is not known yet (minus infinity) needs all of them.
-        """
-        from scannery.indexer import leaf_kernels
-
-        order_QL, predicted_QL, spread_QL = self.predict(queries_QD, distance)
-        needed = [
-            leaf_kernels.leaves_needed(
-                order_QL[query],
-                predicted_QL[query],
-                spread_QL[query],
-                self.sizes_L,
-                allowed_L,
-                self.tails_BT,
-                scores_Q[query],
-                k,
-                _budget(k, target_recall),
-            )
-            for query in range(len(queries_QD))
-        ]
-        return np.array(needed, np.int64)
-
 
 _PARTS = ("starts_L", "sizes_L", "means_LD", "squares_L", "radius_L", "tails_BT")
-
-
-def _budget(k: int, target_recall: float) -> float:
-    return CAUTION * k * (1 - target_recall)
 
 
 def measure_leaves(vectors_ND: np.ndarray, leaf_N: np.ndarray, distance: Distance, *, seed: int) -> Leaves:
@@ -247,15 +238,15 @@ def _tails_of(
     from scannery.indexer import leaf_kernels
     from scannery.indexer.exact import all_scores
 
-    order_QL, predicted_QL, spread_QL = leaves.predict(queries_QD, distance)
+    outlook = leaves.predict(queries_QD, distance)
     counts_BT = np.zeros(leaves.tails_BT.shape, np.int64)
-    rank_QL = np.argsort(order_QL, axis=1)
+    rank_QL = np.argsort(outlook.order, axis=1)
     for start in range(0, len(rows_R), 1 << 14):
         block_R = rows_R[start : start + (1 << 14)]
         leaf_R = np.searchsorted(leaves.starts_L, block_R, side="right") - 1
         scores_QR = all_scores(vectors_ND[block_R], queries_QD, distance)
         leaf_kernels.count_tails(
-            scores_QR, leaf_R, block_R, own_Q, rank_QL, predicted_QL, spread_QL, counts_BT
+            scores_QR, leaf_R, block_R, own_Q, rank_QL, outlook.predicted_QL, outlook.spread_QL, counts_BT
         )
     # Half a row beyond the last one seen: what was not seen in a sample is rare, and not impossible.
     above_BT = np.cumsum(counts_BT[:, ::-1], axis=1)[:, ::-1] + 0.5

@@ -11,7 +11,8 @@ from scannery.indexer.cache import SegmentCache
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.kernels import COMPILING
 from scannery.indexer.manifest import SegmentEntry
-from scannery.indexer.segment import Segment, latest_costs
+from scannery.indexer.plan_costs import latest_costs
+from scannery.indexer.segment import Segment
 from scannery.indexer.segment_writer import file_sha256
 from scannery.indexer.store import Store
 from scannery.indexer.versions import segment_key
@@ -55,12 +56,17 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
 
 
 def _time_again(entry: SegmentEntry, folder: Path) -> None:
-    """Time the plans again that were timed while the machine was busy, and keep what came out if it was less so."""
+    """Time the plans again that were timed while the machine was busy, and keep what came out if it was less so.
+
+    And those that another version timed, which may have had other plans.
+    """
     known = latest_costs(folder / files.COSTS)
-    if known is None or not known.disturbed:
+    if known is None and not (folder / files.COSTS).exists():  # there is only one plan
+        return
+    if known is not None and not known.disturbed:
         return
     costs = Segment(entry, folder).time_plans()
-    if costs and costs.pressure < known.pressure:
+    if costs and (known is None or costs.pressure < known.pressure):
         # Opening it must not fail for want of room.
         with (
             contextlib.suppress(OSError),

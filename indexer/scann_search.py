@@ -10,7 +10,7 @@ Shapes: Q queries, D dimensions, C candidates, K hits.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,19 @@ __all__ = ["ScannSearcher", "load_kernels", "load_searcher"]
 
 _ALL_ROWS = np.zeros(0, bool)
 _ALL_ROWS.setflags(write=False)  # as masks are: for each kind of array, code is compiled apart
+
+
+class Rescored(NamedTuple):
+    """What a search found."""
+
+    rows_QK: np.ndarray
+    """int64, NO_ROW where there are fewer."""
+    scores_QK: np.ndarray
+    """float32, best first."""
+    scored_Q: np.ndarray
+    """Candidates that were allowed, and so scored with their vectors."""
+    depth_Q: np.ndarray
+    """Among how many candidates, most promising first, the first k of these were."""
 
 
 class ScannSearcher:
@@ -42,46 +55,43 @@ class ScannSearcher:
         Queries are contiguous float32, of length 1 for cosine. `rescore` candidates come from `leaves` leaves.
         """
         if len(queries_QD) == 1:
-            rows_1K, scores_1K, _ = self._search_one(queries_QD[0], k, max(rescore, k), leaves, _ALL_ROWS)
-            return rows_1K, scores_1K
-        candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
-        rows_QK = np.full((len(queries_QD), k), NO_ROW, np.int64)
-        scores_QK = np.full((len(queries_QD), k), -np.inf, np.float32)
-        kernels.rescore(self._vectors_ND, queries_QD, candidates_QC, self._squared, rows_QK, scores_QK)
-        return rows_QK, scores_QK
-
-    def _search_one(
-        self, query_D: np.ndarray, k: int, count: int, leaves: int, allowed_N: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, int]:
-        count = min(count, len(self._vectors_ND))
-        # As many candidates as there are, without padding. A batch of one would cost half as much again.
-        candidates_C, _ = self._native.search(query_D, count, count, leaves)
-        rows_1K, scores_1K = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
-        found, scored = kernels.rescore_one(
-            self._vectors_ND, query_D, candidates_C, self._squared, allowed_N, rows_1K[0], scores_1K[0]
-        )
-        if found < k:
-            rows_1K[0, found:], scores_1K[0, found:] = NO_ROW, -np.inf
-        return rows_1K, scores_1K, scored
+            return self._search_one(queries_QD[0], k, rescore, leaves, _ALL_ROWS)[:2]
+        found = self.search_allowed(queries_QD, k, rescore=rescore, leaves=leaves, allowed_N=_ALL_ROWS)
+        return found.rows_QK, found.scores_QK
 
     def search_allowed(
         self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int, allowed_N: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return rows_QK and scores_QK of allowed rows (bool mask) as `search` does, and how many were rescored.
+    ) -> Rescored:
+        """Return what `search` does, of allowed rows (bool mask, read-only).
 
         `rescore` candidates come from `leaves` leaves, and those that are not allowed are dropped.
         """
         if len(queries_QD) == 1:
-            rows_1K, scores_1K, scored = self._search_one(
-                queries_QD[0], k, max(rescore, k), leaves, allowed_N
-            )
-            return rows_1K, scores_1K, np.array([scored])
+            *best, scored, depth = self._search_one(queries_QD[0], k, rescore, leaves, allowed_N)
+            return Rescored(*best, np.array([scored]), np.array([depth]))
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
-        candidates_QC[(candidates_QC < 0) | ~allowed_N[candidates_QC]] = NO_ROW
-        rows_QK = np.full((len(queries_QD), k), NO_ROW, np.int64)
-        scores_QK = np.full((len(queries_QD), k), -np.inf, np.float32)
-        kernels.rescore(self._vectors_ND, queries_QD, candidates_QC, self._squared, rows_QK, scores_QK)
-        return rows_QK, scores_QK, (candidates_QC != NO_ROW).sum(axis=1)
+        found = Rescored(
+            np.full((len(queries_QD), k), NO_ROW, np.int64),
+            np.full((len(queries_QD), k), -np.inf, np.float32),
+            np.empty(len(queries_QD), np.int64),
+            np.empty(len(queries_QD), np.int64),
+        )
+        kernels.rescore(self._vectors_ND, queries_QD, candidates_QC, self._squared, allowed_N, *found)
+        return found
+
+    def _search_one(
+        self, query_D: np.ndarray, k: int, rescore: int, leaves: int, allowed_N: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, int, int]:
+        count = min(max(rescore, k), len(self._vectors_ND))
+        # As many candidates as there are, without padding. A batch of one would cost half as much again.
+        candidates_C, _ = self._native.search(query_D, count, count, leaves)
+        rows_1K, scores_1K = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
+        found, scored, depth = kernels.rescore_one(
+            self._vectors_ND, query_D, candidates_C, self._squared, allowed_N, rows_1K[0], scores_1K[0]
+        )
+        if found < k:
+            rows_1K[0, found:], scores_1K[0, found:] = NO_ROW, -np.inf
+        return rows_1K, scores_1K, scored, depth
 
     def propose(self, queries_QD: np.ndarray, count: int, *, leaves: int) -> tuple[np.ndarray, np.ndarray]:
         """Return candidates as rows_QC int64 (NO_ROW where there are fewer), most promising first, and their scores.

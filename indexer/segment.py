@@ -5,7 +5,6 @@ Shapes: Q queries, N rows of the segment, D dimensions, K hits.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -18,13 +17,16 @@ import pyarrow.compute as pc
 
 from scannery.indexer import kernels
 from scannery.indexer import segment_files as files
+from scannery.indexer.allowed import AllowedRows
 from scannery.indexer.bm25 import score_rows
 from scannery.indexer.exact import FEW_HITS, NO_ROW, exact_search
 from scannery.indexer.hashes import text_hash
 from scannery.indexer.kernels import COMPILING
 from scannery.indexer.leaves import Leaves
 from scannery.indexer.manifest import SegmentEntry
-from scannery.indexer.planner import AllowedRows, Costs, Found, Planner, exact_found, measure_costs, replace
+from scannery.indexer.plan_costs import Costs, latest_costs
+from scannery.indexer.plan_timing import measure_costs
+from scannery.indexer.planner import Found, Planner, exact_found, replace
 from scannery.indexer.postings import Postings
 from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
@@ -161,9 +163,9 @@ class Segment:
         point, _ = pick_point(self.entry.curve, target_recall)
         return SearchSettings(leaves=point.leaves, rescore=point.rescore)
 
-    def allow(self, mask_N: np.ndarray) -> AllowedRows:
-        """Return the rows that a mask (bool, read-only) allows, as `find` takes them; worth keeping."""
-        return AllowedRows(mask_N, self.leaves)
+    def allow(self, allowed: np.ndarray) -> AllowedRows:
+        """Return some rows as `find` takes them, by a mask (bool, read-only) or few by number; worth keeping."""
+        return AllowedRows(allowed, self.leaves, self.rows)
 
     def find(
         self,
@@ -272,7 +274,8 @@ class Segment:
     ) -> tuple[np.ndarray, np.ndarray]:
         leaves = min(settings.leaves, self._most_leaves)
         rows_QK, scores_QK = searcher.search(queries_QD, k, rescore=settings.rescored_for(k), leaves=leaves)
-        if rows_QK[:, -1].min() >= 0:
+        # Of one query, without what NumPy takes to begin with.
+        if (rows_QK[0, -1] if len(rows_QK) == 1 else rows_QK[:, -1].min()) >= 0:
             return rows_QK, scores_QK
         return self._completed(queries_QD, rows_QK, scores_QK)
 
@@ -308,14 +311,10 @@ class Segment:
             for hits in (1, FEW_HITS + 1):
                 exact_search(self.searched_ND[:1], query_1D, hits, self.distance)
             if self._searcher is not None and self._planner is not None:
-                for queries in (1, 2):
-                    self._searcher.search(np.repeat(query_1D, queries, axis=0), 1, rescore=1, leaves=1)
                 mask_N = np.zeros(self.rows, bool)
                 mask_N[0] = True
                 mask_N.setflags(write=False)
-                settings = SearchSettings(leaves=1, rescore=1)
-                self._planner.propose(query_1D, 1, self.allow(mask_N), settings, 0.9, leaves=1)
-                self._planner.scan(query_1D, 1, self.allow(mask_N), 0.9)
+                self._planner.warm_up(query_1D, self.allow(mask_N))
         if self.postings is not None:
             score_rows(self.postings, {}, 1.0)
         if self.sparse is not None:
@@ -332,12 +331,3 @@ class Segment:
                 self.searched_ND, queries_QD[short_Q], k, self.distance
             )
         return rows_QK, scores_QK
-
-
-def latest_costs(path: Path) -> Costs | None:
-    """Return what plans cost: timed again, if they were, else as they were timed first."""
-    for candidate in (path.with_name(files.COSTS_AGAIN), path):
-        # Only the first is under the cache's checksums.
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return Costs.from_json(candidate.read_text())
-    return None

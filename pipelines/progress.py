@@ -94,7 +94,7 @@ class _Watch:
             self._tell("segment", len(self._shards), self._job.shards)
 
     def _count_shards(self) -> None:
-        """Note the shards that were finished: some leave two records, for a build and for an update to come."""
+        """Note the shards that were finished; some leave two records: for a build, and for an update to follow."""
         new = self._names("segments") - self._known_segments
         for name in sorted(new):
             if text := read_stage(self._store, self._job.index, "segments", name):

@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's doing, and no test's business.
+settings.register_profile("scannery", deadline=None)
+settings.load_profile("scannery")
 
 
 @pytest.fixture(scope="session", autouse=True)

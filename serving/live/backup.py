@@ -12,7 +12,8 @@ from pathlib import Path
 from scannery.indexer import AlreadyExistsError, Manifest, NotFoundError, Store, read_manifest, segment_key
 from scannery.serving.errors import ReadOnlyError
 from scannery.serving.live.location import LOG_FOLDER, log_folder
-from scannery.serving.live.sqlite_log import LOG_FILE, SqliteLog, sync_folder
+from scannery.serving.live.log_files import LOG_FILE, sync_folder
+from scannery.serving.live.sqlite_log import SqliteLog
 
 __all__ = ["BackupReport", "restore", "snapshot"]
 

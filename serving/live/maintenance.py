@@ -30,10 +30,10 @@ import pyarrow as pa
 from scannery.indexer import IndexerError, Store, latest_version
 from scannery.serving.errors import OverloadedError, ServingError
 from scannery.serving.live.location import log_folder
+from scannery.serving.live.log_files import LOG_FILE
 from scannery.serving.live.memtable import LiveState
 from scannery.serving.live.merging import due, merge
 from scannery.serving.live.sealing import seal
-from scannery.serving.live.sqlite_log import LOG_FILE
 
 __all__ = ["Maintenance", "Task", "bounds", "locked", "seal_due"]
 

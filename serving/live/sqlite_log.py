@@ -1,22 +1,14 @@
 """The mutation log of one machine: an SQLite database in WAL mode, synced at every commit.
 
-One commit costs one sync of the write-ahead log, however many batches are in it. Pages are 16 KiB: a batch of 100
-vectors takes ten of them, and one small upsert writes no more than two. Checkpoints are not left to commits, which
-would pay for them now and then (`checkpoint`).
-
-Only one process has the turn to append. Whose it is, is decided by `flock` on a file beside the database: it wakes up
-the next one at once, while SQLite's own lock is polled. The kernel frees it when its holder dies.
+One commit costs one sync of the write-ahead log, however many batches are in it. Checkpoints are not left to commits,
+which would pay for them now and then (`checkpoint`).
 
 A connection belongs to the process that opened it. All calls of an object share two: one to append, one to read.
 """
 
 from __future__ import annotations
 
-import enum
-import errno
-import fcntl
 import logging
-import os
 import sqlite3
 import threading
 import time
@@ -25,37 +17,29 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scannery.indexer import CorruptError, FormatError, StoreError
-from scannery.serving.errors import ReadOnlyError
+from scannery.indexer import CorruptError
 from scannery.serving.live.log import Answer, LogEntry, LogGapError
+from scannery.serving.live.log_files import (
+    LOG_FILE,
+    Mode,
+    connected,
+    create_log,
+    exclusive,
+    explained,
+    mode_of,
+    wal_of,
+)
 
-__all__ = ["LOG_FILE", "LOG_FORMAT", "SqliteLog", "sync_folder"]
+__all__ = ["SqliteLog"]
 
 _LOG = logging.getLogger(__name__)
 
-LOG_FILE = "log.sqlite"
-LOG_FORMAT = 1
-"""Version of the database that this code writes; it refuses later ones."""
-
-APPLICATION_ID = 0x5363616E  # "Scan": tells our databases from others
-PAGE_BYTES = 1 << 14
 READ_BYTES = 64 << 20
 KEEP_ANSWERS_S = 3600.0
 CHECKPOINT_BYTES = 64 << 20
 TRUNCATE_AT_ONCE = 64
 """Records removed in one transaction: writers wait for it."""
-BUSY_S = 10.0
 CLOSE_S = 5.0
-
-_SCHEMA = """
-CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO state VALUES ('truncated', 0);
-CREATE TABLE records (sequence INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL);
-CREATE TABLE answers (
-    request_id TEXT PRIMARY KEY, sequence INTEGER NOT NULL, count INTEGER NOT NULL, answered_at REAL NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX answers_by_age ON answers (answered_at);
-"""
 
 
 class SqliteLog:
@@ -82,19 +66,19 @@ class SqliteLog:
         if not self.path.exists():
             if not create:
                 raise FileNotFoundError(self.path)
-            _create(self.path)
-        self._mode = _mode_of(self.path)
-        self._reader = _connected(self.path)
+            create_log(self.path)
+        self._mode = mode_of(self.path)
+        self._reader = connected(self.path)
         self._writer: sqlite3.Connection | None = None
 
     @contextmanager
     def turn(self, *, after: int) -> Iterator[_Turn]:
         """Wait for the turn to append; see MutationLog."""
-        with self._write_lock, _exclusive(self.path), _explained(self.path):
+        with self._write_lock, exclusive(self.path), explained(self.path):
             with self._read_lock:
                 self._refresh()
             if self._writer is None:
-                self._writer = _connected(self.path)
+                self._writer = connected(self.path)
             connection = self._writer
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -113,7 +97,7 @@ class SqliteLog:
 
     def read(self, after: int, *, max_bytes: int = READ_BYTES) -> Sequence[LogEntry]:
         """Return the entries after a sequence; see MutationLog."""
-        with self._read_lock, _explained(self.path):
+        with self._read_lock, explained(self.path):
             # One transaction, or records could go between the two questions.
             self._reader.execute("BEGIN")
             try:
@@ -123,7 +107,7 @@ class SqliteLog:
 
     def changed(self) -> bool:
         """Return whether another connection may have written since this was last asked."""
-        with self._read_lock, _explained(self.path):
+        with self._read_lock, explained(self.path):
             self._refresh()
             version: int = self._reader.execute("PRAGMA data_version").fetchone()[0]
             before, self._seen = self._seen, version
@@ -134,18 +118,18 @@ class SqliteLog:
 
         SQLite takes what it saw then for granted, in all connections of a process.
         """
-        if self._mode is not _Mode.OPEN and (mode := _mode_of(self.path)) is not self._mode:
+        if self._mode is not Mode.OPEN and (mode := mode_of(self.path)) is not self._mode:
             self._reader.close()
-            self._reader, self._mode, self._seen = _connected(self.path), mode, None
+            self._reader, self._mode, self._seen = connected(self.path), mode, None
 
     def position(self) -> int:
         """Return the last sequence."""
-        with self._read_lock, _explained(self.path):
+        with self._read_lock, explained(self.path):
             return _position(self._reader)
 
     def truncated(self) -> int:
         """Return the sequence up to which entries were removed."""
-        with self._read_lock, _explained(self.path):
+        with self._read_lock, explained(self.path):
             return _truncated(self._reader)
 
     def truncate(self, up_to: int) -> None:
@@ -162,7 +146,7 @@ class SqliteLog:
 
     def size_bytes(self) -> int:
         """Return the bytes of all files of the log."""
-        files = (self.path, _wal_of(self.path))
+        files = (self.path, wal_of(self.path))
         return sum(path.stat().st_size for path in files if path.exists())
 
     def tidy(self) -> None:
@@ -175,7 +159,7 @@ class SqliteLog:
 
     def _tidied(self) -> None:
         try:
-            connection = _connected(self.path)
+            connection = connected(self.path)
             try:
                 # Most of it without the turn; only what is added meanwhile is left to do with it.
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
@@ -189,17 +173,17 @@ class SqliteLog:
 
     def checkpoint(self, *, truncate: bool = False) -> None:
         """Bring what is in the write-ahead log into the database; with `truncate`, give back its space too."""
-        with self._write_lock, _exclusive(self.path), _explained(self.path):
+        with self._write_lock, exclusive(self.path), explained(self.path):
             if self._closed:
                 return
             if self._writer is None:
-                self._writer = _connected(self.path)
+                self._writer = connected(self.path)
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()
             self._writer.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if truncate else 'PASSIVE'})").fetchall()
 
     def copy_to(self, path: Path) -> None:
         """Write a consistent copy of the log to a new file, while others append."""
-        with self._read_lock, _explained(self.path):
+        with self._read_lock, explained(self.path):
             target = sqlite3.connect(path)
             try:
                 self._reader.backup(target)
@@ -301,137 +285,3 @@ def _truncated(connection: sqlite3.Connection) -> int:
 
 def _checksum(sequence: int, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(sequence.to_bytes(8, "little")))
-
-
-def _wal_of(path: Path) -> Path:
-    return path.with_name(f"{LOG_FILE}-wal")
-
-
-class _Mode(enum.Enum):
-    """How a log can be opened."""
-
-    OPEN = "rw"
-    READ = "ro"
-    """Its folder cannot be written."""
-    STILL = "ro&immutable=1"
-    """Besides, whoever wrote it has closed it: to read it, SQLite would create files, unless it is told of that."""
-
-
-def _mode_of(path: Path) -> _Mode:
-    if os.access(path.parent, os.W_OK):
-        return _Mode.OPEN
-    return _Mode.READ if _wal_of(path).exists() else _Mode.STILL
-
-
-def _connected(path: Path) -> sqlite3.Connection:
-    mode = _mode_of(path).value
-    with _explained(path):
-        connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?{mode}",
-            uri=True,
-            timeout=BUSY_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        try:
-            _check_format(connection, path)
-            # FULL: every commit is synced. Set by connection, not by database.
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA wal_autocheckpoint = 0")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-
-def _check_format(connection: sqlite3.Connection, path: Path) -> None:
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if application != APPLICATION_ID:
-        raise FormatError(f"{path} is not a mutation log")
-    if version > LOG_FORMAT:
-        raise FormatError(
-            f"{path} has log format {version}, this Scannery reads up to {LOG_FORMAT}; upgrade it"
-        )
-
-
-def _create(path: Path) -> None:
-    """Create an empty log; of several processes that try, one does."""
-    with _explained(path):
-        try:
-            path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise _refusal(path, error) from error
-        with _exclusive(path):
-            if path.exists():
-                return
-            draft = path.with_name(f".tmp-{LOG_FILE}")
-            for leftover in path.parent.glob(f"{draft.name}*"):
-                leftover.unlink()
-            connection = sqlite3.connect(draft, isolation_level=None)
-            try:
-                connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {LOG_FORMAT}")
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.executescript(_SCHEMA)
-            finally:
-                connection.close()
-            # Complete before it has its name; the folders too must survive a power cut.
-            draft.rename(path)
-            sync_folder(path.parent)
-            sync_folder(path.parent.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names and the content of the files in a folder durable, and the names of those in it."""
-    for path in (*(item for item in folder.iterdir() if item.is_file()), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-@contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    """Hold the turn among the processes of this machine."""
-    try:
-        descriptor = os.open(path.with_name("turn.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise _refusal(path, error) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _refusal(path: Path, error: OSError) -> Exception:
-    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return ReadOnlyError(f"no writes are taken: {path.parent} cannot be written ({error.strerror})")
-    return StoreError(f"{path.parent}: {error.strerror or error}")
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn the errors of SQLite into ours."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _translated(path, error) from error
-
-
-# By text: Python 3.10 does not tell the code.
-_DAMAGED = ("malformed", "not a database")
-
-
-def _translated(path: Path, error: sqlite3.Error) -> Exception:
-    text = str(error)
-    if any(words in text for words in _DAMAGED):
-        return CorruptError(f"the mutation log {path} is damaged: {text}")
-    if "readonly" in text:
-        return ReadOnlyError(f"no writes are taken: the mutation log {path} cannot be written ({text})")
-    what = "the disk is full" if "disk is full" in text else text
-    return StoreError(f"the mutation log {path} cannot be used now: {what}")

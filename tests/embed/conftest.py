@@ -16,6 +16,9 @@ def minilm_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def minilm() -> Encoder:
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     """The real model, in fp32 on the CPU."""
-    return Encoder.load(MINILM, device="cpu", dtype="float32")
+    with pytest.MonkeyPatch.context() as patch:
+        # Loaded by its library, whatever ran before; test_lean.py has the other way.
+        patch.setenv("SCANNERY_CACHE_DIR", str(tmp_path_factory.mktemp("no-notes")))
+        return Encoder.load(MINILM, device="cpu", dtype="float32")

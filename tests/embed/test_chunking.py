@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,15 +25,21 @@ TEXT_PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.fixture(scope="module")
+def tokenizer(minilm_folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(minilm_folder)
+
+
+@settings(max_examples=150)
 @given(st.one_of(st.text(max_size=400), st.lists(TEXT_PIECES, max_size=120).map("".join)))
-def test_passages_are_exact_small_ordered_and_complete(minilm: Encoder, text: str) -> None:
+def test_passages_are_exact_small_ordered_and_complete(minilm: Encoder, tokenizer: Any, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
         return
     passages = minilm.chunker(max_tokens=16, overlap_tokens=4).split(text)
-    tokenizer: Any = minilm._tokenizer
     for passage in passages:
         assert passage.text == text[passage.start : passage.end] != ""
         assert len(tokenizer(passage.embedding_text, add_special_tokens=False)["input_ids"]) == passage.tokens

@@ -65,7 +65,7 @@ def test_bucket_widths_are_the_best_there_are() -> None:
     assert choose_buckets(lengths, 256, 2048, 1) == [Bucket(8, 256, fixed=True)]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.sampled_from(["dog", "", "the lazy dog sleeps on", "volcanoes " * 12]), max_size=12))
 def test_order_is_that_of_the_input_whatever_the_batches(minilm: Encoder, texts: list[str]) -> None:
     known = dict(zip(SET := sorted(set(texts)), minilm.encode_documents(SET), strict=True))

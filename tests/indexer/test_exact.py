@@ -19,7 +19,7 @@ def oracle(vectors: np.ndarray, query: np.ndarray, k: int, distance: str, allowe
     return sorted(rows, key=lambda row: (-scores[row], row))[:k]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.integers(0, 40),
     st.integers(1, 5),

@@ -27,7 +27,8 @@ from scannery.indexer import (
     exact_search,
     open_index,
     parse_spec,
-    planner,
+    plan_costs,
+    plan_timing,
     unit_length,
     vectors_of,
 )
@@ -205,9 +206,9 @@ def test_plans_timed_on_a_busy_machine_are_timed_again(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     pressures = iter([3.0, 4.0, 2.0, 1.0])
-    measure = planner.measure_costs
+    measure = plan_timing.measure_costs
 
-    def measured(*arguments: Any) -> planner.Costs:
+    def measured(*arguments: Any) -> plan_costs.Costs:
         return dataclasses.replace(measure(*arguments), pressure=next(pressures))
 
     monkeypatch.setattr("scannery.indexer.segment.measure_costs", measured)
@@ -220,11 +221,21 @@ def test_plans_timed_on_a_busy_machine_are_timed_again(
     assert found == [3.0, 3.0, 2.0, 1.0, 1.0, 1.0]
 
 
+def test_plans_that_another_version_timed_are_timed_again(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cache = SegmentCache(tmp_path / "cache")
+    with monkeypatch.context() as another:
+        another.setattr(plan_costs.Costs, "to_json", lambda _: '{"row_us": 1.0}')
+        assert open_index(built.store, "t", cache=cache).segments[0]._planner._costs is None  # type: ignore[union-attr]
+    assert open_index(built.store, "t", cache=cache).segments[0]._planner._costs is not None  # type: ignore[union-attr]
+
+
 def test_other_work_is_no_part_of_what_a_search_costs():
-    clock = planner._Clock()
+    clock = plan_timing.Clock()
     took_us = clock.mean_us(lambda _: time.sleep(0.002), np.zeros((2, 1), np.float32))
     assert took_us < 1000
-    assert clock.pressure > planner.BUSY
+    assert clock.pressure > plan_costs.BUSY
 
 
 def test_a_damaged_cache_is_replaced(built: Built, tmp_path: Path):

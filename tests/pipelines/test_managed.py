@@ -451,7 +451,7 @@ def as_csv(record: dict[str, Any]) -> str:
     return ",".join(map(_quoted, cells))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(_records)
 def test_csv_and_json_say_the_same(record):
     line = csv_record(as_csv(record).encode() + b"\n", "a.csv", 2)
@@ -475,7 +475,7 @@ _json = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.dictionaries(
         st.sampled_from(["id", "embedding", "restricts", "numeric_restricts", "crowding_tag",
@@ -491,7 +491,7 @@ def test_no_record_breaks_the_reader(fields):
         assert result.category is None or result.category in _ALL_CATEGORIES
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.one_of(st.binary(max_size=60), st.text('a1,.=!#:"ifd-_', max_size=40).map(str.encode)))
 def test_no_line_breaks_the_reader(line):
     result = csv_record(line or b"x", "a.csv", 1)

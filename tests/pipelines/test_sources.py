@@ -69,7 +69,7 @@ def test_jsonl_gives_every_record_once_however_it_is_cut(tmp_path, kind, limit):
     assert [(r.fields["id"], r.line) for r in records] == [(i, i + 1) for i in range(500)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lines=st.lists(
         st.sampled_from([b'{"id":1}', b"", b"  ", b'{"id":"a b"}', b"x", b'{"id":"\xc3\xa9"}', b"[1]"])

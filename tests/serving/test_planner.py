@@ -128,8 +128,17 @@ def by_scann(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> Fo
     settings = segment.settings_for(TARGET)
     assert segment._planner is not None
     assert settings is not None
-    prepared = segment._prepared(query_1D)
-    return segment._planner.propose(prepared, K, allowed, settings, TARGET, leaves=settings.leaves)
+    assert segment._planner._costs is not None
+    share = allowed.count / segment.rows
+    return segment._planner.propose(
+        segment._prepared(query_1D),
+        K,
+        allowed,
+        settings,
+        TARGET,
+        share=share,
+        more_leaves=segment._planner._costs.more_leaves(share),
+    )
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -87,6 +87,35 @@ def test_a_signal_ends_the_server_cleanly(library: Path, workers: str, number: s
             answers(address)
 
 
+def test_signals_may_reach_a_thread_that_does_not_expect_them(library: Path) -> None:
+    """Threads of libraries do not block the supervisor's signals; it must neither die of one nor miss one."""
+    script = (
+        "import sys, threading; from scannery.serving import ServerConfig, serve\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "serve(ServerConfig(store=sys.argv[1], listen='127.0.0.1:0'), workers=1,\n"
+        "      ready=lambda address: print(address, flush=True))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(library)],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert address, process.wait()
+            before = children(process.pid)
+            for _ in range(3000):  # while it looks into one, the next one comes
+                process.send_signal(signal.SIGUSR1)
+            os.kill(before[0], signal.SIGKILL)
+            wait_until(lambda: len(children(process.pid)) == 1 and children(process.pid) != before)
+            wait_until(lambda: _answers_or_waits(address))
+            process.send_signal(signal.SIGUSR1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
 def test_a_worker_that_dies_is_replaced(library: Path) -> None:
     with started(library, "--workers", "2") as (process, address):
         before = children(process.pid)

@@ -16,7 +16,8 @@ import pytest
 from scannery.indexer import CorruptError, FormatError, StoreError
 from scannery.serving.live import sqlite_log
 from scannery.serving.live.log import Answer, LogEntry, LogGapError
-from scannery.serving.live.sqlite_log import KEEP_ANSWERS_S, LOG_FORMAT, SqliteLog
+from scannery.serving.live.log_files import LOG_FORMAT
+from scannery.serving.live.sqlite_log import KEEP_ANSWERS_S, SqliteLog
 from tests.data import ROOT
 
 
