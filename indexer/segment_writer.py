@@ -33,6 +33,8 @@ __all__ = ["FORMAT_KEY", "SEGMENT_KEY", "BuiltSegment", "build_segment", "file_s
 FORMAT_KEY = b"scannery.format"
 SEGMENT_KEY = b"scannery.segment"
 ROW_GROUP_ROWS = 1 << 16
+ROW_GROUP_NUMBERS = 1 << 23
+"""Components of vectors in a row group, at most: Arrow takes four bytes for each of them while it writes one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,10 +193,11 @@ def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, secon
     os.close(descriptor)
     draft = Path(name)
     plain = [name for name in table.column_names if name not in ("embedding", *NATIVE_COLUMNS)]
+    dimensions = table.schema.field("embedding").type.list_size
     pq.write_table(
         table.replace_schema_metadata(metadata),
         draft,
-        row_group_size=ROW_GROUP_ROWS,
+        row_group_size=max(1, min(ROW_GROUP_ROWS, ROW_GROUP_NUMBERS // dimensions)),
         compression="zstd",
         # Dictionaries pay for attributes and ids, never for vectors and codes, which do not repeat.
         use_dictionary=[f"{name}.list.element" if _is_list(table, name) else name for name in plain],
