@@ -101,9 +101,9 @@ def _enough(
         share = max(near, allowed / sizes_L[order_L[rank]])
         more = missed + min(allowed, above_L[rank] * share)
         if more > budget:
-            return rank + 1, missed
+            return rank + 1, float(missed)
         missed = more
-    return 0, missed
+    return 0, float(missed)
 
 
 @compiled
@@ -130,7 +130,7 @@ def scan_leaves(
     """
     k, leaves, dimensions = rows_K.shape[0], order_L.shape[0], vectors_ND.shape[1]
     above_L = np.empty(leaves, np.float32)
-    found, scanned, looked, needed, missed = 0, 0, 0, leaves, np.float32(0)
+    found, scanned, looked, needed, missed = 0, 0, 0, leaves, 0.0
     looked_score = -np.float32(np.inf)
     for rank in range(leaves):
         leaf = order_L[rank]
