@@ -9,7 +9,7 @@ import numpy as np
 
 from scannery.indexer.kernels import compiled, insert
 
-__all__ = ["TAIL_LOW", "TAIL_STEP", "count_tails", "predict_scores", "scan_leaves", "shares_near"]
+__all__ = ["TAIL_LOW", "TAIL_STEP", "count_tails", "predict_scores", "scan_leaves"]
 
 TAIL_LOW = -1.0
 TAIL_STEP = 1 / 128
@@ -161,23 +161,6 @@ def scan_leaves(
         if rank + 1 >= needed and scores_K[k - 1] == looked_score:
             return rank + 1, scanned, missed
     return leaves, scanned, 0.0
-
-
-@compiled
-def shares_near(
-    predicted_QL: np.ndarray, sizes_L: np.ndarray, allowed_L: np.ndarray, leaves: int, shares_Q: np.ndarray
-) -> None:
-    """Write which share of the rows of so many leaves nearest to each query is allowed."""
-    nearest, scores = np.empty(leaves, np.int64), np.empty(leaves, np.float32)
-    for query in range(predicted_QL.shape[0]):
-        found = 0
-        for leaf in range(predicted_QL.shape[1]):
-            found = insert(nearest, scores, found, leaf, predicted_QL[query, leaf])
-        rows, allowed = 0, 0
-        for leaf in nearest[:found]:
-            rows += sizes_L[leaf]
-            allowed += allowed_L[leaf]
-        shares_Q[query] = allowed / rows
 
 
 @compiled
