@@ -41,8 +41,8 @@ class Outlook:
     """How the scores of its rows spread around that, float32."""
 
     @cached_property
-    def order_QL(self) -> np.ndarray:  # noqa: N802  as the fields
-        """Leaves by predicted score, best first, int64."""
+    def order(self) -> np.ndarray:
+        """Leaves by predicted score, best first, int64 (Q, L)."""
         return np.argsort(-self.predicted_QL, axis=1)
 
     def of(self, queries: slice | np.ndarray) -> Outlook:
@@ -165,7 +165,7 @@ class Leaves:
                 queries_QD[query],
                 distance == "squared_l2",
                 self.starts_L,
-                outlook.order_QL[query],
+                outlook.order[query],
                 outlook.predicted_QL[query],
                 outlook.spread_QL[query],
                 self.sizes_L,
@@ -240,7 +240,7 @@ def _tails_of(
 
     outlook = leaves.predict(queries_QD, distance)
     counts_BT = np.zeros(leaves.tails_BT.shape, np.int64)
-    rank_QL = np.argsort(outlook.order_QL, axis=1)
+    rank_QL = np.argsort(outlook.order, axis=1)
     for start in range(0, len(rows_R), 1 << 14):
         block_R = rows_R[start : start + (1 << 14)]
         leaf_R = np.searchsorted(leaves.starts_L, block_R, side="right") - 1

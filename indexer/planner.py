@@ -24,10 +24,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
+from scannery.indexer.allowed import AllowedRows
 from scannery.indexer.exact import NO_ROW, exact_search
 from scannery.indexer.leaves import Leaves, Outlook
 from scannery.indexer.plan_costs import Costs
@@ -35,62 +35,13 @@ from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher
 from scannery.indexer.spec import Distance
 
-__all__ = ["AllowedRows", "Found", "Planner", "exact_found", "replace"]
+__all__ = ["Found", "Planner", "exact_found", "replace"]
 
-FEW_ROWS_SHARE = 0.125
-"""Of so few allowed rows, the row numbers are kept too: they take no more memory than the mask."""
-EVEN = 0.25
-"""A filter is even if the share of rows that it allows deviates by no more than this part of it from leaf to leaf."""
 EXACT_ABOVE_SHARE = 0.125
 """Where a search wants so large a share of the allowed rows, it is cheaper to score them all."""
 SURE = 3
 """Standard deviations by which chance may put the k-th allowed candidate behind its place."""
 BLOCK_QUERIES = 64
-
-
-@dataclass(frozen=True, eq=False)
-class AllowedRows:
-    """The rows of one segment that may be returned."""
-
-    mask_N: np.ndarray
-    """bool, read-only."""
-    leaves: Leaves | None
-    """Those of the segment."""
-
-    @cached_property
-    def count(self) -> int:
-        """How many rows are allowed."""
-        return int(np.count_nonzero(self.mask_N))
-
-    @cached_property
-    def rows(self) -> np.ndarray:
-        """Their numbers, int64, ascending."""
-        return np.flatnonzero(self.mask_N)
-
-    @cached_property
-    def per_leaf(self) -> np.ndarray:
-        """How many rows of each leaf are allowed, int64; empty without leaves."""
-        return self.leaves.counts(self.mask_N) if self.leaves else np.zeros(0, np.int64)
-
-    @cached_property
-    def even(self) -> bool:
-        """Whether the leaves allow about the same share of their rows, by more than chance would have it."""
-        if self.leaves is None or not self.count:
-            return True
-        sizes_L, share = self.leaves.sizes_L, self.count / len(self.mask_N)
-        by_chance = share * (1 - share) * sizes_L.sum()
-        variance = (np.square(self.per_leaf - share * sizes_L).sum() - by_chance) / np.square(sizes_L).sum()
-        return bool(variance <= (EVEN * share) ** 2)
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory that this takes, or may come to take."""
-        rows = len(self.mask_N)
-        return rows + min(self.count, int(FEW_ROWS_SHARE * rows)) * 8 + 8 * len(self.per_leaf)
-
-    def numbers_or_mask(self) -> np.ndarray:
-        """Return the row numbers if they are few, else the mask."""
-        return self.rows if self.count <= FEW_ROWS_SHARE * len(self.mask_N) else self.mask_N
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +96,8 @@ class Planner:
         ):
             return exact_found(self._vectors_ND, queries_QD, k, self._distance, allowed)
         if allowed.even:
-            share = allowed.count / len(self._vectors_ND)
-            plan = costs.choose(count, allowed.count, share)
-            return self._by(plan, queries_QD, k, allowed, settings, target_recall, share=share)
+            plan = costs.choose(count, allowed.count, allowed.share)
+            return self._by(plan, queries_QD, k, allowed, settings, target_recall, share=allowed.share)
         starts = range(0, count, BLOCK_QUERIES)
         blocks = [queries_QD[start : start + BLOCK_QUERIES] for start in starts]
         return _joined([self._looked(block, k, allowed, settings, target_recall, costs) for block in blocks])

@@ -105,6 +105,11 @@ class Options:
         return self.mode == "dense" and self.rerank is None and not self.explain
 
     @property
+    def drops_nothing(self) -> bool:
+        """Whether all candidates are hits, except what a query names itself."""
+        return self.max_per_group is None and self.min_score == -math.inf
+
+    @property
     def deepest(self) -> int:
         """Hits of a query that have to be found to answer it."""
         return max(self.k + self.offset, self.rerank.candidates if self.rerank else 0)

@@ -306,7 +306,9 @@ def _answers(
     snapshot: Snapshot, options: Options, queries: Sequence[ByVector], deadline: Deadline
 ) -> list[tuple[bytes, str]]:
     """Return the hits of each query, on the wire, and the plan that found them."""
-    rankings = engine.search(snapshot, queries, options, deadline, paths=["query"] * len(queries))
+    rankings = engine.search_straight(snapshot, queries, options, deadline)
+    if rankings is None:
+        rankings = engine.search(snapshot, queries, options, deadline, paths=["query"] * len(queries))
     plan = noted_plan()
     return [(hits, plan) for hits in _hits(rankings, snapshot, options)]
 
