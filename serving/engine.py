@@ -73,8 +73,8 @@ def search_straight(
 ) -> list[Ranking] | None:
     """Return what `search` does where that takes one look at one segment; None where it takes more.
 
-    Most queries are such. A search drives the interpreter out of the processor's cache, so that each function on the way
-    costs several times what it does in a loop of its own.
+    Most queries are such. A search drives the interpreter out of the processor's cache, so that each function on the
+    way costs several times what it does in a loop of its own.
     """
     for straight in snapshot.derived(options, _straight):
         deadline.check()
