@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import scannery
-from benchmarks.peers import Pgvector
+from benchmarks.peer_databases import Pgvector
 from benchmarks.query import Collection
 from benchmarks.report import environment, table
 from benchmarks.serve_load import CALLERS, ROUNDS, K, queries_of, served, throughput
@@ -44,8 +44,9 @@ def pgvector(vectors_ND: np.ndarray) -> Iterator[Callable[[int, int], Ask]]:
 
     server = Pgvector()
     collection = Collection("passages", "cosine", vectors_ND, vectors_ND[:1])
-    server.build(collection, collection.quantiles(), Path())
-    with ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="pg") as folder, ExitStack() as stack:
+        server.build(collection, collection.quantiles(), Path(folder))
+        server.open(collection, {}, Path(folder))
         stack.callback(server.close)
         connections: dict[int, Any] = {}
 

@@ -109,13 +109,12 @@ class Service(Methods):
             rankings = engine.search(snapshot, [query], options, deadline, paths=["query"], trace=trace)
             with trace.stage("hydrate"):
                 [hits] = _hits(rankings, snapshot, options)
-        rest = search_pb2.SearchResponse(
-            version=snapshot.manifest.version,
-            sequence=snapshot.sequence,
-            explanation=trace.message(0, snapshot.segments) if options.explain else None,
-        )
+        rest = snapshot.derived(options, _rest)
+        if options.explain:
+            explained = search_pb2.SearchResponse(explanation=trace.message(0, snapshot.segments))
+            rest += explained.SerializeToString()
         # Messages on the wire are joined by putting one behind the other.
-        return hits + rest.SerializeToString()
+        return hits + rest
 
     def _searched_together(
         self, snapshot: Snapshot, query: ByVector | ByText, options: Options, deadline: Deadline
@@ -311,6 +310,12 @@ def _answers(
         rankings = engine.search(snapshot, queries, options, deadline, paths=["query"] * len(queries))
     plan = noted_plan()
     return [(hits, plan) for hits in _hits(rankings, snapshot, options)]
+
+
+def _rest(snapshot: Snapshot, options: Options) -> bytes:
+    """Return what an answer has besides its hits, on the wire."""
+    rest = search_pb2.SearchResponse(version=snapshot.manifest.version, sequence=snapshot.sequence)
+    return rest.SerializeToString()
 
 
 def _hydrator(snapshot: Snapshot, options: Options) -> hydrate.Hydrator:
