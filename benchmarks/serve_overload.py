@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -25,10 +26,14 @@ def overload(store: str, name: str, seconds: float) -> None:
     """Three times the capacity, open loop, and then at once little again; and deaths and reloads under load."""
     seconds = max(3.0, seconds)
     # New texts, which have to be encoded: callers on the same cores could not send three times as many vectors.
-    asked = [f"what did they say about topic {number} in the last episode" for number in range(50_000)]
+    numbers = itertools.count()
     with served(store, "--workers", "auto") as (_, address, _):
 
         def step(rate: float) -> Step:
+            count = int(rate * seconds) + 2
+            asked = [
+                f"what did they say about topic {next(numbers)} in the last episode" for _ in range(count)
+            ]
             return run_step(address, name, asked, rate, seconds, processes=2)
 
         step(20)

@@ -15,6 +15,7 @@ from grpc import StatusCode
 
 from scannery.indexer import IndexerError
 from scannery.serving import engine, hydrate, limits, tracing
+from scannery.serving.affinity import on_all_cores
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
 from scannery.serving.embedding import Embedding, index_encoders
@@ -133,7 +134,9 @@ class Service(Methods):
         queries = _queries(request, snapshot, options)
         filters = _filters(request, snapshot, options, len(queries))
         deadline.check()
-        rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
+        # A batch is worth any core that is idle.
+        with on_all_cores():
+            rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
         with span("scannery.hydrate"):
             found = _hits(rankings, snapshot, options)
         results = [
