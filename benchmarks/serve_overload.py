@@ -30,7 +30,8 @@ def overload(store: str, name: str, seconds: float) -> None:
     with served(store, "--workers", "auto") as (_, address, _):
 
         def step(rate: float) -> Step:
-            count = int(rate * seconds) + 2
+            # Each process asks some of them: of so many, rarely the same.
+            count = 20 * int(rate * seconds)
             asked = [
                 f"what did they say about topic {next(numbers)} in the last episode" for _ in range(count)
             ]
