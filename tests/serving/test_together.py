@@ -170,3 +170,18 @@ def test_queries_of_concurrent_callers_are_searched_together_and_answered_as_alo
         assert [hit.id for hit in one] == [hit.id for hit in other]
         np.testing.assert_allclose([hit.score for hit in one], [hit.score for hit in other], atol=1e-6)
         assert [hit.text for hit in one] == [hit.text for hit in other]
+
+
+@pytest.mark.parametrize("k", [1, 7, 10, 50, 60])
+@pytest.mark.parametrize("exact", [False, True])
+def test_one_query_is_answered_as_one_of_many(library: Path, k: int, exact: bool) -> None:
+    queries_QD = clustered(20, 4, seed=9)
+    with serving(library) as server, scannery.connect(server.address) as client:
+        index = client.index("flat")
+        many = index.search_many(queries_QD, k, exact=exact)
+        for query_D, hits in zip(queries_QD, many, strict=True):
+            one = index.search(query_D, k, exact=exact)
+            assert [hit.id for hit in one] == [hit.id for hit in hits]
+            np.testing.assert_allclose([hit.score for hit in one], [hit.score for hit in hits], rtol=1e-5)
+            later = index.search(query_D, k, offset=1, exact=exact)
+            assert [hit.id for hit in later][: k - 1] == [hit.id for hit in one][1:]
