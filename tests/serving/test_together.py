@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_those_that_wait_are_answered_together_with_their_like(
     futures = _ask_while_busy(
         together,
         answers,
-        [lambda key=key, number=number: together.answer(key, number, NEVER, answers) for key, number in asks],
+        [partial(together.answer, key, number, NEVER, answers) for key, number in asks],
     )
     assert [future.result() for future in futures] == [2, 4, 6, 8, 10]
     # At most three together, and the others in the order in which they came.
@@ -109,7 +110,7 @@ def test_who_makes_a_batch_fail_fails_alone(together: Together[int, int], answer
     futures = _ask_while_busy(
         together,
         answers,
-        [lambda number=number: together.answer(ONE, number, NEVER, answers) for number in (1, -1, 3)],
+        [partial(together.answer, ONE, number, NEVER, answers) for number in (1, -1, 3)],
     )
     assert [futures[0].result(), futures[2].result()] == [2, 6]
     with pytest.raises(ValueError, match="negative"):
