@@ -89,13 +89,21 @@ class Chroma:
             )
 
     def open(self, collection: Collection, numbers: dict[str, np.ndarray], folder: Path) -> None:
-        import chromadb
+        self._folder = folder
+        self._reopen()
 
-        self._rows = chromadb.PersistentClient(str(folder)).get_collection("bench", embedding_function=None)
+    def _reopen(self) -> None:
+        import chromadb
+        from chromadb.api.shared_system_client import SharedSystemClient
+
+        SharedSystemClient.clear_system_cache()
+        client = chromadb.PersistentClient(str(self._folder))
+        self._rows = client.get_collection("bench", embedding_function=None)
 
     def searcher(self, chosen: Filter, effort: int) -> Ask | None:
         configuration: Any = {"hnsw": {"ef_search": effort}}
         self._rows.modify(configuration=configuration)
+        self._reopen()  # an index that is loaded stays as it was
         where: Any = chosen.where
 
         def ask(query_D: np.ndarray) -> Sequence[int]:
@@ -138,7 +146,9 @@ class Lance:
         def ask(query_D: np.ndarray) -> Sequence[int]:
             query = self._rows.search(query_D).distance_type("dot").nprobes(effort).refine_factor(10)
             query = query.where(chosen.sql, prefilter=True) if chosen.column else query
-            found: list[int] = query.limit(K).select(["row"]).to_arrow().column("row").to_pylist()
+            found: list[int] = (
+                query.limit(K).select(["row", "_distance"]).to_arrow().column("row").to_pylist()
+            )
             return found
 
         return ask

@@ -57,16 +57,25 @@ def vectors(store: str, name: str, seconds: float) -> None:
         print(f"{len(vectors_ND):,} × {vectors_ND.shape[1]}, recall@{K} {recall:.3f}\n")
         servers = {"a worker per core": (pid, index), "one worker": (single_pid, single.index(name))}
         print(_calls(servers, opened, queries_QD, seconds), flush=True)
-        batches, raws = [], []
-        for _ in range(ROUNDS):
-            raws.append(_raw_scann(opened, queries_QD, seconds))
-            batches.append(100 * throughput(batched(index, queries_QD), 2, seconds)[0])
-    share = median(one / other for one, other in zip(batches, raws, strict=True))
-    rows = [
-        ("SearchMany of 100, 2 callers, ids and scores", f"{median(batches):.0f}"),
-        ("segments in process, batches of 100, one thread", f"{median(raws):.0f}"),
-    ]
-    print("\n" + table(("", "queries/s"), rows), f"\n\nSearchMany / raw: {share:.2f}", flush=True)
+        print(
+            "\n"
+            + _batches({label: asked for label, (_, asked) in servers.items()}, opened, queries_QD, seconds)
+        )
+
+
+def _batches(servers: dict[str, Index], opened: OpenIndex, queries_QD: np.ndarray, seconds: float) -> str:
+    """Return a table of SearchMany, and of the same batches in this process; they take turns."""
+    raws: list[float] = []
+    rates: dict[str, list[float]] = {label: [] for label in servers}
+    for _ in range(ROUNDS):
+        raws.append(_raw_scann(opened, queries_QD, seconds))
+        for label, index in servers.items():
+            rates[label].append(100 * throughput(batched(index, queries_QD), 2, seconds)[0])
+    rows: list[Sequence[object]] = [("segments in process, one thread", f"{median(raws):.0f}", "")]
+    for label, each in rates.items():
+        share = median(one / other for one, other in zip(each, raws, strict=True))
+        rows.append((f"{label}, 2 callers", f"{median(each):.0f}", f"{share:.2f}"))
+    return table(("SearchMany of 100, ids and scores", "queries/s", "of the segments"), rows)
 
 
 def recall_of(index: Index, vectors_ND: np.ndarray, queries_QD: np.ndarray) -> float:

@@ -17,8 +17,6 @@ FEW_ROWS = 1 / 1024
 """Of so small a share of the rows, only the numbers are kept, and nothing is done that takes a look at every row."""
 NUMBERED = 1 / 8
 """Of so small a share, the numbers are kept besides the mask: they take no more memory."""
-EVEN = 0.25
-"""A filter is even if the share of rows that it allows deviates by no more than this part of it from leaf to leaf."""
 
 
 class AllowedRows:
@@ -63,16 +61,6 @@ class AllowedRows:
     def per_leaf(self) -> np.ndarray:
         """How many rows of each leaf are allowed, int64; empty without leaves."""
         return self._leaves.counts(self.mask_N) if self._leaves else np.zeros(0, np.int64)
-
-    @cached_property
-    def even(self) -> bool:
-        """Whether the leaves allow about the same share of their rows, but for what chance does."""
-        if self._leaves is None or not self.count:
-            return True
-        sizes_L, share = self._leaves.sizes_L, self.share
-        by_chance = share * (1 - share) * sizes_L.sum()
-        variance = (np.square(self.per_leaf - share * sizes_L).sum() - by_chance) / np.square(sizes_L).sum()
-        return bool(variance <= (EVEN * share) ** 2)
 
     @property
     def size_bytes(self) -> int:

@@ -121,7 +121,7 @@ class MemorySegment(Segment):
 
     def warm(self) -> None:
         """Make now what a query needs and would wait for, where there are many rows."""
-        _ = self.searched_ND, self.postings, self.sparse
+        _ = self.searched_ND, self.postings, self.sparse, self.records
 
     @classmethod
     def of(cls, table: pa.Table, spec: IndexSpec, *, hashes_N: np.ndarray | None = None) -> MemorySegment:

@@ -47,10 +47,8 @@ def measure_costs(
         def scan(query_1D: np.ndarray, allowed: AllowedRows = allowed) -> None:
             planner.scan(query_1D, TIMED_K, allowed, TIMED_TARGET)
 
-        def propose(
-            query_1D: np.ndarray, allowed: AllowedRows = allowed, share: float = share, more: float = more
-        ) -> None:
-            planner.propose(query_1D, TIMED_K, allowed, settings, TIMED_TARGET, share=share, more_leaves=more)
+        def propose(query_1D: np.ndarray, allowed: AllowedRows = allowed, more: float = more) -> None:
+            planner.propose(query_1D, TIMED_K, allowed, settings, TIMED_TARGET, more_leaves=more)
 
         scans.append(clock.mean_us(scan, timed_QD))
         proposals.append(clock.mean_us(propose, timed_QD))

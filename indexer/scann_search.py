@@ -67,8 +67,8 @@ class ScannSearcher:
         `rescore` candidates come from `leaves` leaves, and those that are not allowed are dropped.
         """
         if len(queries_QD) == 1:
-            *best, scored, depth = self._search_one(queries_QD[0], k, rescore, leaves, allowed_N)
-            return Rescored(*best, np.array([scored]), np.array([depth]))
+            rows_1K, scores_1K, scored, depth = self._search_one(queries_QD[0], k, rescore, leaves, allowed_N)
+            return Rescored(rows_1K, scores_1K, np.array([scored]), np.array([depth]))
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
         return _rescored(self._vectors_ND, queries_QD, candidates_QC, k, self._squared, allowed_N)
 

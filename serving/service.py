@@ -15,6 +15,7 @@ from grpc import StatusCode
 
 from scannery.indexer import IndexerError
 from scannery.serving import engine, hydrate, limits, tracing
+from scannery.serving.affinity import on_all_cores
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
 from scannery.serving.embedding import Embedding, index_encoders
@@ -109,13 +110,12 @@ class Service(Methods):
             rankings = engine.search(snapshot, [query], options, deadline, paths=["query"], trace=trace)
             with trace.stage("hydrate"):
                 [hits] = _hits(rankings, snapshot, options)
-        rest = search_pb2.SearchResponse(
-            version=snapshot.manifest.version,
-            sequence=snapshot.sequence,
-            explanation=trace.message(0, snapshot.segments) if options.explain else None,
-        )
+        rest = snapshot.derived(options, _rest)
+        if options.explain:
+            explained = search_pb2.SearchResponse(explanation=trace.message(0, snapshot.segments))
+            rest += explained.SerializeToString()
         # Messages on the wire are joined by putting one behind the other.
-        return hits + rest.SerializeToString()
+        return hits + rest
 
     def _searched_together(
         self, snapshot: Snapshot, query: ByVector | ByText, options: Options, deadline: Deadline
@@ -134,7 +134,9 @@ class Service(Methods):
         queries = _queries(request, snapshot, options)
         filters = _filters(request, snapshot, options, len(queries))
         deadline.check()
-        rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
+        # A batch is worth any core that is idle.
+        with on_all_cores():
+            rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
         with span("scannery.hydrate"):
             found = _hits(rankings, snapshot, options)
         results = [
@@ -306,9 +308,17 @@ def _answers(
     snapshot: Snapshot, options: Options, queries: Sequence[ByVector], deadline: Deadline
 ) -> list[tuple[bytes, str]]:
     """Return the hits of each query, on the wire, and the plan that found them."""
-    rankings = engine.search(snapshot, queries, options, deadline, paths=["query"] * len(queries))
+    rankings = engine.search_straight(snapshot, queries, options, deadline)
+    if rankings is None:
+        rankings = engine.search(snapshot, queries, options, deadline, paths=["query"] * len(queries))
     plan = noted_plan()
     return [(hits, plan) for hits in _hits(rankings, snapshot, options)]
+
+
+def _rest(snapshot: Snapshot, options: Options) -> bytes:
+    """Return what an answer has besides its hits, on the wire."""
+    rest = search_pb2.SearchResponse(version=snapshot.manifest.version, sequence=snapshot.sequence)
+    return rest.SerializeToString()
 
 
 def _hydrator(snapshot: Snapshot, options: Options) -> hydrate.Hydrator:

@@ -43,6 +43,8 @@ HEALTHY_AFTER_S = 60.0
 # After the drain, a process has this long to go before it is killed.
 KILL_AFTER_S = 5.0
 
+SWITCH_S = 0.0005
+
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A process that is ready writes its number into a pipe, and then makes the supervisor look.
 _LOOK = signal.SIGUSR1
@@ -102,6 +104,8 @@ def _serve_here(
 ) -> None:
     from scannery.serving.server import Server
 
+    # A query changes threads several times, and each time waits so long for whoever applies writes.
+    sys.setswitchinterval(SWITCH_S)
     server = Server(
         config, preloaded=preloaded, publish=lambda data: slots.write(slot, data), before=slots.read(slot)
     )

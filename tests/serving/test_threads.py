@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,10 @@ NAME = "scannery-test-calls"
 @pytest.fixture
 def done() -> threading.Semaphore:
     return threading.Semaphore(0)
+
+
+def _end(ended: threading.Event, _: Any) -> None:
+    ended.set()
 
 
 def _alive() -> int:
@@ -64,7 +70,7 @@ def test_the_thread_that_ended_last_goes_on_first() -> None:
     for _ in range(5):
         ended = threading.Event()
         threads.submit(lambda: used.append(threading.current_thread().name)).add_done_callback(
-            lambda call, ended=ended: ended.set()
+            partial(_end, ended)
         )
         assert ended.wait(20)
         until_s = time.monotonic() + 20

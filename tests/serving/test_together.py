@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_those_that_wait_are_answered_together_with_their_like(
     futures = _ask_while_busy(
         together,
         answers,
-        [lambda key=key, number=number: together.answer(key, number, NEVER, answers) for key, number in asks],
+        [partial(together.answer, key, number, NEVER, answers) for key, number in asks],
     )
     assert [future.result() for future in futures] == [2, 4, 6, 8, 10]
     # At most three together, and the others in the order in which they came.
@@ -109,7 +110,7 @@ def test_who_makes_a_batch_fail_fails_alone(together: Together[int, int], answer
     futures = _ask_while_busy(
         together,
         answers,
-        [lambda number=number: together.answer(ONE, number, NEVER, answers) for number in (1, -1, 3)],
+        [partial(together.answer, ONE, number, NEVER, answers) for number in (1, -1, 3)],
     )
     assert [futures[0].result(), futures[2].result()] == [2, 6]
     with pytest.raises(ValueError, match="negative"):
@@ -170,3 +171,18 @@ def test_queries_of_concurrent_callers_are_searched_together_and_answered_as_alo
         assert [hit.id for hit in one] == [hit.id for hit in other]
         np.testing.assert_allclose([hit.score for hit in one], [hit.score for hit in other], atol=1e-6)
         assert [hit.text for hit in one] == [hit.text for hit in other]
+
+
+@pytest.mark.parametrize("k", [1, 7, 10, 50, 60])
+@pytest.mark.parametrize("exact", [False, True])
+def test_one_query_is_answered_as_one_of_many(library: Path, k: int, exact: bool) -> None:
+    queries_QD = clustered(20, 4, seed=9)
+    with serving(library) as server, scannery.connect(server.address) as client:
+        index = client.index("flat")
+        many = index.search_many(queries_QD, k, exact=exact)
+        for query_D, hits in zip(queries_QD, many, strict=True):
+            one = index.search(query_D, k, exact=exact)
+            assert [hit.id for hit in one] == [hit.id for hit in hits]
+            np.testing.assert_allclose([hit.score for hit in one], [hit.score for hit in hits], rtol=1e-5)
+            later = index.search(query_D, k, offset=1, exact=exact)
+            assert [hit.id for hit in later][: k - 1] == [hit.id for hit in one][1:]
