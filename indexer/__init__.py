@@ -1,5 +1,6 @@
 """Vectors to segments: the format at rest, ScaNN, versions and the store."""
 
+from scannery.indexer.allowed import FEW_ROWS, AllowedRows
 from scannery.indexer.analyser import Analyser
 from scannery.indexer.bm25 import CorpusStatistics, corpus_statistics, score_rows
 from scannery.indexer.cache import SegmentCache
@@ -34,7 +35,7 @@ from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback,
 from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall, SegmentEntry
 from scannery.indexer.memory import MemorySegment
 from scannery.indexer.opening import open_segment
-from scannery.indexer.planner import AllowedRows, Found
+from scannery.indexer.planner import Found
 from scannery.indexer.postings import Postings
 from scannery.indexer.reader import OpenIndex, open_index
 from scannery.indexer.records import Records
@@ -75,6 +76,7 @@ from scannery.indexer.versions import (
 )
 
 __all__ = [
+    "FEW_ROWS",
     "MAX_ID_BYTES",
     "MAX_MAGNITUDE",
     "MAX_SPARSE_ENTRIES",

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from scannery.indexer.planner import AllowedRows
+from scannery.indexer.allowed import AllowedRows
 from scannery.indexer.postings import Postings
 
 __all__ = ["K1", "B", "CorpusStatistics", "corpus_statistics", "score_rows"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from scannery.indexer.kernels import compiled, insert
 
-__all__ = ["TAIL_LOW", "TAIL_STEP", "count_tails", "predict_scores", "scan_leaves", "shares_near"]
+__all__ = ["TAIL_LOW", "TAIL_STEP", "count_tails", "predict_scores", "scan_leaves"]
 
 TAIL_LOW = -1.0
 TAIL_STEP = 1 / 128
@@ -101,9 +101,9 @@ def _enough(
         share = max(near, allowed / sizes_L[order_L[rank]])
         more = missed + min(allowed, above_L[rank] * share)
         if more > budget:
-            return rank + 1, missed
+            return rank + 1, float(missed)
         missed = more
-    return 0, missed
+    return 0, float(missed)
 
 
 @compiled
@@ -130,7 +130,7 @@ def scan_leaves(
     """
     k, leaves, dimensions = rows_K.shape[0], order_L.shape[0], vectors_ND.shape[1]
     above_L = np.empty(leaves, np.float32)
-    found, scanned, looked, needed, missed = 0, 0, 0, leaves, np.float32(0)
+    found, scanned, looked, needed, missed = 0, 0, 0, leaves, 0.0
     looked_score = -np.float32(np.inf)
     for rank in range(leaves):
         leaf = order_L[rank]
@@ -161,23 +161,6 @@ def scan_leaves(
         if rank + 1 >= needed and scores_K[k - 1] == looked_score:
             return rank + 1, scanned, missed
     return leaves, scanned, 0.0
-
-
-@compiled
-def shares_near(
-    predicted_QL: np.ndarray, sizes_L: np.ndarray, allowed_L: np.ndarray, leaves: int, shares_Q: np.ndarray
-) -> None:
-    """Write which share of the rows of so many leaves nearest to each query is allowed."""
-    nearest, scores = np.empty(leaves, np.int64), np.empty(leaves, np.float32)
-    for query in range(predicted_QL.shape[0]):
-        found = 0
-        for leaf in range(predicted_QL.shape[1]):
-            found = insert(nearest, scores, found, leaf, predicted_QL[query, leaf])
-        rows, allowed = 0, 0
-        for leaf in nearest[:found]:
-            rows += sizes_L[leaf]
-            allowed += allowed_L[leaf]
-        shares_Q[query] = allowed / rows
 
 
 @compiled

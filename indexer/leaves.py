@@ -14,7 +14,6 @@ Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -29,25 +28,6 @@ SAMPLED_QUERIES = 64
 SAMPLED_ROWS = 1 << 18
 CAUTION = 0.75
 """Share of the misses that a target recall allows which may be expected: tails are averages, and queries differ."""
-
-
-@dataclass(frozen=True, eq=False)
-class Outlook:
-    """What the leaves predict for some queries."""
-
-    predicted_QL: np.ndarray
-    """Score that each leaf predicts for its rows, float32."""
-    spread_QL: np.ndarray
-    """How the scores of its rows spread around that, float32."""
-
-    @cached_property
-    def order_QL(self) -> np.ndarray:  # noqa: N802  as the fields
-        """Leaves by predicted score, best first, int64."""
-        return np.argsort(-self.predicted_QL, axis=1)
-
-    def of(self, queries: slice | np.ndarray) -> Outlook:
-        """Return that for some of the queries."""
-        return Outlook(self.predicted_QL[queries], self.spread_QL[queries])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +78,13 @@ class Leaves:
         counts_L: np.ndarray = np.add.reduceat(mask_N, self.starts_L, dtype=np.int64)
         return counts_L
 
-    def predict(self, queries_QD: np.ndarray, distance: Distance) -> Outlook:
-        """Return what the leaves predict for some queries: float32, of length 1 for cosine."""
+    def predict(
+        self, queries_QD: np.ndarray, distance: Distance
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return per query the leaves by predicted score, the scores and their spreads, all (Q, L)."""
         if len(queries_QD) < FEW_QUERIES:
-            return self._predict_few(queries_QD, distance == "squared_l2")
+            predicted_QL, spread_QL = self._predict_few(queries_QD, distance == "squared_l2")
+            return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL
         products_QL = queries_QD @ self.means_LD.T
         squares_Q1 = np.einsum("qd,qd->q", queries_QD, queries_QD)[:, None]
         if distance == "squared_l2":
@@ -111,10 +94,10 @@ class Leaves:
         else:
             predicted_QL = products_QL
             spread_QL = np.sqrt(squares_Q1) * self.radius_L
-        return Outlook(predicted_QL, spread_QL.astype(np.float32, copy=False))
+        return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL.astype(np.float32, copy=False)
 
-    def _predict_few(self, queries_QD: np.ndarray, squared: bool) -> Outlook:
-        """Do the same without what a matrix product costs to begin with."""
+    def _predict_few(self, queries_QD: np.ndarray, squared: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return predicted scores and spreads, without what a matrix product costs to begin with."""
         from scannery.indexer import leaf_kernels  # compiles on import: only where it is needed
 
         predicted_QL, spread_QL = np.empty((2, len(queries_QD), len(self.sizes_L)), np.float32)
@@ -122,22 +105,12 @@ class Leaves:
             leaf_kernels.predict_scores(
                 query_D, squared, self.means_LD, self.squares_L, self.radius_L, predicted_L, spread_L
             )
-        return Outlook(predicted_QL, spread_QL)
-
-    def shares_near(self, outlook: Outlook, leaves: int, allowed_L: np.ndarray) -> np.ndarray:
-        """Return which share of the rows of so many leaves nearest to each query is allowed, float64 (Q,)."""
-        from scannery.indexer import leaf_kernels  # compiles on import: only where it is needed
-
-        shares_Q = np.empty(len(outlook.predicted_QL))
-        leaves = min(leaves, len(self.sizes_L))
-        leaf_kernels.shares_near(outlook.predicted_QL, self.sizes_L, allowed_L, leaves, shares_Q)
-        return shares_Q
+        return predicted_QL, spread_QL
 
     def scan(
         self,
         vectors_ND: np.ndarray,
         queries_QD: np.ndarray,
-        outlook: Outlook,
         k: int,
         distance: Distance,
         mask_N: np.ndarray,
@@ -146,11 +119,12 @@ class Leaves:
     ) -> LeafScan:
         """Return the best k allowed rows of each query, from as many leaves as the target recall takes.
 
-        Queries are those of the outlook. `allowed_L` are the mask's counts. Fewer than k rows are found only if
-        fewer are allowed.
+        Queries are float32, of length 1 for cosine. `allowed_L` are the mask's counts. Fewer than k rows are
+        found only if fewer are allowed.
         """
-        from scannery.indexer import leaf_kernels
+        from scannery.indexer import leaf_kernels  # compiles on import: only where it is needed
 
+        order_QL, predicted_QL, spread_QL = self.predict(queries_QD, distance)
         count = len(queries_QD)
         found = LeafScan(
             np.full((count, k), NO_ROW, np.int64),
@@ -165,9 +139,9 @@ class Leaves:
                 queries_QD[query],
                 distance == "squared_l2",
                 self.starts_L,
-                outlook.order_QL[query],
-                outlook.predicted_QL[query],
-                outlook.spread_QL[query],
+                order_QL[query],
+                predicted_QL[query],
+                spread_QL[query],
                 self.sizes_L,
                 mask_N,
                 allowed_L,
@@ -238,15 +212,15 @@ def _tails_of(
     from scannery.indexer import leaf_kernels
     from scannery.indexer.exact import all_scores
 
-    outlook = leaves.predict(queries_QD, distance)
+    order_QL, predicted_QL, spread_QL = leaves.predict(queries_QD, distance)
     counts_BT = np.zeros(leaves.tails_BT.shape, np.int64)
-    rank_QL = np.argsort(outlook.order_QL, axis=1)
+    rank_QL = np.argsort(order_QL, axis=1)
     for start in range(0, len(rows_R), 1 << 14):
         block_R = rows_R[start : start + (1 << 14)]
         leaf_R = np.searchsorted(leaves.starts_L, block_R, side="right") - 1
         scores_QR = all_scores(vectors_ND[block_R], queries_QD, distance)
         leaf_kernels.count_tails(
-            scores_QR, leaf_R, block_R, own_Q, rank_QL, outlook.predicted_QL, outlook.spread_QL, counts_BT
+            scores_QR, leaf_R, block_R, own_Q, rank_QL, predicted_QL, spread_QL, counts_BT
         )
     # Half a row beyond the last one seen: what was not seen in a sample is rare, and not impossible.
     above_BT = np.cumsum(counts_BT[:, ::-1], axis=1)[:, ::-1] + 0.5

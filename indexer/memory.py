@@ -18,9 +18,9 @@ from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.postings import WORD_COLUMNS, Postings, invert, term_columns
 from scannery.indexer.records import Records
 from scannery.indexer.segment import Segment
-from scannery.indexer.segment_writer import search_vectors
 from scannery.indexer.sparse import INDICES_COLUMN, SparsePostings, invert_sparse
 from scannery.indexer.spec import IndexSpec
+from scannery.indexer.vector_files import search_vectors
 
 __all__ = ["MemorySegment"]
 

@@ -47,13 +47,8 @@ class Costs:
         """Whether they are worth being timed again, when the machine has less to do."""
         return self.pressure > BUSY
 
-    @property
-    def cheapest(self) -> float:
-        """Cost of a query by the other plans, at the least."""
-        return min(*self.scan_us, *self.proposed_us)
-
     def choose(self, queries: int, rows: int, share: float) -> str:
-        """Return the cheapest plan for queries near to which such a share is allowed, of so many rows in all."""
+        """Return the cheapest plan for so many queries and allowed rows, which are such a share of all."""
         plans = {
             "scann_allowed": self.proposed(share, queries),
             "leaves": self.scan(share, queries),
@@ -68,7 +63,7 @@ class Costs:
         return rows * (self.gather_us + queries * self.product_us)
 
     def scan(self, share: float, queries: int) -> float:
-        """Return the cost of `leaves`, where such a share of the rows near to each query is allowed."""
+        """Return the cost of `leaves`."""
         return queries * _along_shares(self.scan_us, share)
 
     def proposed(self, share: float, queries: int) -> float:

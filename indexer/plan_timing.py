@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from scannery.indexer.allowed import AllowedRows
 from scannery.indexer.exact import exact_search
 from scannery.indexer.leaves import Leaves
 from scannery.indexer.plan_costs import BATCH, SHARES, Costs
-from scannery.indexer.planner import AllowedRows, Planner
+from scannery.indexer.planner import Planner
 from scannery.indexer.scann_config import SearchSettings
 
 __all__ = ["Clock", "measure_costs"]
@@ -38,7 +39,7 @@ def measure_costs(
         mask_N = generator.random(len(vectors_ND)) < share
         mask_N[0] = True  # never empty
         mask_N.setflags(write=False)
-        allowed = AllowedRows(mask_N, leaves)
+        allowed = AllowedRows(mask_N, leaves, len(mask_N))
         found = planner.scan(queries_QD, TIMED_K, allowed, TIMED_TARGET)
         needed.append(float(found.leaves_Q.mean()))
         more = needed[-1] / needed[0]
@@ -46,10 +47,8 @@ def measure_costs(
         def scan(query_1D: np.ndarray, allowed: AllowedRows = allowed) -> None:
             planner.scan(query_1D, TIMED_K, allowed, TIMED_TARGET)
 
-        def propose(
-            query_1D: np.ndarray, allowed: AllowedRows = allowed, share: float = share, more: float = more
-        ) -> None:
-            planner.propose(query_1D, TIMED_K, allowed, settings, TIMED_TARGET, share=share, more_leaves=more)
+        def propose(query_1D: np.ndarray, allowed: AllowedRows = allowed, more: float = more) -> None:
+            planner.propose(query_1D, TIMED_K, allowed, settings, TIMED_TARGET, more_leaves=more)
 
         scans.append(clock.mean_us(scan, timed_QD))
         proposals.append(clock.mean_us(propose, timed_QD))

@@ -4,14 +4,12 @@ Three plans, for the same answer:
 
 - `exact_allowed`: score every allowed row. Best where they are few.
 - `leaves`: score the allowed rows of the leaves nearest to the query, until the recall is met (leaves.py).
-- `scann_allowed`: let ScaNN propose more candidates than needed, and keep the allowed ones. Best where most rows
-  near to the query are allowed.
+- `scann_allowed`: let ScaNN propose more candidates than needed, and keep the allowed ones. Best where many rows
+  are allowed.
 
-What counts is not how many rows are allowed, but which share of those near to the query. For a filter that has nothing
-to do with the vectors both are the same, and nothing is looked at; else the leaves nearest to the query tell. At a
-share of a half, with twice as many candidates, a row among the first k of those allowed is found as surely as one
+At a share of a half, with twice as many candidates, a row among the first k of those allowed is found as surely as one
 among the first 2k of all rows. So `scann_allowed` is good as long as the first k are about where that share has them
-among the candidates; a query of which they are not is answered by `leaves`.
+among the candidates. A query of which they are not, since the filter allows little near to it, is answered by `leaves`.
 
 What each plan costs was timed when the segment was unpacked (plan_timing.py), and lies in the local cache: all
 processes of a machine choose alike, so that the same query gets the same answer from each.
@@ -22,75 +20,28 @@ Shapes: Q queries, N rows, L leaves, D dimensions, K hits, R allowed rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
 import numpy as np
 
+from scannery.indexer.allowed import AllowedRows
 from scannery.indexer.exact import NO_ROW, exact_search
-from scannery.indexer.leaves import Leaves, Outlook
+from scannery.indexer.leaves import Leaves
 from scannery.indexer.plan_costs import Costs
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher
 from scannery.indexer.spec import Distance
 
-__all__ = ["AllowedRows", "Found", "Planner", "exact_found", "replace"]
+__all__ = ["Found", "Planner", "exact_found", "replace"]
 
-FEW_ROWS_SHARE = 0.125
-"""Of so few allowed rows, the row numbers are kept too: they take no more memory than the mask."""
-EVEN = 0.25
-"""A filter is even if the share of rows that it allows deviates by no more than this part of it from leaf to leaf."""
 EXACT_ABOVE_SHARE = 0.125
 """Where a search wants so large a share of the allowed rows, it is cheaper to score them all."""
 SURE = 3
 """Standard deviations by which chance may put the k-th allowed candidate behind its place."""
 BLOCK_QUERIES = 64
-
-
-@dataclass(frozen=True, eq=False)
-class AllowedRows:
-    """The rows of one segment that may be returned."""
-
-    mask_N: np.ndarray
-    """bool, read-only."""
-    leaves: Leaves | None
-    """Those of the segment."""
-
-    @cached_property
-    def count(self) -> int:
-        """How many rows are allowed."""
-        return int(np.count_nonzero(self.mask_N))
-
-    @cached_property
-    def rows(self) -> np.ndarray:
-        """Their numbers, int64, ascending."""
-        return np.flatnonzero(self.mask_N)
-
-    @cached_property
-    def per_leaf(self) -> np.ndarray:
-        """How many rows of each leaf are allowed, int64; empty without leaves."""
-        return self.leaves.counts(self.mask_N) if self.leaves else np.zeros(0, np.int64)
-
-    @cached_property
-    def even(self) -> bool:
-        """Whether the leaves allow about the same share of their rows, by more than chance would have it."""
-        if self.leaves is None or not self.count:
-            return True
-        sizes_L, share = self.leaves.sizes_L, self.count / len(self.mask_N)
-        by_chance = share * (1 - share) * sizes_L.sum()
-        variance = (np.square(self.per_leaf - share * sizes_L).sum() - by_chance) / np.square(sizes_L).sum()
-        return bool(variance <= (EVEN * share) ** 2)
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory that this takes, or may come to take."""
-        rows = len(self.mask_N)
-        return rows + min(self.count, int(FEW_ROWS_SHARE * rows)) * 8 + 8 * len(self.per_leaf)
-
-    def numbers_or_mask(self) -> np.ndarray:
-        """Return the row numbers if they are few, else the mask."""
-        return self.rows if self.count <= FEW_ROWS_SHARE * len(self.mask_N) else self.mask_N
+CHOSEN = 1024
+"""Choices that are remembered: the same filters come again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +78,7 @@ class Planner:
         self._searcher = searcher
         self._leaves = leaves
         self._costs = costs
+        self._choose = lru_cache(maxsize=CHOSEN)(costs.choose) if costs else _exact
 
     def search(
         self,
@@ -137,102 +89,23 @@ class Planner:
         target_recall: float,
     ) -> Found:
         """Return the best k allowed rows of each query; fewer only if fewer are allowed."""
-        costs, count = self._costs, len(queries_QD)
-        if (
-            costs is None
-            or k > EXACT_ABOVE_SHARE * allowed.count
-            or costs.exact(allowed.count, count) <= count * costs.cheapest
-        ):
-            return exact_found(self._vectors_ND, queries_QD, k, self._distance, allowed)
-        if allowed.even:
-            share = allowed.count / len(self._vectors_ND)
-            plan = costs.choose(count, allowed.count, share)
-            return self._by(plan, queries_QD, k, allowed, settings, target_recall, share=share)
-        starts = range(0, count, BLOCK_QUERIES)
-        blocks = [queries_QD[start : start + BLOCK_QUERIES] for start in starts]
-        return _joined([self._looked(block, k, allowed, settings, target_recall, costs) for block in blocks])
-
-    def _looked(
-        self,
-        queries_QD: np.ndarray,
-        k: int,
-        allowed: AllowedRows,
-        settings: SearchSettings,
-        target_recall: float,
-        costs: Costs,
-    ) -> Found:
-        """Look which share of the rows near to each query is allowed, and take the best plan for that."""
-        outlook = self._leaves.predict(queries_QD, self._distance)
-        shares_Q = self._leaves.shares_near(outlook, settings.leaves, allowed.per_leaf)
-        if len(queries_QD) == 1:
-            share = float(shares_Q[0])
-            plan = costs.choose(1, allowed.count, share)
-            return self._by(
-                plan, queries_QD, k, allowed, settings, target_recall, share=share, outlook=outlook
-            )
-        groups: dict[tuple[str, float], list[int]] = {}
-        for query, share in enumerate(map(_rounded, shares_Q.tolist())):
-            plan = costs.choose(len(queries_QD), allowed.count, share)
-            groups.setdefault((plan, share if plan == "scann_allowed" else 0.0), []).append(query)
-        parts = [
-            self._by(
-                plan,
-                queries_QD[queries],
-                k,
-                allowed,
-                settings,
-                target_recall,
-                share=share,
-                outlook=outlook.of(np.array(queries)),
-            )
-            for (plan, share), queries in groups.items()
-        ]
-        return parts[0] if len(parts) == 1 else _in_order(parts, list(groups.values()))
-
-    def _by(
-        self,
-        plan: str,
-        queries_QD: np.ndarray,
-        k: int,
-        allowed: AllowedRows,
-        settings: SearchSettings,
-        target_recall: float,
-        *,
-        share: float,
-        outlook: Outlook | None = None,
-    ) -> Found:
+        plan = "exact_allowed"
+        if k <= EXACT_ABOVE_SHARE * allowed.count:
+            plan = self._choose(len(queries_QD), allowed.count, allowed.share)
         if plan == "leaves":
-            return self.scan(queries_QD, k, allowed, target_recall, outlook)
+            return self.scan(queries_QD, k, allowed, target_recall)
         if plan == "scann_allowed":
-            more = self._costs.more_leaves(share) if self._costs else 1.0
-            return self.propose(
-                queries_QD,
-                k,
-                allowed,
-                settings,
-                target_recall,
-                share=share,
-                more_leaves=more,
-                outlook=outlook,
-            )
+            more = self._costs.more_leaves(allowed.share) if self._costs else 1.0
+            return self.propose(queries_QD, k, allowed, settings, target_recall, more_leaves=more)
         return exact_found(self._vectors_ND, queries_QD, k, self._distance, allowed)
 
-    def scan(
-        self,
-        queries_QD: np.ndarray,
-        k: int,
-        allowed: AllowedRows,
-        target_recall: float,
-        outlook: Outlook | None = None,
-    ) -> Found:
+    def scan(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows, target_recall: float) -> Found:
         """Answer by `leaves`."""
-        blocks = []
-        for start in range(0, len(queries_QD), BLOCK_QUERIES):
-            some = slice(start, start + BLOCK_QUERIES)
-            block_QD = queries_QD[some]
-            seen = outlook.of(some) if outlook else self._leaves.predict(block_QD, self._distance)
-            blocks.append(self._scan_block(block_QD, seen, k, allowed, target_recall))
-        return _joined(blocks)
+        blocks = [
+            self._scan_block(queries_QD[start : start + BLOCK_QUERIES], k, allowed, target_recall)
+            for start in range(0, len(queries_QD), BLOCK_QUERIES)
+        ]
+        return blocks[0] if len(blocks) == 1 else _joined(blocks)
 
     def propose(
         self,
@@ -242,17 +115,12 @@ class Planner:
         settings: SearchSettings,
         target_recall: float,
         *,
-        share: float,
         more_leaves: float,
-        outlook: Outlook | None = None,
     ) -> Found:
-        """Answer by `scann_allowed`, where such a share of the rows near to each query is allowed.
-
-        It takes so many times the leaves of a search without a filter: see `Costs.more_leaves`.
-        """
+        """Answer by `scann_allowed`, from so many times the leaves of a search without a filter."""
         leaves = min(math.ceil(more_leaves * settings.leaves), len(self._leaves.sizes_L))
-        deepest = (k + SURE * math.sqrt(k)) / share
-        candidates = max(settings.rescored_for(k) / share, deepest)
+        deepest = (k + SURE * math.sqrt(k)) / allowed.share
+        candidates = max(settings.rescored_for(k) / allowed.share, deepest)
         rows_QK, scores_QK, scored_Q, depth_Q = self._searcher.search_allowed(
             queries_QD, k, rescore=math.ceil(candidates), leaves=leaves, allowed_N=allowed.mask_N
         )
@@ -266,30 +134,22 @@ class Planner:
         )
         bad_Q = (depth_Q > deepest) | (rows_QK[:, -1] == NO_ROW)
         if bad_Q.any():
-            seen = outlook.of(bad_Q) if outlook else None
-            replace(
-                found, np.flatnonzero(bad_Q), self.scan(queries_QD[bad_Q], k, allowed, target_recall, seen)
-            )
+            replace(found, np.flatnonzero(bad_Q), self.scan(queries_QD[bad_Q], k, allowed, target_recall))
         return found
 
     def warm_up(self, query_1D: np.ndarray, allowed: AllowedRows) -> None:
         """Have all kernels compiled for arrays like these."""
-        settings, outlook = (
-            SearchSettings(leaves=1, rescore=1),
-            self._leaves.predict(query_1D, self._distance),
-        )
-        self._leaves.shares_near(outlook, 1, allowed.per_leaf)
+        settings = SearchSettings(leaves=1, rescore=1)
         for queries_QD in (query_1D, np.repeat(query_1D, 2, axis=0)):
-            self.propose(queries_QD, 1, allowed, settings, 0.9, share=1.0, more_leaves=1.0)
-        self.scan(query_1D, 1, allowed, 0.9, outlook)
+            self.propose(queries_QD, 1, allowed, settings, 0.9, more_leaves=1.0)
+        self.scan(query_1D, 1, allowed, 0.9)
 
     def _scan_block(
-        self, queries_QD: np.ndarray, outlook: Outlook, k: int, allowed: AllowedRows, target_recall: float
+        self, queries_QD: np.ndarray, k: int, allowed: AllowedRows, target_recall: float
     ) -> Found:
         scan = self._leaves.scan(
             self._vectors_ND,
             queries_QD,
-            outlook,
             k,
             self._distance,
             allowed.mask_N,
@@ -315,14 +175,12 @@ def exact_found(
     )
 
 
-def _rounded(share: float) -> float:
-    """Return the share, down to a power of the root of 2: queries of a batch that have the same go together."""
-    return float(2 ** (math.floor(2 * math.log2(share)) / 2)) if share else 0.0
+def _exact(queries: int, rows: int, share: float) -> str:
+    """Return the only plan of a segment whose plans were not timed."""
+    return "exact_allowed"
 
 
-def _joined(blocks: Sequence[Found]) -> Found:
-    if len(blocks) == 1:
-        return blocks[0]
+def _joined(blocks: list[Found]) -> Found:
     return Found(
         np.concatenate([block.rows_QK for block in blocks]),
         np.concatenate([block.scores_QK for block in blocks]),
@@ -330,20 +188,6 @@ def _joined(blocks: Sequence[Found]) -> Found:
         np.concatenate([block.leaves_Q for block in blocks]),
         np.concatenate([block.candidates_Q for block in blocks]),
         np.concatenate([block.recall_Q for block in blocks]),
-    )
-
-
-def _in_order(parts: Sequence[Found], queries: Sequence[Sequence[int]]) -> Found:
-    """Return the answers of several groups of queries, each where its queries stand."""
-    joined = _joined(parts)
-    order_Q = np.argsort(np.concatenate([np.array(group) for group in queries]))
-    return Found(
-        joined.rows_QK[order_Q],
-        joined.scores_QK[order_Q],
-        [joined.plans[position] for position in order_Q.tolist()],
-        joined.leaves_Q[order_Q],
-        joined.candidates_Q[order_Q],
-        joined.recall_Q[order_Q],
     )
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scannery.indexer.allowed import AllowedRows
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.deletes import read_live_mask
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.opening import open_segment
-from scannery.indexer.planner import AllowedRows
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.segment import Segment
 from scannery.indexer.spec import IndexSpec

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer import kernels
 from scannery.indexer import segment_files as files
+from scannery.indexer.allowed import AllowedRows
 from scannery.indexer.bm25 import score_rows
 from scannery.indexer.exact import FEW_HITS, NO_ROW, exact_search
 from scannery.indexer.hashes import text_hash
@@ -25,7 +26,7 @@ from scannery.indexer.leaves import Leaves
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.plan_costs import Costs, latest_costs
 from scannery.indexer.plan_timing import measure_costs
-from scannery.indexer.planner import AllowedRows, Found, Planner, exact_found, replace
+from scannery.indexer.planner import Found, Planner, exact_found, replace
 from scannery.indexer.postings import Postings
 from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
@@ -162,9 +163,9 @@ class Segment:
         point, _ = pick_point(self.entry.curve, target_recall)
         return SearchSettings(leaves=point.leaves, rescore=point.rescore)
 
-    def allow(self, mask_N: np.ndarray) -> AllowedRows:
-        """Return the rows that a mask (bool, read-only) allows, as `find` takes them; worth keeping."""
-        return AllowedRows(mask_N, self.leaves)
+    def allow(self, allowed: np.ndarray) -> AllowedRows:
+        """Return some rows as `find` takes them, by a mask (bool, read-only) or few by number; worth keeping."""
+        return AllowedRows(allowed, self.leaves, self.rows)
 
     def find(
         self,
@@ -273,7 +274,8 @@ class Segment:
     ) -> tuple[np.ndarray, np.ndarray]:
         leaves = min(settings.leaves, self._most_leaves)
         rows_QK, scores_QK = searcher.search(queries_QD, k, rescore=settings.rescored_for(k), leaves=leaves)
-        if rows_QK[:, -1].min() >= 0:
+        # Of one query, without what NumPy takes to begin with.
+        if (rows_QK[0, -1] if len(rows_QK) == 1 else rows_QK[:, -1].min()) >= 0:
             return rows_QK, scores_QK
         return self._completed(queries_QD, rows_QK, scores_QK)
 

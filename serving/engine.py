@@ -15,7 +15,6 @@ Shapes: Q queries, D dimensions, M candidates asked for.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,25 +28,16 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.explain import Note, Trace
 from scannery.serving.lexical import WordSearch
+from scannery.serving.options import Options, Rerank
 from scannery.serving.plans import note_plan
 from scannery.serving.ranking import Ranking, merge
-from scannery.serving.requests import (
-    Blend,
-    ById,
-    ByText,
-    ByVector,
-    Options,
-    Query,
-    Rerank,
-    Single,
-    WithSparse,
-)
+from scannery.serving.requests import Blend, ById, ByText, ByVector, Query, Single, WithSparse
 from scannery.serving.reranking import reranked, texts_of
 from scannery.serving.sides import Source, hybrid_source, lexical_source
 from scannery.serving.snapshot import Snapshot
 from scannery.serving.tracing import span
 
-__all__ = ["search"]
+__all__ = ["search", "search_straight"]
 
 # Asked for so many times what is missing, the next round is mostly the last one.
 WIDENING = 4
@@ -68,6 +58,46 @@ class _Scope:
     settings: SearchSettings | None
     """ScaNN's knobs; None searches exactly."""
     target_recall: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Straight:
+    """The one segment that a search without conditions has to look at."""
+
+    scope: _Scope
+    settings: SearchSettings | None
+
+
+def search_straight(
+    snapshot: Snapshot, queries: Sequence[ByVector], options: Options, deadline: Deadline
+) -> list[Ranking] | None:
+    """Return what `search` does where that takes one look at one segment; None where it takes more.
+
+    Most queries are such. A search drives the interpreter out of the processor's cache, so that each function on the
+    way costs several times what it does in a loop of its own.
+    """
+    for straight in snapshot.derived(options, _straight):
+        deadline.check()
+        vectors_QD = np.array([query.vector_D for query in queries])
+        scope, settings = straight.scope, straight.settings
+        rows_QK, scores_QK = scope.segment.search(vectors_QD, options.k, settings=settings)
+        note_plan("exact" if settings is None else "scann", scope.rows)
+        return merge([(scope.number, rows_QK, scores_QK)], len(queries), options.k, snapshot.segments)
+    return None
+
+
+def _straight(snapshot: Snapshot, options: Options) -> tuple[_Straight, ...]:
+    """Return how to search straight away, if that is possible."""
+    if not options.plain or not options.drops_nothing or options.where is not None or options.offset:
+        return ()
+    scopes = _scopes(snapshot, options)
+    if len(scopes) != 1 or scopes[0].allowed is not None or options.k > scopes[0].rows:
+        return ()
+    return (_Straight(scopes[0], _settings_for(scopes[0], options.k)),)
+
+
+def _settings_for(scope: _Scope, hits: int) -> SearchSettings | None:
+    return scope.settings if hits <= EXACT_ABOVE_SHARE * scope.segment.rows else None
 
 
 def search(
@@ -99,6 +129,12 @@ def search(
         return _reranked(snapshot, queries, options, options.rerank, deadline, paths, trace)
     scopes, source = _prepare(snapshot, queries, options, deadline, paths, trace)
     own = [_own_rows(snapshot, query, path) for query, path in zip(queries, paths, strict=True)]
+    if options.drops_nothing and not any(own):
+        # Every candidate is a hit, so there are enough of them.
+        with trace.stage("search"):
+            rankings = source(np.arange(len(queries)), options.offset + options.k)
+        with trace.stage("crowd"):
+            return [ranking.within(options.offset, options.k) for ranking in rankings]
     finish = _Finish(snapshot, options, own)
     total = sum([scope.rows for scope in scopes])
     wanted = options.offset + options.k + finish.most_own
@@ -109,7 +145,7 @@ def search(
             rankings = source(open_queries, wanted)
         with trace.stage("crowd"):
             for number, ranking in zip(open_queries.tolist(), rankings, strict=True):
-                complete = finish.drops_nothing or wanted >= total or len(ranking) < wanted
+                complete = wanted >= total or len(ranking) < wanted
                 results[number] = finish(number, ranking, complete=complete)
         if None not in results:
             break
@@ -143,7 +179,7 @@ def _reranked(
             )
             for text, ranking in zip(asked, rankings, strict=True)
         ]
-    return [ranking.at(slice(options.offset, options.offset + options.k)) for ranking in ordered]
+    return [ranking.within(options.offset, options.k) for ranking in ordered]
 
 
 def _words(query: Query, path: str) -> str:
@@ -280,7 +316,7 @@ def _candidates(
     for scope in scopes:
         deadline.check()
         asked = min(wanted, scope.rows)
-        settings = scope.settings if asked <= EXACT_ABOVE_SHARE * scope.segment.rows else None
+        settings = _settings_for(scope, asked)
         with span("scannery.segment") as traced:
             if scope.allowed is None and note is None:
                 rows_QM, scores_QM = scope.segment.search(vectors_QD, asked, settings=settings)
@@ -323,17 +359,10 @@ class _Finish:
         self._own = own
         self._groups = Groups(snapshot.segments, options.group_by)
         self.most_own = max(map(len, own), default=0)
-        self.drops_nothing = (
-            self.most_own == 0 and options.max_per_group is None and options.min_score == -math.inf
-        )
-        """Whether every candidate is a hit, so that there are always enough."""
 
     def __call__(self, query: int, ranking: Ranking, *, complete: bool) -> Ranking | None:
         """Return the hits; None if more candidates are needed to know them. `complete`: these are all there are."""
         options = self._options
-        if self.drops_nothing:
-            whole = options.offset == 0 and len(ranking) <= options.k
-            return ranking if whole else ranking.at(slice(options.offset, options.offset + options.k))
         # Further candidates would all be below min_score, and so change nothing.
         complete = complete or bool(len(ranking) and ranking.scores[-1] < options.min_score)
         kept = ranking.at(ranking.scores >= options.min_score)
@@ -343,4 +372,4 @@ class _Finish:
             kept = crowd(kept, self._groups, options.max_per_group, most=options.offset + options.k)
         if len(kept) < options.offset + options.k and not complete:
             return None
-        return kept.at(slice(options.offset, options.offset + options.k))
+        return kept.within(options.offset, options.k)

@@ -8,16 +8,16 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from scannery.indexer import AllowedRows, Segment
+from scannery.indexer import FEW_ROWS, AllowedRows, Segment
 from scannery.serving.filters import AllOf, AnyOf, Compare, Exists, IsIn, Node, Not
 from scannery.serving.postings import Field, IdField, Postings
 
-__all__ = ["MaskCache", "evaluate"]
+__all__ = ["MaskCache", "evaluate", "few_rows"]
 
 
 def evaluate(node: Node, field: Callable[[str], Field], rows: int) -> np.ndarray:
@@ -36,6 +36,16 @@ def evaluate(node: Node, field: Callable[[str], Field], rows: int) -> np.ndarray
             return field(name).compare(operator, value)
         case IsIn(name, wanted):
             return field(name).among(wanted)
+
+
+def few_rows(node: Node, field: Callable[[str], Field], most: int) -> np.ndarray | None:
+    """Return the numbers of the rows that match, int64, ascending, if one look at an index tells that they are few."""
+    match node:
+        case Compare(name, operator, value):
+            return field(name).few(operator, value, most)
+        case IsIn(name, wanted):
+            return field(name).few_among(wanted, most)
+    return None
 
 
 class _Sized(Protocol):
@@ -114,11 +124,19 @@ class MaskCache:
         return self.allowed(segment, node).mask_N
 
     def _evaluated(self, segment: Segment, node: Node, alive: AllowedRows | None) -> AllowedRows:
-        if alive is None:
-            mask_N = evaluate(node, partial(self._field, segment), segment.rows)
-        else:
+        most = int(FEW_ROWS * segment.rows)
+        if alive is not None:
             # The filter alone is kept too: it outlives every set of deleted rows.
-            mask_N = self.mask(segment, node) & alive.mask_N
+            matching = self.allowed(segment, node)
+            if matching.count <= most:
+                return segment.allow(matching.rows[alive.mask_N[matching.rows]])
+            mask_N = matching.mask_N & alive.mask_N
+        else:
+            field = cache(partial(self._field, segment))  # it may be too large to be kept any longer
+            rows = few_rows(node, field, most)
+            if rows is not None:
+                return segment.allow(rows)
+            mask_N = evaluate(node, field, segment.rows)
         mask_N.setflags(write=False)
         return segment.allow(mask_N)
 

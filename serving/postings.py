@@ -29,8 +29,14 @@ class Field(Protocol):
     def among(self, values: Iterable[Any]) -> np.ndarray:
         """Return which rows equal one of the values; lists, if any element does."""
 
+    def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
+
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
         """Return which rows equal a value, or lie on a side of it; lists, if any element does."""
+
+    def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
 
     def exists(self) -> np.ndarray:
         """Return which rows have the field."""
@@ -62,12 +68,27 @@ class Postings:
         """Return which rows equal one of the values."""
         mask_N = np.zeros(self._rows, bool)
         for value in values:
-            low, high = self._place(value)
-            mask_N[self._rows_P[self._starts[low] : self._starts[high]]] = True
+            mask_N[self._matching("eq", value)] = True
         return mask_N
+
+    def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        runs = [self._matching("eq", value) for value in values]
+        return None if sum(map(len, runs)) > most else np.unique(np.concatenate(runs)).astype(np.int64)
 
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
         """Return which rows equal a value, or lie on a side of it."""
+        mask_N = np.zeros(self._rows, bool)
+        mask_N[self._matching(operator, value)] = True
+        return mask_N
+
+    def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        rows_P = self._matching(operator, value)
+        return None if len(rows_P) > most else np.unique(rows_P).astype(np.int64)
+
+    def _matching(self, operator: Operator, value: Any) -> np.ndarray:
+        """Return the postings that match: rows, in the order of their values; of a list perhaps several times."""
         low, high = self._place(value)
         start, stop = {
             "eq": (low, high),
@@ -76,9 +97,7 @@ class Postings:
             "lt": (0, low),
             "lte": (0, high),
         }[operator]
-        mask_N = np.zeros(self._rows, bool)
-        mask_N[self._rows_P[self._starts[start] : self._starts[stop]]] = True
-        return mask_N
+        return self._rows_P[self._starts[start] : self._starts[stop]]
 
     def exists(self) -> np.ndarray:
         """Return which rows have the field."""
@@ -107,14 +126,28 @@ class IdField:
     def among(self, values: Iterable[Any]) -> np.ndarray:
         """Return which rows have one of the ids."""
         mask_N = np.zeros(self._segment.rows, bool)
-        mask_N[[row for row in map(self._segment.row_of, values) if row is not None]] = True
+        mask_N[self._rows_of(values)] = True
         return mask_N
+
+    def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        rows = self._rows_of(values)
+        return None if len(rows) > most else np.unique(np.array(rows, np.int64))
 
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
         """Return which ids equal a value, or lie on a side of it."""
         if operator == "eq":
             return self.among([value])
         return self._postings().compare(operator, value)
+
+    def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
+        """Return the numbers of these rows, if they are few."""
+        if operator == "eq":
+            return self.few_among([value], most)
+        return self._postings().few(operator, value, most)
+
+    def _rows_of(self, values: Iterable[Any]) -> list[int]:
+        return [row for row in map(self._segment.row_of, values) if row is not None]
 
     def exists(self) -> np.ndarray:
         """Return all rows: each has an id."""

@@ -50,6 +50,12 @@ class Ranking:
             None if self.rerank is None else self.rerank[selection],
         )
 
+    def within(self, offset: int, count: int) -> Ranking:
+        """Return `count` hits from an offset on."""
+        if offset == 0 and len(self.rows) <= count:
+            return self
+        return self.at(slice(offset, offset + count))
+
 
 EMPTY = Ranking(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 

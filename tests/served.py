@@ -94,14 +94,15 @@ def publish_version(
     *,
     shards: int = 1,
     encoder: dict[str, Any] | None = None,
+    queries: np.ndarray | None = None,
 ) -> Manifest:
-    """Build the table and commit it as the next version of the index."""
+    """Build the table and commit it as the next version of the index, tuned for queries like those given, if any."""
     numbers = np.array([shard_of(text, shards) for text in table.column("document_id").to_pylist()])
     entries = []
     for shard in range(shards):
         rows = table.filter(pa.array(numbers == shard))
         if rows.num_rows:
-            built = build_segment(rows, spec=spec, shard=shard, directory=folder)
+            built = build_segment(rows, spec=spec, shard=shard, directory=folder, queries=queries)
             store.write_file(segment_key(spec.index, built.entry.key), built.path)
             entries.append(built.entry)
     return commit(

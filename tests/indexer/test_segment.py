@@ -221,6 +221,16 @@ def test_plans_timed_on_a_busy_machine_are_timed_again(
     assert found == [3.0, 3.0, 2.0, 1.0, 1.0, 1.0]
 
 
+def test_plans_that_another_version_timed_are_timed_again(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cache = SegmentCache(tmp_path / "cache")
+    with monkeypatch.context() as another:
+        another.setattr(plan_costs.Costs, "to_json", lambda _: '{"row_us": 1.0}')
+        assert open_index(built.store, "t", cache=cache).segments[0]._planner._costs is None  # type: ignore[union-attr]
+    assert open_index(built.store, "t", cache=cache).segments[0]._planner._costs is not None  # type: ignore[union-attr]
+
+
 def test_other_work_is_no_part_of_what_a_search_costs():
     clock = plan_timing.Clock()
     took_us = clock.mean_us(lambda _: time.sleep(0.002), np.zeros((2, 1), np.float32))

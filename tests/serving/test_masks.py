@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scannery.client.filters import build_filter
 from scannery.indexer import AllowedRows
 from scannery.serving.filters import Node, parse_filter
-from scannery.serving.masks import MaskCache, evaluate
+from scannery.serving.masks import MaskCache, evaluate, few_rows
 from scannery.serving.postings import Postings
 from tests.served import LIBRARY, ROWS, library_table
 
@@ -100,11 +100,7 @@ def field_matches(held: Any, operator: str, operand: Any) -> bool:
 
 def mask_of(where: dict[str, Any]) -> np.ndarray:
     node = parse_filter(build_filter(where), LIBRARY.attributes)
-    return (
-        np.ones(ROWS, bool)
-        if node is None
-        else evaluate(node, lambda name: Postings(TABLE.column(name)), ROWS)
-    )
+    return np.ones(ROWS, bool) if node is None else evaluate(node, _postings, ROWS)
 
 
 @settings(max_examples=300)
@@ -112,6 +108,9 @@ def mask_of(where: dict[str, Any]) -> np.ndarray:
 def test_masks_equal_the_oracle(where: dict[str, Any]) -> None:
     expected = [matches(record, where) for record in RECORDS]
     assert mask_of(where).tolist() == expected
+    node = parse_filter(build_filter(where), LIBRARY.attributes)
+    few = None if node is None else few_rows(node, _postings, ROWS)
+    assert few is None or few.tolist() == np.flatnonzero(expected).tolist()
 
 
 @pytest.mark.parametrize(
@@ -161,13 +160,33 @@ class _Segment:
         self.asked += 1
         return TABLE.column(name)
 
-    def allow(self, mask_N: np.ndarray) -> AllowedRows:
-        return AllowedRows(mask_N, None)
+    def allow(self, allowed: np.ndarray) -> AllowedRows:
+        return AllowedRows(allowed, None, self.rows)
+
+
+def _postings(name: str) -> Postings:
+    return Postings(TABLE.column(name))
 
 
 def nodes_of(*wheres: dict[str, Any]) -> list[Node]:
     nodes = [parse_filter(build_filter(where), LIBRARY.attributes) for where in wheres]
     return [node for node in nodes if node is not None]
+
+
+def test_few_rows_are_kept_by_number() -> None:
+    cache, segment = MaskCache(), _Segment("one")
+    segment.rows = 1024 * ROWS  # of so many, all that are in the table are few
+    [node, other] = nodes_of({"year": 2010}, {"show": {"$in": ["gotime", "Ünï"]}})
+    for each in (node, other):
+        allowed = cache.allowed(segment, each)  # type: ignore[arg-type]
+        assert allowed.rows.tolist() == np.flatnonzero(evaluate(each, _postings, ROWS)).tolist()
+        assert np.flatnonzero(allowed.mask_N).tolist() == allowed.rows.tolist()
+        assert allowed.size_bytes == 8 * allowed.count > 0
+    mask_N = np.arange(segment.rows) % 2 == 0
+    alive = segment.allow(mask_N)
+    left = cache.allowed(segment, node, alive)  # type: ignore[arg-type]
+    assert left.rows.tolist() == [row for row in cache.allowed(segment, node).rows if mask_N[row]]  # type: ignore[arg-type]
+    assert 0 < left.count < allowed.count
 
 
 def test_equal_filters_are_evaluated_once_per_segment() -> None:

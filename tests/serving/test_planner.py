@@ -129,15 +129,13 @@ def by_scann(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> Fo
     assert segment._planner is not None
     assert settings is not None
     assert segment._planner._costs is not None
-    share = allowed.count / segment.rows
     return segment._planner.propose(
         segment._prepared(query_1D),
         K,
         allowed,
         settings,
         TARGET,
-        share=share,
-        more_leaves=segment._planner._costs.more_leaves(share),
+        more_leaves=segment._planner._costs.more_leaves(allowed.share),
     )
 
 
