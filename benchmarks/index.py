@@ -143,6 +143,9 @@ class Report:
             self.build += build_rows(size, runs, vectors_ND.nbytes)
             statistics = read_manifest(Store.open(store), INDEX).statistics
             print(f"<!-- {size}: {json.dumps([statistics['seconds'], statistics['segments']])} -->")
+            for one in runs:
+                spent = {kind: round(run.seconds, 2) for kind, run in one.items()}
+                print(f"<!-- {json.dumps([spent, json.loads(one['segment'].output)])} -->")
             self.open.append([size, *opened(folder, store, vectors_ND)])
             index = open_index(Store.open(store), INDEX, cache=SegmentCache(folder / "cache"))
             self.recall += recall_rows(f"{collection.name}: {size}", index, collection.queries_QD)

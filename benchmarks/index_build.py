@@ -79,7 +79,8 @@ def spec_of(distance: Distance) -> dict[str, Any]:
 def prepare(folder: Path, vectors_ND: np.ndarray, distance: Distance) -> None:
     """Write what all builds read."""
     spec = spec_of(distance)
-    config = choose_config(*vectors_ND.shape, distance, parse_spec(spec).scann)
+    rows, dimensions = vectors_ND.shape
+    config = choose_config(rows, dimensions, distance, parse_spec(spec).scann)
     assert config is not None
     job = {"distance": distance, "config": config.to_dict(), "soar_lambda": SOAR_LAMBDA}
     np.save(folder / "vectors.npy", vectors_ND)

@@ -27,12 +27,16 @@ def measure_queries(folder: Path) -> None:
     spec = spec_of("queries", "cosine", seal_rows=500_000, max_rows=1_000_000, merge_segments=2)
     store = Store.open(folder / "store", create=True)
     publish(store, spec, vectors_ND[:50_000], folder)
+    (folder / "other").mkdir()
+    publish(Store.open(folder / "other" / "store", create=True), spec, vectors_ND[:50_000], folder / "other")
     rows: list[list[str]] = []
     with (
         # So that merges happen when they are measured, and not before.
         locked(folder / "store", "queries", "merge"),
         serving(folder / "store") as address,
+        serving(folder / "other" / "store") as other_address,
         scannery.connect(address) as client,
+        scannery.connect(other_address) as other,
     ):
         index = client.index("queries")
         probe = _Probe(address, vectors_ND)
@@ -40,7 +44,7 @@ def measure_queries(folder: Path) -> None:
             quiet = probe.during(lambda: time.sleep(6))
         rows.append(_phase("quiet", quiet, quiet))
 
-        def write(seconds: float = 10, pause_s: float = 0.0) -> int:
+        def write(seconds: float = 10, pause_s: float = 0.0, index: Any = index) -> int:
             done, end = 0, time.perf_counter() + seconds
             while time.perf_counter() < end:
                 first = (done * BATCH) % 20_000
@@ -54,6 +58,9 @@ def measure_queries(folder: Path) -> None:
                 time.sleep(pause_s)
             return done
 
+        # What it costs to share the cores, whoever the others are.
+        elsewhere = probe.during(lambda: write(10, index=other.index("queries")))
+        rows.append(_phase("as many upserts as it takes, at another server", elsewhere, quiet))
         rows.append(_phase("1,000 upserts/s", probe.during(lambda: write(10, 0.09)), quiet))
         rows.append(_phase("as many upserts as it takes", probe.during(lambda: write(10)), quiet))
         rows.append(_phase("20,000 rows in memory, no writes", probe.during(lambda: time.sleep(5)), quiet))

@@ -44,20 +44,13 @@ def measure_writes(folder: Path) -> None:
                  f"{milliseconds(single_fsync, 0.5):.2f}", f"{milliseconds(single_fsync, 0.99):.2f}"])  # fmt: skip
     rows.append(["fsync of 50 KiB", "", f"{1 / statistics.median(batch_fsync):,.0f}/s",
                  f"{milliseconds(batch_fsync, 0.5):.2f}", f"{milliseconds(batch_fsync, 0.99):.2f}"])  # fmt: skip
-    (folder / "bare" / "index").mkdir(parents=True)
-    log = SqliteLog(folder / "bare" / "index" / "log", create=True)
-
-    def append(_: int, data: bytes = os.urandom(600)) -> None:
-        with log.turn(after=0) as turn:
-            turn.append(data)
-
-    took = timed(append, 500)
-    rows.append(["log alone, one record of 600 B", "", f"{1 / statistics.median(took):,.0f}/s",
-                 f"{milliseconds(took, 0.5):.2f}", f"{milliseconds(took, 0.99):.2f}"])  # fmt: skip
+    single = _Singles(folder, vectors_ND)
     with scannery.connect(folder / "store") as client:
+        single.measure("embedded", client.index("writes"))
         rows.append(_batches("embedded, 1 thread", client.index("writes"), vectors_ND, threads=1))
-        rows.append(_singles("embedded", client.index("writes"), vectors_ND))
     with serving(folder / "store") as address:
+        with scannery.connect(address) as client:
+            single.measure("server, 2 workers", client.index("writes"))
         for threads in (1, 4):
             clients = [scannery.connect(address) for _ in range(threads)]
             name = f"server, 2 workers, {threads} clients"
@@ -65,8 +58,18 @@ def measure_writes(folder: Path) -> None:
             for client in clients:
                 client.close()
         with scannery.connect(address) as client:
-            rows.append(_singles("server", client.index("writes"), vectors_ND))
+            single.measure("server, with the rows of all these batches in memory", client.index("writes"))
     print(table(["what", "upserts/s", "calls/s", "p50, ms", "p99, ms"], rows), "\n")
+    columns = [
+        "one upsert",
+        "p50, ms",
+        "p99, ms",
+        "fsync, p50",
+        "log alone, p50",
+        "× fsync",
+        "beyond the log",
+    ]
+    print(table(columns, single.rows), "\n")
     _visibility(folder, vectors_ND)
 
 
@@ -104,10 +107,39 @@ def _batches(name: str, index: Any, vectors_ND: np.ndarray, *, threads: int, sec
             f"{milliseconds(took, 0.5):.2f}", f"{milliseconds(took, 0.99):.2f}"]  # fmt: skip
 
 
-def _singles(name: str, index: Any, vectors_ND: np.ndarray) -> list[str]:
-    took = timed(lambda i: index.upsert([{"id": f"s-{i}", "vector": vectors_ND[i]}]), 500)
-    return [f"{name}, one by one", f"{len(took) / sum(took):,.0f}", f"{len(took) / sum(took):,.0f}/s",
-            f"{milliseconds(took, 0.5):.2f}", f"{milliseconds(took, 0.99):.2f}"]  # fmt: skip
+class _Singles:
+    """Single upserts, each beside a bare fsync and a bare record: a disk is not the same from minute to minute."""
+
+    def __init__(self, folder: Path, vectors_ND: np.ndarray) -> None:
+        self.rows: list[list[str]] = []
+        self._vectors_ND = vectors_ND
+        self._probe = (folder / "single").open("wb", buffering=0)
+        (folder / "bare" / "index").mkdir(parents=True)
+        self._log = SqliteLog(folder / "bare" / "index" / "log", create=True)
+
+    def measure(self, name: str, index: Any, count: int = 500) -> None:
+        page, record = os.urandom(4096), os.urandom(600)
+
+        def sync(_: int) -> None:
+            self._probe.write(page)
+            os.fsync(self._probe.fileno())
+
+        def append(_: int) -> None:
+            with self._log.turn(after=0) as turn:
+                turn.append(record)
+
+        def upsert(number: int) -> None:
+            index.upsert([{"id": f"s-{number}", "vector": self._vectors_ND[number]}])
+
+        took: list[list[float]] = [[], [], []]
+        for number in range(count):
+            for times, action in zip(took, (sync, append, upsert), strict=True):
+                started = time.perf_counter()
+                action(number)
+                times.append(time.perf_counter() - started)
+        fsync, log, whole = (milliseconds(times, 0.5) for times in took)
+        self.rows.append([name, f"{whole:.2f}", f"{milliseconds(took[2], 0.99):.2f}", f"{fsync:.2f}",
+                          f"{log:.2f}", f"{whole / fsync:.1f}", f"{whole - log:.2f}"])  # fmt: skip
 
 
 def _visibility(folder: Path, vectors_ND: np.ndarray, count: int = 300) -> None:

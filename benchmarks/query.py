@@ -272,7 +272,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the indexes here, and take those that are there")
     options = parser.parse_args()
     print(environment("scann", "numba", "numpy", "pyarrow"), "\n")
-    makers = {"fashion-mnist": fashion_mnist, f"generated-{options.rows}": partial(generated, options.rows)}
+    makers: dict[str, Callable[[], Collection]] = {
+        "fashion-mnist": fashion_mnist,
+        f"generated-{options.rows}": partial(generated, options.rows),
+    }
     for name, make in list(makers.items())[: 2 if options.rows else 1]:
         with ExitStack() as stack:
             folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))

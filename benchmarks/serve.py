@@ -1,21 +1,18 @@
 """The server, through the SDK and over loopback: throughput and latency beside the segments themselves.
 
-    python -m benchmarks.serve STORE INDEX [vectors] [texts] [workers] [start] [--seconds 4]
+    python -m benchmarks.serve STORE INDEX [vectors] [texts] [workers] [start] [overload] [--seconds 2]
 
-STORE is a copy of a real store.
+STORE is a copy of a real store. `benchmarks.serve_peers` asks other engines the same.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import re
-import subprocess
-import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import median
 
@@ -23,144 +20,144 @@ import numpy as np
 
 import scannery
 from benchmarks.report import environment, table
+from benchmarks.serve_load import (
+    CALLERS,
+    ROUNDS,
+    K,
+    batched,
+    children,
+    cpu_s,
+    hundred,
+    private_mib,
+    queries_of,
+    served,
+    started,
+    throughput,
+    unary,
+)
+from benchmarks.serve_overload import overload
 from scannery.client import Index
-from scannery.indexer import OpenIndex, Store, exact_search, open_index, unit_length
-
-K = 10
-CALLERS = 8
-QUERIES = 500
-ROUNDS = 3
-
-
-@contextmanager
-def served(store: str, *options: str) -> Iterator[tuple[int, str, float]]:
-    """Give the process of a server, its address, and how long it took until it was ready, in seconds."""
-    started_s = time.perf_counter()
-    command = [
-        sys.executable,
-        "-m",
-        "scannery.cli.main",
-        "serve",
-        "--store",
-        store,
-        "--listen",
-        "127.0.0.1:0",
-    ]
-    process = subprocess.Popen(
-        [*command, "--recall-share", "0", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        match = re.search(r"Serving on (\S+);", process.stdout.readline())
-        if match is None:
-            raise SystemExit("the server did not start")
-        yield process.pid, match[1], time.perf_counter() - started_s
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def throughput(ask: Callable[[int], object], callers: int, seconds: float) -> tuple[float, list[float]]:
-    """Return calls per second of concurrent callers, and the latencies in seconds."""
-    numbers, latencies, done = itertools.count(), [], threading.Event()
-
-    def work() -> None:
-        while not done.is_set():
-            started_s = time.perf_counter()
-            ask(next(numbers))
-            latencies.append(time.perf_counter() - started_s)
-
-    threads = [threading.Thread(target=work) for _ in range(callers)]
-    started_s = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    time.sleep(seconds)
-    done.set()
-    for thread in threads:
-        thread.join()
-    return len(latencies) / (time.perf_counter() - started_s), latencies
-
-
-def queries_of(index: OpenIndex) -> tuple[np.ndarray, np.ndarray]:
-    """Return all vectors, and queries like them: real ones with a little noise."""
-    vectors_ND = np.concatenate([segment.vectors(np.arange(segment.rows)) for segment in index.segments])
-    generator = np.random.default_rng(0)
-    picked_QD = vectors_ND[generator.choice(len(vectors_ND), QUERIES, replace=False)]
-    noise_QD = generator.standard_normal(picked_QD.shape).astype(np.float32)
-    noise_QD *= (
-        0.3
-        * np.linalg.norm(picked_QD, axis=1, keepdims=True)
-        / np.linalg.norm(noise_QD, axis=1, keepdims=True)
-    )
-    return vectors_ND, (picked_QD + noise_QD).astype(np.float32)
-
-
-def cpu_s(pid: int) -> float:
-    """Return the processor time of a process and its children, in seconds."""
-    own = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    ticks = 0
-    for each in (pid, *own):
-        fields = Path(f"/proc/{each}/stat").read_text().rsplit(")", 1)[1].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / 100
+from scannery.indexer import OpenIndex, Store, exact_search, open_index
+from scannery.v1.search_pb2 import SearchResponse
+from scannery.v1.types_pb2 import Datapoint
 
 
 def vectors(store: str, name: str, seconds: float) -> None:
     """Vector search: unary, in batches, and beside the segments themselves."""
     opened = open_index(Store.open(store), name)
     vectors_ND, queries_QD = queries_of(opened)
-    # Noise changed their lengths, and exact search wants length 1.
-    vectors_ND, queries_QD = unit_length(vectors_ND), unit_length(queries_QD)
-    true = exact_search(vectors_ND, queries_QD, K, "cosine")[1]
-    rows: list[Sequence[object]] = []
-    with served(store) as (pid, address, _), scannery.connect(address) as client:
+    with (
+        served(store, "--workers", "auto") as (pid, address, _),
+        served(store) as (single_pid, single_address, _),
+        scannery.connect(address, channels=CALLERS) as client,
+        scannery.connect(single_address, channels=CALLERS) as single,
+    ):
         index = client.index(name)
-        found = index.search_many(queries_QD, K, fields=[])
-        recall = np.mean([
-            sum(hit.score >= scores[-1] - 1e-5 for hit in hits) / K for hits, scores in zip(found, true, strict=True)
-        ])  # fmt: skip
+        recall = recall_of(index, vectors_ND, queries_QD)
         print(f"{len(vectors_ND):,} × {vectors_ND.shape[1]}, recall@{K} {recall:.3f}\n")
-        for label, fields in (("with all fields", None), ("ids and scores", [])):
-            rates, spent, lasts = [], [], []
-            for _ in range(ROUNDS):
-                before_s = cpu_s(pid)
-                rate, latencies = throughput(_unary(index, queries_QD, fields), CALLERS, seconds)
-                rates.append(rate)
-                spent.append((cpu_s(pid) - before_s) / len(latencies) * 1e6)
-                lasts.append(np.quantile(latencies, [0.5, 0.99]) * 1000)
-            p50, p99 = np.median(lasts, axis=0)
-            rows.append(
-                (
-                    f"SDK, {CALLERS} callers, {label}",
-                    f"{median(rates):.0f}",
-                    f"{p50:.1f}",
-                    f"{p99:.1f}",
-                    f"{median(spent):.0f}",
-                )
-            )
-        batches, raws = [], []
-        for _ in range(ROUNDS):
-            raws.append(_raw_scann(opened, queries_QD, seconds))
-            rate, _ = throughput(_batched(index, queries_QD), 2, seconds)
-            batches.append(100 * rate)
-        rows.append(
-            ("SDK, SearchMany of 100, 2 callers, ids and scores", f"{median(batches):.0f}", "", "", "")
+        servers = {"a worker per core": (pid, index), "one worker": (single_pid, single.index(name))}
+        print(_calls(servers, opened, queries_QD, seconds), flush=True)
+        print(
+            "\n"
+            + _batches({label: asked for label, (_, asked) in servers.items()}, opened, queries_QD, seconds)
         )
-        rows.append(("segments in process, batches of 100", f"{median(raws):.0f}", "", "", ""))
-    print(table(("", "queries/s", "p50 ms", "p99 ms", "server CPU µs/query"), rows), flush=True)
 
 
-def _unary(index: Index, queries_QD: np.ndarray, fields: list[str] | None) -> Callable[[int], object]:
-    return lambda number: index.search(queries_QD[number % QUERIES], K, fields=fields)
+def _batches(servers: dict[str, Index], opened: OpenIndex, queries_QD: np.ndarray, seconds: float) -> str:
+    """Return a table of SearchMany, and of the same batches in this process; they take turns."""
+    raws: list[float] = []
+    rates: dict[str, list[float]] = {label: [] for label in servers}
+    for _ in range(ROUNDS):
+        raws.append(_raw_scann(opened, queries_QD, seconds))
+        for label, index in servers.items():
+            rates[label].append(100 * throughput(batched(index, queries_QD), 2, seconds)[0])
+    rows: list[Sequence[object]] = [("segments in process, one thread", f"{median(raws):.0f}", "")]
+    for label, each in rates.items():
+        share = median(one / other for one, other in zip(each, raws, strict=True))
+        rows.append((f"{label}, 2 callers", f"{median(each):.0f}", f"{share:.2f}"))
+    return table(("SearchMany of 100, ids and scores", "queries/s", "of the segments"), rows)
 
 
-def _batched(index: Index, queries_QD: np.ndarray) -> Callable[[int], object]:
-    return lambda number: index.search_many(
-        queries_QD[100 * (number % 5) : 100 * (number % 5) + 100], K, fields=[]
-    )
+def recall_of(index: Index, vectors_ND: np.ndarray, queries_QD: np.ndarray) -> float:
+    """Return the recall; hits as good as the last true one count."""
+    found = index.search_many(queries_QD, K, fields=[])
+    true_QK = exact_search(vectors_ND, queries_QD, K, "cosine")[1]
+    shares = [
+        sum(hit.score >= scores_K[-1] - 1e-5 for hit in hits) / K
+        for hits, scores_K in zip(found, true_QK, strict=True)
+    ]
+    return float(np.mean(shares))
+
+
+def _calls(
+    servers: dict[str, tuple[int, Index]], opened: OpenIndex, queries_QD: np.ndarray, seconds: float
+) -> str:
+    """Return a table of single calls, of a handler that does nothing, and of the search alone; they take turns."""
+    pid, index = servers["a worker per core"]
+    with (
+        tempfile.NamedTemporaryFile() as answer,
+        _empty(index, queries_QD, Path(answer.name)) as (empty_pid, address, _),
+        scannery.connect(address, channels=CALLERS) as client,
+    ):
+        empty = client.index(index.name)
+        cases: dict[str, tuple[int, Index, list[str] | None, int]] = {
+            f"an empty handler, {callers} callers": (empty_pid, empty, [], callers)
+            for callers in (CALLERS, 1)
+        }
+        for label, (process, asked) in servers.items():
+            for callers in (CALLERS, 1):
+                cases[f"{label}, {callers} callers"] = (process, asked, [], callers)
+        cases[f"a worker per core, {CALLERS} callers, all fields"] = (pid, index, None, CALLERS)
+        spent: dict[str, list[float]] = {label: [] for label in (*cases, "search alone")}
+        figures: dict[str, list[Sequence[float]]] = {label: [] for label in cases}
+        for _ in range(ROUNDS):
+            spent["search alone"].append(_alone_us(opened, queries_QD))
+            for label, (process, asked, fields, callers) in cases.items():
+                ask = unary(asked, queries_QD, fields)
+                throughput(ask, callers, 0.2)
+                before_s = cpu_s(process)
+                rate, latencies = throughput(ask, callers, seconds)
+                spent[label].append((cpu_s(process) - before_s) / len(latencies) * 1e6)
+                figures[label].append((rate, *(np.quantile(latencies, (0.5, 0.99)) * 1000)))
+    rows: list[Sequence[object]] = []
+    for label, values in figures.items():
+        rate, p50, p99 = np.median(values, axis=0)
+        rows.append((label, f"{rate:.0f}", f"{p50:.1f}", f"{p99:.1f}", f"{median(spent[label]):.0f}"))
+    rows.append(("one search in process, one thread", "", "", "", f"{median(spent['search alone']):.0f}"))
+    shown = table(("", "queries/s", "p50 ms", "p99 ms", "CPU µs/query"), rows)
+    for label in servers:
+        for callers in (CALLERS, 1):
+            rounds = zip(
+                spent[f"{label}, {callers} callers"],
+                spent[f"an empty handler, {callers} callers"],
+                spent["search alone"],
+                strict=True,
+            )
+            ratio = median(one / (handler + search) for one, handler, search in rounds)
+            shown += f"\n\n{label}, {callers} callers: {ratio:.2f} × (empty handler + search alone)"
+    return shown
+
+
+def _empty(
+    index: Index, queries_QD: np.ndarray, place: Path
+) -> AbstractContextManager[tuple[int, str, float]]:
+    """Give a server that answers every search with the same finished hits, without looking at it."""
+    hits = index.search(queries_QD[0], K, fields=[])
+    answer = SearchResponse()
+    for hit in hits:
+        answer.hits.add(datapoint=Datapoint(id=hit.id, document_id=hit.document_id or ""), score=hit.score)
+    place.write_bytes(answer.SerializeToString())
+    return started("benchmarks.empty_server", str(place))
+
+
+def _alone_us(opened: OpenIndex, queries_QD: np.ndarray) -> float:
+    """Return the processor time of a search of the segments, one query at a time, in µs."""
+    settings = opened.settings_for(None)
+    before_s = time.process_time()
+    for query_D in queries_QD:
+        for segment, knobs in zip(opened.segments, settings, strict=True):
+            segment.search(query_D[None], K, settings=knobs)
+    return (time.process_time() - before_s) / len(queries_QD) * 1e6
 
 
 def _raw_scann(opened: OpenIndex, queries_QD: np.ndarray, seconds: float) -> float:
@@ -168,9 +165,8 @@ def _raw_scann(opened: OpenIndex, queries_QD: np.ndarray, seconds: float) -> flo
     settings = opened.settings_for(None)
 
     def ask(number: int) -> None:
-        batch_QD = queries_QD[100 * (number % 5) : 100 * (number % 5) + 100]
         for segment, knobs in zip(opened.segments, settings, strict=True):
-            segment.search(batch_QD, K, settings=knobs)
+            segment.search(hundred(queries_QD, number), K, settings=knobs)
 
     return 100 * throughput(ask, 1, seconds)[0]
 
@@ -182,46 +178,65 @@ def texts(store: str, name: str, seconds: float) -> None:
     opened = open_index(Store.open(store), name)
     assert opened.spec.encoder is not None
     encoder = Encoder.load(opened.spec.encoder.model, device="cpu")
-    words = [f"what did they say about topic {number} in the last episode" for number in range(200_000)]
-    fresh = iter(words)
-    rows: list[Sequence[object]] = []
+    fresh = iter([f"what did they say about topic {number} in the last episode" for number in range(200_000)])
     encoder.encode_queries(["warm"])
-    _, alone = throughput(lambda number: encoder.encode_queries([next(fresh)]), 1, seconds)
+    lock = threading.Lock()
+    rates: dict[str, list[float]] = {label: [] for label in ("one", "many", "cached", "vector")}
+    halves: dict[str, list[float]] = {"alone": [], "one": []}
+    _, queries_QD = queries_of(opened)
     with served(store) as (_, address, _), scannery.connect(address) as client:
         index = client.index(name)
-        lock = threading.Lock()
 
         def ask(number: int) -> None:
             with lock:
                 text = next(fresh)
             index.search(text, K, fields=[])
 
-        index.search("warm", K)
-        one, single = throughput(ask, 1, seconds)
-        many, _ = throughput(ask, 32, seconds)
-        cached, _ = throughput(lambda number: index.search("warm", K, fields=[]), CALLERS, seconds)
-    rows.append(("encoding one query in process", "", f"{1000 * median(alone):.2f}"))
-    rows.append(("text search, 1 caller", f"{one:.0f}", f"{1000 * median(single):.2f}"))
-    rows.append(("text search, 32 callers", f"{many:.0f}", ""))
-    rows.append((f"text search from the cache, {CALLERS} callers", f"{cached:.0f}", ""))
-    print(table(("", "queries/s", "p50 ms"), rows), flush=True)
+        def ask_again(number: int) -> None:
+            index.search("warm", K, fields=[])
+
+        ask_again(0)
+        for _ in range(ROUNDS):
+            alone = throughput(lambda number: encoder.encode_queries([next(fresh)]), 1, seconds)[1]
+            one, latencies = throughput(ask, 1, seconds)
+            halves["alone"].append(1000 * median(alone))
+            halves["one"].append(1000 * median(latencies))
+            rates["one"].append(one)
+            rates["many"].append(throughput(ask, 32, seconds)[0])
+            rates["cached"].append(throughput(ask_again, CALLERS, seconds)[0])
+            rates["vector"].append(throughput(unary(index, queries_QD, []), CALLERS, seconds)[0])
+    p50 = {label: f"{median(values):.2f}" for label, values in halves.items()}
+    rate = {label: f"{median(values):.0f}" for label, values in rates.items()}
+    rows = [
+        ("encoding one query in process", "", p50["alone"]),
+        ("text search, 1 caller", rate["one"], p50["one"]),
+        ("text search, 32 callers", rate["many"], ""),
+        (f"text search from the cache, {CALLERS} callers", rate["cached"], ""),
+        (f"vector search, {CALLERS} callers", rate["vector"], ""),
+    ]
+    print(table(("", "queries/s", "p50 ms"), rows))
+    slower = median(one / other for one, other in zip(halves["one"], halves["alone"], strict=True))
+    faster = median(one / other for one, other in zip(rates["many"], rates["one"], strict=True))
+    print(f"\np50 / encoding alone: {slower:.2f}; 32 callers / 1 caller: {faster:.2f}", flush=True)
 
 
 def workers(store: str, name: str, seconds: float) -> None:
     """Memory of each process, and throughput of one worker and two."""
     _, queries_QD = queries_of(open_index(Store.open(store), name))
     rows = []
+    size_mib = open_index(Store.open(store), name).manifest.size_bytes / (1 << 20)
     for count in ("1", "2"):
         with (
             served(store, "--workers", count) as (pid, address, _),
             scannery.connect(address, channels=8) as client,
         ):
-            rate, _ = throughput(_unary(client.index(name), queries_QD, []), CALLERS, seconds)
-            private = [_private_mib(int(child)) for child in _children(pid)]
-            rows.append((count, f"{rate:.0f}", ", ".join(f"{size:.0f}" for size in private)))
-    size = open_index(Store.open(store), name).manifest.size_bytes / (1 << 20)
-    print(f"segments: {size:.0f} MiB\n")
-    print(table(("workers", "queries/s", "private MiB of each"), rows), flush=True)
+            ask = unary(client.index(name), queries_QD, [])
+            rate = median(throughput(ask, CALLERS, seconds)[0] for _ in range(ROUNDS))
+            private = [private_mib(child) for child in children(pid)]
+            shares = ", ".join(f"{size:.0f} ({100 * size / size_mib:.0f} %)" for size in private)
+            rows.append((count, f"{rate:.0f}", shares))
+    print(f"segments: {size_mib:.0f} MiB\n")
+    print(table(("workers", "queries/s", "private MiB of each (of the segments)"), rows), flush=True)
 
 
 def start(store: str, name: str, seconds: float) -> None:
@@ -236,27 +251,20 @@ def start(store: str, name: str, seconds: float) -> None:
     )
 
 
-def _children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-def _private_mib(pid: int) -> float:
-    sizes = dict(re.findall(r"(\w+): +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text()))
-    return (int(sizes["Private_Dirty"]) + int(sizes["Private_Clean"])) / 1024
+PARTS = {"vectors": vectors, "texts": texts, "workers": workers, "start": start, "overload": overload}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("store")
     parser.add_argument("index")
-    parser.add_argument("parts", nargs="*", default=["vectors", "texts", "workers", "start"])
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    parser.add_argument("--seconds", type=float, default=2.0)
     arguments = parser.parse_args()
     print(environment("scann", "grpcio", "torch", "numpy"), "\n", flush=True)
-    parts = {"vectors": vectors, "texts": texts, "workers": workers, "start": start}
     for part in arguments.parts:
         print(f"\n## {part}\n", flush=True)
-        parts[part](arguments.store, arguments.index, arguments.seconds)
+        PARTS[part](arguments.store, arguments.index, arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,8 @@ class Step:
     """Of requests that were answered."""
     failed: Counter[str] = field(default_factory=Counter)
     """Others, by error."""
+    failures: Latencies = field(default_factory=Latencies)
+    """Of those."""
 
     @property
     def answered_per_s(self) -> float:
@@ -84,6 +86,7 @@ class Step:
                 for share in (0.5, 0.9, 0.99, 0.999)
             },
             "failed": dict(self.failed),
+            **({"failed_p50_ms": round(1000 * self.failures.quantile(0.5), 2)} if self.failed else {}),
         }
 
 
@@ -161,6 +164,7 @@ def run_step(
     step = Step(rate, max(part.seconds for part in parts))
     for part in parts:
         step.latencies.counts += part.latencies.counts
+        step.failures.counts += part.failures.counts
         step.failed += part.failed
     return step
 
@@ -205,6 +209,7 @@ async def _sending(
                 step.latencies.add(time.perf_counter() - due_s)
             except ScanneryError as error:
                 step.failed[type(error).__name__] += 1
+                step.failures.add(time.perf_counter() - due_s)
 
         started_s = time.perf_counter()
         for i in range(max(1, int(rate * seconds))):

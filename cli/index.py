@@ -212,11 +212,12 @@ def schema_command() -> None:
 
 
 def _summary(manifest: Manifest) -> dict[str, object]:
+    count, exact = documents_of(manifest) or (0, False)
     return {
         "index": manifest.index,
         "version": manifest.version,
         "parent": manifest.parent,
-        "documents": (documents_of(manifest) or (None, False))[0],
+        "documents": count if exact else None,
         "rows": manifest.rows,
         "segments": len(manifest.segments),
         "size_bytes": manifest.size_bytes,

@@ -142,6 +142,8 @@ def _made_by(statistics: Mapping[str, Any]) -> str:
         return f"live updates: {statistics.get('mutations', 0):,} mutations sealed"
     if statistics["mode"] == "merge":
         return f"live updates: {statistics.get('merged', 0):,} segments merged"
+    if statistics["mode"] == "compact":
+        return "compaction"
     changes = ("added", "replaced", "removed", "unchanged")
     done = [f"{statistics[name]:,} {name}" for name in changes if statistics.get(name)]
     documents = f"{statistics.get('documents', 0):,} documents read"

@@ -109,7 +109,7 @@ def logs_as(json: bool) -> None:
 
 def worker_count(text: str) -> int:
     """Return the number of processes that --workers means."""
-    from scannery.serving.workers import available_cores
+    from scannery.serving.processes import available_cores
 
     if text == "auto":
         return available_cores()

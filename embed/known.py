@@ -24,7 +24,7 @@ from scannery.embed.models import DATA_FILES, module_folders
 
 __all__ = ["Known", "recalled"]
 
-_LIBRARIES = ("sentence-transformers", "transformers", "torch")
+_LIBRARIES = ("sentence-transformers", "transformers", "tokenizers", "safetensors", "torch")
 
 
 class Known:

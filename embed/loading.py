@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,14 +11,19 @@ from typing import Any
 
 from scannery.embed.cores import on_one_core
 from scannery.embed.devices import device_kind
-from scannery.embed.errors import InvalidArgumentError, InvalidModelError
+from scannery.embed.errors import InvalidArgumentError
 from scannery.embed.fingerprint import Fingerprint
 from scannery.embed.known import Known
 from scannery.embed.lean import lean_model, lean_notes
 from scannery.embed.models import check_model_folder, find_model, load_modules
 from scannery.embed.tokenization import Tokens, tokens_for
 
-__all__ = ["ModelOptions", "load_model", "tokens_of"]
+__all__ = ["LEAN_ENVIRONMENT", "ModelOptions", "load_model", "tokens_of"]
+
+_LOG = logging.getLogger(__name__)
+
+LEAN_ENVIRONMENT = "SCANNERY_LEAN"
+"""Set to 0, every model is loaded by its library."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +91,30 @@ def tokens_of(model: Any, fingerprint: Fingerprint) -> tuple[Tokens, Tokens]:
 
 def _lean(folder: Path, known: Known) -> Any:
     """Return the model without its library, if it was found to be the same before; else None."""
-    notes = known.notes()
+    notes = known.notes() if _lean_wanted() else None
     if notes is None:
         return None
     try:
         return on_one_core(lambda: lean_model(folder, notes))
-    except (KeyError, TypeError, ValueError, RuntimeError, InvalidModelError):
+    except Exception as error:  # noqa: BLE001  its library loads it just as well
+        _LOG.debug("%s is loaded by its library: %r", folder, error)
         return None
 
 
 def _take_notes(model: Any, fingerprint: Fingerprint, folder: Path, known: Known) -> None:
-    notes = on_one_core(lambda: lean_notes(model, folder, *tokens_of(model, fingerprint)))
+    if not _lean_wanted():
+        return
+    try:
+        notes = on_one_core(lambda: lean_notes(model, folder, *tokens_of(model, fingerprint)))
+    except Exception as error:  # noqa: BLE001  a model that is loaded stays loaded, whatever it looks like
+        _LOG.debug("%s cannot be loaded without its library: %r", folder, error)
+        return
     if notes is not None:
         known.remember_notes(notes)
+
+
+def _lean_wanted() -> bool:
+    return os.environ.get(LEAN_ENVIRONMENT, "") != "0"
 
 
 def _limit_tokens(model: Any, max_tokens: int | None) -> None:

@@ -18,9 +18,9 @@ from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.postings import WORD_COLUMNS, Postings, invert, term_columns
 from scannery.indexer.records import Records
 from scannery.indexer.segment import Segment
-from scannery.indexer.segment_writer import search_vectors
 from scannery.indexer.sparse import INDICES_COLUMN, SparsePostings, invert_sparse
 from scannery.indexer.spec import IndexSpec
+from scannery.indexer.vector_files import search_vectors
 
 __all__ = ["MemorySegment"]
 
@@ -121,7 +121,7 @@ class MemorySegment(Segment):
 
     def warm(self) -> None:
         """Make now what a query needs and would wait for, where there are many rows."""
-        _ = self.searched_ND, self.postings, self.sparse
+        _ = self.searched_ND, self.postings, self.sparse, self.records
 
     @classmethod
     def of(cls, table: pa.Table, spec: IndexSpec, *, hashes_N: np.ndarray | None = None) -> MemorySegment:

@@ -121,8 +121,8 @@ class ScannBuild:
     def _start(self, arguments: Sequence[str], log: str) -> subprocess.Popen[bytes]:
         # The parent's import path, since it need not be an installed one (Beam workers, editable installs).
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        # ScaNN has threads of its own. The linear algebra of the tuner is to use one core: that of its own thread,
-        # whose priority is low.
+        # ScaNN has threads of its own. The linear algebra of the tuner is to use one core: that of the thread that
+        # asks for it, whose priority is low.
         environment |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         with (self._place / f"{log}.txt").open("wb") as output:
             return subprocess.Popen(

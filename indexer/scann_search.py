@@ -19,7 +19,7 @@ from scannery.indexer.errors import CorruptError
 from scannery.indexer.exact import NO_ROW
 from scannery.indexer.spec import Distance
 
-__all__ = ["ScannSearcher", "load_searcher"]
+__all__ = ["ScannSearcher", "load_kernels", "load_searcher"]
 
 _ALL_ROWS = np.zeros(0, bool)
 _ALL_ROWS.setflags(write=False)  # as masks are: for each kind of array, code is compiled apart
@@ -70,14 +70,7 @@ class ScannSearcher:
             rows_1K, scores_1K, scored, depth = self._search_one(queries_QD[0], k, rescore, leaves, allowed_N)
             return Rescored(rows_1K, scores_1K, np.array([scored]), np.array([depth]))
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
-        found = Rescored(
-            np.full((len(queries_QD), k), NO_ROW, np.int64),
-            np.full((len(queries_QD), k), -np.inf, np.float32),
-            np.empty(len(queries_QD), np.int64),
-            np.empty(len(queries_QD), np.int64),
-        )
-        kernels.rescore(self._vectors_ND, queries_QD, candidates_QC, self._squared, allowed_N, *found)
-        return found
+        return _rescored(self._vectors_ND, queries_QD, candidates_QC, k, self._squared, allowed_N)
 
     def _search_one(
         self, query_D: np.ndarray, k: int, rescore: int, leaves: int, allowed_N: np.ndarray
@@ -112,6 +105,34 @@ class ScannSearcher:
         candidates_QC: np.ndarray = rows_QC.astype(np.int64)
         candidates_QC[np.isnan(values_QC)] = NO_ROW  # ScaNN pads with row 0 and NaN
         return candidates_QC
+
+
+def _rescored(
+    vectors_ND: np.ndarray,
+    queries_QD: np.ndarray,
+    candidates_QC: np.ndarray,
+    k: int,
+    squared: bool,
+    allowed_N: np.ndarray,
+) -> Rescored:
+    found = Rescored(
+        np.full((len(queries_QD), k), NO_ROW, np.int64),
+        np.full((len(queries_QD), k), -np.inf, np.float32),
+        np.empty(len(queries_QD), np.int64),
+        np.empty(len(queries_QD), np.int64),
+    )
+    kernels.rescore(vectors_ND, queries_QD, candidates_QC, squared, allowed_N, *found)
+    return found
+
+
+def load_kernels(vectors_ND: np.ndarray, distance: Distance) -> None:
+    """Load the kernels of searches in batches, which takes a third of a second, before there is anything to search."""
+    squared = distance == "squared_l2"
+    query_1D = np.zeros((1, vectors_ND.shape[1]), np.float32)
+    candidates_11 = np.zeros((1, 1), np.int64)
+    _rescored(vectors_ND, query_1D, candidates_11, 1, squared, _ALL_ROWS)
+    kernel = kernels.squared_distances if squared else kernels.inner_products
+    kernel(vectors_ND, candidates_11[0], query_1D[0], np.empty(1, np.float32))
 
 
 def load_searcher(folder: Path, vectors_ND: np.ndarray, distance: Distance) -> ScannSearcher:

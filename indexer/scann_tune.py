@@ -20,8 +20,7 @@ import numpy as np
 
 from scannery.indexer.curve import held_out_queries, measure_curve
 from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE
-from scannery.indexer.scann_search import load_searcher
-from scannery.indexer.tuning import TUNED_K
+from scannery.indexer.scann_search import load_kernels, load_searcher
 
 __all__ = ["main"]
 
@@ -39,13 +38,12 @@ def main(folder: Path) -> None:
         held_out = pool.submit(
             held_out_queries, vectors_ND, job["distance"], seed=job["seed"], apart_QD=queries_QD
         ).result()
+    load_kernels(vectors_ND, job["distance"])  # which no point should pay for
     sys.stdin.read()
     if not (folder / "trained.json").exists():  # whoever waits for us is gone
         return
     started = time.perf_counter()
     searcher = load_searcher(folder / "scann", vectors_ND, job["distance"])
-    # Compiles the kernel, which no point should pay for.
-    searcher.search(held_out.apart_QD, TUNED_K, rescore=2 * TUNED_K, leaves=1)
     curve = measure_curve(
         searcher,
         held_out,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from scannery.indexer.analyser import ANALYSER_VERSION
-from scannery.indexer.datapoints import vectors_of
 from scannery.indexer.errors import FormatError
 from scannery.indexer.hashes import sorted_hashes
 from scannery.indexer.kernels import COMPILING
@@ -20,8 +20,10 @@ from scannery.indexer.manifest import FORMAT_VERSION
 from scannery.indexer.postings import WORD_COLUMNS, write_postings
 from scannery.indexer.records import write_records
 from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_assets
-from scannery.indexer.segment_writer import FORMAT_KEY, SEGMENT_KEY, search_vectors
+from scannery.indexer.segment_writer import FORMAT_KEY, SEGMENT_KEY
 from scannery.indexer.sparse import INDICES_COLUMN, write_sparse
+from scannery.indexer.spec import Distance
+from scannery.indexer.vector_files import BLOCK_ROWS, blocks_of, is_unit, unit_blocks, write_vectors
 
 __all__ = [
     "COLUMNS",
@@ -75,12 +77,8 @@ def unpack(path: Path, folder: Path, key: str) -> None:
                 f"{key} has segment format {format_version}; this Scannery reads up to {FORMAT_VERSION}"
             )
         info = json.loads(metadata[SEGMENT_KEY])
-        table = file.read()
-    given_ND = vectors_of(table.select(["embedding"]))
-    searched_ND = search_vectors(given_ND, info["distance"])
-    np.save(folder / VECTORS, searched_ND)
-    if searched_ND is not given_ND:
-        np.save(folder / GIVEN, given_ND)
+        _write_vectors(file, folder, info["distance"])
+        table = file.read([name for name in file.schema_arrow.names if name != "embedding"])
     if info["scann"]:
         (folder / "scann").mkdir()
         unpack_assets(folder / "scann", table, info["scann"]["files"])
@@ -96,11 +94,30 @@ def unpack(path: Path, folder: Path, key: str) -> None:
         (folder / SPARSE).mkdir()
         write_sparse(table, folder / SPARSE)
     native = [name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS) if name in table.column_names]
-    write_records(table.drop_columns(["embedding", *native]), folder / COLUMNS)
+    write_records(table.drop_columns(native), folder / COLUMNS)
     np.save(folder / HASHES, sorted_hashes(table.column("id")))
     if not table.column("id").equals(table.column("document_id")):
         np.save(folder / DOCUMENTS, sorted_hashes(table.column("document_id")))
     (folder / INFO).write_text(json.dumps({"distance": info["distance"]}))
+
+
+def _write_vectors(file: pq.ParquetFile, folder: Path, distance: Distance) -> None:
+    """Write the vectors as they were given, and where these are others, as they are searched."""
+    shape = file.metadata.num_rows, file.schema_arrow.field("embedding").type.list_size
+    unit = True
+
+    def blocks() -> Iterator[np.ndarray]:
+        nonlocal unit
+        for batch in file.iter_batches(BLOCK_ROWS, columns=["embedding"]):
+            for block_BD in blocks_of(batch):
+                unit = unit and (distance != "cosine" or is_unit(block_BD))
+                yield block_BD
+
+    write_vectors(folder / GIVEN, blocks(), *shape)
+    if unit:
+        (folder / GIVEN).rename(folder / VECTORS)
+    else:
+        write_vectors(folder / VECTORS, unit_blocks(mapped(folder / GIVEN)), *shape)
 
 
 def _check_words(lexical: dict[str, Any], key: str) -> None:

@@ -18,22 +18,23 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from scannery.indexer.analyser import ANALYSER_VERSION
-from scannery.indexer.datapoints import REVISION_COLUMN, datapoint_schema, vectors_of
+from scannery.indexer.datapoints import REVISION_COLUMN, datapoint_schema
 from scannery.indexer.errors import BuildError
-from scannery.indexer.exact import unit_length
 from scannery.indexer.manifest import FORMAT_VERSION, CurvePoint, SegmentEntry
 from scannery.indexer.postings import term_columns
 from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
 from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE, ScannBuild
 from scannery.indexer.scann_config import ScannConfig, choose_config
-from scannery.indexer.spec import Distance, IndexSpec
+from scannery.indexer.spec import IndexSpec
+from scannery.indexer.vector_files import blocks_of, write_search_vectors
 
-__all__ = ["FORMAT_KEY", "SEGMENT_KEY", "BuiltSegment", "build_segment", "file_sha256", "search_vectors"]
+__all__ = ["FORMAT_KEY", "SEGMENT_KEY", "BuiltSegment", "build_segment", "file_sha256"]
 
 FORMAT_KEY = b"scannery.format"
 SEGMENT_KEY = b"scannery.segment"
 ROW_GROUP_ROWS = 1 << 16
-UNIT_TOLERANCE = 1e-6
+ROW_GROUP_NUMBERS = 1 << 23
+"""Components of vectors in a row group, at most: Arrow takes four bytes for each of them while it writes one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ def build_segment(
         folder = Path(place)
         started = time.perf_counter()
         # The child reads them from there, so that this process need not hold a scaled copy meanwhile.
-        np.save(folder / VECTORS_FILE, search_vectors(vectors_of(table), spec.distance))
+        write_search_vectors(folder / VECTORS_FILE, table, spec.distance)
         if queries is not None:
             np.save(folder / QUERIES_FILE, queries)
         with ScannBuild(
@@ -94,7 +95,9 @@ def build_segment(
 
 def _exact_segment(table: pa.Table, spec: IndexSpec, shard: int, directory: Path) -> BuiltSegment:
     seconds: dict[str, float] = {}
-    path = _write(_with_words(table, spec, seconds), _metadata(spec, None, {}), directory, seconds)
+    # In one chunk: the pages of a file, and so its hash, must not depend on where its rows came from.
+    whole = _with_words(table, spec, seconds).combine_chunks()
+    path = _write(whole, _metadata(spec, None, {}), directory, seconds)
     return BuiltSegment(path=path, entry=_entry(path, table, shard, ()), statistics={"seconds": seconds})
 
 
@@ -119,7 +122,12 @@ def _write_scann(
 def _reordered(table: pa.Table, order_N: np.ndarray) -> pa.Table:
     """Return the rows in another order. Arrow's own way takes twice the memory of the vectors for their elements."""
     place, field = table.schema.get_field_index("embedding"), table.schema.field("embedding")
-    vectors_ND = vectors_of(table)[order_N]
+    vectors_ND = np.empty((len(order_N), field.type.list_size), np.float32)
+    place_N = np.argsort(order_N)
+    start = 0
+    for block_BD in blocks_of(table):
+        vectors_ND[place_N[start : start + len(block_BD)]] = block_BD
+        start += len(block_BD)
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.ravel()), type=field.type)
     return table.drop_columns(["embedding"]).take(pa.array(order_N)).add_column(place, field, embedding)
 
@@ -132,16 +140,6 @@ def _with_words(table: pa.Table, spec: IndexSpec, seconds: dict[str, float]) -> 
         table = table.append_column(column, values)
     seconds["words"] = time.perf_counter() - started
     return table
-
-
-def search_vectors(vectors_ND: np.ndarray, distance: Distance) -> np.ndarray:
-    """Return the vectors as they are searched: scaled to length 1 for cosine, else (or if they are) as given."""
-    if distance != "cosine":
-        return vectors_ND
-    squares_N = np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64)
-    return (
-        vectors_ND if np.abs(squares_N - 1).max(initial=0) <= 2 * UNIT_TOLERANCE else unit_length(vectors_ND)
-    )
 
 
 def file_sha256(path: Path) -> str:
@@ -160,12 +158,21 @@ def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
     schema = datapoint_schema(spec, dimensions)
     if REVISION_COLUMN in table.column_names:
         schema = schema.append(pa.field(REVISION_COLUMN, pa.int64()))
-    table = table.select(schema.names).cast(schema).combine_chunks()
-    if not np.isfinite(vectors_of(table)).all():
+    table = _in_few_chunks(table.select(schema.names), schema)
+    if not all(np.isfinite(block_BD).all() for block_BD in blocks_of(table)):
         raise BuildError(f"{name}: a vector has a value that is not finite")
     if pc.count_distinct(table.column("id")).as_py() != table.num_rows:
         raise BuildError(f"{name}: an id stands twice")
     return table
+
+
+def _in_few_chunks(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the table in this schema, all columns but the vectors in one chunk: those are not copied."""
+    if not table.schema.equals(schema):
+        table = table.cast(schema)
+    place, embedding = schema.get_field_index("embedding"), table.column("embedding")
+    others = table.drop_columns(["embedding"]).combine_chunks()
+    return others.add_column(place, schema.field("embedding"), embedding)
 
 
 def _metadata(spec: IndexSpec, config: ScannConfig | None, sidecar: dict[str, str]) -> dict[bytes, bytes]:
@@ -186,10 +193,11 @@ def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, secon
     os.close(descriptor)
     draft = Path(name)
     plain = [name for name in table.column_names if name not in ("embedding", *NATIVE_COLUMNS)]
+    dimensions = table.schema.field("embedding").type.list_size
     pq.write_table(
         table.replace_schema_metadata(metadata),
         draft,
-        row_group_size=ROW_GROUP_ROWS,
+        row_group_size=max(1, min(ROW_GROUP_ROWS, ROW_GROUP_NUMBERS // dimensions)),
         compression="zstd",
         # Dictionaries pay for attributes and ids, never for vectors and codes, which do not repeat.
         use_dictionary=[f"{name}.list.element" if _is_list(table, name) else name for name in plain],

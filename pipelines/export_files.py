@@ -14,7 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-__all__ = ["FORMATS", "RowWriter", "format_of_name", "open_writer"]
+from scannery.indexer.sparse import INDICES_COLUMN, SPARSE_COLUMNS, VALUES_COLUMN
+
+__all__ = ["FORMATS", "SPARSE", "RowWriter", "exported", "exported_schema", "format_of_name", "open_writer"]
+
+SPARSE = "sparse"
+"""Column of sparse vectors. No attribute can be called so."""
+
+_SPARSE_TYPE = pa.struct({"indices": pa.list_(pa.uint32()), "values": pa.list_(pa.float32())})
 
 _ROWS_BOXED = 256
 """Rows that are Python objects at once: a float takes eight times its size then."""
@@ -27,6 +34,23 @@ class RowWriter(Protocol):
 
     def write(self, table: pa.Table) -> None:
         """Append the rows."""
+
+
+def exported_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of exported files: sparse vectors are one column there, as builds and updates take them."""
+    if INDICES_COLUMN not in schema.names:
+        return schema
+    fields = [field for field in schema if field.name not in SPARSE_COLUMNS]
+    return pa.schema([*fields, pa.field(SPARSE, _SPARSE_TYPE)], metadata=schema.metadata)
+
+
+def exported(table: pa.Table) -> pa.Table:
+    """Return rows of a segment in the schema of exported files."""
+    if INDICES_COLUMN not in table.column_names:
+        return table
+    parts = [table.column(name).combine_chunks() for name in (INDICES_COLUMN, VALUES_COLUMN)]
+    sparse = pa.StructArray.from_arrays(parts, fields=list(_SPARSE_TYPE), mask=parts[0].is_null())
+    return table.drop_columns(list(SPARSE_COLUMNS)).append_column(SPARSE, sparse)
 
 
 def format_of_name(name: str) -> str | None:

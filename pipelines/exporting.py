@@ -38,7 +38,15 @@ from scannery.indexer import (
 from scannery.indexer.segment_writer import file_sha256
 from scannery.indexer.spec import IndexSpec
 from scannery.pipelines.errors import OutputError
-from scannery.pipelines.export_files import FORMATS, RowWriter, format_of_name, open_writer
+from scannery.pipelines.export_files import (
+    FORMATS,
+    SPARSE,
+    RowWriter,
+    exported,
+    exported_schema,
+    format_of_name,
+    open_writer,
+)
 
 __all__ = ["ExportReport", "ExportedFile", "export"]
 
@@ -257,7 +265,7 @@ def _write_file(
     before = written.rows
     with tempfile.TemporaryDirectory(prefix="scannery-") as folder:
         path = Path(folder) / "draft"
-        with open_writer(path, target.format, schema) as writer:
+        with open_writer(path, target.format, exported_schema(schema)) as writer:
             for entry in entries:
                 _copy_rows(store, manifest.index, entry, schema, writer, written)
         target.folder.write_file(name, path)
@@ -276,7 +284,7 @@ def _copy_rows(
             first, rows = rows, rows + table.num_rows
             if mask_N is not None:
                 table = table.filter(pa.array(mask_N[first:rows]))
-            writer.write(table)
+            writer.write(exported(table))
             written.add(table.num_rows)
     if rows != entry.rows:
         raise CorruptError(f"{key} has {rows} rows, the manifest says {entry.rows}")
@@ -320,6 +328,7 @@ def _batch_rows(schema: pa.Schema) -> int:
 def _spec_of(spec: IndexSpec) -> dict[str, Any]:
     """Return the spec with the exported files as its source, without what is default."""
     data = spec.model_dump(mode="json", exclude_defaults=True)
-    return {"index": data["index"], "source": {"format": "datapoints"}} | {
+    source = {"format": "datapoints"} | ({"sparse_vector": SPARSE} if spec.source.sparse_vector else {})
+    return {"index": data["index"], "source": source} | {
         key: value for key, value in data.items() if key not in ("index", "source")
     }

@@ -196,7 +196,7 @@ def _statistics(
     worked = next((unit for unit in units if unit.device is not None), None)
     return {
         "build_id": job.build_id,
-        "mode": job.mode,
+        "mode": "compact" if job.merge else job.mode,
         "documents": counts.documents,
         "passages": counts.passages,
         "embedded": counts.embedded,

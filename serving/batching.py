@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from scannery.serving.affinity import on_all_cores
 from scannery.serving.turns import GoneError, still_wanted
 
 __all__ = ["Batcher"]
@@ -111,6 +112,7 @@ class Batcher:
                 self._work([job])
 
     def _fill(self, jobs: list[_Job], texts: list[str]) -> None:
-        vectors = dict(zip(texts, self._encode(texts), strict=True))
+        with on_all_cores():
+            vectors = dict(zip(texts, self._encode(texts), strict=True))
         for job in jobs:
             job.vectors = [vectors[text] for text in job.texts]

@@ -61,6 +61,9 @@ class ListenConfig:
     device: str = "auto"
     """Where texts are encoded: `auto`, `cpu`, `cuda` or `xla`."""
 
+    core: int | None = None
+    """The core that the threads of requests keep to; None: any."""
+
     share_port: bool = False
     """Listen with SO_REUSEPORT, so that several processes can share the port."""
 

@@ -28,25 +28,16 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.explain import Note, Trace
 from scannery.serving.lexical import WordSearch
+from scannery.serving.options import Options, Rerank
 from scannery.serving.plans import note_plan
 from scannery.serving.ranking import Ranking, merge
-from scannery.serving.requests import (
-    Blend,
-    ById,
-    ByText,
-    ByVector,
-    Options,
-    Query,
-    Rerank,
-    Single,
-    WithSparse,
-)
+from scannery.serving.requests import Blend, ById, ByText, ByVector, Query, Single, WithSparse
 from scannery.serving.reranking import reranked, texts_of
 from scannery.serving.sides import Source, hybrid_source, lexical_source
 from scannery.serving.snapshot import Snapshot
 from scannery.serving.tracing import span
 
-__all__ = ["search"]
+__all__ = ["search", "search_straight"]
 
 # Asked for so many times what is missing, the next round is mostly the last one.
 WIDENING = 4
@@ -67,6 +58,46 @@ class _Scope:
     settings: SearchSettings | None
     """ScaNN's knobs; None searches exactly."""
     target_recall: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Straight:
+    """The one segment that a search without conditions has to look at."""
+
+    scope: _Scope
+    settings: SearchSettings | None
+
+
+def search_straight(
+    snapshot: Snapshot, queries: Sequence[ByVector], options: Options, deadline: Deadline
+) -> list[Ranking] | None:
+    """Return what `search` does where that takes one look at one segment; None where it takes more.
+
+    Most queries are such. A search drives the interpreter out of the processor's cache, so that each function on the
+    way costs several times what it does in a loop of its own.
+    """
+    for straight in snapshot.derived(options, _straight):
+        deadline.check()
+        vectors_QD = np.array([query.vector_D for query in queries])
+        scope, settings = straight.scope, straight.settings
+        rows_QK, scores_QK = scope.segment.search(vectors_QD, options.k, settings=settings)
+        note_plan("exact" if settings is None else "scann", scope.rows)
+        return merge([(scope.number, rows_QK, scores_QK)], len(queries), options.k, snapshot.segments)
+    return None
+
+
+def _straight(snapshot: Snapshot, options: Options) -> tuple[_Straight, ...]:
+    """Return how to search straight away, if that is possible."""
+    if not options.plain or not options.drops_nothing or options.where is not None or options.offset:
+        return ()
+    scopes = _scopes(snapshot, options)
+    if len(scopes) != 1 or scopes[0].allowed is not None or options.k > scopes[0].rows:
+        return ()
+    return (_Straight(scopes[0], _settings_for(scopes[0], options.k)),)
+
+
+def _settings_for(scope: _Scope, hits: int) -> SearchSettings | None:
+    return scope.settings if hits <= EXACT_ABOVE_SHARE * scope.segment.rows else None
 
 
 def search(
@@ -285,7 +316,7 @@ def _candidates(
     for scope in scopes:
         deadline.check()
         asked = min(wanted, scope.rows)
-        settings = scope.settings if asked <= EXACT_ABOVE_SHARE * scope.segment.rows else None
+        settings = _settings_for(scope, asked)
         with span("scannery.segment") as traced:
             if scope.allowed is None and note is None:
                 rows_QM, scores_QM = scope.segment.search(vectors_QD, asked, settings=settings)

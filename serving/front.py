@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from scannery.serving.affinity import on_core
 from scannery.serving.config import ListenConfig, split_address
 from scannery.serving.dispatch import Dispatcher, abort
 from scannery.serving.errors import BindError, UnauthenticatedError
@@ -22,6 +22,7 @@ from scannery.serving.metrics.registry import Dump
 from scannery.serving.security.authentication import Authenticator
 from scannery.serving.security.interceptor import Gate, Refuse
 from scannery.serving.security.tls import server_credentials
+from scannery.serving.threads import CallThreads
 from scannery.v1 import search_pb2
 
 __all__ = ["Front"]
@@ -66,6 +67,8 @@ class Front:
         self._reported: set[str] = set()
         self._grpc: grpc.Server | None = None
         self._stopped = threading.Event()
+        # Calls that wait for their body or their turn each hold a thread, which costs next to nothing.
+        self._threads = CallThreads(config.threads + config.queue, "scannery-request")
         self._authenticator = Authenticator(config.security)
         self._publisher = Publisher(self.metrics, config, publish)
         self._dispatcher = Dispatcher(methods, config, self.metrics, offer=offer)
@@ -85,7 +88,7 @@ class Front:
             BindError: the address is taken, or is not one of this machine.
 
         """
-        self._listen()
+        on_core(self.config.core, self._listen)
         self._publisher.start()
 
     def stop(self, drain_s: float | None = None) -> bool:
@@ -97,6 +100,7 @@ class Front:
         if self._grpc is not None:
             self._grpc.stop(self.config.drain_s if drain_s is None else drain_s).wait()
         self._dispatcher.close()
+        self._threads.close()
         self._publisher.stop()
         return True
 
@@ -113,8 +117,7 @@ class Front:
         refuse = self._dispatcher.refusal
         probe = _probe(self._health, refuse) if config.security.public_health else None
         server = grpc.server(
-            # Calls that wait for their body or their turn each hold a thread, which costs next to nothing.
-            ThreadPoolExecutor(config.threads + config.queue, thread_name_prefix="scannery-request"),
+            self._threads,  # type: ignore[arg-type]  # it submits to them, and no more
             interceptors=[Gate(self._authenticator, refuse, probe=probe)],
             options=_options(config),
             # A backstop for what is refused faster than it can be told; admission is what limits.

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from scannery.indexer import Segment
+from scannery.serving.options import Fusion
 from scannery.serving.ranking import Ranking, by_score_and_id
-from scannery.serving.requests import Fusion
 
 __all__ = ["fuse", "fusion_depth"]
 

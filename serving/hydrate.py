@@ -14,8 +14,8 @@ import numpy as np
 from scannery.indexer import REVISION_COLUMN, AttributeType, IndexSpec, Records, Segment, kernels
 from scannery.indexer.kernels import COMPILING
 from scannery.serving import wire_kernels
+from scannery.serving.options import Fields
 from scannery.serving.ranking import Ranking, merge
-from scannery.serving.requests import Fields
 from scannery.v1.search_pb2 import HitList
 from scannery.v1.types_pb2 import Datapoint
 

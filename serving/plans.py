@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-__all__ = ["PlanNote", "note_plan", "noting"]
+__all__ = ["PlanNote", "note_plan", "noted_plan", "noting"]
 
 
 class PlanNote:
@@ -38,3 +38,9 @@ def note_plan(plan: str, rows: int) -> None:
     note = _CURRENT.get()
     if note is not None:
         note.add(plan, rows)
+
+
+def noted_plan() -> str:
+    """Return the plan of the current request; empty if none is known, or if nobody counts it."""
+    note = _CURRENT.get()
+    return note.plan if note else ""

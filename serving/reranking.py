@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scannery.indexer import Manifest, Segment
+from scannery.serving.affinity import on_all_cores
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import RerankerUnavailableError
+from scannery.serving.options import Rerank
 from scannery.serving.ranking import Ranking
-from scannery.serving.requests import Rerank
 
 if TYPE_CHECKING:
     from scannery.embed import Reranker
@@ -92,7 +93,8 @@ def reranked(
             break
         deadline.check()
         batch = scorable[start : start + BATCH_TEXTS]
-        scores_H[batch] = score([texts[position] or "" for position in batch])
+        with on_all_cores():
+            scores_H[batch] = score([texts[position] or "" for position in batch])
         longest_s = max(longest_s, clock() - begun)
     # NaN sorts last, and the sort is stable: what was not scored keeps its order.
     order_H = np.argsort(-scores_H, kind="stable")

@@ -69,7 +69,7 @@ class Server:
             opened=preloaded.indexes.get,
             log=Path(config.log) if config.log else None,
         )
-        service = Service(self._catalog)
+        service = Service(self._catalog, at_once=None if config.core is None else 1)
         self._front = Front(
             config,
             service,

@@ -6,6 +6,7 @@ The server puts gRPC around them, the embedded client calls them; so both give t
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,8 @@ from functools import partial
 from grpc import StatusCode
 
 from scannery.indexer import IndexerError
-from scannery.serving import engine, hydrate, limits
+from scannery.serving import engine, hydrate, limits, tracing
+from scannery.serving.affinity import on_all_cores
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
 from scannery.serving.embedding import Embedding, index_encoders
@@ -23,18 +25,21 @@ from scannery.serving.filters import AllOf, Node, parse_filter
 from scannery.serving.info import index_info
 from scannery.serving.live.service import Writes
 from scannery.serving.methods import Methods, UnaryMethod
+from scannery.serving.options import Options, parse_fields
+from scannery.serving.plans import note_plan, noted_plan
 from scannery.serving.ranking import Ranking
 from scannery.serving.requests import (
-    Options,
+    ByText,
+    ByVector,
     Query,
     check_count,
-    parse_fields,
     parse_identifier,
     parse_matrix,
     parse_query,
 )
 from scannery.serving.snapshot import Snapshot
 from scannery.serving.status import status_of
+from scannery.serving.together import Together
 from scannery.serving.tracing import span
 from scannery.v1 import index_pb2, search_pb2
 
@@ -46,6 +51,8 @@ SEARCH_STREAM = f"/{SEARCH_SERVICE}/SearchStream"
 UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
 _LOG = logging.getLogger(__name__)
 
+MAX_TOGETHER = 32
+"""Queries of several callers that are answered together: so much longer takes the first of them."""
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
 
@@ -53,8 +60,13 @@ MAX_PAGE = 1000
 class Service(Methods):
     """Every method of the contract over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, *, at_once: int | None = None) -> None:
+        """Take what is served; `at_once`: searches that run at once, one per core unless said otherwise."""
         self._catalog = catalog
+        self._together: Together[ByVector, tuple[bytes, str]] = Together(
+            at_once=int(os.environ.get("ATONCE", "0")) or at_once or len(os.sched_getaffinity(0)),
+            largest=MAX_TOGETHER,
+        )
         self._writes = Writes(catalog)
         self._embedding = Embedding(partial(index_encoders, catalog))
         unary = {
@@ -92,17 +104,29 @@ class Service(Methods):
         options = snapshot.options(request.options)
         query = parse_query(request.query, snapshot.manifest)
         trace = Trace(1, wanted=options.explain)
-        rankings = engine.search(snapshot, [query], options, deadline, paths=["query"], trace=trace)
-        with trace.stage("hydrate"):
-            [hits] = _hits(rankings, snapshot, options)
-        manifest = snapshot.manifest
-        rest = search_pb2.SearchResponse(
-            version=manifest.version,
-            sequence=snapshot.sequence,
-            explanation=trace.message(0, snapshot.segments) if options.explain else None,
-        )
+        if isinstance(query, (ByVector, ByText)) and options.plain and not tracing.recording():
+            hits = self._searched_together(snapshot, query, options, deadline)
+        else:
+            rankings = engine.search(snapshot, [query], options, deadline, paths=["query"], trace=trace)
+            with trace.stage("hydrate"):
+                [hits] = _hits(rankings, snapshot, options)
+        rest = snapshot.derived(options, _rest)
+        if options.explain:
+            explained = search_pb2.SearchResponse(explanation=trace.message(0, snapshot.segments))
+            rest += explained.SerializeToString()
         # Messages on the wire are joined by putting one behind the other.
-        return hits + rest.SerializeToString()
+        return hits + rest
+
+    def _searched_together(
+        self, snapshot: Snapshot, query: ByVector | ByText, options: Options, deadline: Deadline
+    ) -> bytes:
+        """Return the hits of one query, on the wire; those who ask for the same meanwhile are answered with it."""
+        if isinstance(query, ByText):
+            query = ByVector(snapshot.encoder.encode([query.text], path="query")[0])
+        answered = partial(_answers, snapshot, options)
+        hits, plan = self._together.answer((snapshot, options), query, deadline, answered)
+        note_plan(plan, 0)
+        return hits
 
     def _search_many(self, request: search_pb2.SearchManyRequest, deadline: Deadline) -> bytes:
         snapshot = self._seen(request.index, request.options.min_sequence, deadline)
@@ -110,7 +134,9 @@ class Service(Methods):
         queries = _queries(request, snapshot, options)
         filters = _filters(request, snapshot, options, len(queries))
         deadline.check()
-        rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
+        # A batch is worth any core that is idle.
+        with on_all_cores():
+            rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
         with span("scannery.hydrate"):
             found = _hits(rankings, snapshot, options)
         results = [
@@ -276,6 +302,23 @@ def _search_by_filter(
             for position, number in enumerate(group):
                 explanations[number] = trace.message(position, snapshot.segments)
     return [rankings[number] for number in range(len(queries))], explanations
+
+
+def _answers(
+    snapshot: Snapshot, options: Options, queries: Sequence[ByVector], deadline: Deadline
+) -> list[tuple[bytes, str]]:
+    """Return the hits of each query, on the wire, and the plan that found them."""
+    rankings = engine.search_straight(snapshot, queries, options, deadline)
+    if rankings is None:
+        rankings = engine.search(snapshot, queries, options, deadline, paths=["query"] * len(queries))
+    plan = noted_plan()
+    return [(hits, plan) for hits in _hits(rankings, snapshot, options)]
+
+
+def _rest(snapshot: Snapshot, options: Options) -> bytes:
+    """Return what an answer has besides its hits, on the wire."""
+    rest = search_pb2.SearchResponse(version=snapshot.manifest.version, sequence=snapshot.sequence)
+    return rest.SerializeToString()
 
 
 def _hydrator(snapshot: Snapshot, options: Options) -> hydrate.Hydrator:

@@ -13,8 +13,8 @@ import numpy as np
 
 from scannery.serving.fusion import fuse, fusion_depth
 from scannery.serving.lexical import WordSearch
+from scannery.serving.options import Fusion
 from scannery.serving.ranking import Ranking
-from scannery.serving.requests import Fusion
 from scannery.serving.snapshot import Snapshot
 
 __all__ = ["Source", "hybrid_source", "lexical_source"]

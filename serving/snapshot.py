@@ -10,7 +10,7 @@ from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment
 from scannery.serving.encoding import EncoderPool, QueryEncoder
 from scannery.serving.errors import UnknownDatapointError
 from scannery.serving.masks import MaskCache
-from scannery.serving.requests import Options, parse_options
+from scannery.serving.options import Options, parse_options
 from scannery.v1.search_pb2 import SearchOptions
 
 __all__ = ["Snapshot"]

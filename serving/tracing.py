@@ -21,7 +21,7 @@ from grpc import StatusCode
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
-__all__ = ["asked_for", "call_headers", "describe", "on", "request", "span", "start", "stop"]
+__all__ = ["asked_for", "call_headers", "describe", "on", "recording", "request", "span", "start", "stop"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,6 +84,15 @@ def stop() -> None:
 def on() -> bool:
     """Return whether anything is traced here."""
     return _State.tracer is not None
+
+
+def recording() -> bool:
+    """Return whether the current request is traced."""
+    if _State.tracer is None:
+        return False
+    from opentelemetry.trace import get_current_span
+
+    return get_current_span().is_recording()
 
 
 def request(

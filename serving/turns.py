@@ -21,7 +21,7 @@ class GoneError(Exception):
 class Turn:
     """A turn, awaited no longer than the deadline. A context manager, which raises GoneError if the caller is gone."""
 
-    __slots__ = ("_token", "_turns", "deadline", "on_end", "wanted")
+    __slots__ = ("_held", "_token", "_turns", "deadline", "on_end", "wanted")
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class Turn:
         on_end: Callable[[Callable[[], None]], bool] | None = None,
     ) -> None:
         self._turns = turns
+        self._held = False
         self.deadline = deadline
         """Of the request."""
         self.wanted = wanted
@@ -42,22 +43,30 @@ class Turn:
         with span("scannery.queue"):
             self.resume()
         if not self.wanted():
-            self._turns.release()
+            self.pause()
             raise GoneError
         self._token = _CURRENT.set(self)
 
     def __exit__(self, *error: object) -> None:
         _CURRENT.reset(self._token)
-        self._turns.release()
+        self.pause()
 
     def pause(self) -> None:
-        """Let another request work while this one waits for something."""
-        self._turns.release()
+        """Let another request work while this one waits for something, or has next to nothing left to do."""
+        if self._held:
+            self._held = False
+            self._turns.release()
 
     def resume(self) -> None:
         """Go on."""
         if not self._turns.acquire(timeout=min(self.deadline.remaining_s, threading.TIMEOUT_MAX)):
             raise DeadlineError("the deadline passed while the request waited for its turn")
+        self._held = True
+
+    def insist(self) -> None:
+        """Go on, however late it is."""
+        self._turns.acquire()
+        self._held = True
 
 
 _CURRENT: ContextVar[Turn | None] = ContextVar("scannery_turn", default=None)
@@ -74,8 +83,7 @@ def waiting() -> Iterator[None]:
     try:
         yield
     finally:
-        # Whoever ends the turn gives it back once; so it must be taken, however late it is.
-        turn._turns.acquire()
+        turn.insist()
 
 
 def current_turn() -> Turn | None:

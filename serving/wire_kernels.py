@@ -12,6 +12,8 @@ Shapes: B bytes, C columns, G 0 or 1, H hits, S scores of a hit, N rows, V bytes
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from scannery.indexer.kernels import compiled
@@ -231,7 +233,7 @@ def _put_field(
     return _put_value(bytes_B, ints_B, longs_B, column_7, row, out_B, at)
 
 
-@compiled
+@partial(compiled, brief=True)
 def measure_hits(
     bytes_B: np.ndarray,
     ints_B: np.ndarray,

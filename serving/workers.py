@@ -12,27 +12,26 @@ As process 1 of a container it also reaps the orphans that end up with it.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Generic, TypeVar
 
+from scannery.serving.affinity import own_core
 from scannery.serving.config import EncoderConfig, ListenConfig, ServerConfig, split_address
-from scannery.serving.errors import BindError, ConfigError, ServingError
+from scannery.serving.errors import ConfigError, ServingError
 from scannery.serving.metrics import SharedSlots
 from scannery.serving.preload import Preloaded, preload, preload_encoders
+from scannery.serving.processes import die_with_parent, ended, notify, reserved
 from scannery.serving.shelf import Shelf
 from scannery.serving.signals import Signals
 
-__all__ = ["Helper", "available_cores", "serve", "serve_encoders"]
+__all__ = ["Helper", "serve", "serve_encoders"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,6 +43,8 @@ HEALTHY_AFTER_S = 60.0
 # After the drain, a process has this long to go before it is killed.
 KILL_AFTER_S = 5.0
 
+SWITCH_S = 0.0005
+
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A process that is ready writes its number into a pipe, and then makes the supervisor look.
 _LOOK = signal.SIGUSR1
@@ -54,16 +55,6 @@ SharedT = TypeVar("SharedT")
 
 Helper = Callable[[ListenConfig, SharedSlots, Callable[[], None]], None]
 """The body of a process beside the workers: runs until SIGTERM; calls its last argument when it is ready."""
-
-
-def available_cores() -> int:
-    """Return how many cores this process may use: those it is bound to, within the quota of its container."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def serve(config: ServerConfig, *, workers: int = 1, ready: Callable[[str], None] | None = None) -> None:
@@ -113,6 +104,8 @@ def _serve_here(
 ) -> None:
     from scannery.serving.server import Server
 
+    # A query changes threads several times, and each time waits so long for whoever applies writes.
+    sys.setswitchinterval(SWITCH_S)
     server = Server(
         config, preloaded=preloaded, publish=lambda data: slots.write(slot, data), before=slots.read(slot)
     )
@@ -194,7 +187,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT."""
-        with closing(_reserved(self._config.listen)) as port:
+        with closing(reserved(self._config.listen)) as port:
             host, _ = split_address(self._config.listen)
             address = f"[{host}]" if ":" in host else host
             self._config = replace(self._config, listen=f"{address}:{port.getsockname()[1]}", share_port=True)
@@ -254,12 +247,14 @@ class Supervisor(Generic[ConfigT, SharedT]):
     def _become(self, process: _Process) -> None:
         status = 1
         try:
-            _die_with_parent(self._pid)
+            die_with_parent(self._pid)
             # The stop signals stay blocked since before the fork: they are waited for. Threads inherit the mask.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - set(_STOP_SIGNALS))
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if process.role == "worker":
-                self._body(self._config, self._shared, self._slots, process.slot, self._tell_ready)
+                core = own_core(process.slot, self._wanted["worker"])
+                config = replace(self._config, core=core)
+                self._body(config, self._shared, self._slots, process.slot, self._tell_ready)
             else:
                 self._helpers[process.role](self._config, self._slots, self._tell_ready)
             status = 0
@@ -286,7 +281,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
                     process.ready = True
         if self._all_ready() and not self._was_ready:
             self._was_ready = True
-            _notify("READY=1")
+            notify("READY=1")
             self._ready(self._config.listen)
 
     def _all_ready(self) -> bool:
@@ -302,12 +297,12 @@ class Supervisor(Generic[ConfigT, SharedT]):
         """Begin a new generation; the old one goes when it answers (`_retire`)."""
         self._reload_wanted = False
         _LOG.info("reload: starting new workers")
-        _notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             self._shared = self._share(self._config, self._shared)
         except Exception as error:  # noqa: BLE001  whatever is wrong now, what runs must go on
             _LOG.error("reload: everything stays as it was: %s", error)
-            _notify("READY=1")
+            notify("READY=1")
             return
         self._generation += 1
         # Helpers hold nothing that changes; they move over as they are.
@@ -321,13 +316,13 @@ class Supervisor(Generic[ConfigT, SharedT]):
         }
         if old and self._all_ready():
             _LOG.info("reload: the new workers answer; %d old ones drain", len(old))
-            _notify("READY=1")
+            notify("READY=1")
             for pid, process in old.items():
                 process.leaving = True
                 os.kill(pid, signal.SIGTERM)
 
     def _reap(self) -> None:
-        while (pid := _ended()) != 0:
+        while (pid := ended()) != 0:
             process = self._processes.pop(pid, None)
             if process is None or process.leaving:  # an orphan that process 1 inherits, or one that should go
                 continue
@@ -349,7 +344,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
 
     def _give_up_reload(self, pid: int) -> None:
         _LOG.error("reload: new worker %d cannot serve; the old ones stay", pid)
-        _notify("READY=1")
+        notify("READY=1")
         new = [
             pid
             for pid, p in self._processes.items()
@@ -365,7 +360,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
 
     def _stop(self) -> None:
         """End all processes: ask, wait, insist."""
-        _notify("STOPPING=1")
+        notify("STOPPING=1")
         for pid in self._processes:
             os.kill(pid, signal.SIGTERM)
         deadline_s = time.monotonic() + self._config.drain_s + KILL_AFTER_S
@@ -377,51 +372,8 @@ class Supervisor(Generic[ConfigT, SharedT]):
                     os.kill(pid, signal.SIGKILL)
                 left_s = 60.0
             self._signals.wait(min(left_s, 1.0))
-            while (pid := _ended()) != 0:
+            while (pid := ended()) != 0:
                 self._processes.pop(pid, None)
-
-
-def _ended() -> int:
-    """Return the number of a child that ended, 0 if there is none."""
-    try:
-        return os.waitpid(-1, os.WNOHANG)[0]
-    except ChildProcessError:
-        return 0
-
-
-def _reserved(listen: str) -> socket.socket:
-    """Return a socket that is bound to the address and does not listen: the port stays ours between workers."""
-    host, port = split_address(listen)
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # First without sharing: another server on the port must not be joined in silence.
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-        reserved = socket.socket(family, socket.SOCK_STREAM)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind(address)
-    except OSError as error:
-        raise BindError(f"cannot listen on {listen}: {error.strerror or error}", field="listen") from error
-    return reserved
-
-
-def _die_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGTERM when the supervisor dies, so that no process outlives it."""
-    pr_set_pdeathsig = 1
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(pr_set_pdeathsig, signal.SIGTERM) != 0:
-        _LOG.warning("workers will outlive a killed supervisor: prctl failed")
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(1)
-
-
-def _notify(state: str) -> None:
-    """Tell systemd (sd_notify(3)), if it started us."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
-            sender.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
 def _ignore(address: str) -> None:

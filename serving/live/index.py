@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from scannery.indexer import IndexerError, OpenIndex
+from scannery.indexer import CorruptError, IndexerError, OpenIndex
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import (
@@ -265,8 +265,16 @@ class LiveIndex:
         return self._log
 
     def _replayed(self, state: LiveState) -> LiveState:
-        self._opened()
-        return self._caught_up(state)
+        log = self._opened()
+        # First: others may append meanwhile.
+        acknowledged = log.acknowledged() if log is not None else 0
+        state = self._caught_up(state)
+        if state.sequence < acknowledged:
+            raise CorruptError(
+                f"the log of index {state.manifest.index!r} ends at sequence {state.sequence}, but {acknowledged} was "
+                "acknowledged: its end is damaged or was cut off"
+            )
+        return state
 
     def _caught_up(self, state: LiveState) -> LiveState:
         if self._log is None:

@@ -86,6 +86,12 @@ class MutationLog(Protocol):
     def position(self) -> int:
         """Return the last sequence, 0 if there was none."""
 
+    def acknowledged(self) -> int:
+        """Return the last sequence that is known to have been acknowledged, from elsewhere than the entries.
+
+        May be behind, never ahead: where the entries end before it and no version has the rest, some were lost.
+        """
+
     def truncate(self, up_to: int) -> None:
         """Remove the entries up to a sequence, and give back their space."""
 

@@ -14,7 +14,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scannery.indexer import CorruptError, FormatError, StoreError
@@ -28,6 +28,8 @@ __all__ = [
     "create_log",
     "exclusive",
     "explained",
+    "mark",
+    "marked",
     "mode_of",
     "sync_folder",
     "wal_of",
@@ -40,6 +42,7 @@ LOG_FORMAT = 1
 APPLICATION_ID = 0x5363616E  # "Scan": tells our databases from others
 PAGE_BYTES = 1 << 14
 BUSY_S = 10.0
+_TURN_FILE = "turn.lock"
 
 _SCHEMA = """
 CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -152,17 +155,34 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Hold the turn among the processes of this machine."""
+def exclusive(path: Path) -> Iterator[int]:
+    """Hold the turn among the processes of this machine; gives the lock's file, for `mark`."""
     try:
-        descriptor = os.open(path.with_name("turn.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path.with_name(_TURN_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise _refusal(path, error) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def mark(descriptor: int, sequence: int) -> None:
+    """Note in the lock's file what is about to be acknowledged; not synced, since that would cost as much again.
+
+    A write-ahead log that is damaged ends for SQLite before the damage, as if nothing had come after it.
+    """
+    with suppress(OSError):  # it helps to find out, and nothing depends on it
+        os.pwrite(descriptor, b"%020d\n" % sequence, 0)
+
+
+def marked(path: Path) -> int:
+    """Return the last sequence that was acknowledged, as far as that is noted; 0 if it is not."""
+    try:
+        return int(path.with_name(_TURN_FILE).read_bytes() or 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def _refusal(path: Path, error: OSError) -> Exception:

@@ -26,6 +26,8 @@ from scannery.serving.live.log_files import (
     create_log,
     exclusive,
     explained,
+    mark,
+    marked,
     mode_of,
     wal_of,
 )
@@ -74,7 +76,7 @@ class SqliteLog:
     @contextmanager
     def turn(self, *, after: int) -> Iterator[_Turn]:
         """Wait for the turn to append; see MutationLog."""
-        with self._write_lock, exclusive(self.path), explained(self.path):
+        with self._write_lock, exclusive(self.path) as lock, explained(self.path):
             with self._read_lock:
                 self._refresh()
             if self._writer is None:
@@ -86,6 +88,7 @@ class SqliteLog:
                 yield turn
                 turn.forget_answers()
                 connection.execute("COMMIT")
+                mark(lock, turn.position)
                 self._unchecked_bytes += turn.appended_bytes
             except BaseException:
                 # Whether a commit that failed took place is not known; a new connection will see.
@@ -126,6 +129,10 @@ class SqliteLog:
         """Return the last sequence."""
         with self._read_lock, explained(self.path):
             return _position(self._reader)
+
+    def acknowledged(self) -> int:
+        """Return the last sequence that is known to have been acknowledged; see MutationLog."""
+        return marked(self.path)
 
     def truncated(self) -> int:
         """Return the sequence up to which entries were removed."""

@@ -15,6 +15,10 @@ _LOG = logging.getLogger(__name__)
 
 BUSY_S = 0.003
 """Between two looks while something is being written. One look costs 5 µs an index."""
+REST = 8
+MOST_S = 0.02
+"""After it applied something, it rests so many times as long as that took, at most so long: under many writes it
+applies several batches at once, which costs little more than one, and leaves queries most of the time."""
 IDLE_S = 0.015
 IDLE_AFTER_S = 1.0
 
@@ -41,6 +45,7 @@ class Tail:
         active_at_s = time.monotonic()
         wait_s = BUSY_S
         while not self._stop.wait(wait_s):
+            started_s = time.monotonic()
             try:
                 found = [index.catch_up() for index in self._indexes()]
             except Exception:  # noqa: BLE001
@@ -51,4 +56,6 @@ class Tail:
             now_s = time.monotonic()
             if any(found):
                 active_at_s = now_s
-            wait_s = BUSY_S if now_s - active_at_s < IDLE_AFTER_S else IDLE_S
+                wait_s = min(MOST_S, max(BUSY_S, REST * (now_s - started_s)))
+            else:
+                wait_s = BUSY_S if now_s - active_at_s < IDLE_AFTER_S else IDLE_S

@@ -106,3 +106,37 @@ def test_notes_that_are_damaged_or_of_another_model_are_not_used(
     monkeypatch.setattr(loading, "load_modules", load)
     Encoder.load(folder, device="cpu")
     assert used
+
+
+@pytest.mark.parametrize(
+    "error", [AttributeError("no such part"), IndexError("none"), AssertionError(), OSError()]
+)
+@pytest.mark.parametrize("broken", ["lean_notes", "lean_model"])
+def test_no_error_of_it_keeps_a_model_from_loading(
+    broken: str, error: Exception, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_model("bert-cls", tmp_path)
+    if broken == "lean_model":
+        Encoder.load(folder, device="cpu")
+
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(loading, broken, fail)
+    assert Encoder.load(folder, device="cpu").encode_queries(["one"]).shape == (1, 32)
+    assert notes.exists() == (broken == "lean_model")
+
+
+def test_it_can_be_turned_off(notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_model("bert-cls", tmp_path)
+    monkeypatch.setenv("SCANNERY_LEAN", "0")
+    Encoder.load(folder, device="cpu")
+    assert not notes.exists()
+    monkeypatch.delenv("SCANNERY_LEAN")
+    Encoder.load(folder, device="cpu")
+    assert notes.exists()
+    monkeypatch.setenv("SCANNERY_LEAN", "0")
+    used: list[object] = []
+    monkeypatch.setattr(loading, "lean_model", lambda folder, notes: used.append(folder))
+    Encoder.load(folder, device="cpu")
+    assert not used

@@ -109,6 +109,27 @@ def test_an_index_built_from_an_export_is_the_same(tmp_path, films, format, sing
     assert spec.model_copy(update={"source": SPEC.source}) == SPEC
 
 
+@pytest.mark.parametrize("name", ["all.parquet", "all.jsonl"])
+def test_sparse_vectors_come_out_and_go_in_again(tmp_path, name):
+    spec = {"index": "words", "source": {"vector": "vector", "sparse_vector": "words"}}
+    records = [
+        {"id": "a", "vector": [1.0, 0.5], "words": {"7": 0.1, "4294967295": -2.5}},
+        {"id": "b", "vector": [0.1, 1.0]},
+        {"id": "c", "vector": [0.3, 1.0], "words": {"indices": [3], "values": [1.0]}},
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, records)))
+    build(spec, [str(tmp_path / "in.jsonl")], str(tmp_path / "one"))
+    report = export("words", tmp_path / "one", tmp_path / name)
+    assert report.spec is not None
+    build(report.spec, [str(tmp_path / name)], str(tmp_path / "two"))
+    one, two = (
+        pq.read_table(next((tmp_path / store).rglob("segments/*.parquet"))).sort_by("id")
+        for store in ("one", "two")
+    )
+    assert one.column("_sparse_indices").to_pylist() == [[7, 4294967295], None, [3]]
+    assert one.equals(two)
+
+
 def test_a_plain_vector_spec_reads_an_export_too(tmp_path, films):
     export("films", films.uri, tmp_path / "films.parquet")
     spec = SPEC.model_dump() | {

@@ -1,4 +1,4 @@
-"""`kill -9` at random moments of a build, an update and a compaction; SCANNERY_KILLS=10 for the long form.
+"""`kill -9` at random moments of a build, an update and a compaction; `make kills` for the long form.
 
 Killed processes are forked from one that has everything imported, so that a kill costs no start of Beam. A moment is a
 random share of the time that an undisturbed run takes; the seed is printed, and SCANNERY_SEED repeats it.

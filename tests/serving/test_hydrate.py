@@ -13,8 +13,8 @@ import pytest
 
 from scannery.indexer import IndexSpec, Records, parse_spec
 from scannery.serving.hydrate import Hydrator, framed, varint
+from scannery.serving.options import Fields
 from scannery.serving.ranking import Ranking
-from scannery.serving.requests import Fields
 from scannery.v1.search_pb2 import Hit, HitList
 from scannery.v1.types_pb2 import Datapoint, StringList, Value, Vector
 from tests.data import datapoints

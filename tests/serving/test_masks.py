@@ -109,7 +109,7 @@ def test_masks_equal_the_oracle(where: dict[str, Any]) -> None:
     expected = [matches(record, where) for record in RECORDS]
     assert mask_of(where).tolist() == expected
     node = parse_filter(build_filter(where), LIBRARY.attributes)
-    few = node and few_rows(node, _postings, ROWS)
+    few = None if node is None else few_rows(node, _postings, ROWS)
     assert few is None or few.tolist() == np.flatnonzero(expected).tolist()
 
 

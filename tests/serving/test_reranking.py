@@ -14,8 +14,8 @@ from scannery.embed import Encoder, Reranker
 from scannery.indexer import Store, parse_spec
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import DeadlineError
+from scannery.serving.options import Rerank
 from scannery.serving.ranking import Ranking
-from scannery.serving.requests import Rerank
 from scannery.serving.reranking import reranked
 from tests.data import datapoints
 from tests.embed.tiny_models import make_cross_encoder

