@@ -88,7 +88,7 @@ def search_straight(
 
 def _straight(snapshot: Snapshot, options: Options) -> tuple[_Straight, ...]:
     """Return how to search straight away, if that is possible."""
-    if not options.plain or not options.drops_nothing or options.where is not None or options.offset:
+    if not options.plain or not options.drops_nothing or options.offset:
         return ()
     scopes = _scopes(snapshot, options)
     if len(scopes) != 1 or scopes[0].allowed is not None or options.k > scopes[0].rows:

@@ -101,8 +101,12 @@ class Options:
 
     @property
     def plain(self) -> bool:
-        """Whether it takes no more than vectors to answer it, for one query as for several."""
-        return self.mode == "dense" and self.rerank is None and not self.explain
+        """Whether one query takes about as little as any other: vectors, by the index's own plan.
+
+        What scans (filters, exact searches, of which some run in the background) must not be waited for by these.
+        """
+        simple = self.mode == "dense" and self.where is None and not self.exact
+        return simple and self.rerank is None and not self.explain
 
     @property
     def drops_nothing(self) -> bool:
