@@ -2,7 +2,7 @@
 
 With a worker for every core, the threads of each worker that take requests keep to one: only one of them can run Python
 at a time, and each change of the core costs a wake-up there and what lay in its cache. Measured with eight callers, a
-query costs a third less processor time. Encoding and batches still have all cores.
+query costs a tenth to a third less processor time. Encoding and batches still have all cores.
 """
 
 from __future__ import annotations
