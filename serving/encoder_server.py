@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from types import TracebackType
-
-from typing_extensions import Self
 
 from scannery.serving import tracing
 from scannery.serving.config import EncoderConfig
 from scannery.serving.embedding import EMBEDDING_SERVICE, Embedding
-from scannery.serving.front import Front
+from scannery.serving.front import Front, Running
 from scannery.serving.methods import Methods
 from scannery.serving.metrics.registry import Dump
 from scannery.serving.shelf import Shelf
@@ -22,7 +19,7 @@ __all__ = ["EncoderServer"]
 _LOG = logging.getLogger(__name__)
 
 
-class EncoderServer:
+class EncoderServer(Running):
     """Serves encoders. A context manager: entering starts it, leaving drains and stops it."""
 
     def __init__(
@@ -50,16 +47,6 @@ class EncoderServer:
         )
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="scannery-watcher", daemon=True)
-
-    @property
-    def address(self) -> str:
-        """Where it listens; the real port once it is started."""
-        return self._front.address
-
-    @property
-    def metrics_address(self) -> str:
-        """Where the metrics are, if they are served here."""
-        return self._front.metrics_address
 
     def start(self) -> None:
         """Load the encoders, try each of them, listen, and answer.
@@ -89,15 +76,6 @@ class EncoderServer:
         tracing.stop()
         if self._thread.is_alive():
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _watch(self) -> None:
         trouble = ""

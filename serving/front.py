@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from typing_extensions import Self
 
 from scannery.serving.affinity import on_core
 from scannery.serving.config import ListenConfig, split_address
@@ -25,7 +28,7 @@ from scannery.serving.security.tls import server_credentials
 from scannery.serving.threads import CallThreads
 from scannery.v1 import search_pb2
 
-__all__ = ["Front"]
+__all__ = ["Front", "Running"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -169,6 +172,39 @@ def _bound(server: grpc.Server, config: ListenConfig) -> str:
     if port == 0:
         raise BindError(f"cannot listen on {config.listen}: is the port taken?", field="listen")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Running(ABC):
+    """A server behind a front. A context manager: entering starts it, leaving drains and stops it."""
+
+    _front: Front
+
+    @property
+    def address(self) -> str:
+        """Where it listens; the real port once it is started."""
+        return self._front.address
+
+    @property
+    def metrics_address(self) -> str:
+        """Where the metrics are, if they are served here."""
+        return self._front.metrics_address
+
+    @abstractmethod
+    def start(self) -> None:
+        """Listen, and answer; raises BindError and what is in the way of answering."""
+
+    @abstractmethod
+    def stop(self, drain_s: float | None = None) -> None:
+        """Refuse new requests, let those that run finish (for at most `drain_s`), and close everything."""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
 
 
 def _probe(servicer: health.HealthServicer, refuse: Refuse) -> grpc.RpcMethodHandler[Any, Any]:

@@ -6,9 +6,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-
-from typing_extensions import Self
 
 from scannery.indexer import Store
 from scannery.serving import tracing
@@ -17,7 +14,7 @@ from scannery.serving.config import ServerConfig
 from scannery.serving.embedding import EMBEDDING_SERVICE
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import UnknownIndexError
-from scannery.serving.front import Front
+from scannery.serving.front import Front, Running
 from scannery.serving.info import memory_rows
 from scannery.serving.metrics.registry import Dump
 from scannery.serving.preload import Preloaded, encoder_pool
@@ -36,7 +33,7 @@ def health_name(index: str) -> str:
     return f"index/{index}"
 
 
-class Server:
+class Server(Running):
     """Serves the indexes of a store. A context manager: entering starts it, leaving drains and stops it.
 
     >>> with Server(ServerConfig(store="./store", listen="127.0.0.1:0")) as server:  # doctest: +SKIP
@@ -85,16 +82,6 @@ class Server:
         self._watcher = Watcher(self._catalog, every_s=config.check_every_s, after=self._report_health)
         self._measure(preloaded.encoders)
 
-    @property
-    def address(self) -> str:
-        """Where it listens; the real port once it is started."""
-        return self._front.address
-
-    @property
-    def metrics_address(self) -> str:
-        """Where the metrics are, if they are served here."""
-        return self._front.metrics_address
-
     def start(self) -> None:
         """Open the indexes, listen, and answer.
 
@@ -121,15 +108,6 @@ class Server:
             self._catalog.close()
             self._catalog.encoders.close()
             tracing.stop()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _offer(self, request: search_pb2.SearchRequest) -> None:
         self._sampler.offer(request)
