@@ -82,7 +82,8 @@ def identifier(value: object, *, field: str) -> str:
     size = len(text.encode("utf-8", "surrogatepass"))
     if not 1 <= size <= MAX_ID_BYTES:
         raise _invalid("id", field, f"must be 1 to {MAX_ID_BYTES} bytes long, got {size}")
-    if any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in text):
+    # All but a few ids can be printed, which is known at once; some that cannot are good ids, too.
+    if not text.isprintable() and any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in text):
         raise _invalid("id", field, f"must not contain control characters, got {_shown(value)}")
     return text
 
@@ -101,9 +102,10 @@ def vector_value(value: object, dimensions: int | None, *, field: str, distance:
     if dimensions is not None and vector.size != dimensions:
         raise _invalid("vector_size", field, f"must have {dimensions} dimensions, got {vector.size}")
     # ScaNN ends the process on NaN, infinity or values around 1e30, so the bound is ours to keep.
-    if not np.isfinite(vector).all() or np.abs(vector).max() > MAX_MAGNITUDE:
+    largest = np.abs(vector).max()
+    if not largest <= MAX_MAGNITUDE:  # of NaN, too
         raise _invalid("vector_value", field, f"must be finite and within ±{MAX_MAGNITUDE:g}")
-    if distance == "cosine" and not vector.any():
+    if distance == "cosine" and largest == 0:
         raise _invalid("vector_value", field, "must not be all zeros: cosine needs a direction")
     return vector
 
