@@ -84,7 +84,7 @@ def test_time_is_linear_even_for_one_endless_word(minilm: Encoder) -> None:
     for piece in ("prose and words. ", "0a9f", "\n", "[[", "*"):
         seconds = []
         for size in (50_000, 200_000):
-            started = time.perf_counter()
+            started = time.process_time()  # the processor's: others may have it meanwhile
             chunker.split(piece * (size // len(piece)))
-            seconds.append(time.perf_counter() - started)
+            seconds.append(time.process_time() - started)
         assert seconds[1] < 12 * seconds[0] + 0.2, piece
