@@ -94,7 +94,7 @@ def vector_value(value: object, dimensions: int | None, *, field: str, distance:
     With `distance="cosine"` a zero vector is refused: it has no direction.
     """
     try:
-        vector = np.asarray(value, dtype=np.float32)
+        vector = _float32(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise _invalid("vector", field, f"must be a list of numbers, got {_shown(value)}") from error
     if vector.ndim != 1 or vector.size == 0:
@@ -108,6 +108,13 @@ def vector_value(value: object, dimensions: int | None, *, field: str, distance:
     if distance == "cosine" and largest == 0:
         raise _invalid("vector_value", field, "must not be all zeros: cosine needs a direction")
     return vector
+
+
+def _float32(value: object) -> np.ndarray:
+    if isinstance(value, np.ndarray) and value.dtype == np.float32:
+        return value
+    with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as that
+        return np.asarray(value, dtype=np.float32)
 
 
 MAX_MAGNITUDE = 1e15

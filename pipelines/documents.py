@@ -141,11 +141,7 @@ def _vector(fields: Mapping[str, Any], spec: IndexSpec, dimensions: int | None) 
         return None
     if fields.get(name) is None:
         raise _missing("missing_vector", name, fields)
-    value = _numbers(fields[name], spec)
-    if isinstance(value, np.ndarray) and value.dtype == np.float32:
-        return vector_value(value, dimensions, field=name, distance=spec.distance)
-    with np.errstate(over="ignore"):  # what overflows float32 becomes infinite, and is refused as that
-        return vector_value(value, dimensions, field=name, distance=spec.distance)
+    return vector_value(_numbers(fields[name], spec), dimensions, field=name, distance=spec.distance)
 
 
 def _sparse(fields: Mapping[str, Any], spec: IndexSpec) -> tuple[np.ndarray, np.ndarray] | None:
