@@ -35,7 +35,7 @@ from scannery.indexer.sparse import SparsePostings, score_sparse
 from scannery.indexer.spec import Distance
 from scannery.indexer.tuning import pick_point
 
-__all__ = ["Segment", "latest_costs"]
+__all__ = ["Segment"]
 
 _TIMED_TARGET = 0.95
 MOST_ROWS = 0.8

@@ -64,7 +64,6 @@ UPSERT = f"/{INDEX_SERVICE}/Upsert"
 
 MessageT = TypeVar("MessageT", bound=Message)
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Behaviour = Callable[[Iterator[bytes], grpc.ServicerContext], Any]
 
 
 class Dispatcher(GenericHandler):
