@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+
+from scannery.cli.output import console
 
 __all__ = ["Sample", "parse_metrics", "top", "view"]
 
@@ -34,9 +36,9 @@ def top(
 ) -> None:
     """Show requests per second, latencies, load, recall and memory of a server until Ctrl-C."""
     url = metrics if "://" in metrics else f"http://{metrics}/metrics"
-    console = Console(highlight=False)
+    out = console()
     before, started_s = _fetched(url), time.monotonic()
-    with Live(console=console, auto_refresh=False, transient=once) as live:
+    with Live(console=out, auto_refresh=False, transient=once) as live:
         while True:
             time.sleep(every)
             sample, now_s = _fetched(url), time.monotonic()
@@ -46,7 +48,7 @@ def top(
                 break
             before, started_s = sample, now_s
     if once:
-        console.print(shown)
+        out.print(shown)
 
 
 def parse_metrics(text: str) -> Sample:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from obstore.exceptions import AlreadyExistsError as ObjectExistsError
 from obstore.exceptions import BaseError
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError
+from scannery.indexer.scratch import scratch_folder
 
 __all__ = ["Store", "StoredObject"]
 
@@ -149,8 +149,8 @@ class Store:
             self.size(key)  # a clear NotFoundError
             yield root / _checked(key)
             return
-        with tempfile.TemporaryDirectory(prefix="scannery-") as folder:
-            path = Path(folder) / "object"
+        with scratch_folder("object") as folder:
+            path = folder / "object"
             path.write_bytes(self.read(key))
             yield path
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from scannery.indexer import (
     read_manifest,
     segment_key,
 )
+from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.segment_writer import file_sha256
 from scannery.indexer.spec import IndexSpec
 from scannery.pipelines.errors import OutputError
@@ -263,8 +263,8 @@ def _write_file(
     written: _Written,
 ) -> ExportedFile:
     before = written.rows
-    with tempfile.TemporaryDirectory(prefix="scannery-") as folder:
-        path = Path(folder) / "draft"
+    with scratch_folder("export") as folder:
+        path = folder / "draft"
         with open_writer(path, target.format, exported_schema(schema)) as writer:
             for entry in entries:
                 _copy_rows(store, manifest.index, entry, schema, writer, written)

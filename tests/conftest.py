@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +15,16 @@ settings.load_profile("scannery")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Unpack segments into a folder of this run, not into the user's cache; child processes inherit it."""
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep cached segments and temporary files in folders of this run; child processes inherit that.
+
+    Processes are killed in many tests, and what they leave must not stay with the user.
+    """
+    temporary = str(tmp_path_factory.mktemp("tmp"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCANNERY_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TMPDIR", temporary)
+        patch.setattr(tempfile, "tempdir", temporary)
         yield
 
 
