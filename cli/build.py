@@ -115,7 +115,7 @@ def _deletes(values: Sequence[str]) -> list[str]:
             continue
         try:
             text = Path(value[1:]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
             raise typer.BadParameter(f"--delete: cannot read {value[1:]}: {error}") from error
         ids += [line for line in text.split("\n") if line.strip()]
     return [value.rstrip("\r") for value in ids]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scannery.cli.output import console
+from scannery.cli.output import console, size_text
 from scannery.cli.progress import counting_bar
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _print(report: ExportReport) -> None:
     without = "" if report.vectors else " without vectors"
     out.print(
         f"[green]✓[/green] {report.index}, version {report.version}: {report.rows:,} datapoints{without} in "
-        f"{len(report.files)} file(s), {report.size_bytes / 2**20:,.1f} MiB, {report.seconds:.1f} s",
+        f"{len(report.files)} file(s), {size_text(report.size_bytes)}, {report.seconds:.1f} s",
         soft_wrap=True,
     )
     if report.spec is not None and report.files and report.files[0].name.startswith("part-"):

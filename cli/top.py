@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import time
-import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 
 from scannery.cli.output import console
+from scannery.client import UnavailableError
 
 __all__ = ["Sample", "parse_metrics", "top", "view"]
 
@@ -165,5 +166,10 @@ def _fetched(url: str) -> Sample:
     try:
         with urllib.request.urlopen(url, timeout=10) as response:
             return parse_metrics(response.read().decode())
-    except (urllib.error.URLError, OSError) as error:
-        raise typer.BadParameter(f"no metrics at {url}: {getattr(error, 'reason', error)}") from error
+    except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+        raise UnavailableError(f"no metrics at {url}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", error)
+    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__

@@ -58,6 +58,8 @@ BATCH_BYTES = 1 << 24
 MAX_BATCH_ROWS = 1 << 14
 READ_BUFFER_BYTES = 1 << 20
 
+_OTHER_FILES = (".json", ".csv", ".tsv", ".txt", ".npy", ".avro", ".arrow", ".feather", ".gz", ".zst", ".zip")
+
 RowsCallback = Callable[[int, int], None]
 """Called with the rows written so far, and all rows."""
 
@@ -195,6 +197,12 @@ class _Target:
         if found is not None:
             return cls(
                 Store.open(parent or ("/" if output.startswith("/") else "."), create=True), found, name
+            )
+        if name.lower().endswith(_OTHER_FILES):
+            endings = ", ".join(f".{each}" for each in FORMATS)
+            raise OutputError(
+                f"output: {name} ends like a file, but an export is one of {endings}, or a folder",
+                field="output",
             )
         return cls(Store.open(output, create=True), format or "parquet", None)
 

@@ -229,7 +229,7 @@ def test_a_reader_that_leaves_early_is_no_error(library: Path) -> None:
         ["bash", "-o", "pipefail", "-c", f"{command} | head -1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
