@@ -171,5 +171,7 @@ def _fetched(url: str) -> Sample:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, http.client.HTTPException | UnicodeDecodeError):
+        return "what answers there does not speak HTTP"
     reason = getattr(error, "reason", error)
     return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__

@@ -195,7 +195,7 @@ def _statistics(
     worked = next((unit for unit in units if unit.device is not None), None)
     return {
         "build_id": job.build_id,
-        "mode": "compact" if job.merge else job.mode,
+        "mode": "compact" if job.merge and not units else job.mode,
         "documents": counts.documents,
         "passages": counts.passages,
         "embedded": counts.embedded,
