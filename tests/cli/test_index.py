@@ -40,6 +40,18 @@ def test_list_show_and_versions(store: str, capsys: pytest.CaptureFixture[str]):
         assert all(text in out for text in expected), out
 
 
+def test_what_goes_into_a_pipe_is_not_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name = "an-index-" + "with-a-long-name-" * 3
+    spec = parse_spec({"index": name + "1", "source": {"vector": "v"}})
+    publish(Store.open(tmp_path / "s[1]", create=True), spec, datapoints(spec, clustered(20, 4)), tmp_path)
+    assert f"│ {name}1 │" in run(capsys, "list", "--store", str(tmp_path / "s[1]"))[1]
+    (tmp_path / "none[1]").mkdir()
+    assert "none[1]" in run(capsys, "list", "--store", str(tmp_path / "none[1]"))[1]
+
+
 def test_show_says_how_an_index_was_tuned_and_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     spec = {
         "index": "vecs",

@@ -266,8 +266,9 @@ def test_csv_and_parquet_make_the_same_index_as_jsonl(store, write, tmp_path):
     )
     for name in ("a.parquet", "a.csv"):
         index = name.replace(".", "-")
-        run(store, str(tmp_path / name), spec=VECTORS | {"index": index})
+        report = run(store, str(tmp_path / name), spec=VECTORS | {"index": index})
         assert rows_of(store, index) == rows_of(store)
+        assert report.input_bytes == (tmp_path / name).stat().st_size
 
 
 def test_progress_counts_units_and_segments(store, write, monkeypatch):
