@@ -88,14 +88,14 @@ EXIT_CODES: dict[str, int] = {
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code for an error."""
-    if _is_full(error):
+    if _is_of_the_disk(error):
         return NOT_NOW
     return next((EXIT_CODES[name] for name in _names(error) if name in EXIT_CODES), UNEXPECTED)
 
 
 def is_expected(error: BaseException) -> bool:
     """Return whether the error's own text says all there is to say."""
-    return any(name in EXIT_CODES for name in _names(error)) or _is_full(error)
+    return any(name in EXIT_CODES for name in _names(error)) or _is_of_the_disk(error)
 
 
 def one_line(error: BaseException) -> str:
@@ -104,8 +104,8 @@ def one_line(error: BaseException) -> str:
     return text if is_expected(error) else f"{type(error).__name__}: {text}"
 
 
-def _is_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+def _is_of_the_disk(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def _text(error: BaseException) -> str:
