@@ -6,7 +6,7 @@
 | 1 | done, and the answer is no: a check that found damage, a build that indexed nothing |
 | 2 | wrong usage or bad input; trying again will not help |
 | 3 | not found: store, index, datapoint, model, input file |
-| 4 | not now: no server there, no answer in time, overload, another writer was faster, no store within reach, a full disk |
+| 4 | not now: no server there, no answer in time, overload, a faster writer, no store within reach, a full disk |
 | 5 | something is damaged or has a defect |
 | 6 | not allowed |
 | 130 | interrupted |
