@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How long an example takes, or is made, is the machine's doing, and no test's business. The examples are the same in every
-# run, so that no change is refused for what it has not done; HYPOTHESIS_PROFILE=explore looks for new ones.
+# How long an example takes is the machine's doing, and no test's business. The examples are the same in every run, so
+# that no change is refused for what it has not done; HYPOTHESIS_PROFILE=explore looks for new ones.
 _ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("scannery", _ANY_TIME, derandomize=True)
 settings.register_profile("explore", _ANY_TIME)
