@@ -52,7 +52,7 @@ def connect(
         if remote
         else embedded_transport(target)
     )
-    return Client(transport, timeout_s=timeout_s)
+    return Client(transport, timeout_s=timeout_s, coalesce=__import__("os").environ.get("G_ON","1")=="1")
 
 
 def checked_options(

@@ -30,6 +30,7 @@ __all__ = [
     "SegmentInfo",
     "SegmentPlan",
     "Written",
+    "parse_found",
     "parse_get",
     "parse_hits",
     "parse_index",
@@ -248,12 +249,23 @@ class IndexInfo:
 
 def parse_hits(response: search_pb2.SearchResponse) -> Hits:
     """Return the hits of a response."""
-    return _hits(response, response.version, response.sequence)
+    return parse_found(response, response.version, response.sequence)
+
+
+def parse_found(
+    message: search_pb2.SearchResponse | search_pb2.HitList, version: int, sequence: int
+) -> Hits:
+    """Return the hits of one query, and the snapshot that answered it."""
+    hits = Hits(_hit(hit) for hit in message.hits)
+    hits.version, hits.sequence = version, sequence
+    if message.HasField("explanation"):
+        hits.explanation = _explanation(message.explanation)
+    return hits
 
 
 def parse_many(response: search_pb2.SearchManyResponse) -> list[Hits]:
     """Return the hits of each query of a response."""
-    return [_hits(result, response.version, response.sequence) for result in response.results]
+    return [parse_found(result, response.version, response.sequence) for result in response.results]
 
 
 def parse_get(ids: Iterable[str], response: search_pb2.GetResponse) -> list[Datapoint | None]:
@@ -320,14 +332,6 @@ _DISTANCES: dict[int, Literal["cosine", "dot", "squared_l2"]] = {
     index_pb2.DISTANCE_DOT: "dot",
     index_pb2.DISTANCE_SQUARED_L2: "squared_l2",
 }
-
-
-def _hits(message: search_pb2.SearchResponse | search_pb2.HitList, version: int, sequence: int) -> Hits:
-    hits = Hits(_hit(hit) for hit in message.hits)
-    hits.version, hits.sequence = version, sequence
-    if message.HasField("explanation"):
-        hits.explanation = _explanation(message.explanation)
-    return hits
 
 
 def _explanation(message: search_pb2.Explanation) -> Explanation:
