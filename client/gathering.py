@@ -37,7 +37,17 @@ from scannery.client.results import Hits, parse_found
 from scannery.v1 import search_pb2
 from scannery.v1.types_pb2 import Matrix
 
-__all__ = ["WINDOW_S", "Gathering", "Kind", "Waiting", "answered", "batch_of", "failed", "kind_of", "too_late"]
+__all__ = [
+    "WINDOW_S",
+    "Gathering",
+    "Kind",
+    "Waiting",
+    "answered",
+    "batch_of",
+    "failed",
+    "kind_of",
+    "too_late",
+]
 
 AT_ONCE = int(os.environ.get("G_AT_ONCE", "2"))
 WINDOW_S = float(os.environ.get("G_WINDOW", "0.001"))
@@ -68,7 +78,7 @@ class Waiting:
         self.until_s = until_s
         """Its deadline, by `time.monotonic`."""
         self.leads = False
-        self.found: tuple[search_pb2.HitList, int, int] | None = None
+        self.found: tuple[search_pb2.HitList | search_pb2.SearchResponse, int, int] | None = None
         """Its part of the answer, with version and sequence."""
         self.error: ScanneryError | None = None
 
@@ -192,7 +202,12 @@ def kind_of(request: search_pb2.SearchRequest, timeout_s: float) -> Kind | None:
     query, options = request.query, request.options
     if query.WhichOneof("kind") != "vector" or query.HasField("sparse_vector"):
         return None
-    if options.mode != search_pb2.MODE_DENSE or options.exact or options.explain or options.HasField("rerank"):
+    if (
+        options.mode != search_pb2.MODE_DENSE
+        or options.exact
+        or options.explain
+        or options.HasField("rerank")
+    ):
         return None
     if options.k + options.offset > MOST_HITS or tracing.on():
         # Large answers gain nothing; spans belong to one search.
@@ -220,7 +235,7 @@ def answered(batch: Sequence[Waiting], response: search_pb2.SearchManyResponse) 
 
 def failed(batch: Sequence[Waiting], error: ScanneryError) -> None:
     """Give each of a batch the error, unless one of them may be to blame."""
-    if isinstance(error, _OF_ALL):
+    if isinstance(error, _OF_ALL) or len(batch) == 1:
         for waiting in batch:
             # Each is raised in a thread of its own, which adds to it.
             waiting.error = copy.copy(error)

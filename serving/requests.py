@@ -33,6 +33,7 @@ __all__ = [
     "Single",
     "WithSparse",
     "check_count",
+    "count_queries",
     "check_text",
     "parse_identifier",
     "parse_matrix",
@@ -164,6 +165,12 @@ def parse_matrix(message: Matrix, manifest: Manifest, *, path: str = "queries") 
     if kernels.surely_valid(vectors_QD):
         return [ByVector(row) for row in vectors_QD]
     return [ByVector(_checked(row, manifest, f"{path}[{i}]")) for i, row in enumerate(vectors_QD)]
+
+
+def count_queries(request: SearchManyRequest) -> int:
+    """Return how many queries a request has, right or wrong."""
+    vectors = request.vectors
+    return len(request.queries) or len(vectors.packed) // (4 * max(1, vectors.dimensions))
 
 
 def check_count(field: str, count: int, most: int) -> None:
