@@ -398,11 +398,24 @@ def _array(message: types_pb2.Vector) -> np.ndarray:
     return np.frombuffer(message.packed, dtype="<f4")
 
 
+def _value(message: types_pb2.Value) -> AttributeValue | None:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return None
+    if kind == "string_list_value":
+        return list(message.string_list_value.values)
+    if kind == "timestamp_value":
+        stamp = message.timestamp_value
+        return _EPOCH + dt.timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1000)
+    value: AttributeValue = getattr(message, kind)
+    return value
+
+
 _CONVERTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "attributes": ("attributes", _attributes),
     "payload_json": ("payload", json.loads),
     "vector": ("vector", _array),
-    "group": ("group", lambda message: _value(message)),
+    "group": ("group", _value),
 }
 """Fields of the wire that are not taken as they are: what they are called here, and how they become that."""
 
@@ -431,16 +444,3 @@ _SETTERS: dict[FieldDescriptor, Callable[[Any, Any], None]] = {
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Hit) if each.default is not MISSING}
 _DEFAULTS |= {"id": "", "document_id": "", "score": 0.0}
 """The wire leaves out what is empty or 0."""
-
-
-def _value(message: types_pb2.Value) -> AttributeValue | None:
-    kind = message.WhichOneof("kind")
-    if kind is None:
-        return None
-    if kind == "string_list_value":
-        return list(message.string_list_value.values)
-    if kind == "timestamp_value":
-        stamp = message.timestamp_value
-        return _EPOCH + dt.timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1000)
-    value: AttributeValue = getattr(message, kind)
-    return value

@@ -33,8 +33,8 @@ __all__ = [
     "Single",
     "WithSparse",
     "check_count",
-    "count_queries",
     "check_text",
+    "count_queries",
     "parse_identifier",
     "parse_matrix",
     "parse_query",
@@ -167,7 +167,7 @@ def parse_matrix(message: Matrix, manifest: Manifest, *, path: str = "queries") 
     return [ByVector(_checked(row, manifest, f"{path}[{i}]")) for i, row in enumerate(vectors_QD)]
 
 
-def count_queries(request: SearchManyRequest) -> int:
+def count_queries(request: pb.SearchManyRequest) -> int:
     """Return how many queries a request has, right or wrong."""
     vectors = request.vectors
     return len(request.queries) or len(vectors.packed) // (4 * max(1, vectors.dimensions))
