@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 else:  # gRPC's classes are generic in its stubs only
     GenericHandler = grpc.GenericRpcHandler
 
-__all__ = ["CLIENT_KEY", "Dispatcher", "Offer", "abort"]
+__all__ = ["CLIENT_KEY", "Dispatcher", "Offer", "abort", "least_in_flight"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -89,7 +89,9 @@ class Dispatcher(GenericHandler):
         self._config = config
         self._metrics = metrics
         most = config.threads + config.queue
-        self.admission = Admission(least=min(_least(config), most), most=most, workers=config.threads)
+        self.admission = Admission(
+            least=min(least_in_flight(config), most), most=most, workers=config.threads
+        )
         self._answering: set[str] = set()
         """Indexes that requests were answered from."""
         self._turns = threading.BoundedSemaphore(config.threads)
@@ -267,7 +269,7 @@ class Dispatcher(GenericHandler):
         return Deadline.after(min(context.time_remaining(), self._config.max_request_s))
 
 
-def _least(config: ListenConfig) -> int:
+def least_in_flight(config: ListenConfig) -> int:
     """Return how many requests a worker takes on even when it is overloaded."""
     cores = len(os.sched_getaffinity(0))
     return max(math.ceil(MIN_IN_FLIGHT / config.workers), MIN_PER_CORE * max(1, cores // config.workers))
