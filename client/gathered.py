@@ -28,9 +28,6 @@ from scannery.v1.search_pb2 import SearchRequest
 __all__ = ["AsyncGatheredSearches", "GatheredSearches"]
 
 
-ORDER = "L"
-
-
 class _Thread(Waiting):
     """A caller in a thread of its own."""
 
@@ -96,12 +93,9 @@ class GatheredSearches:
         try:
             self._carry([waiting, *others])
         finally:
-            if ORDER == "L":
-                self._gathering.leave(kind)
+            self._gathering.leave(kind, 1 + len(others))
             for other in others:
                 other.wake()
-            if ORDER == "F":
-                self._gathering.leave(kind)
         return self._result(waiting)
 
     def _carry(self, batch: list[_Thread]) -> None:
@@ -211,6 +205,6 @@ class AsyncGatheredSearches:
         except ScanneryError as error:
             failed(batch, error)
         finally:
-            self._gathering.leave(kind)
+            self._gathering.leave(kind, len(batch))
             for each in batch:
                 each.end()

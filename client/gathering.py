@@ -2,7 +2,7 @@
 
 A call costs both of its ends several times what the search in it does; a batch pays for the call once. So:
 
-1. While fewer than `AT_ONCE` calls of a kind are under way, a search goes straight out, as it would without all this.
+1. While few calls of a kind are under way, a search goes straight out, as it would without all this.
 2. Those that come meanwhile wait. As soon as a call returns, or the first of them has waited for `WINDOW_S`, that first
    one leads: all that wait go along with it in one SearchMany.
 3. Each has its own answer, deadline and error. A batch that fails for what one of them asks is asked again one by one.
@@ -49,10 +49,16 @@ __all__ = [
     "too_late",
 ]
 
-AT_ONCE = int(os.environ.get("G_AT_ONCE", "2"))
-WINDOW_S = float(os.environ.get("G_WINDOW", "0.001"))
+AT_ONCE = 2
+"""Calls of a kind under way, of which others wait for one to return. Two keep both ends busy."""
+FEW = 4
+"""So many searches go out one by one in any case: a few callers would wait more than they gain."""
+WINDOW_S = 0.001
+"""How long one waits at most before it goes with those who are there."""
 LARGEST = 32
+"""Queries in a batch: as many as the server searches on the way of a single one."""
 MOST_HITS = 1000
+"""Wanted of a query that shares a call; larger answers gain nothing."""
 
 Kind: TypeAlias = tuple[str, bytes, int, float]
 """What searches of a batch have in common: index, options, size of the vector in bytes, timeout."""
@@ -102,11 +108,25 @@ WaitingT = TypeVar("WaitingT", bound=Waiting)
 
 
 class _Group(Generic[WaitingT]):
-    __slots__ = ("under_way", "waiting")
+    __slots__ = ("callers", "calls", "waiting")
 
     def __init__(self) -> None:
-        self.under_way = 0
+        self.calls = 0
+        """Under way."""
+        self.callers = 0
+        """Whose searches these carry."""
         self.waiting: deque[WaitingT] = deque()
+
+    def leads(self, waiting: WaitingT) -> None:
+        """Let a search lead."""
+        waiting.leads = True
+        self.calls += 1
+        self.callers += 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether the next one waits."""
+        return self.calls >= AT_ONCE and self.callers >= FEW
 
 
 class Gathering(Generic[WaitingT]):
@@ -132,9 +152,8 @@ class Gathering(Generic[WaitingT]):
             group = self._groups.get(kind)
             if group is None:
                 group = self._groups[kind] = _Group()
-            if group.under_way < AT_ONCE and not group.waiting:
-                group.under_way += 1
-                waiting.leads = True
+            if not group.busy and not group.waiting:
+                group.leads(waiting)
                 return False
             group.waiting.append(waiting)
             return len(group.waiting) == 1
@@ -145,26 +164,27 @@ class Gathering(Generic[WaitingT]):
             group = self._groups.get(kind)
             if group is not None and waiting in group.waiting:
                 group.waiting.remove(waiting)
-                group.under_way += 1
-                waiting.leads = True
+                group.leads(waiting)
 
     def followers(self, kind: Kind) -> list[WaitingT]:
         """Return those who go along with one that leads; they wait until it wakes them."""
         with self._lock:
             group = self._groups[kind]
             taken = [group.waiting.popleft() for _ in range(min(LARGEST - 1, len(group.waiting)))]
+            group.callers += len(taken)
             following = _promoted(group)
         if following is not None:
             following.wake()
         return taken
 
-    def leave(self, kind: Kind) -> None:
-        """Say that the call of one that led has returned: the first that waits leads next."""
+    def leave(self, kind: Kind, callers: int = 1) -> None:
+        """Say that the call of one that led, for so many, has returned: the first that waits leads next."""
         with self._lock:
             group = self._groups[kind]
-            group.under_way -= 1
-            following = _promoted(group)
-            if not group.under_way:
+            group.calls -= 1
+            group.callers -= callers
+            following = None if group.busy else _promoted(group)
+            if not group.calls:
                 del self._groups[kind]
         if following is not None:
             following.wake()
@@ -192,8 +212,7 @@ def _promoted(group: _Group[WaitingT]) -> WaitingT | None:
     if not group.waiting:
         return None
     first = group.waiting.popleft()
-    first.leads = True
-    group.under_way += 1
+    group.leads(first)
     return first
 
 
