@@ -142,7 +142,8 @@ def test_the_first_go_straight_out_and_the_others_wait_for_one_to_return() -> No
     assert (leader.leads, leader.woken) == (True, 1)
     assert gathering.followers(KIND) == rest
     assert not any(caller.leads or caller.woken for caller in rest)
-    for _ in range(FEW):
+    gathering.leave(KIND, 5)
+    for _ in range(FEW - 1):
         gathering.leave(KIND)
     late = Caller()
     assert not gathering.enter(KIND, late)
