@@ -75,16 +75,18 @@ class GatheredSearches:
         return parse_hits(self._transport.call(SEARCH, waiting.request, waiting.left_s))
 
     def _await(self, kind: Kind, waiting: _Thread, *, first: bool) -> None:
-        if first:
-            if waiting.awaited(WINDOW_S):
-                return
-            self._gathering.overdue(kind, waiting)
-        if not waiting.leads and not waiting.awaited(threading.TIMEOUT_MAX):
+        try:
+            if first:
+                if waiting.awaited(WINDOW_S):
+                    return
+                self._gathering.overdue(kind, waiting)
+            if not waiting.leads and not waiting.awaited(threading.TIMEOUT_MAX):
+                raise too_late()
+        except BaseException:  # Ctrl-C, too, must leave nobody waiting for this one
             self._gathering.give_up(kind, waiting)
-            # If it was to lead just now, it still has to make way for the next.
             if waiting.leads:
                 self._gathering.leave(kind)
-            raise too_late()
+            raise
 
     def _lead(self, kind: Kind, waiting: _Thread) -> Hits:
         others = self._gathering.followers(kind)

@@ -21,6 +21,7 @@ import scannery
 from scannery.client.calls import Method, search
 from scannery.client.client import Client
 from scannery.client.embedded import EmbeddedTransport
+from scannery.client.gathered import _Thread
 from scannery.client.gathering import FEW, LARGEST, Gathering, Waiting, kind_of
 from scannery.serving import Server, ServerConfig
 from tests.served import DIMENSIONS, serving
@@ -196,6 +197,13 @@ def test_what_may_take_long_goes_alone(options: dict[str, Any]) -> None:
     assert kind_of(search("library", QUERIES[0], k, **options).request, 5.0) is None
 
 
+def test_everything_goes_alone_while_the_program_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = search("library", QUERIES[0], 10).request
+    assert kind_of(request, 5.0) is not None
+    monkeypatch.setattr("scannery.client.tracing.on", lambda: True)
+    assert kind_of(request, 5.0) is None
+
+
 def test_only_what_asks_for_the_same_shares_a_call() -> None:
     for query in (
         "words",
@@ -272,6 +280,28 @@ def test_a_leader_that_breaks_off_leaves_nobody_behind(gate: Gate, library: Path
             raise KeyboardInterrupt
 
     gate.fails = fails
+    with ThreadPoolExecutor(8) as pool:
+        futures = gathered(gate, pool, list(QUERIES[:8]))
+        gate.open.set()
+        failed = [future.exception(20) for future in futures]
+    assert [type(error) for error in failed if error] == [KeyboardInterrupt]
+    for query, future in zip(QUERIES, futures, strict=False):
+        assert future.exception() or same(future.result(), alone(library, query))
+
+
+def test_a_caller_that_is_interrupted_while_it_waits_leaves_nobody_behind(
+    gate: Gate, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    awaited = _Thread.awaited
+
+    def interrupted(waiting: _Thread, most_s: float) -> bool:
+        if waiting.request.query.vector.packed == QUERIES[1].tobytes():
+            gate.open.wait(20)
+            time.sleep(0.2)  # until it is its turn, or not any more
+            raise KeyboardInterrupt
+        return awaited(waiting, most_s)
+
+    monkeypatch.setattr(_Thread, "awaited", interrupted)
     with ThreadPoolExecutor(8) as pool:
         futures = gathered(gate, pool, list(QUERIES[:8]))
         gate.open.set()
