@@ -62,8 +62,8 @@ class GatheredSearches:
         first = self._gathering.enter(kind, waiting)
         if waiting.leads:
             return self._alone(kind, waiting)
-        self._await(kind, waiting, first=first)
-        return self._lead(kind, waiting) if waiting.leads else self._result(waiting)
+        led = self._await(kind, waiting, first=first)
+        return self._lead(kind, waiting) if led else self._result(waiting)
 
     def _alone(self, kind: Kind, waiting: _Thread) -> Hits:
         try:
@@ -74,14 +74,16 @@ class GatheredSearches:
     def _ask(self, waiting: _Thread) -> Hits:
         return parse_hits(self._transport.call(SEARCH, waiting.request, waiting.left_s))
 
-    def _await(self, kind: Kind, waiting: _Thread, *, first: bool) -> None:
+    def _await(self, kind: Kind, waiting: _Thread, *, first: bool) -> bool:
+        """Wait, and return whether it is to lead; False: its batch has ended."""
         try:
             if first:
                 if waiting.awaited(WINDOW_S):
-                    return
+                    return waiting.leads
                 self._gathering.overdue(kind, waiting)
             if not waiting.leads and not waiting.awaited(threading.TIMEOUT_MAX):
                 raise too_late()
+            return waiting.leads
         except BaseException:  # Ctrl-C, too, must leave nobody waiting for this one
             self._gathering.give_up(kind, waiting)
             if waiting.leads:
