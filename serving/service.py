@@ -135,11 +135,11 @@ class Service(Methods):
         queries = _queries(request, snapshot, options)
         filters = _filters(request, snapshot, options, len(queries))
         deadline.check()
-        rankings = None if any(filters) else _straight(queries, snapshot, options, deadline)
         explanations: Sequence[search_pb2.Explanation | None] = [None] * len(queries)
-        if rankings is None:
-            # A batch is worth any core that is idle.
-            with on_all_cores():
+        # A batch is worth any core that is idle.
+        with on_all_cores():
+            rankings = None if any(filters) else _straight(queries, snapshot, options, deadline)
+            if rankings is None:
                 rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
         with span("scannery.hydrate"):
             found = _hits(rankings, snapshot, options)
