@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from scannery.indexer.arrays import read_array
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.store import Store
@@ -89,8 +90,7 @@ def load_queries(store: Store, index: str, key: str) -> np.ndarray:
     data = store.read(f"{index}/{key}")
     if hashlib.sha256(data).hexdigest() != Path(key).stem:
         raise CorruptError(f"{index}/{key} is damaged: its SHA-256 is not the one in its name")
-    queries_QD: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
-    return queries_QD
+    return read_array(io.BytesIO(data), key)
 
 
 def queries_of(manifest: Manifest) -> str | None:
