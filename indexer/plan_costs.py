@@ -73,8 +73,8 @@ class Costs:
     def more_leaves(self, share: float) -> int:
         """Return how many leaves more it takes than a search without a filter.
 
-        The nearest rows of those that are allowed lie farther away than the nearest of all, and so in more leaves. Their
-        difference is told, and no ratio: without a filter they are so few that a ratio would be chance.
+        The nearest rows of those that are allowed lie farther away than the nearest of all, and so in more leaves.
+        Told as a difference: without a filter leaves are so few that a ratio would be chance.
         """
         return max(0, math.ceil(_along_shares(self.leaves_reached, share) - self.leaves_reached[0]))
 

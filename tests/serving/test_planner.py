@@ -163,7 +163,7 @@ def test_recall_holds_and_no_hit_is_missing(segment: Segment, plan: Plan, mask: 
         if matches:
             right = truth(segment, query_D[None], mask_N)[:, :matches]
             recalls.append(recall_by_score(found.scores_QK[:, :matches], right)[0])
-    # ScaNN builds a somewhat different tree each time: of twelve, the mean was 0.977 with a standard deviation of 0.013.
+    # ScaNN builds a somewhat different tree each time: of twelve, the mean was 0.977, the standard deviation 0.013.
     assert not recalls or np.mean(recalls) >= TARGET - 0.05
 
 
