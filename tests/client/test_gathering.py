@@ -145,7 +145,7 @@ def test_the_first_go_straight_out_and_the_others_wait_for_one_to_return() -> No
     assert [caller.leads for caller in callers] == [True] * FEW + [False] * 5
     assert firsts == [False] * FEW + [True] + [False] * 4
     other = Caller()
-    gathering.enter(("other", *KIND[1:]), other)  # type: ignore[arg-type]
+    gathering.enter(("other", *KIND[1:]), other)
     assert other.leads
     gathering.leave(KIND)
     leader, *rest = callers[FEW:]
@@ -222,16 +222,16 @@ def test_only_what_asks_for_the_same_shares_a_call() -> None:
     ):
         assert kind_of(search("library", query, 10).request, 5.0) is None
     kinds = [
-        kind_of(search(index, QUERIES[0][:size], k, min_sequence=sequence, **options).request, timeout_s)
-        for index, size, k, sequence, options, timeout_s in [
-            ("library", 16, 10, 0, {}, 5.0),
-            ("flat", 16, 10, 0, {}, 5.0),
-            ("library", 15, 10, 0, {}, 5.0),
-            ("library", 16, 9, 0, {}, 5.0),
-            ("library", 16, 10, 1, {}, 5.0),
-            ("library", 16, 10, 0, {"where": {"year": 1}}, 5.0),
-            ("library", 16, 10, 0, {"where": {"year": 2}}, 5.0),
-            ("library", 16, 10, 0, {}, 4.0),
+        kind_of(search(index, QUERIES[0][:size], k, min_sequence=sequence, where=where).request, timeout_s)
+        for index, size, k, sequence, where, timeout_s in [
+            ("library", 16, 10, 0, None, 5.0),
+            ("flat", 16, 10, 0, None, 5.0),
+            ("library", 15, 10, 0, None, 5.0),
+            ("library", 16, 9, 0, None, 5.0),
+            ("library", 16, 10, 1, None, 5.0),
+            ("library", 16, 10, 0, {"year": 1}, 5.0),
+            ("library", 16, 10, 0, {"year": 2}, 5.0),
+            ("library", 16, 10, 0, None, 4.0),
         ]
     ]
     assert None not in kinds
