@@ -206,7 +206,7 @@ class SlowEncoder:
     def encode(self, texts: list[str]) -> np.ndarray:
         self.batches.append(list(texts))
         self.entered.set()
-        assert self.go.wait(30)
+        assert self.go.wait(60)
         if "bad" in texts:
             raise ValueError("bad")
         return np.array([[len(text)] for text in texts], np.float32)
@@ -226,18 +226,18 @@ def test_texts_that_come_while_others_are_encoded_are_encoded_together() -> None
 
     first = threading.Thread(target=ask, args=("first",), name="0")
     first.start()
-    assert slow.entered.wait(30)
+    assert slow.entered.wait(60)
     threads = [threading.Thread(target=ask, args=(text,), name=name)
                for text, name in (("a", "1"), ("bb", "2"), ("bad", "3"), ("a", "4"))]  # fmt: skip
     for thread in threads:
         thread.start()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while len(batcher._gathered) < 4:
         assert time.monotonic() < until
         time.sleep(0.01)
     slow.go.set()
     for thread in [first, *threads]:
-        thread.join(30)
+        thread.join(60)
     assert found == {"first0": 5.0, "a1": 1.0, "bb2": 2.0, "bad3": "bad", "a4": 1.0}
     assert [sorted(batch) for batch in slow.batches[:2]] == [["first"], ["a", "bad", "bb"]]
     assert sizes[:2] == [1, 3]
