@@ -339,6 +339,18 @@ def test_a_deadline_passes_while_its_caller_waits(gate: Gate) -> None:
     assert client._gathered._gathering._groups == {}
 
 
+def test_a_few_callers_have_calls_of_their_own(inner: EmbeddedTransport) -> None:
+    gate = Gate(inner)
+    gate.open.set()
+    index = Client(gate, timeout_s=20, coalesce=True).index("library")
+    with ThreadPoolExecutor(FEW) as pool:
+        for callers in range(1, FEW + 1):
+            gate.sizes.clear()
+            for _ in range(20):
+                assert all(pool.map(lambda query: index.search(query, 5), QUERIES[:callers]))
+            assert gate.sizes == [1] * (20 * callers)
+
+
 def test_a_slow_call_holds_up_nobody(inner: EmbeddedTransport) -> None:
     """With the real window: those who wait for a call that does not return go without it."""
     gate = Gate(inner)
