@@ -159,7 +159,10 @@ def test_other_sources(name):
         source = {"format": "datapoints"}
         columns["embedding"] = columns.pop("v")
         columns["document_id"] = columns["id"]
-        columns |= {"text_start": pa.array([0, 1, 2, 3, None, 5]), "time_end_s": pa.array(["1.5", "x", *[None] * 4])}
+        columns |= {
+            "text_start": pa.array([0, 1, 2, 3, None, 5]),
+            "time_end_s": pa.array(["1.5", "x", *[None] * 4]),
+        }
         batch = Batch(pa.record_batch(columns), "embedding", "file.parquet", 1)
         assert len(check([batch], {"index": "i", "source": source})) == 5
         return
@@ -191,14 +194,15 @@ def test_a_build_from_columns_is_that_from_records(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in table.to_pylist()))
     spec = {"index": "vectors", "source": {"vector": "v"}, "attributes": {"n": "int"}, "shards": 3}
     stores = {kind: Store.open(tmp_path / kind, create=True) for kind in ("parquet", "jsonl")}
-    reports = {
-        kind: run(store, str(tmp_path / f"a.{kind}"), spec=spec) for kind, store in stores.items()
-    }
+    reports = {kind: run(store, str(tmp_path / f"a.{kind}"), spec=spec) for kind, store in stores.items()}
     assert reports["parquet"].dead_letters == reports["jsonl"].dead_letters == {
         "vector_value": 1, "duplicate_id": 1
     }  # fmt: skip
     letters = [
-        [(letter.reason, letter.message, letter.id, letter.line or letter.row) for letter in letters_of(store, report)]
+        [
+            (letter.reason, letter.message, letter.id, letter.line or letter.row)
+            for letter in letters_of(store, report)
+        ]
         for store, report in zip(stores.values(), reports.values(), strict=True)
     ]
     assert letters[0] == letters[1]
