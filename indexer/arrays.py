@@ -8,15 +8,19 @@ opened by several threads of one process, so headers are read here without synta
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from scannery.indexer.errors import CorruptError
 
 __all__ = ["mapped", "read_array"]
+
+Order = Literal["C", "F"]
 
 # As NumPy writes it, and ScaNN, which has no space after a colon.
 _HEADER = re.compile(
@@ -28,18 +32,18 @@ _HEADER = re.compile(
 def mapped(path: Path) -> np.ndarray:
     """Return the array in a file that `np.save` or ScaNN wrote, memory-mapped and read-only.
 
-    It is a plain array: calls of kernels take longer with each `np.memmap`.
+    It is a plain array: calls of kernels take longer with each `np.memmap`. Nor does it keep a file open, as that does:
+    a segment has some fifteen arrays, and a process often may have no more than 1,024 open files.
 
     Raises:
         CorruptError: the file is no array of numbers, or shorter than its header says.
 
     """
     with path.open("rb") as file:
-        dtype, shape, order = _header(file, path.name)
-        try:
-            return np.asarray(np.memmap(file, dtype, "r", file.tell(), shape, order))
-        except ValueError as error:
-            raise CorruptError(f"{path.name} is shorter than its header says: {error}") from error
+        header = _header(file, path.name)
+        start = file.tell()
+    with pa.memory_map(str(path)) as whole:
+        return _array(whole.read_buffer().slice(start), *header, path.name)
 
 
 def read_array(file: BinaryIO, name: str) -> np.ndarray:
@@ -49,15 +53,18 @@ def read_array(file: BinaryIO, name: str) -> np.ndarray:
         CorruptError: as `mapped`.
 
     """
-    dtype, shape, order = _header(file, name)
-    data = bytearray(file.read())
+    header = _header(file, name)
+    return _array(pa.py_buffer(file.read()), *header, name)
+
+
+def _array(data: pa.Buffer, dtype: np.dtype, shape: tuple[int, ...], order: Order, name: str) -> np.ndarray:
     try:
-        return np.frombuffer(data, dtype, count=int(np.prod(shape))).reshape(shape, order=order)
+        return np.frombuffer(data, dtype, math.prod(shape)).reshape(shape, order=order)
     except ValueError as error:
         raise CorruptError(f"{name} is shorter than its header says: {error}") from error
 
 
-def _header(file: BinaryIO, name: str) -> tuple[np.dtype, tuple[int, ...], str]:
+def _header(file: BinaryIO, name: str) -> tuple[np.dtype, tuple[int, ...], Order]:
     """Return type, shape and order ("C" or "F"), and leave the file where the values begin."""
     magic = file.read(8)
     wide = 2 if magic[6:7] == b"\x01" else 4

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
 from scannery.embed import Encoder
+from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.segment_writer import file_sha256
 from scannery.indexer.store import Store
 from scannery.pipelines.counts import Counts, UnitOutcome
@@ -111,8 +110,8 @@ def _write_embeddings(
     unit: WorkUnit, table: pa.Table, job: Job, store: Store
 ) -> tuple[dict[int, int], int, str]:
     """Return the row group of each shard, and the size and SHA-256 of the file."""
-    with tempfile.TemporaryDirectory(prefix="scannery-") as folder:
-        path = Path(folder) / "embeddings.parquet"
+    with scratch_folder("embed") as folder:
+        path = folder / "embeddings.parquet"
         row_groups = write_embeddings(path, table, shards=job.shards)
         store.write_file(embeddings_key(job.index, unit.key), path)
         return row_groups, path.stat().st_size, file_sha256(path)

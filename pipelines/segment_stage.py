@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +17,7 @@ import pyarrow.parquet as pq
 from scannery.indexer.analyser import ANALYSER_VERSION
 from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
+from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.store import Store
 from scannery.indexer.versions import segment_key
@@ -205,12 +204,12 @@ def write_segment(
             queries = tuning_half(load_queries(store, job.index, job.queries))
         elif encoder is not None:
             queries = questions_of(table, encoder)
-    with tempfile.TemporaryDirectory(prefix="scannery-") as folder:
+    with scratch_folder("segment") as folder:
         built = build_segment(
             table,
             spec=job.spec,
             shard=shard,
-            directory=Path(folder),
+            directory=folder,
             threads=threads,
             queries=queries,
             # What whole_recall.py measures otherwise, at a time when a core is idle.

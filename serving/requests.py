@@ -34,6 +34,7 @@ __all__ = [
     "WithSparse",
     "check_count",
     "check_text",
+    "count_queries",
     "parse_identifier",
     "parse_matrix",
     "parse_query",
@@ -164,6 +165,12 @@ def parse_matrix(message: Matrix, manifest: Manifest, *, path: str = "queries") 
     if kernels.surely_valid(vectors_QD):
         return [ByVector(row) for row in vectors_QD]
     return [ByVector(_checked(row, manifest, f"{path}[{i}]")) for i, row in enumerate(vectors_QD)]
+
+
+def count_queries(request: pb.SearchManyRequest) -> int:
+    """Return how many queries a request has, right or wrong."""
+    vectors = request.vectors
+    return len(request.queries) or len(vectors.packed) // (4 * max(1, vectors.dimensions))
 
 
 def check_count(field: str, count: int, most: int) -> None:

@@ -33,6 +33,7 @@ from scannery.serving.requests import (
     ByVector,
     Query,
     check_count,
+    count_queries,
     parse_identifier,
     parse_matrix,
     parse_query,
@@ -64,7 +65,7 @@ class Service(Methods):
         """Take what is served; `at_once`: searches that run at once, one per core unless said otherwise."""
         self._catalog = catalog
         self._together: Together[ByVector, tuple[bytes, str]] = Together(
-            at_once=int(os.environ.get("ATONCE", "0")) or at_once or len(os.sched_getaffinity(0)),
+            at_once=at_once or len(os.sched_getaffinity(0)),
             largest=MAX_TOGETHER,
         )
         self._writes = Writes(catalog)
@@ -134,9 +135,12 @@ class Service(Methods):
         queries = _queries(request, snapshot, options)
         filters = _filters(request, snapshot, options, len(queries))
         deadline.check()
+        explanations: Sequence[search_pb2.Explanation | None] = [None] * len(queries)
         # A batch is worth any core that is idle.
         with on_all_cores():
-            rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
+            rankings = None if any(filters) else _straight(queries, snapshot, options, deadline)
+            if rankings is None:
+                rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
         with span("scannery.hydrate"):
             found = _hits(rankings, snapshot, options)
         results = [
@@ -237,9 +241,7 @@ def _queries(request: search_pb2.SearchManyRequest, snapshot: Snapshot, options:
     manifest = snapshot.manifest
     if request.HasField("vectors") and request.queries:
         raise InvalidRequestError.at("vectors", "cannot be set together with `queries`")
-    count = len(request.queries)
-    if request.HasField("vectors"):
-        count = len(request.vectors.packed) // (4 * max(1, request.vectors.dimensions))
+    count = count_queries(request)
     check_count("queries", count, limits.MAX_QUERIES)
     if count * options.deepest > limits.MAX_BATCH_HITS:
         raise InvalidRequestError.at(
@@ -272,6 +274,21 @@ def _both(one: Node | None, other: Node | None) -> Node | None:
     if one is None or other is None:
         return one or other
     return AllOf((one, other))
+
+
+def _straight(
+    queries: Sequence[Query], snapshot: Snapshot, options: Options, deadline: Deadline
+) -> list[Ranking] | None:
+    """Return the answers to a few plain vectors, as clients send them that gather those of their callers.
+
+    They are as many as would be searched together had they come one by one, and cost no more than these.
+    """
+    if len(queries) > MAX_TOGETHER or tracing.recording():
+        return None
+    vectors = [query for query in queries if isinstance(query, ByVector)]
+    if len(vectors) < len(queries):
+        return None
+    return engine.search_straight(snapshot, vectors, options, deadline)
 
 
 def _search_by_filter(

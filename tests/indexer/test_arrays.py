@@ -35,6 +35,15 @@ def test_arrays_are_read_as_they_were_written(
     assert not mapped(tmp_path / "a.npy").flags.writeable
 
 
+def test_a_mapped_array_keeps_no_file_open_and_outlives_its_name(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(100_000))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    arrays = [mapped(tmp_path / "a.npy") for _ in range(50)]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    (tmp_path / "a.npy").unlink()
+    assert all(array[-1] == 99_999 for array in arrays)
+
+
 def test_a_later_version_of_the_header_is_read(tmp_path: Path) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     for version in ((1, 0), (2, 0), (3, 0)):
