@@ -56,7 +56,8 @@ class Batch:
         """Yield all or some rows one by one; vectors are rows of `vectors` if there is such an array."""
         numbers = range(len(self)) if rows is None else rows
         part = self.columns if rows is None else self.columns.take(pa.array(rows, pa.int64()))
-        if self.vectors is not None:
+        vectors_ND = self.vectors
+        if vectors_ND is not None:
             part = part.drop_columns([self.vector])
         for number, fields in zip(numbers, _dicts(part, len(numbers)), strict=True):
             row = self.row + number
@@ -65,8 +66,9 @@ class Batch:
                 message = f"the row cannot be read: {fields}"
                 yield DeadLetter(reason=reason, source=self.source, row=row, message=message)
                 continue
-            vector = {} if self.vectors is None else {self.vector: self.vectors[number]}
-            yield Record({**fields, **vector}, self.source, row=row)
+            if vectors_ND is not None and self.vector is not None:
+                fields = {**fields, self.vector: vectors_ND[number]}  # noqa: PLW2901
+            yield Record(fields, self.source, row=row)
 
 
 def _common_size(column: pa.Array) -> int | None:
