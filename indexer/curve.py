@@ -18,9 +18,16 @@ from scannery.indexer.exact import NO_ROW, exact_search, unit_length
 from scannery.indexer.manifest import CurvePoint
 from scannery.indexer.scann_search import ScannSearcher
 from scannery.indexer.spec import Distance
-from scannery.indexer.tuning import QUERIES_PER_KIND, TUNED_K, recall_by_score, score_to_reach
+from scannery.indexer.tuning import (
+    FRESH_QUERIES,
+    QUERIES_PER_KIND,
+    TUNED_K,
+    near,
+    recall_by_score,
+    score_to_reach,
+)
 
-__all__ = ["HeldOut", "held_out_queries", "measure_curve"]
+__all__ = ["FreshQueries", "HeldOut", "held_out_queries", "measure_curve"]
 
 WORTHWHILE = 0.001
 """Gains of recall below this are not looked for."""
@@ -75,6 +82,23 @@ def held_out_queries(
         alike_truth_QK=_without_own(rows_QK[:count], scores_QK[:count], rows_Q),
         apart_truth_QK=scores_QK[count:, :TUNED_K],
     )
+
+
+class FreshQueries:
+    """Queries near stored vectors, others than those that decide: they tell what the decision is worth."""
+
+    def __init__(self, vectors_ND: np.ndarray, distance: Distance, *, seed: int) -> None:
+        """Take search-ready vectors, and look up what an exact search finds."""
+        generator = np.random.default_rng([seed, 1])
+        rows_Q = np.sort(generator.integers(0, len(vectors_ND), FRESH_QUERIES))
+        queries_QD = near(np.array(vectors_ND[rows_Q]), generator)
+        self._queries_QD = unit_length(queries_QD) if distance == "cosine" else queries_QD
+        _, self._truth_QK = exact_search(vectors_ND, self._queries_QD, TUNED_K, distance)
+
+    def recall(self, searcher: ScannSearcher, point: CurvePoint) -> float:
+        """Return the recall of a setting."""
+        _, found_QK = searcher.search(self._queries_QD, TUNED_K, rescore=point.rescore, leaves=point.leaves)
+        return round(float(recall_by_score(found_QK, self._truth_QK).mean()), 5)
 
 
 def measure_curve(

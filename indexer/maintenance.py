@@ -12,13 +12,12 @@ import pyarrow as pa
 
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.errors import CorruptError, FormatError, IndexerError
-from scannery.indexer.exact import unit_length
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.opening import open_segment
 from scannery.indexer.reader import OpenIndex, live_rows_of
 from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.store import Store
-from scannery.indexer.tuning import TUNED_K, recall_by_score
+from scannery.indexer.tuning import FRESH_QUERIES, TUNED_K, near, recall_by_score
 from scannery.indexer.versions import (
     commit,
     list_versions,
@@ -36,7 +35,6 @@ __all__ = [
 
 VerifyCallback = Callable[[int, int], None]
 """Called with the bytes read so far, and all bytes of the version."""
-_SAMPLED_QUERIES = 200
 # Recall of a sample lies this far below the target by chance alone, in one of some hundred samples.
 _RECALL_SLACK = 0.02
 
@@ -108,14 +106,12 @@ def near_stored(index: OpenIndex) -> np.ndarray:
     queries_QD = np.concatenate(
         [
             segment.vectors(
-                rows_R[generator.integers(0, len(rows_R), round(_SAMPLED_QUERIES * len(rows_R) / rows) + 1)]
+                rows_R[generator.integers(0, len(rows_R), round(FRESH_QUERIES * len(rows_R) / rows) + 1)]
             )
             for segment, rows_R in index.live_rows()
         ]
     )
-    lengths_Q1 = np.linalg.norm(queries_QD, axis=1, keepdims=True)
-    noise_QD = unit_length(generator.standard_normal(queries_QD.shape))
-    return np.asarray(queries_QD + 0.3 * lengths_Q1 * noise_QD, np.float32)
+    return near(queries_QD, generator)
 
 
 def rollback(store: Store, index: str, version: int) -> Manifest:

@@ -38,6 +38,8 @@ class Tuning:
     curve: tuple[CurvePoint, ...]
     seconds: float
     """Of what came after the build."""
+    fresh_recall: float | None
+    """Of the setting that meets the target recall, for queries that were not part of the curve; None: not measured."""
 
 
 class ScannBuild:
@@ -45,7 +47,8 @@ class ScannBuild:
 
     The vectors lie there as VECTORS_FILE: float32 (rows, dimensions), finite, of length 1 for `cosine`. Queries to tune
     for, of any length, may lie beside them as QUERIES_FILE. `name` stands for the shard in errors. With `rescore`,
-    no other number of candidates is tried.
+    no other number of candidates is tried. `measured_for` is a target recall: the setting that it picks is measured
+    again.
 
     Two children share the work: one trains and ends. The other, which tunes, looks up meanwhile what an exact search
     finds, and measures settings when the first is done.
@@ -61,6 +64,7 @@ class ScannBuild:
         threads: int | None = None,
         seed: int = 0,
         rescore: int | None = None,
+        measured_for: float | None = None,
     ) -> None:
         self.folder = folder / "scann"
         """ScaNN's own files, in the order of the vectors given, once `train` has returned."""
@@ -74,6 +78,7 @@ class ScannBuild:
             "threads": self._threads,
             "seed": seed,
             "rescore": rescore,
+            "measured_for": measured_for,
             "most_bytes": _most_bytes(config, distance, folder / VECTORS_FILE),
         }
         (folder / "job.json").write_text(json.dumps(job))
@@ -116,7 +121,7 @@ class ScannBuild:
         self._finish(self._tuner, "tune", "tuning")
         found = json.loads((self._place / "tuned.json").read_text())
         curve = tuple(CurvePoint.model_validate(point) for point in found["curve"])
-        return Tuning(curve=curve, seconds=found["seconds"])
+        return Tuning(curve=curve, seconds=found["seconds"], fresh_recall=found["fresh_recall"])
 
     def _start(self, arguments: Sequence[str], log: str) -> subprocess.Popen[bytes]:
         # The parent's import path, since it need not be an installed one (Beam workers, editable installs).

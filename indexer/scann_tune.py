@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scannery.indexer.arrays import mapped
-from scannery.indexer.curve import held_out_queries, measure_curve
+from scannery.indexer.curve import FreshQueries, held_out_queries, measure_curve
 from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE
 from scannery.indexer.scann_search import load_kernels, load_searcher
+from scannery.indexer.tuning import pick_point
 
 __all__ = ["main"]
 
@@ -37,6 +38,10 @@ def main(folder: Path) -> None:
         held_out = pool.submit(
             held_out_queries, vectors_ND, job["distance"], seed=job["seed"], apart_QD=queries_QD
         ).result()
+        fresh = (
+            job["measured_for"]
+            and pool.submit(FreshQueries, vectors_ND, job["distance"], seed=job["seed"]).result()
+        )
     load_kernels(vectors_ND, job["distance"])  # which no point should pay for
     sys.stdin.read()
     if not (folder / "trained.json").exists():  # whoever waits for us is gone
@@ -50,7 +55,12 @@ def main(folder: Path) -> None:
         threads=job["threads"],
         rescore=job["rescore"],
     )
-    result = {"curve": [point.model_dump() for point in curve], "seconds": time.perf_counter() - started}
+    recall = fresh and fresh.recall(searcher, pick_point(curve, job["measured_for"])[0])
+    result = {
+        "fresh_recall": recall,
+        "curve": [point.model_dump() for point in curve],
+        "seconds": time.perf_counter() - started,
+    }
     (folder / "tuned.json").write_text(json.dumps(result))
 
 

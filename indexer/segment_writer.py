@@ -55,12 +55,14 @@ def build_segment(
     directory: Path,
     threads: int | None = None,
     queries: np.ndarray | None = None,
+    measured: bool = False,
 ) -> BuiltSegment:
     """Write the datapoints of one shard as a segment file in `directory`.
 
     `table` has the columns of `datapoint_schema`, and may have `_revision`; others are dropped. Rows come out in leaf
     order where ScaNN is used, else in input order. The input is not changed. `queries`, float32 (any number,
-    dimensions), are like those that users will ask: the segment is tuned for them too.
+    dimensions), are like those that users will ask: the segment is tuned for them too. With `measured`, the statistics
+    have the recall of the default setting for FRESH_QUERIES queries near rows, for which it was not tuned.
 
     Raises:
         BuildError: a vector is not finite, an id stands twice, or ScaNN failed; the message names the shard.
@@ -80,7 +82,13 @@ def build_segment(
         if queries is not None:
             np.save(folder / QUERIES_FILE, queries)
         with ScannBuild(
-            config, spec.distance, folder=folder, name=name, threads=threads, rescore=spec.scann.rescore
+            config,
+            spec.distance,
+            folder=folder,
+            name=name,
+            threads=threads,
+            rescore=spec.scann.rescore,
+            measured_for=spec.target_recall if measured else None,
         ) as build:
             trained_s = build.train()
             seconds = {"train": time.perf_counter() - started, "scann": trained_s}
@@ -90,6 +98,8 @@ def build_segment(
             tuning = build.tuned()
     seconds |= {"tune": tuning.seconds, "tune_wait": time.perf_counter() - written}
     statistics = {"seconds": seconds, "scann": config.to_dict(), "leaves_used": leaves_used}
+    if measured:
+        statistics["fresh"] = {"target": spec.target_recall, "recall": tuning.fresh_recall}
     return BuiltSegment(path=path, entry=_entry(path, table, shard, tuning.curve), statistics=statistics)
 
 

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scannery.indexer.exact import unit_length
 from scannery.indexer.manifest import CurvePoint, Recall, SegmentEntry
 
 __all__ = [
+    "FRESH_QUERIES",
     "QUERIES_PER_KIND",
     "TUNED_K",
     "expected_recall",
+    "near",
     "pick_point",
     "recall_by_score",
     "score_to_reach",
@@ -24,6 +27,10 @@ TUNED_K = 10
 """Hits per query that recall is measured for."""
 QUERIES_PER_KIND = 300
 """Held-out queries of each of two kinds (curve.py)."""
+
+
+FRESH_QUERIES = 200
+"""Queries that nothing was tuned for: their recall has a standard error of about a hundredth."""
 
 
 def recall_by_score(found_QK: np.ndarray, true_QK: np.ndarray) -> np.ndarray:
@@ -42,6 +49,13 @@ def score_to_reach(true_QK: np.ndarray) -> np.ndarray:
     worst_Q1: np.ndarray = true_QK.min(axis=1, keepdims=True)
     reach_Q1: np.ndarray = worst_Q1 - 1e-5 * np.maximum(np.abs(worst_Q1), 1e-3)
     return reach_Q1
+
+
+def near(vectors_QD: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Return queries near given vectors, float32: each moved by 0.3 of its length in a random direction."""
+    lengths_Q1 = np.linalg.norm(vectors_QD, axis=1, keepdims=True)
+    noise_QD = unit_length(generator.standard_normal(vectors_QD.shape))
+    return np.asarray(vectors_QD + 0.3 * lengths_Q1 * noise_QD, np.float32)
 
 
 def pick_point(curve: Sequence[CurvePoint], target_recall: float) -> tuple[CurvePoint, bool]:

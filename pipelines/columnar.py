@@ -9,7 +9,7 @@ Shapes: N rows of a batch, D dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -83,16 +83,21 @@ def _columns(
 def _converted(spec: IndexSpec) -> list[tuple[str, str, Convert]]:
     """Return name, source and conversion of the columns that are looked at value by value."""
     source = spec.source
-    found: list[tuple[str, str, Convert]] = []
-    if source.title is not None:
-        found.append(("title", source.title, lambda value: title_of({source.title: value}, spec)))
-    if source.text is not None:
-        found.append(("text", source.text, lambda value: text_of({source.text: value}, spec)))
-    if source.payload is not None:
-        found.append(("payload", source.payload, lambda value: payload_of({source.payload: value}, spec)))
+    fields = (
+        ("title", source.title, title_of),
+        ("text", source.text, text_of),
+        ("payload", source.payload, payload_of),
+    )
+    found = [
+        (name, field, _field_of(field, convert, spec)) for name, field, convert in fields if field is not None
+    ]
     if source.format == "datapoints":
         found += [(name, name, _attribute_of(name, kind)) for name, kind in SPAN.items()]
     return found
+
+
+def _field_of(field: str, convert: Callable[[Mapping[str, Any], IndexSpec], Any], spec: IndexSpec) -> Convert:
+    return lambda value: convert({field: value}, spec)
 
 
 def _attribute_of(name: str, kind: AttributeType) -> Convert:

@@ -20,7 +20,7 @@ from scannery.indexer.versions import commit, read_manifest
 from scannery.pipelines.counts import Counts, ShardOutcome, UnitOutcome
 from scannery.pipelines.job import Job, dead_letters_key, stage_key
 from scannery.pipelines.questions import EncoderSource
-from scannery.pipelines.whole_recall import with_whole_recall
+from scannery.pipelines.whole_recall import with_fresh_recall, with_whole_recall
 
 __all__ = ["BuildRecord", "publish", "read_record"]
 
@@ -74,6 +74,7 @@ def publish(
     statistics = _statistics(job, counts, units, shards) | _coverage(job, counts, entries)
     statistics["builds"] = _builds(job, parent)
     manifest = _manifest(job, entries, parent, statistics)
+    manifest = with_fresh_recall(manifest, shards)
     status, current = _decide(job, store, counts, parent, manifest, encoder)
     record = BuildRecord(
         status=status,

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,9 @@ __all__ = [
     "update_key",
     "write_segment",
 ]
+
+
+_PARALLEL_READS = 4
 
 
 class RowGroup(NamedTuple):
@@ -202,7 +206,14 @@ def write_segment(
             queries = questions_of(table, encoder)
     with scratch_folder("segment") as folder:
         built = build_segment(
-            table, spec=job.spec, shard=shard, directory=folder, threads=threads, queries=queries
+            table,
+            spec=job.spec,
+            shard=shard,
+            directory=folder,
+            threads=threads,
+            queries=queries,
+            # What whole_recall.py measures otherwise, at a time when a core is idle.
+            measured=job.shards == 1 and queries is None,
         )
         store.write_file(segment_key(job.index, built.entry.key), built.path)
     return built
@@ -230,14 +241,17 @@ def read_row_group(item: RowGroup, job: Job, store: Store, columns: Sequence[str
 def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:
     own = [pa.field("_unit", pa.int64()), pa.field("_lost", pa.bool_())]
     schema = pa.schema([*embeddings_schema(job.spec, job.dimensions), *own])
-    tables = [schema.empty_table()]
-    for number, item in enumerate(rows):
+
+    def read(numbered: tuple[int, RowGroup]) -> pa.Table:
+        number, item = numbered
         table = read_row_group(item, job, store)
         lost_N = np.zeros(table.num_rows, bool)
         lost_N[list(item.lost)] = True
         table = table.append_column("_unit", pa.array(np.full(table.num_rows, number, np.int64)))
-        tables.append(table.append_column("_lost", pa.array(lost_N)).select(schema.names).cast(schema))
-    return pa.concat_tables(tables)
+        return table.append_column("_lost", pa.array(lost_N)).select(schema.names).cast(schema)
+
+    with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+        return pa.concat_tables([schema.empty_table(), *pool.map(read, enumerate(rows))])
 
 
 def _first_of_each(table: pa.Table, *, by: str) -> np.ndarray:

@@ -2,12 +2,14 @@
 
 The tuner measures each segment for queries that it then chooses the settings by. Here all segments are asked together,
 for queries that none was tuned for: the half of the user's that was kept back, else questions made of other passages,
-else vectors near stored ones.
+else vectors near stored ones. Of an index that is one new segment the tuner has done the last already, while ScaNN
+trained.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +18,13 @@ from scannery.indexer.maintenance import measure_recall, near_stored
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.reader import OpenIndex, open_manifest
 from scannery.indexer.store import Store
+from scannery.indexer.tuning import FRESH_QUERIES
+from scannery.pipelines.counts import ShardOutcome
 from scannery.pipelines.job import Job
 from scannery.pipelines.questions import EncoderSource, questions_of
 from scannery.pipelines.tuning_queries import load_queries, measuring_half
 
-__all__ = ["MOST_BYTES", "with_whole_recall"]
+__all__ = ["MOST_BYTES", "with_fresh_recall", "with_whole_recall"]
 
 MOST_BYTES = 2 << 30
 """Larger versions are not measured: one worker opens all segments for it, in seconds for each gigabyte. Opening is not
@@ -33,6 +37,18 @@ _SEED = 1
 """Another one than the tuner's, so that questions come from other passages."""
 
 _LOG = logging.getLogger(__name__)
+
+
+def with_fresh_recall(manifest: Manifest, shards: Sequence[ShardOutcome]) -> Manifest:
+    """Return the manifest with the recall that its only segment was built with, if it is that."""
+    recall = manifest.recall
+    if recall is None or recall.whole is not None or len(manifest.segments) != 1 or recall.target >= 1:
+        return manifest
+    for shard in shards:
+        fresh = shard.statistics.get("fresh")
+        if shard.entries == manifest.segments and fresh and fresh["target"] == recall.target:
+            return _with_recall(manifest, fresh["recall"], FRESH_QUERIES)
+    return manifest
 
 
 def with_whole_recall(manifest: Manifest, job: Job, store: Store, encoder: EncoderSource | None) -> Manifest:
@@ -53,10 +69,13 @@ def with_whole_recall(manifest: Manifest, job: Job, store: Store, encoder: Encod
     queries_QD = _queries(index, job, store, encoder)
     if queries_QD is None:
         queries_QD = near_stored(index)
-    whole = measure_recall(index, queries_QD)
-    update = {"whole": None if whole is None else round(whole, 5), "whole_queries": len(queries_QD)}
-    measured = recall.model_copy(update=update)
-    return manifest.model_copy(update={"recall": measured})
+    return _with_recall(manifest, measure_recall(index, queries_QD), len(queries_QD))
+
+
+def _with_recall(manifest: Manifest, whole: float | None, queries: int) -> Manifest:
+    assert manifest.recall is not None
+    update = {"whole": None if whole is None else round(whole, 5), "whole_queries": queries}
+    return manifest.model_copy(update={"recall": manifest.recall.model_copy(update=update)})
 
 
 def _queries(index: OpenIndex, job: Job, store: Store, encoder: EncoderSource | None) -> np.ndarray | None:

@@ -56,15 +56,19 @@ class Batch:
         """Yield all or some rows one by one; vectors are rows of `vectors` if there is such an array."""
         numbers = range(len(self)) if rows is None else rows
         part = self.columns if rows is None else self.columns.take(pa.array(rows, pa.int64()))
-        if self.vectors is not None:
+        vectors_ND = self.vectors
+        if vectors_ND is not None:
             part = part.drop_columns([self.vector])
         for number, fields in zip(numbers, _dicts(part, len(numbers)), strict=True):
             row = self.row + number
-            if isinstance(fields, str):
-                yield DeadLetter(reason="malformed", source=self.source, row=row, message=fields)
+            if isinstance(fields, Exception):
+                reason = "encoding" if isinstance(fields, UnicodeDecodeError) else "malformed"
+                message = f"the row cannot be read: {fields}"
+                yield DeadLetter(reason=reason, source=self.source, row=row, message=message)
                 continue
-            vector = {} if self.vectors is None else {self.vector: self.vectors[number]}
-            yield Record({**fields, **vector}, self.source, row=row)
+            if vectors_ND is not None and self.vector is not None:
+                fields = {**fields, self.vector: vectors_ND[number]}  # noqa: PLW2901
+            yield Record(fields, self.source, row=row)
 
 
 def _common_size(column: pa.Array) -> int | None:
@@ -85,7 +89,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
-def _dicts(columns: pa.RecordBatch, rows: int) -> Iterator[Mapping[str, Any] | str]:
+def _dicts(columns: pa.RecordBatch, rows: int) -> Iterator[Mapping[str, Any] | Exception]:
     """Yield each row as a dictionary, or why Python cannot have it: bytes that are not UTF-8, the year 10,000."""
     if not columns.num_columns:  # the file has none of the fields: every row is a record without them
         yield from ({} for _ in range(rows))
@@ -94,7 +98,7 @@ def _dicts(columns: pa.RecordBatch, rows: int) -> Iterator[Mapping[str, Any] | s
         yield from columns.to_pylist()
     except (ValueError, OverflowError, pa.ArrowException) as error:
         if rows == 1:
-            yield f"cannot be read: {error}"
+            yield error
             return
         for row in range(rows):
             yield from _dicts(columns.slice(row, 1), 1)

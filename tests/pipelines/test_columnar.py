@@ -142,7 +142,7 @@ def test_text_that_is_not_utf8_costs_its_own_row():
     columns["s"] = pa.StringArray.from_buffers(5, *raw.buffers()[1:])
     rows = own_rows([batch_of(columns)], parse_spec(SPEC), DIMENSIONS)
     assert rows.table.column("id").to_pylist() == ["id0", "id1", "id3", "id4"]
-    assert [(letter.reason, letter.row) for letter in rows.letters] == [("malformed", 13)]
+    assert [(letter.reason, letter.row) for letter in rows.letters] == [("encoding", 13)]
 
 
 @pytest.mark.parametrize("name", ["document_id", "datapoints", "sparse"])

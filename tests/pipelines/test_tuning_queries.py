@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from scannery.indexer import open_index
+from scannery.indexer.maintenance import measure_recall
 from scannery.pipelines import whole_recall
 from scannery.pipelines.errors import CollectionError
 from scannery.pipelines.tuning_queries import load_queries, measuring_half, read_queries, tuning_half
@@ -102,7 +104,29 @@ def test_what_is_too_large_or_exact_is_not_measured(store, write, monkeypatch):
     assert recall is not None
     assert (recall.whole, recall.whole_queries) == (1.0, 0)
     monkeypatch.setattr(whole_recall, "MOST_BYTES", 1000)
-    run(store, write("b.jsonl", vector_records(0, 1200)), spec=SPEC | {"shards": 1}, mode="full")
+    run(store, write("b.jsonl", vector_records(0, 2400)), spec=SPEC, mode="full")
     recall = manifest_of(store).recall
     assert recall is not None
     assert recall.whole is None
+
+
+def test_one_new_segment_was_measured_by_its_tuner(store, write, monkeypatch):
+    monkeypatch.setattr(whole_recall, "open_manifest", None)  # whoever opens the index fails
+    spec = SPEC | {"shards": 1}
+    report = run(store, write("a.jsonl", vector_records(0, 1200)), spec=spec)
+    manifest = manifest_of(store)
+    assert manifest.recall is not None
+    assert manifest.recall.whole_queries == 200
+    assert 0.9 <= (report.whole_recall or 0) <= 1
+    monkeypatch.undo()
+    measured = measure_recall(open_index(store, "vectors"))
+    assert measured == pytest.approx(report.whole_recall, abs=0.05)
+    # With deleted rows, or another target, it says nothing any more.
+    run(store, deletes=["d1"])
+    after = manifest_of(store).recall
+    assert after is not None
+    assert after.whole_queries == 201
+    run(store, write("a.jsonl", vector_records(0, 1200)), spec=spec | {"target_recall": 0.8}, mode="full")
+    after = manifest_of(store).recall
+    assert after is not None
+    assert after.whole_queries == 201
