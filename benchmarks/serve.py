@@ -1,6 +1,6 @@
 """The server, through the SDK and over loopback: throughput and latency beside the segments themselves.
 
-    python -m benchmarks.serve STORE INDEX [vectors] [texts] [workers] [start] [overload] [--seconds 2]
+    python -m benchmarks.serve STORE INDEX [vectors] [sharing] [texts] [workers] [start] [overload] [--seconds 2]
 
 STORE is a copy of a real store. `benchmarks.serve_peers` asks other engines the same.
 """
@@ -36,6 +36,7 @@ from benchmarks.serve_load import (
     unary,
 )
 from benchmarks.serve_overload import overload
+from benchmarks.serve_sharing import sharing
 from scannery.client import Index
 from scannery.indexer import OpenIndex, Store, exact_search, open_index
 from scannery.v1.search_pb2 import SearchResponse
@@ -262,7 +263,14 @@ def start(store: str, name: str, seconds: float) -> None:
     )
 
 
-PARTS = {"vectors": vectors, "texts": texts, "workers": workers, "start": start, "overload": overload}
+PARTS = {
+    "vectors": vectors,
+    "sharing": sharing,
+    "texts": texts,
+    "workers": workers,
+    "start": start,
+    "overload": overload,
+}
 
 
 def main() -> None:

@@ -97,7 +97,7 @@ def build(
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
-        _print(report, store)
+        _print(report, store, query='"…"' if parsed.encoder else "--vector '[…]'")
 
 
 def _split(rest: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -146,7 +146,7 @@ def quiet_beam() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _print(report: BuildReport, store: str) -> None:
+def _print(report: BuildReport, store: str, *, query: str) -> None:
     out = console()
     if report.up_to_date:
         out.print(f"[green]✓[/green] {report.index} is already up to date: version {report.version}")
@@ -180,7 +180,9 @@ def _print(report: BuildReport, store: str) -> None:
         )
     if not report.up_to_date:
         out.print(
-            f'Next: scannery search "…" --index {report.index} --store {store}', soft_wrap=True, markup=False
+            f"Next: scannery search {query} --index {report.index} --store {store}",
+            soft_wrap=True,
+            markup=False,
         )
 
 

@@ -82,8 +82,10 @@ def _store(chosen: Path | None, *, keep: bool) -> Iterator[Path]:
     elif keep:
         yield Path(tempfile.mkdtemp(prefix="scannery-demo-"))
     else:
-        with tempfile.TemporaryDirectory(prefix="scannery-demo-") as folder:
-            yield Path(folder)
+        from scannery.indexer.scratch import scratch_folder
+
+        with scratch_folder("demo") as folder:
+            yield folder
 
 
 def _build(store: Path, *, quiet: bool) -> BuildReport:

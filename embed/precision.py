@@ -12,7 +12,14 @@ import numpy as np
 from scannery.embed.devices import Forward, cosines
 from scannery.embed.tokenization import Features
 
-__all__ = ["FAITHFUL_COSINE", "has_fast_bfloat16", "lower_precision", "prepack_linears", "worst_cosine"]
+__all__ = [
+    "FAITHFUL_COSINE",
+    "has_fast_bfloat16",
+    "lower_precision",
+    "prepack_linears",
+    "prepacked",
+    "worst_cosine",
+]
 
 FAITHFUL_COSINE = 0.999
 """What a faster path must reach against float32 on every probe text, or it is not taken."""
@@ -57,6 +64,17 @@ def prepack_linears(module: Any) -> None:
             setattr(module, name, PrepackedLinear(child))
         else:
             prepack_linears(child)
+
+
+def prepacked(module: Any) -> bool:
+    """Prepack the Linears of `module`, and return whether this processor has such a layout."""
+    try:
+        prepack_linears(module)
+    except RuntimeError as error:
+        # Without AVX-512, for example: then the weights are reordered, or widened, at every call.
+        logger.debug("the weights are not laid out beforehand: %s", error)
+        return False
+    return True
 
 
 def worst_cosine(expected_ND: np.ndarray, model: Any, forward: Forward, probe: Features) -> float:

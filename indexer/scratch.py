@@ -17,6 +17,7 @@ from pathlib import Path
 __all__ = ["scratch_folder"]
 
 _PREFIX = "scannery-tmp-"
+_TRIES = 5
 _swept: set[str] = set()
 
 
@@ -31,16 +32,19 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
-
-
-def _locked_folder(purpose: str) -> tuple[Path, int]:
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-"))
-        lock = _lock(folder)
         if lock is not None:
+            os.close(lock)
+
+
+def _locked_folder(purpose: str) -> tuple[Path, int | None]:
+    for _ in range(_TRIES):
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-"))
+        if (lock := _lock(folder)) is not None:
             return folder, lock
         # Between the two calls another process took it for a stale one, and removes it.
+        shutil.rmtree(folder, ignore_errors=True)
+    # There are no locks on this file system, so nobody removes what others made.
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-")), None
 
 
 def _lock(folder: Path) -> int | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,11 +79,12 @@ def client(
         InvalidArgumentError: a document is wrong.
 
     """
+    from scannery.indexer.scratch import scratch_folder
     from scannery.serving.service import Service
 
     encoder = encoder or WordEncoder()
-    with tempfile.TemporaryDirectory(prefix="scannery-testing-") as folder:
-        catalog = _catalog(Path(folder), documents, index, distance, lexical, encoder)
+    with scratch_folder("testing") as folder:
+        catalog = _catalog(folder, documents, index, distance, lexical, encoder)
         with Client(EmbeddedTransport(Service(catalog)), timeout_s=timeout_s) as made:
             yield made
 
@@ -95,13 +95,14 @@ def serve(documents: Sequence[Mapping[str, Any]], *, index: str = "test", **opti
 
     It is asked with vectors: a server loads real models only. `options` are those of `client`.
     """
+    from scannery.indexer.scratch import scratch_folder
     from scannery.serving import Server, ServerConfig
 
     distance, lexical = options.get("distance", "cosine"), options.get("lexical", True)
     encoder = options.get("encoder") or WordEncoder()
-    with tempfile.TemporaryDirectory(prefix="scannery-testing-") as folder:
-        _catalog(Path(folder), documents, index, distance, lexical, encoder)
-        with Server(ServerConfig(store=folder, listen="127.0.0.1:0")) as server:
+    with scratch_folder("testing") as folder:
+        _catalog(folder, documents, index, distance, lexical, encoder)
+        with Server(ServerConfig(store=str(folder), listen="127.0.0.1:0")) as server:
             yield server
 
 

@@ -42,6 +42,7 @@ def run(corpus: Path, *arguments: str) -> str:
 def test_the_summary_names_counts_and_dead_letters(corpus):
     printed = run(corpus, "--input", str(corpus / "a.jsonl"), "--input", str(corpus / "b.jsonl"))
     assert "v: version 1" in printed
+    assert "Next: scannery search --vector '[…]' --index v" in printed  # it has no encoder to ask with words
     assert "10 in 1 shard(s)" in printed
     assert "1  malformed" in printed
     path = next(line.split()[-1] for line in printed.splitlines() if "dead-letters/" in line)

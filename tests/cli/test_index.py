@@ -82,7 +82,6 @@ def tuned(tmp_path: Path) -> str:
 
 
 def test_curves_are_drawn(tuned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    pytest.importorskip("matplotlib", exc_type=ImportError)
     path = tmp_path / "curves.png"
     assert run(capsys, "show", "pods", "--store", tuned, "--plot", str(path))[0] == 0
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -37,6 +37,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"max_per_group": 1},
 ]
 KIND = ("library", b"", 64, 5.0)
+Alone: TypeAlias = Callable[[Any], scannery.Hits]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +49,8 @@ def server(library: Path) -> Iterator[Server]:
 class Gate:
     """A transport to a store in this process that counts calls, and lets them through when it is told to."""
 
-    def __init__(self, store: Path) -> None:
-        self._inner = EmbeddedTransport.open(store)
+    def __init__(self, inner: EmbeddedTransport) -> None:
+        self._inner = inner
         self.open = threading.Event()
         self.closed_to = 1 << 30
         """How many calls wait for it to open; further ones pass."""
@@ -67,19 +68,25 @@ class Gate:
         return self._inner.call(method, request, timeout_s)
 
     def close(self) -> None:
-        self._inner.close()
+        """Nothing: others go through the same store."""
+
+
+@pytest.fixture(scope="module")
+def inner(library: Path) -> Iterator[EmbeddedTransport]:
+    transport = EmbeddedTransport.open(library)
+    yield transport
+    transport.close()
 
 
 @pytest.fixture
-def gate(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+def gate(inner: EmbeddedTransport, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """A closed gate, where all but the first search wait until that has returned, however long that takes."""
     monkeypatch.setattr("scannery.client.gathering.AT_ONCE", 1)
     monkeypatch.setattr("scannery.client.gathering.FEW", 1)
     monkeypatch.setattr("scannery.client.gathered.WINDOW_S", 60.0)
-    gate = Gate(library)
+    gate = Gate(inner)
     yield gate
     gate.open.set()
-    gate.close()
 
 
 def gathered(gate: Gate, pool: ThreadPoolExecutor, queries: list[Any], **options: Any) -> list[Any]:
@@ -102,9 +109,11 @@ def gathered(gate: Gate, pool: ThreadPoolExecutor, queries: list[Any], **options
     return [first, *others]
 
 
-def alone(library: Path, query: Any, k: int = 5, **options: Any) -> scannery.Hits:
-    with scannery.connect(library) as client:
-        return client.index("library").search(query, k, **options)
+@pytest.fixture(scope="module")
+def alone(inner: EmbeddedTransport) -> Alone:
+    """Asks one query, by itself."""
+    index = Client(inner, timeout_s=30).index("library")
+    return lambda query: index.search(query, 5)
 
 
 def same(found: scannery.Hits, expected: scannery.Hits) -> bool:
@@ -136,7 +145,7 @@ def test_the_first_go_straight_out_and_the_others_wait_for_one_to_return() -> No
     assert [caller.leads for caller in callers] == [True] * FEW + [False] * 5
     assert firsts == [False] * FEW + [True] + [False] * 4
     other = Caller()
-    gathering.enter(("other", *KIND[1:]), other)  # type: ignore[arg-type]
+    gathering.enter(("other", *KIND[1:]), other)
     assert other.leads
     gathering.leave(KIND)
     leader, *rest = callers[FEW:]
@@ -213,16 +222,16 @@ def test_only_what_asks_for_the_same_shares_a_call() -> None:
     ):
         assert kind_of(search("library", query, 10).request, 5.0) is None
     kinds = [
-        kind_of(search(index, QUERIES[0][:size], k, min_sequence=sequence, **options).request, timeout_s)
-        for index, size, k, sequence, options, timeout_s in [
-            ("library", 16, 10, 0, {}, 5.0),
-            ("flat", 16, 10, 0, {}, 5.0),
-            ("library", 15, 10, 0, {}, 5.0),
-            ("library", 16, 9, 0, {}, 5.0),
-            ("library", 16, 10, 1, {}, 5.0),
-            ("library", 16, 10, 0, {"where": {"year": 1}}, 5.0),
-            ("library", 16, 10, 0, {"where": {"year": 2}}, 5.0),
-            ("library", 16, 10, 0, {}, 4.0),
+        kind_of(search(index, QUERIES[0][:size], k, min_sequence=sequence, where=where).request, timeout_s)
+        for index, size, k, sequence, where, timeout_s in [
+            ("library", 16, 10, 0, None, 5.0),
+            ("flat", 16, 10, 0, None, 5.0),
+            ("library", 15, 10, 0, None, 5.0),
+            ("library", 16, 9, 0, None, 5.0),
+            ("library", 16, 10, 1, None, 5.0),
+            ("library", 16, 10, 0, {"year": 1}, 5.0),
+            ("library", 16, 10, 0, {"year": 2}, 5.0),
+            ("library", 16, 10, 0, None, 4.0),
         ]
     ]
     assert None not in kinds
@@ -234,16 +243,16 @@ def test_only_what_asks_for_the_same_shares_a_call() -> None:
 # Through a gate: what waits is known
 
 
-def test_those_who_wait_share_one_call_and_each_gets_its_own_hits(gate: Gate, library: Path) -> None:
+def test_those_who_wait_share_one_call_and_each_gets_its_own_hits(gate: Gate, alone: Alone) -> None:
     with ThreadPoolExecutor(CALLERS) as pool:
         futures = gathered(gate, pool, list(QUERIES))
         gate.open.set()
         for query, future in zip(QUERIES, futures, strict=True):
-            assert same(future.result(20), alone(library, query))
+            assert same(future.result(20), alone(query))
     assert gate.sizes == [1, CALLERS - 1]
 
 
-def test_the_error_of_one_is_nobody_elses(gate: Gate, library: Path) -> None:
+def test_the_error_of_one_is_nobody_elses(gate: Gate, alone: Alone) -> None:
     queries = list(QUERIES[:8])
     queries[3] = np.full(DIMENSIONS, np.nan, np.float32)
     with ThreadPoolExecutor(8) as pool:
@@ -255,7 +264,7 @@ def test_the_error_of_one_is_nobody_elses(gate: Gate, library: Path) -> None:
                     future.result(20)
                 assert caught.value.field == "query"
             else:
-                assert same(future.result(20), alone(library, queries[number]))
+                assert same(future.result(20), alone(queries[number]))
 
 
 def test_what_is_wrong_with_the_server_is_told_to_each(gate: Gate) -> None:
@@ -274,7 +283,7 @@ def test_what_is_wrong_with_the_server_is_told_to_each(gate: Gate) -> None:
     assert len({id(error) for error in errors}) == len(errors)
 
 
-def test_a_leader_that_breaks_off_leaves_nobody_behind(gate: Gate, library: Path) -> None:
+def test_a_leader_that_breaks_off_leaves_nobody_behind(gate: Gate, alone: Alone) -> None:
     def fails(path: str) -> None:
         if path.endswith("Many"):
             raise KeyboardInterrupt
@@ -286,11 +295,11 @@ def test_a_leader_that_breaks_off_leaves_nobody_behind(gate: Gate, library: Path
         failed = [future.exception(20) for future in futures]
     assert [type(error) for error in failed if error] == [KeyboardInterrupt]
     for query, future in zip(QUERIES, futures, strict=False):
-        assert future.exception() or same(future.result(), alone(library, query))
+        assert future.exception() or same(future.result(), alone(query))
 
 
 def test_a_caller_that_is_interrupted_while_it_waits_leaves_nobody_behind(
-    gate: Gate, library: Path, monkeypatch: pytest.MonkeyPatch
+    gate: Gate, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     awaited = _Thread.awaited
 
@@ -308,7 +317,7 @@ def test_a_caller_that_is_interrupted_while_it_waits_leaves_nobody_behind(
         failed = [future.exception(20) for future in futures]
     assert [type(error) for error in failed if error] == [KeyboardInterrupt]
     for query, future in zip(QUERIES, futures, strict=False):
-        assert future.exception() or same(future.result(), alone(library, query))
+        assert future.exception() or same(future.result(), alone(query))
 
 
 def test_a_deadline_passes_while_its_caller_waits(gate: Gate) -> None:
@@ -330,9 +339,21 @@ def test_a_deadline_passes_while_its_caller_waits(gate: Gate) -> None:
     assert client._gathered._gathering._groups == {}
 
 
-def test_a_slow_call_holds_up_nobody(library: Path) -> None:
+def test_a_few_callers_have_calls_of_their_own(inner: EmbeddedTransport) -> None:
+    gate = Gate(inner)
+    gate.open.set()
+    index = Client(gate, timeout_s=20, coalesce=True).index("library")
+    with ThreadPoolExecutor(FEW) as pool:
+        for callers in range(1, FEW + 1):
+            gate.sizes.clear()
+            for _ in range(20):
+                assert all(pool.map(lambda query: index.search(query, 5), QUERIES[:callers]))
+            assert gate.sizes == [1] * (20 * callers)
+
+
+def test_a_slow_call_holds_up_nobody(inner: EmbeddedTransport) -> None:
     """With the real window: those who wait for a call that does not return go without it."""
-    gate = Gate(library)
+    gate = Gate(inner)
     gate.closed_to = FEW
     client = Client(gate, timeout_s=20, coalesce=True)
     index = client.index("library")
@@ -347,7 +368,6 @@ def test_a_slow_call_holds_up_nobody(library: Path) -> None:
         gate.open.set()
         for future in slow:
             assert len(future.result(10)) == 5
-    gate.close()
 
 
 # Over the wire
@@ -379,7 +399,7 @@ def calls_of(server: Server, method: str) -> int:
     return sum(sum(counts[1:]) for labels, counts in series.items() if labels.split("\x1f")[0] == method)
 
 
-async def test_every_one_of_many_coroutines_gets_its_own_answer(server: Server, library: Path) -> None:
+async def test_every_one_of_many_coroutines_gets_its_own_answer(server: Server, alone: Alone) -> None:
     async with scannery.aio.connect(server.address) as client:
         index = client.index("library")
         bad = np.full(DIMENSIONS, np.inf, np.float32)
@@ -397,18 +417,18 @@ async def test_every_one_of_many_coroutines_gets_its_own_answer(server: Server, 
         )
     assert isinstance(answers.pop(), scannery.InvalidArgumentError)
     for query, answer in zip(QUERIES, answers, strict=True):
-        assert same(answer, alone(library, query))  # type: ignore[arg-type]  # no error
+        assert same(answer, alone(query))  # type: ignore[arg-type]  # no error
     assert all(isinstance(answer, asyncio.CancelledError) for answer in rest[::2])
     assert all(map(same, rest[1::2], answers[1::2]))  # type: ignore[arg-type]
     assert {type(answer) for answer in late} <= {scannery.DeadlineExceededError, scannery.Hits}
 
 
-def test_a_restart_is_not_seen_by_those_who_share_calls(library: Path) -> None:
+def test_a_restart_is_not_seen_by_those_who_share_calls(library: Path, alone: Alone) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     config = ServerConfig(store=str(library), listen=address, drain_s=5)
-    expected = [hit.id for hit in alone(library, QUERIES[0])]
+    expected = [hit.id for hit in alone(QUERIES[0])]
     done, wrong, answered = threading.Event(), list[object](), [0] * 8
 
     def ask(number: int) -> None:

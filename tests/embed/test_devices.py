@@ -195,6 +195,18 @@ def test_an_unfaithful_type_is_not_taken(monkeypatch: pytest.MonkeyPatch, minilm
     assert Encoder.load(minilm_folder, device="cpu", dtype="bfloat16").dtype == "bfloat16"
 
 
+def test_bfloat16_does_without_a_layout_where_the_processor_has_none(
+    minilm: Encoder, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: object) -> None:
+        raise RuntimeError("bf16 path needs the cpu support avx512bw")
+
+    monkeypatch.setattr("scannery.embed.precision.prepack_linears", refused)
+    encoder = Encoder.load(minilm_folder, device="cpu", dtype="bfloat16")
+    assert encoder.dtype == "bfloat16"
+    assert cosines(encoder.encode_documents(["a b"]), minilm.encode_documents(["a b"])).min() > 0.999
+
+
 def test_bfloat16_is_faithful_on_the_real_model(minilm: Encoder, minilm_folder: Path) -> None:
     texts = ["", "one", *(f"Passage {n} is about {'volcanoes and ' * n} dogs." for n in range(60))]
     fast = Encoder.load(minilm_folder, device="cpu", dtype="bfloat16")

@@ -29,6 +29,7 @@ print(Encoder.load(sys.argv[1], device="cpu").encode_queries(["one"]).shape, "tr
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the notes, in a cache of its own."""
     monkeypatch.setenv("SCANNERY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("SCANNERY_LEAN", raising=False)
     return tmp_path / "cache" / "lean"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -87,3 +88,13 @@ def test_a_folder_that_is_taken_at_once_is_not_used(place: Path, monkeypatch: py
     with scratch_folder("a") as folder:
         assert tries[1:] == [folder]
         assert folder.exists()
+
+
+def test_a_file_system_without_locks_serves_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    with scratch_folder("a") as folder:
+        assert list(place.iterdir()) == [folder]
+    assert list(place.iterdir()) == []

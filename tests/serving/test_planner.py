@@ -163,8 +163,9 @@ def test_recall_holds_and_no_hit_is_missing(segment: Segment, plan: Plan, mask: 
         if matches:
             right = truth(segment, query_D[None], mask_N)[:, :matches]
             recalls.append(recall_by_score(found.scores_QK[:, :matches], right)[0])
-    # ScaNN builds a somewhat different tree each time: of twelve, the mean was 0.977, the standard deviation 0.013.
-    assert not recalls or np.mean(recalls) >= TARGET - 0.05
+    # ScaNN builds a somewhat different tree each time: of twelve, the mean was 0.977, the standard deviation 0.013; for
+    # the worst of these cases 0.963 and 0.016. A plan that loses what it should not is far below: 0.7 was seen.
+    assert not recalls or np.mean(recalls) >= TARGET - 0.08
 
 
 def test_a_query_unlike_all_data_is_answered_too(segment: Segment) -> None:

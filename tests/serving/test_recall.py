@@ -29,12 +29,12 @@ def test_it_looks_at_one_of_the_queries_of_a_call(asked: str) -> None:
     sampler = RecallSampler(
         look, ServerMetrics(), share=0.3, busy=lambda: False, random=lambda: 0.5, pause_s=0.001
     )
-    calls = {
-        "single": search("i", VECTORS[2], 3, where={"a": 1}),
-        "matrix": search_many("i", VECTORS, 3, where={"a": 1}),
-        "list": search_many("i", list(VECTORS), 3, where={"a": 1}),
-    }
-    sampler.offer(calls[asked].request)
+    single = search("i", VECTORS[2], 3, where={"a": 1}).request
+    if asked == "single":
+        sampler.offer(single)
+    else:
+        queries = VECTORS if asked == "matrix" else list(VECTORS)
+        sampler.offer(search_many("i", queries, 3, where={"a": 1}).request)
     if asked == "single":
         # 0.5 is not below a share of 0.3; of four queries, one is drawn four times as often.
         with pytest.raises(queue.Empty):
@@ -42,7 +42,7 @@ def test_it_looks_at_one_of_the_queries_of_a_call(asked: str) -> None:
     else:
         found = looked.get(timeout=10)
         assert (found.index, found.options.k) == ("i", 3)
-        assert found.options.where == calls["single"].request.options.where
+        assert found.options.where == single.options.where
         assert found.query.vector.packed == VECTORS[2].tobytes()
     sampler.close()
 

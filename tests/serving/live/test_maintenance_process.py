@@ -51,8 +51,8 @@ def started(store: Path, temporary: Path, program: Sequence[str]) -> subprocess.
 def test_it_seals_and_says_nothing(tmp_path: Path) -> None:
     store = written(tmp_path)
     process = started(store, tmp_path / "tmp", ["-m", PROGRAM])
-    assert process.communicate(timeout=120) == ("", None)
-    assert process.returncode == 0
+    output, _ = process.communicate(timeout=120)
+    assert (process.returncode, output) == (0, "")
     assert list_versions(Store.open(store), "live") == [1, 2]
     assert not list((tmp_path / "tmp").glob("scannery-*"))
 
