@@ -11,7 +11,7 @@ import numpy as np
 
 from scannery.indexer.spec import Distance
 
-__all__ = ["NO_ROW", "all_scores", "best_k", "exact_search", "unit_length"]
+__all__ = ["NO_ROW", "all_scores", "best_k", "exact_search", "search_ready", "unit_length"]
 
 NO_ROW = -1
 """Row number where there are fewer than k hits; its score is minus infinity."""
@@ -33,6 +33,18 @@ def unit_length(vectors_ND: np.ndarray) -> np.ndarray:
     # float64: the square of a component of 1e15 must not overflow on its way to the sum.
     norms_N1 = np.sqrt(np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64))[:, None]
     return (vectors_ND / np.where(norms_N1 == 0, 1, norms_N1)).astype(np.float32)
+
+
+def search_ready(queries_QD: np.ndarray, distance: Distance) -> np.ndarray:
+    """Return queries as segments search them: contiguous, float32, scaled to length 1 for cosine."""
+    queries_QD = np.ascontiguousarray(queries_QD, np.float32)
+    if distance != "cosine":
+        return queries_QD
+    from scannery.indexer import kernels  # compiles on import: only where it is needed
+
+    units_QD = np.empty_like(queries_QD)
+    kernels.unit_vectors(queries_QD, units_QD)
+    return units_QD
 
 
 def exact_search(
