@@ -117,7 +117,7 @@ class Hydrator:
         return [hit.datapoint for hit in HitList.FromString(written.whole()).hits]
 
     def _put(self, whole: Ranking) -> tuple[np.ndarray, np.ndarray]:
-        """Return all hits on the wire, and where each of them starts: int64 (H,)."""
+        """Return what `_put_one` does, of any number of segments."""
         scores_SH = _scores(whole)
         if len(self._segments) == 1:
             return self._put_one(0, whole.rows, scores_SH)
@@ -126,7 +126,7 @@ class Hydrator:
             places_P = np.flatnonzero(whole.segments == number)
             part_SP = np.ascontiguousarray(scores_SH[:, places_P])
             part_B, starts_P = self._put_one(number, whole.rows[places_P], part_SP)
-            sizes_H[places_P] = np.diff(starts_P, append=len(part_B))
+            sizes_H[places_P] = np.diff(starts_P, append=starts_P[0] + len(part_B))
             parts.append((part_B, starts_P, places_P))
         ends_H = np.cumsum(sizes_H)
         out_B = np.empty(ends_H[-1], np.uint8)
@@ -137,7 +137,7 @@ class Hydrator:
     def _put_one(
         self, number: int, rows_H: np.ndarray, scores_SH: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return hits of one segment on the wire, and where each of them starts."""
+        """Return hits of one segment on the wire, and where each of them starts in a buffer that ends with them."""
         layout, rows_H = self._layout(number, rows_H)
         starts_H = np.empty(len(rows_H), np.int64)
         size = SPARE_BYTES + 2 * self._hit_bytes * len(rows_H)
@@ -149,21 +149,21 @@ class Hydrator:
                 size *= 2
                 continue
             self._hit_bytes = (size - first) // max(len(rows_H), 1)
-            starts_H -= first
             return out_B[first:], starts_H
 
     def _layout(self, number: int, rows: np.ndarray) -> tuple[_Layout, np.ndarray]:
         """Return where the fields of a segment lie, and the number that each row has there."""
-        segment = self._segments[number]
-        if not segment.records.in_one_piece:
-            # More than 2 GB of text: Arrow holds it in pieces, and so the rows wanted are put into one first.
-            few, vectors_ND = Records.of(segment.take(rows)), segment.vectors(rows)
-            vectors_ND.setflags(write=False)
-            return self._laid_out(few, vectors_ND), np.arange(len(rows))
         layout = self._layouts.get(number)
-        if layout is None:
+        if layout is not None:
+            return layout, rows
+        segment = self._segments[number]
+        if segment.records.in_one_piece:
             layout = self._layouts[number] = self._laid_out(segment.records, segment.given_ND)
-        return layout, rows
+            return layout, rows
+        # More than 2 GB of text: Arrow holds it in pieces, and so the rows wanted are put into one first.
+        few, vectors_ND = Records.of(segment.take(rows)), segment.vectors(rows)
+        vectors_ND.setflags(write=False)
+        return self._laid_out(few, vectors_ND), np.arange(len(rows))
 
     def _laid_out(self, records: Records, vectors_ND: np.ndarray) -> _Layout:
         heads, fields, attributes = bytearray(), self._fields, self._spec.attributes
@@ -238,11 +238,9 @@ class _Layout(NamedTuple):
 
 def _bounds(data_B: np.ndarray, starts_H: np.ndarray, ends_Q: np.ndarray) -> np.ndarray:
     """Return where the hits of each query start, and at last where those of the last one end: int64 (Q + 1,)."""
-    bounds_L = np.zeros(len(ends_Q) + 1, np.int64)
-    inner_Q = ends_Q < len(starts_H)
-    bounds_L[1:][inner_Q] = starts_H[ends_Q[inner_Q]]
-    bounds_L[1:][~inner_Q] = len(data_B)
-    return bounds_L
+    first = starts_H[0] if len(starts_H) else 0
+    bounds_H = np.append(starts_H - first, len(data_B))
+    return bounds_H[np.concatenate([[0], ends_Q])]
 
 
 def _scores(whole: Ranking) -> np.ndarray:

@@ -274,13 +274,14 @@ def write_hits(
 def put_in_order(
     part_B: np.ndarray, starts_P: np.ndarray, places_P: np.ndarray, ends_H: np.ndarray, out_B: np.ndarray
 ) -> None:
-    """Copy the hits of one segment to where they belong among those of all; `part_B` ends with the last of them.
+    """Copy the hits of one segment, one behind the other in `part_B`, to where they belong among those of all.
 
-    They start at `starts_P`, are hits number `places_P`, and these end at `ends_H` in `out_B`.
+    They start at `starts_P`, the first of which is the start of `part_B`; they are hits number `places_P`, and these
+    end at `ends_H` in `out_B`.
     """
     for part in range(starts_P.shape[0]):
-        start = starts_P[part]
-        size = (starts_P[part + 1] if part + 1 < starts_P.shape[0] else part_B.shape[0]) - start
+        start = starts_P[part] - starts_P[0]
+        size = (starts_P[part + 1] - starts_P[0] if part + 1 < starts_P.shape[0] else part_B.shape[0]) - start
         end = ends_H[places_P[part]]
         for i in range(size):
             out_B[end - size + i] = part_B[start + i]
