@@ -213,6 +213,32 @@ def _put_field(
 
 
 @compiled
+def _fetch(
+    bytes_B: np.ndarray, ints_B: np.ndarray, columns_C7: np.ndarray, rows_H: np.ndarray, read_H: np.ndarray
+) -> None:
+    """Read something of each string of the hits, so that it is in the cache when it is written.
+
+    The rows lie anywhere. To read one from memory takes as long as to write it, but many can be read at once, as long
+    as none has to wait for what was read before. `read_H` (int64) is there so that all this is of use to somebody.
+    """
+    read_H[:] = 0
+    for hit in range(rows_H.shape[0]):
+        for column in range(columns_C7.shape[0]):
+            valid, offsets = columns_C7[column, _VALID], columns_C7[column, _OFFSETS]
+            if valid >= 0:
+                read_H[hit] += bytes_B[valid + (rows_H[hit] >> 3)]
+            if offsets >= 0:
+                read_H[hit] += ints_B[(offsets >> 2) + rows_H[hit]]
+    for hit in range(rows_H.shape[0]):
+        for column in range(columns_C7.shape[0]):
+            offsets, inner = columns_C7[column, _OFFSETS], columns_C7[column, _INNER]
+            if offsets >= 0 and inner < 0:
+                first = ints_B[(offsets >> 2) + rows_H[hit]]
+                if first < ints_B[(offsets >> 2) + rows_H[hit] + 1]:
+                    read_H[hit] += bytes_B[columns_C7[column, _VALUES] + first]
+
+
+@compiled
 def write_hits(
     bytes_B: np.ndarray,
     ints_B: np.ndarray,
@@ -247,6 +273,7 @@ def write_hits(
 
     """
     vector_bytes, bits_SH, at = vectors_NV.shape[1], scores_SH.view(np.uint32), out_B.shape[0]
+    _fetch(bytes_B, ints_B, columns_C7, rows_H, starts_H)
     for hit in range(rows_H.shape[0] - 1, -1, -1):
         row, end = rows_H[hit], at
         for group in range(groups_G7.shape[0]):
