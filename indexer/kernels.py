@@ -180,7 +180,7 @@ def nearest_rows(
     rows_K: np.ndarray,
     scores_K: np.ndarray,
 ) -> None:
-    """Write the best rows for a query to `rows_K` and `scores_K`, which come filled with "no row".
+    """Write the best rows for a query to `rows_K` and `scores_K`; where there are fewer, -1 and minus infinity.
 
     Rows are those given by number (`rows_R`), or, if there are none, those of a mask, or, if that is empty too, all.
     """
@@ -199,6 +199,8 @@ def nearest_rows(
             for component in range(query_D.shape[0]):
                 score += vectors_ND[row, component] * query_D[component]
         found = insert(rows_K, scores_K, found, row, score)
+    rows_K[found:] = -1
+    scores_K[found:] = -np.float32(np.inf)
 
 
 @partial(compiled, brief=True)

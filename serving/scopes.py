@@ -5,6 +5,7 @@ Shapes: Q queries, D dimensions, K hits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +66,7 @@ def scopes_of(snapshot: Snapshot, options: Options) -> list[Scope]:
 
 
 def _scopes(snapshot: Snapshot, options: Options) -> list[Scope]:
-    settings = snapshot.index.settings_for(options.target_recall)
+    knobs = snapshot.derived(options, _knobs)
     target = options.target_recall or snapshot.manifest.spec.target_recall
     scopes = []
     for number, (segment, alive) in enumerate(zip(snapshot.segments, snapshot.alive, strict=True)):
@@ -74,8 +75,13 @@ def _scopes(snapshot: Snapshot, options: Options) -> list[Scope]:
         if rows == segment.rows:
             allowed = None
         if rows:
-            knobs = (
-                None if options.exact else options.knobs.over(settings[number], options.k + options.offset)
-            )
-            scopes.append(Scope(number, segment, allowed, rows, knobs, target))
+            scopes.append(Scope(number, segment, allowed, rows, knobs[number], target))
     return scopes
+
+
+def _knobs(snapshot: Snapshot, options: Options) -> Sequence[SearchSettings | None]:
+    """Return ScaNN's knobs for each segment."""
+    if options.exact:
+        return [None] * len(snapshot.segments)
+    wanted = options.k + options.offset
+    return [options.knobs.over(tuned, wanted) for tuned in snapshot.index.settings_for(options.target_recall)]
