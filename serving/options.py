@@ -257,7 +257,9 @@ def _target_recall(message: pb.SearchOptions) -> float | None:
     if not message.HasField("target_recall"):
         return None
     if not 0.5 <= message.target_recall <= 0.999:
-        raise InvalidRequestError.at("target_recall", f"must be 0.5 to 0.999, got {message.target_recall:g}")
+        raise InvalidRequestError.at(
+            "target_recall", f"must be 0.5 to 0.999, got {message.target_recall:g}; `exact` finds all"
+        )
     return message.target_recall
 
 
