@@ -28,10 +28,12 @@ __all__ = ["Prepared"]
 
 
 class Prepared:
-    """Some options over one snapshot, ready for any number of requests. Safe to use from several threads."""
+    """Some options over one snapshot, ready for any number of requests. Safe to use from several threads.
+
+    A snapshot keeps these, and so they do not keep the snapshot: its memory goes with the last query on it.
+    """
 
     def __init__(self, snapshot: Snapshot, options: Options) -> None:
-        self.snapshot = snapshot
         self.options = options
         group_by = options.group_by if options.max_per_group is not None else None
         spec = snapshot.manifest.spec
@@ -43,11 +45,11 @@ class Prepared:
         self._hits = options.k + options.offset
         # What a filter leaves of many segments would be looked up here in vain, mostly.
         self._may_be_straight = options.one_look and (options.where is None or len(snapshot.segments) == 1)
-        self._scope = self._only_scope() if options.where is None else None
+        self._scope = self._only_scope(snapshot) if options.where is None else None
 
-    def straight(self, vectors_QD: np.ndarray, deadline: Deadline) -> Written | None:
+    def straight(self, snapshot: Snapshot, vectors_QD: np.ndarray, deadline: Deadline) -> Written | None:
         """Return the hits of some queries, ready to be searched, if that takes one look at one segment."""
-        scope = self._scope if self.options.where is None else self._only_scope()
+        scope = self._scope if self.options.where is None else self._only_scope(snapshot)
         if scope is None:
             return None
         deadline.check()
@@ -59,18 +61,21 @@ class Prepared:
             rows_QK, scores_QK = rows_QK[:, self.options.offset :], scores_QK[:, self.options.offset :]
         return self.hydrator.block(scope.number, rows_QK, scores_QK)
 
-    def answers(self, queries: Sequence[ByVector], deadline: Deadline) -> list[tuple[bytes, str]]:
+    def answers(
+        self, snapshot: Snapshot, queries: Sequence[ByVector], deadline: Deadline
+    ) -> list[tuple[bytes, str]]:
         """Return the hits of each query, on the wire, and the plan that found them."""
         vectors = [query.vector_D for query in queries]
-        written = self.straight(vectors[0][None] if len(vectors) == 1 else np.array(vectors), deadline)
+        vectors_QD = vectors[0][None] if len(vectors) == 1 else np.array(vectors)
+        written = self.straight(snapshot, vectors_QD, deadline)
         if written is None:
             paths = ["query"] * len(queries)
-            rankings = engine.search(self.snapshot, queries, self.options, deadline, paths=paths)
+            rankings = engine.search(snapshot, queries, self.options, deadline, paths=paths)
             written = self.hydrator.hits(rankings)
         plan = noted_plan()
         return [(hits, plan) for hits in written.lists()]
 
-    def _only_scope(self) -> Scope | None:
+    def _only_scope(self, snapshot: Snapshot) -> Scope | None:
         """Return the one segment to look at; None if there is none, or if it takes more."""
-        scopes = scopes_of(self.snapshot, self.options) if self._may_be_straight else []
+        scopes = scopes_of(snapshot, self.options) if self._may_be_straight else []
         return scopes[0] if len(scopes) == 1 else None

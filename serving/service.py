@@ -110,19 +110,22 @@ class Service(Methods):
         # Messages on the wire are joined by putting one behind the other.
         if isinstance(query, (ByVector, ByText)) and not tracing.recording():
             if options.plain:
-                return self._searched_together(prepared, query, deadline) + prepared.rest
+                return self._searched_together(snapshot, prepared, query, deadline) + prepared.rest
             if isinstance(query, ByVector):
-                written = prepared.straight(query.vector_D[None], deadline)
+                written = prepared.straight(snapshot, query.vector_D[None], deadline)
                 if written is not None:
                     return written.whole() + prepared.rest
-        return _searched(prepared, query, deadline) + prepared.rest
+        return _searched(snapshot, prepared, query, deadline) + prepared.rest
 
-    def _searched_together(self, prepared: Prepared, query: ByVector | ByText, deadline: Deadline) -> bytes:
+    def _searched_together(
+        self, snapshot: Snapshot, prepared: Prepared, query: ByVector | ByText, deadline: Deadline
+    ) -> bytes:
         """Return the hits of one query, on the wire; those who ask for the same meanwhile are answered with it."""
         if isinstance(query, ByText):
-            encoded_1D = prepared.snapshot.encoder.encode([query.text], path="query")
-            query = ByVector(search_ready(encoded_1D, prepared.snapshot.manifest.spec.distance)[0])
-        hits, plan = self._together.answer((prepared,), query, deadline, prepared.answers)
+            encoded_1D = snapshot.encoder.encode([query.text], path="query")
+            query = ByVector(search_ready(encoded_1D, snapshot.manifest.spec.distance)[0])
+        answers = partial(prepared.answers, snapshot)
+        hits, plan = self._together.answer((prepared,), query, deadline, answers)
         note_plan(plan, 0)
         return hits
 
@@ -138,11 +141,11 @@ class Service(Methods):
         with on_all_cores():
             written = None
             if isinstance(queries, Vectors) and not request.where_each and not tracing.recording():
-                written = prepared.straight(queries.vectors_QD, deadline)
+                written = prepared.straight(snapshot, queries.vectors_QD, deadline)
             if written is not None:
                 results = written.framed(_RESULTS)
             else:
-                results = _searched_by_filter(prepared, queries, filters, deadline)
+                results = _searched_by_filter(snapshot, prepared, queries, filters, deadline)
         return results + rest.SerializeToString()
 
     def stream_answer(
@@ -269,9 +272,9 @@ def _both(one: Node | None, other: Node | None) -> Node | None:
     return AllOf((one, other))
 
 
-def _searched(prepared: Prepared, query: Query, deadline: Deadline) -> bytes:
+def _searched(snapshot: Snapshot, prepared: Prepared, query: Query, deadline: Deadline) -> bytes:
     """Return the hits of any query, and how they were found if that is asked for, on the wire."""
-    snapshot, options = prepared.snapshot, prepared.options
+    options = prepared.options
     trace = Trace(1, wanted=options.explain)
     rankings = engine.search(snapshot, [query], options, deadline, paths=["query"], trace=trace)
     with trace.stage("hydrate"):
@@ -283,12 +286,14 @@ def _searched(prepared: Prepared, query: Query, deadline: Deadline) -> bytes:
 
 
 def _searched_by_filter(
-    prepared: Prepared, queries: Sequence[Query], filters: Sequence[Node | None], deadline: Deadline
+    snapshot: Snapshot,
+    prepared: Prepared,
+    queries: Sequence[Query],
+    filters: Sequence[Node | None],
+    deadline: Deadline,
 ) -> bytes:
     """Return the results of any queries on the wire; those that share a filter are searched together."""
-    rankings, explanations = _search_by_filter(
-        prepared.snapshot, queries, filters, prepared.options, deadline
-    )
+    rankings, explanations = _search_by_filter(snapshot, queries, filters, prepared.options, deadline)
     with span("scannery.hydrate"):
         written = prepared.hydrator.hits(rankings)
     if not prepared.options.explain:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,8 +70,8 @@ def test_the_straight_way_gives_the_answers_of_the_other(
     ways: list[bool] = []
     straight = Prepared.straight
 
-    def counted(prepared: Prepared, vectors_QD: np.ndarray, deadline: Deadline) -> Any:
-        written = straight(prepared, vectors_QD, deadline)
+    def counted(prepared: Prepared, *arguments: Any) -> Any:
+        written = straight(prepared, *arguments)
         ways.append(written is not None)
         return written
 
@@ -98,6 +101,19 @@ def test_equal_scores_come_by_id_on_the_straight_way(service: Service) -> None:
     hits = answer(service, QUERIES_QD[0], {"k": len(twins), "exact": True}).hits
     assert len({hit.score for hit in hits}) == 1
     assert [hit.datapoint.id for hit in hits] == twins
+
+
+def test_what_a_snapshot_keeps_does_not_keep_the_snapshot(service: Service) -> None:
+    request = search("one", QUERIES_QD[0], 10).request
+    snapshot = replace(service._catalog.snapshot("one"), _parsed={}, _derived={})
+    prepared = weakref.ref(snapshot.derived(snapshot.options(request.options), Prepared))
+    assert prepared() is not None
+    gc.disable()
+    try:
+        del snapshot
+        assert prepared() is None, "it would wait for the collector, with all rows that were written"
+    finally:
+        gc.enable()
 
 
 def test_a_deadline_that_passed_ends_it(service: Service) -> None:
