@@ -238,7 +238,7 @@ def unit_vectors(vectors_QD: np.ndarray, units_QD: np.ndarray) -> bool:
         total = np.float64(0)
         for component in range(vectors_QD.shape[1]):
             total += np.float64(vectors_QD[query, component]) * np.float64(vectors_QD[query, component])
-        valid = valid and 0 < total < 1e30
+        valid = valid and bool(0 < total < 1e30)
         length = np.sqrt(total) if total > 0 else np.float64(1)
         for component in range(vectors_QD.shape[1]):
             units_QD[query, component] = vectors_QD[query, component] / length

@@ -79,7 +79,7 @@ def _put_byte(out_B: np.ndarray, at: int, value: int) -> int:
 def _put_varint(out_B: np.ndarray, at: int, value: int) -> int:
     rest = np.uint64(value)  # negative numbers take all of their 64 bits
     if rest < np.uint64(128):  # as nearly all lengths of short strings are
-        return _put_byte(out_B, at, rest)
+        return _put_byte(out_B, at, value)
     size, more = 1, rest >> np.uint64(7)
     while more > np.uint64(0):
         size, more = size + 1, more >> np.uint64(7)
@@ -272,7 +272,8 @@ def write_hits(
         BufferError: there is not room enough.
 
     """
-    vector_bytes, bits_SH, at = vectors_NV.shape[1], scores_SH.view(np.uint32), out_B.shape[0]
+    vector_bytes, bits_SH = vectors_NV.shape[1], scores_SH.view(np.uint32)
+    at: int = out_B.shape[0]
     _fetch(bytes_B, ints_B, columns_C7, rows_H, starts_H)
     for hit in range(rows_H.shape[0] - 1, -1, -1):
         row, end = rows_H[hit], at
@@ -320,7 +321,7 @@ def frame_lists(tag: int, data_B: np.ndarray, bounds_L: np.ndarray, out_B: np.nd
 
     `out_B` has ROOM_BYTES for each of them besides. Returns where the first starts.
     """
-    at = out_B.shape[0]
+    at: int = out_B.shape[0]
     for number in range(bounds_L.shape[0] - 2, -1, -1):
         end, start, size = at, bounds_L[number], bounds_L[number + 1] - bounds_L[number]
         for i in range(size):

@@ -100,6 +100,24 @@ def test_output_has_no_control_characters_of_the_data(capsys: pytest.CaptureFixt
     assert "\x07" not in output
 
 
+def test_hits_show_what_they_are_ordered_by(capsys: pytest.CaptureFixture[str]) -> None:
+    from scannery.cli.output import print_hits
+
+    sides = {"dense_score": 0.25, "lexical_score": 7.5}
+    hits = [
+        Hit(id="a", document_id="a", score=0.5, rerank_score=0.75),
+        Hit(id="b", document_id="b", score=0.016, **sides),
+        Hit(id="c", document_id="c", score=1.0),
+    ]
+    print_hits(Hits(hits))
+    first = [line for line in capsys.readouterr().out.splitlines() if line[0].isdigit()]
+    assert first == [
+        "1. 0.5000 (rerank 0.7500)  a",
+        "2. 0.0160 (dense 0.2500, lexical 7.5000)  b",
+        "3. 1.0000  c",
+    ]
+
+
 def test_no_hits_are_said(capsys: pytest.CaptureFixture[str], library: Path) -> None:
     arguments = ("search", "-i", "library", "-s", str(library), "--vector", VECTOR, "--where", '{"year": 1}')
     assert run(capsys, *arguments) == (0, "No hits.\n", "")
