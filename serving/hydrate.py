@@ -240,7 +240,8 @@ def _bounds(data_B: np.ndarray, starts_H: np.ndarray, ends_Q: np.ndarray) -> np.
     """Return where the hits of each query start, and at last where those of the last one end: int64 (Q + 1,)."""
     first = starts_H[0] if len(starts_H) else 0
     bounds_H = np.append(starts_H - first, len(data_B))
-    return bounds_H[np.concatenate([[0], ends_Q])]
+    bounds_L: np.ndarray = bounds_H[np.concatenate([[0], ends_Q])]
+    return bounds_L
 
 
 def _scores(whole: Ranking) -> np.ndarray:

@@ -246,12 +246,14 @@ def _checked(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
     if len(vector_D) == manifest.dimensions:
         ready_1D = _ready(vector_D[None], distance)
         if ready_1D is not None:
-            return ready_1D[0]
+            ready_D: np.ndarray = ready_1D[0]
+            return ready_D
     try:
         checked_D = vector_value(vector_D, manifest.dimensions, field=path, distance=distance)
     except InvalidRecordError as error:
         raise InvalidRequestError(error.message, field=path) from error
-    return search_ready(checked_D[None], distance)[0]
+    ready_D = search_ready(checked_D[None], distance)[0]
+    return ready_D
 
 
 def _ready(vectors_QD: np.ndarray, distance: Distance) -> np.ndarray | None:
