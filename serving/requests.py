@@ -243,16 +243,14 @@ def _packed(data: bytes) -> np.ndarray:
 def _checked(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
     """Return a vector as it is searched; InvalidRequestError if it is none of the index."""
     distance = manifest.spec.distance
-    if len(vector_D) == manifest.dimensions:
-        ready_1D = _ready(vector_D[None], distance)
-        if ready_1D is not None:
-            ready_D: np.ndarray = ready_1D[0]
-            return ready_D
-    try:
-        checked_D = vector_value(vector_D, manifest.dimensions, field=path, distance=distance)
-    except InvalidRecordError as error:
-        raise InvalidRequestError(error.message, field=path) from error
-    ready_D = search_ready(checked_D[None], distance)[0]
+    ready_1D = _ready(vector_D[None], distance) if len(vector_D) == manifest.dimensions else None
+    if ready_1D is None:
+        try:
+            checked_D = vector_value(vector_D, manifest.dimensions, field=path, distance=distance)
+        except InvalidRecordError as error:
+            raise InvalidRequestError(error.message, field=path) from error
+        ready_1D = search_ready(checked_D[None], distance)
+    ready_D: np.ndarray = ready_1D[0]
     return ready_D
 
 
