@@ -96,13 +96,13 @@ def bench_serve(
     index: IndexOption,
     rate: Annotated[
         list[float] | None,
-        typer.Option(help="Requests per second; several are tried one after the other [default: a ramp]."),
+        typer.Option(help="Requests per second; several are tried one after the other (default: a ramp)."),
     ] = None,
     seconds: Annotated[float, typer.Option(help="How long each rate is kept up.", min=0.5)] = 10.0,
     k: Annotated[int, typer.Option("-k", help="Hits wanted.")] = 10,
     processes: Annotated[int, typer.Option(help="Processes that send.", min=1, max=64)] = 2,
     queries: Annotated[
-        Path | None, typer.Option(help="File with a text query per line [default: random vectors].")
+        Path | None, typer.Option(help="File with a text query per line (default: random vectors).")
     ] = None,
     timeout: Annotated[float, typer.Option(help="A request fails after so many seconds.")] = 10.0,
     as_json: JsonOption = False,

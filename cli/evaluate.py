@@ -46,7 +46,7 @@ def evaluate(
     mode: Annotated[
         str | None,
         typer.Option(
-            "--mode", "-m", help="Comma-separated: dense, lexical, hybrid [default: all there are]."
+            "--mode", "-m", help="Comma-separated: dense, lexical, hybrid (default: all there are)."
         ),
     ] = None,
     k: Annotated[int, typer.Option("-k", help="Hits per query, and the k of recall@k.")] = 100,

@@ -28,13 +28,13 @@ def create(
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="read, write or admin: what it allows; may be given several times [default: read]."
+            help="read, write or admin: what it allows; may be given several times (default: read)."
         ),
     ] = None,
     index: Annotated[
         list[str] | None, typer.Option(help="The only index it is for; may be given several times.")
     ] = None,
-    days: Annotated[float | None, typer.Option(help="How long it is good [default: until revoked].")] = None,
+    days: Annotated[float | None, typer.Option(help="How long it is good (default: until revoked).")] = None,
 ) -> None:
     """Make a key and print it; the file gets only its hash, so it cannot be shown again."""
     from scannery.serving.security import KeyFile

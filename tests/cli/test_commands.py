@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from scannery.cli.errors import EXIT_CODES, exit_code, one_line
 from scannery.cli.main import main
@@ -273,3 +274,16 @@ def test_the_table_names_errors_that_exist() -> None:
 def test_what_nobody_expected_is_named_by_its_type() -> None:
     assert exit_code(KeyError("x")) == 5
     assert one_line(ZeroDivisionError("a\nb")) == "ZeroDivisionError: a b"
+
+
+def test_help_is_shown_as_it_is_written() -> None:
+    """Rich takes what stands in square brackets for markup, and leaves it out."""
+    from scannery.cli.main import app
+
+    pages: list[Any] = [typer.main.get_command(app)]
+    for page in pages:
+        pages.extend(getattr(page, "commands", {}).values())
+        assert "[" not in (page.help or ""), page.name
+        for parameter in page.params:
+            assert "[" not in (getattr(parameter, "help", None) or ""), (page.name, parameter.name)
+    assert len(pages) > 20
