@@ -17,7 +17,7 @@ import scannery
 from benchmarks.live_setup import BATCH, K, milliseconds, publish, random_vectors, serving, spec_of
 from benchmarks.report import table
 from scannery.indexer import Store, list_versions, rollback
-from scannery.serving.live.maintenance import bounds, locked
+from scannery.serving.live.maintenance import PROGRAM, bounds, locked
 
 __all__ = ["measure_queries"]
 
@@ -81,7 +81,7 @@ def measure_queries(folder: Path) -> None:
 def _nicely(task: str, folder: Path) -> None:
     # The very process that a server starts.
     with locked(folder / "store", "queries", "seal"):
-        command = ["-m", "scannery.serving.live.maintenance", task, "queries"]
+        command = ["-m", PROGRAM, task, "queries"]
         places = ["--store", str(folder / "store"), "--log", str(folder / "store"), "--lock", "0"]
         environment = (
             os.environ | bounds() | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -49,14 +49,15 @@ def vectors(store: str, name: str, seconds: float) -> None:
     with (
         served(store, "--workers", "auto") as (pid, address, _),
         served(store) as (single_pid, single_address, _),
-        scannery.connect(address, channels=CALLERS) as client,
-        scannery.connect(single_address, channels=CALLERS) as single,
+        scannery.connect(address, channels=CALLERS, coalesce=False) as client,
+        scannery.connect(single_address, channels=CALLERS, coalesce=False) as single,
+        scannery.connect(address, channels=CALLERS) as sharing,
     ):
         index = client.index(name)
         recall = recall_of(index, vectors_ND, queries_QD)
         print(f"{len(vectors_ND):,} × {vectors_ND.shape[1]}, recall@{K} {recall:.3f}\n")
         servers = {"a worker per core": (pid, index), "one worker": (single_pid, single.index(name))}
-        print(_calls(servers, opened, queries_QD, seconds), flush=True)
+        print(_calls(servers, (pid, sharing.index(name)), opened, queries_QD, seconds), flush=True)
         print(
             "\n"
             + _batches({label: asked for label, (_, asked) in servers.items()}, opened, queries_QD, seconds)
@@ -90,14 +91,18 @@ def recall_of(index: Index, vectors_ND: np.ndarray, queries_QD: np.ndarray) -> f
 
 
 def _calls(
-    servers: dict[str, tuple[int, Index]], opened: OpenIndex, queries_QD: np.ndarray, seconds: float
+    servers: dict[str, tuple[int, Index]],
+    sharing: tuple[int, Index],
+    opened: OpenIndex,
+    queries_QD: np.ndarray,
+    seconds: float,
 ) -> str:
     """Return a table of single calls, of a handler that does nothing, and of the search alone; they take turns."""
     pid, index = servers["a worker per core"]
     with (
         tempfile.NamedTemporaryFile() as answer,
         _empty(index, queries_QD, Path(answer.name)) as (empty_pid, address, _),
-        scannery.connect(address, channels=CALLERS) as client,
+        scannery.connect(address, channels=CALLERS, coalesce=False) as client,
     ):
         empty = client.index(index.name)
         cases: dict[str, tuple[int, Index, list[str] | None, int]] = {
@@ -108,23 +113,28 @@ def _calls(
             for callers in (CALLERS, 1):
                 cases[f"{label}, {callers} callers"] = (process, asked, [], callers)
         cases[f"a worker per core, {CALLERS} callers, all fields"] = (pid, index, None, CALLERS)
+        for callers in (1, 2, CALLERS, 4 * CALLERS):
+            cases[f"a worker per core, {callers} callers who share calls"] = (*sharing, [], callers)
         spent: dict[str, list[float]] = {label: [] for label in (*cases, "search alone")}
+        own: dict[str, list[float]] = {label: [] for label in cases}
         figures: dict[str, list[Sequence[float]]] = {label: [] for label in cases}
         for _ in range(ROUNDS):
             spent["search alone"].append(_alone_us(opened, queries_QD))
             for label, (process, asked, fields, callers) in cases.items():
                 ask = unary(asked, queries_QD, fields)
                 throughput(ask, callers, 0.2)
-                before_s = cpu_s(process)
+                before_s, own_s = cpu_s(process), time.process_time()
                 rate, latencies = throughput(ask, callers, seconds)
                 spent[label].append((cpu_s(process) - before_s) / len(latencies) * 1e6)
+                own[label].append((time.process_time() - own_s) / len(latencies) * 1e6)
                 figures[label].append((rate, *(np.quantile(latencies, (0.5, 0.99)) * 1000)))
     rows: list[Sequence[object]] = []
     for label, values in figures.items():
         rate, p50, p99 = np.median(values, axis=0)
-        rows.append((label, f"{rate:.0f}", f"{p50:.1f}", f"{p99:.1f}", f"{median(spent[label]):.0f}"))
-    rows.append(("one search in process, one thread", "", "", "", f"{median(spent['search alone']):.0f}"))
-    shown = table(("", "queries/s", "p50 ms", "p99 ms", "CPU µs/query"), rows)
+        cpu = (f"{median(spent[label]):.0f}", f"{median(own[label]):.0f}")
+        rows.append((label, f"{rate:.0f}", f"{p50:.1f}", f"{p99:.1f}", *cpu))
+    rows.append(("one search in process, one thread", "", "", "", f"{median(spent['search alone']):.0f}", ""))
+    shown = table(("", "queries/s", "p50 ms", "p99 ms", "server CPU µs/query", "client CPU"), rows)
     for label in servers:
         for callers in (CALLERS, 1):
             rounds = zip(
@@ -184,7 +194,8 @@ def texts(store: str, name: str, seconds: float) -> None:
     rates: dict[str, list[float]] = {label: [] for label in ("one", "many", "cached", "vector")}
     halves: dict[str, list[float]] = {"alone": [], "one": []}
     _, queries_QD = queries_of(opened)
-    with served(store) as (_, address, _), scannery.connect(address) as client:
+    # Texts go over the wire one by one, and so do the vectors that they are compared with.
+    with served(store) as (_, address, _), scannery.connect(address, coalesce=False) as client:
         index = client.index(name)
 
         def ask(number: int) -> None:
@@ -228,7 +239,7 @@ def workers(store: str, name: str, seconds: float) -> None:
     for count in ("1", "2"):
         with (
             served(store, "--workers", count) as (pid, address, _),
-            scannery.connect(address, channels=8) as client,
+            scannery.connect(address, channels=8, coalesce=False) as client,
         ):
             ask = unary(client.index(name), queries_QD, [])
             rate = median(throughput(ask, CALLERS, seconds)[0] for _ in range(ROUNDS))

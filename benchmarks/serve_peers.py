@@ -27,6 +27,7 @@ from benchmarks.peer_databases import Pgvector
 from benchmarks.query import Collection
 from benchmarks.report import environment, table
 from benchmarks.serve_load import CALLERS, ROUNDS, K, queries_of, served, throughput
+from scannery.client import Index
 from scannery.indexer import Store, exact_search, open_index
 
 TARGET = 0.95
@@ -138,25 +139,38 @@ def milvus(vectors_ND: np.ndarray) -> Iterator[Callable[[int, int], Ask]]:
 def ours(
     store: str, name: str, vectors_ND: np.ndarray, queries_QD: np.ndarray, seconds: float
 ) -> Iterator[list[object]]:
-    """Yield the rows of Scannery: as it is tuned, for queries that are harder than these, and with a knob turned."""
+    """Yield the rows of Scannery: as it is tuned, for queries that are harder than these, and with a knob turned.
+
+    Each with callers that share calls, as the SDK has it by default, and with a call for each query. Callers can share
+    calls because they are threads of one process with one client, as all callers here are.
+    """
     true_QK = exact_search(vectors_ND, queries_QD, K, "dot")[1]
     with (
         served(store, "--workers", "auto") as (_, address, _),
-        scannery.connect(address, channels=CALLERS) as client,
+        scannery.connect(address, channels=CALLERS) as sharing,
+        scannery.connect(address, channels=CALLERS, coalesce=False) as single,
     ):
-        index = client.index(name)
         for efforts in ((None,), (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)):
             for leaves in efforts:
-                found = index.search_many(queries_QD, K, fields=[], leaves=leaves)
+                found = sharing.index(name).search_many(queries_QD, K, fields=[], leaves=leaves)
                 recall = _recall(np.array([[hit.score for hit in hits] for hits in found]), true_QK)
                 if recall >= TARGET:
                     break
-
-            def ask(number: int, leaves: int | None = leaves) -> object:
-                return index.search(queries_QD[number % len(queries_QD)], K, fields=[], leaves=leaves)
-
+            asked = [_ids_of(client.index(name), queries_QD, leaves) for client in (sharing, single)]
             knob = f"leaves {leaves}" if leaves else "as tuned"
-            yield ["scannery", knob, f"{recall:.3f}", *_rates(ask, seconds)]
+            for label, figures in zip(("shared calls", "a call each"), _rates(asked, seconds), strict=True):
+                yield ["scannery", f"{knob}, {label}", f"{recall:.3f}", *figures]
+
+
+def _ids_of(index: Index, queries_QD: np.ndarray, leaves: int | None) -> Callable[[int], object]:
+    """Return what asks one query, by number, and reads the ids, as the peers are asked."""
+
+    def ask(number: int) -> object:
+        return [
+            hit.id for hit in index.search(queries_QD[number % len(queries_QD)], K, fields=[], leaves=leaves)
+        ]
+
+    return ask
 
 
 def measured(
@@ -179,18 +193,20 @@ def measured(
         def asked(number: int) -> object:
             return callers[number % CALLERS](queries_QD[number % len(queries_QD)])
 
-        return [label, f"ef {effort}", f"{recall:.3f}", *_rates(asked, seconds)]
+        return [label, f"ef {effort}", f"{recall:.3f}", *_rates([asked], seconds)[0]]
 
 
-def _rates(ask: Callable[[int], object], seconds: float) -> tuple[str, str]:
-    """Return queries per second and p50 in ms, of 8 callers."""
-    rates, halves = [], []
-    throughput(ask, CALLERS, 0.5)
+def _rates(asks: Sequence[Callable[[int], object]], seconds: float) -> list[tuple[str, str]]:
+    """Return queries per second and p50 in ms, of 8 callers, of each; they take turns."""
+    rates: list[list[float]] = [[] for _ in asks]
+    halves: list[list[float]] = [[] for _ in asks]
     for _ in range(ROUNDS):
-        rate, latencies = throughput(ask, CALLERS, seconds)
-        rates.append(rate)
-        halves.append(1000 * median(latencies))
-    return f"{median(rates):.0f}", f"{median(halves):.1f}"
+        for number, ask in enumerate(asks):
+            throughput(ask, CALLERS, 0.5)
+            rate, latencies = throughput(ask, CALLERS, seconds)
+            rates[number].append(rate)
+            halves[number].append(1000 * median(latencies))
+    return [(f"{median(rate):.0f}", f"{median(half):.1f}") for rate, half in zip(rates, halves, strict=True)]
 
 
 def _recall(scores_QK: np.ndarray, true_QK: np.ndarray) -> float:

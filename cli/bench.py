@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from scannery.cli.options import IndexOption, JsonOption, remote_options
-from scannery.cli.output import print_json
+from scannery.cli.output import console, print_json
 
 __all__ = ["Latencies", "Step", "bench_app", "run_step"]
 
@@ -96,13 +95,13 @@ def bench_serve(
     index: IndexOption,
     rate: Annotated[
         list[float] | None,
-        typer.Option(help="Requests per second; several are tried one after the other (default: a ramp)."),
+        typer.Option(help="Requests per second; several are tried one after the other. Default: a ramp."),
     ] = None,
     seconds: Annotated[float, typer.Option(help="How long each rate is kept up.", min=0.5)] = 10.0,
     k: Annotated[int, typer.Option("-k", help="Hits wanted.")] = 10,
     processes: Annotated[int, typer.Option(help="Processes that send.", min=1, max=64)] = 2,
     queries: Annotated[
-        Path | None, typer.Option(help="File with a text query per line (default: random vectors).")
+        Path | None, typer.Option(help="File with a text query per line. Default: random vectors.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="A request fails after so many seconds.")] = 10.0,
     as_json: JsonOption = False,
@@ -199,6 +198,7 @@ async def _sending(
     queries = _queries(asked, number)
     options = remote_options()
     options["retries"] = False  # refusals and failures are what is measured
+    options["coalesce"] = False  # and each request by itself
     async with aio.connect(target, timeout_s=timeout_s, **options) as client:
         handle = client.index(index)
         await handle.search(queries[0], k)  # connections are made before the clock runs
@@ -259,4 +259,4 @@ def _print(steps: Sequence[Step]) -> None:
             *(f"{row[name]:g}" for name in ("p50_ms", "p90_ms", "p99_ms", "p99.9_ms")),
             ", ".join(f"{count} {name}" for name, count in step.failed.items()) or "0",
         )
-    Console(highlight=False).print(table)
+    console().print(table)

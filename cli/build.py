@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
-from scannery.cli.output import size_text
+from scannery.cli.output import console, size_text
 from scannery.cli.progress import stage_bar
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _deletes(values: Sequence[str]) -> list[str]:
             continue
         try:
             text = Path(value[1:]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
             raise typer.BadParameter(f"--delete: cannot read {value[1:]}: {error}") from error
         ids += [line for line in text.split("\n") if line.strip()]
     return [value.rstrip("\r") for value in ids]
@@ -147,37 +147,39 @@ def quiet_beam() -> Iterator[None]:
 
 
 def _print(report: BuildReport, store: str) -> None:
-    console = Console(highlight=False)
+    out = console()
     if report.up_to_date:
-        console.print(f"[green]✓[/green] {report.index} is already up to date: version {report.version}")
+        out.print(f"[green]✓[/green] {report.index} is already up to date: version {report.version}")
     else:
-        console.print(f"[green]✓[/green] {report.index}: version {report.version}")
+        out.print(f"[green]✓[/green] {report.index}: version {report.version}")
     for label, text in _facts(report):
-        console.print(f"[bold]{label:<12}[/bold]{text}", soft_wrap=True)
+        out.print(f"[bold]{label:<12}[/bold]{text}", soft_wrap=True)
     if report.dead:
-        console.print(f"[yellow]![/yellow] {report.dead:,} records were refused:")
+        out.print(f"[yellow]![/yellow] {report.dead:,} records were refused:")
         for reason, count in sorted(report.dead_letters.items(), key=lambda item: -item[1]):
-            console.print(f"    {count:>8,}  {reason}")
-        console.print(f"    see {report.store}/{report.dead_letters_key}", soft_wrap=True)
+            out.print(f"    {count:>8,}  {reason}")
+        out.print(f"    see {escape(report.store)}/{report.dead_letters_key}", soft_wrap=True)
         for category, count in sorted(report.record_errors.items(), key=lambda item: -item[1]):
-            console.print(f"    {count:>8,}  {category} for the managed service")
+            out.print(f"    {count:>8,}  {category} for the managed service")
     if report.ignored:
         names = ", ".join(f"{name} ({count:,})" for name, count in report.ignored.items())
-        console.print(f"[yellow]![/yellow] left out, as the spec does not name it: {names}", soft_wrap=True)
+        out.print(
+            f"[yellow]![/yellow] left out, as the spec does not name it: {escape(names)}", soft_wrap=True
+        )
     if report.not_in_input and report.files:
-        console.print(
+        out.print(
             f"[yellow]![/yellow] {report.not_in_input:,} documents of the index are not in this input and were kept; "
             "--full removes them",
             soft_wrap=True,
         )
     if not report.recall_reached:
-        console.print(
+        out.print(
             f"[yellow]![/yellow] recall target {report.target_recall} not reached: {report.recall:.3f}; "
             "the best setting is used (`scann` in the spec has parameters to try)",
             soft_wrap=True,
         )
     if not report.up_to_date:
-        console.print(
+        out.print(
             f'Next: scannery search "…" --index {report.index} --store {store}', soft_wrap=True, markup=False
         )
 

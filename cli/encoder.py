@@ -53,7 +53,7 @@ def encoder(
     given = dict(locals())
     from scannery.serving import EncoderConfig, serve_encoders
 
-    options.logs_as(json=log_json)
+    options.become_server(log_json)
     config = EncoderConfig(
         store=store,
         indexes=tuple(index or ()),

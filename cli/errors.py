@@ -6,13 +6,15 @@
 | 1 | done, and the answer is no: a check that found damage, a build that indexed nothing |
 | 2 | wrong usage or bad input; trying again will not help |
 | 3 | not found: store, index, datapoint, model, input file |
-| 4 | not now: no server there, no answer in time, overload, another writer was faster, the store cannot be reached |
+| 4 | not now: no server there, no answer in time, overload, a faster writer, no store within reach, a full disk |
 | 5 | something is damaged or has a defect |
 | 6 | not allowed |
 | 130 | interrupted |
 """
 
 from __future__ import annotations
+
+import errno
 
 __all__ = ["EXIT_CODES", "INTERRUPTED", "NO", "UNEXPECTED", "exit_code", "is_expected", "one_line"]
 
@@ -40,6 +42,7 @@ EXIT_CODES: dict[str, int] = {
     "scannery.indexer.errors.NotFoundError": NOT_FOUND,
     "scannery.indexer.errors.AlreadyExistsError": NOT_NOW,
     "scannery.indexer.errors.StoreError": NOT_NOW,
+    "scannery.indexer.errors.StoreUriError": USAGE,
     "scannery.serving.errors.ServingError": DEFECT,
     "scannery.serving.errors.InvalidRequestError": USAGE,
     "scannery.serving.errors.ConfigError": USAGE,
@@ -74,23 +77,41 @@ EXIT_CODES: dict[str, int] = {
     "scannery.pipelines.errors.NothingToIndexError": NO,
     "scannery.pipelines.errors.TooManyDeadLettersError": NO,
     "builtins.KeyboardInterrupt": INTERRUPTED,
+    # Of files that the user named, or of the machine.
+    "builtins.FileNotFoundError": NOT_FOUND,
+    "builtins.IsADirectoryError": USAGE,
+    "builtins.NotADirectoryError": USAGE,
+    "builtins.PermissionError": NOT_ALLOWED,
+    "builtins.UnicodeDecodeError": USAGE,
 }
 
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code for an error."""
+    if _is_of_the_disk(error):
+        return NOT_NOW
     return next((EXIT_CODES[name] for name in _names(error) if name in EXIT_CODES), UNEXPECTED)
 
 
 def is_expected(error: BaseException) -> bool:
     """Return whether the error's own text says all there is to say."""
-    return any(name in EXIT_CODES for name in _names(error))
+    return any(name in EXIT_CODES for name in _names(error)) or _is_of_the_disk(error)
 
 
 def one_line(error: BaseException) -> str:
     """Return the message of an error on one line; with its type where that is news."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(_text(error).split()) or type(error).__name__
     return text if is_expected(error) else f"{type(error).__name__}: {text}"
+
+
+def _is_of_the_disk(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _names(error: BaseException) -> list[str]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from scannery.cli.options import (
@@ -20,7 +19,7 @@ from scannery.cli.options import (
     connected,
     parsed_json,
 )
-from scannery.cli.output import print_json
+from scannery.cli.output import console, print_json
 from scannery.client import Fusion, Index, Mode
 
 if TYPE_CHECKING:
@@ -45,9 +44,7 @@ def evaluate(
     store: StoreOption = None,
     mode: Annotated[
         str | None,
-        typer.Option(
-            "--mode", "-m", help="Comma-separated: dense, lexical, hybrid (default: all there are)."
-        ),
+        typer.Option("--mode", "-m", help="Comma-separated: dense, lexical, hybrid. Default: all there are."),
     ] = None,
     k: Annotated[int, typer.Option("-k", help="Hits per query, and the k of recall@k.")] = 100,
     alpha: Annotated[float | None, typer.Option(help="Hybrid: weight of the dense side.")] = None,
@@ -225,21 +222,17 @@ def _print_evaluation(results: Sequence[Evaluation], texts: dict[str, str], diff
     for result in results:
         cells = [f"{i.mean:.4f} ({i.low:.3f}–{i.high:.3f})" for i in result.means.values()]
         table.add_row(result.name, *cells, f"{result.seconds:.1f}")
-    console = Console()
-    console.print(table)
+    out = console()
+    out.print(table)
     if left_out := len(texts) - count:
-        console.print(f"Left out, without a relevant document: {left_out}")
+        out.print(f"Left out, without a relevant document: {left_out}")
     for one, other in _pairs(results):
         items = largest_differences(one, other, differences)
         if items:
-            console.print(f"\nMost different {MAIN_METRIC}, {one.name} against {other.name}:")
+            out.print(f"\nMost different {MAIN_METRIC}, {one.name} against {other.name}:")
         for item in items:
             text = "".join(char if char.isprintable() else " " for char in texts[item.query_id])
-            console.print(
-                f"  {item.one:.3f}  {item.other:.3f}  {item.query_id}: {text:.100}",
-                markup=False,
-                highlight=False,
-            )
+            out.print(f"  {item.one:.3f}  {item.other:.3f}  {item.query_id}: {text:.100}", markup=False)
 
 
 def _print_recall(report: RecallReport, *, sampled: bool) -> None:

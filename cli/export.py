@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from scannery.cli.output import console, size_text
 from scannery.cli.progress import counting_bar
 
 if TYPE_CHECKING:
@@ -54,16 +54,16 @@ def export(
 
 
 def _print(report: ExportReport) -> None:
-    console = Console(highlight=False)
+    out = console()
     without = "" if report.vectors else " without vectors"
-    console.print(
+    out.print(
         f"[green]✓[/green] {report.index}, version {report.version}: {report.rows:,} datapoints{without} in "
-        f"{len(report.files)} file(s), {report.size_bytes / 2**20:,.1f} MiB, {report.seconds:.1f} s",
+        f"{len(report.files)} file(s), {size_text(report.size_bytes)}, {report.seconds:.1f} s",
         soft_wrap=True,
     )
     if report.spec is not None and report.files and report.files[0].name.startswith("part-"):
         folder = report.output.rstrip("/")
-        console.print(
+        out.print(
             f"Next: scannery build {folder}/_spec.yaml --input {folder} --store …",
             soft_wrap=True,
             markup=False,

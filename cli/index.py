@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from scannery.cli.build import quiet_beam
 from scannery.cli.errors import NO
 from scannery.cli.index_show import documents_of, print_version, time_text
-from scannery.cli.output import print_json, size_text
+from scannery.cli.output import console, print_json, size_text
 from scannery.cli.plots import plot_curves
 from scannery.cli.progress import counting_bar, stage_bar
 from scannery.indexer import (
@@ -37,8 +37,6 @@ NameArgument = Annotated[str, typer.Argument(metavar="INDEX", help="Name of the 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
 VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Default: the current one.")]
 
-_console = Console()
-
 
 @index_app.command("list")
 def list_command(store: StoreOption, as_json: JsonOption = False) -> None:
@@ -59,7 +57,7 @@ def list_command(store: StoreOption, as_json: JsonOption = False) -> None:
             size_text(manifest.size_bytes),
             time_text(manifest),
         )
-    _console.print(table if manifests else f"There is no index in {store}.")
+    console().print(table if manifests else f"There is no index in {escape(store)}.")
 
 
 @index_app.command("show")
@@ -80,7 +78,7 @@ def show_command(
     if as_json:
         typer.echo(manifest.to_json().decode(), nl=False)
         return
-    print_version(_console, opened, manifest, current=version is None)
+    print_version(console(), opened, manifest, current=version is None)
 
 
 @index_app.command("versions")
@@ -103,7 +101,7 @@ def versions_command(name: NameArgument, store: StoreOption, as_json: JsonOption
             f"{manifest.recall.measured:.3f}" if manifest.recall else "",
             time_text(manifest),
         )
-    _console.print(table)
+    console().print(table)
 
 
 @index_app.command("verify")
@@ -116,15 +114,14 @@ def verify_command(
     if as_json:
         print_json({**report.__dict__})
     for problem in report.problems if not as_json else ():
-        _console.print(f"[red]✗[/red] {problem}", highlight=False)
+        console().print(f"[red]✗[/red] {escape(problem)}", soft_wrap=True)
     if report.problems:
         raise typer.Exit(NO)
     if not as_json:
         recall = "" if report.recall is None else f", recall@10 {report.recall:.3f} on a sample"
-        _console.print(
+        console().print(
             f"[green]✓[/green] version {report.version} of {name}: {report.segments} segments, "
             f"{report.rows:,} datapoints{recall}",
-            highlight=False,
         )
 
 
@@ -140,7 +137,7 @@ def rollback_command(
     if as_json:
         print_json(_summary(manifest))
     else:
-        _console.print(f"{name} is at version {manifest.version}, which has the content of version {to}.")
+        console().print(f"{name} is at version {manifest.version}, which has the content of version {to}.")
 
 
 @index_app.command("gc")
@@ -165,15 +162,14 @@ def gc_command(
         return
     verb = "Would remove" if dry_run else "Removed"
     files = len(report.segments) + len(report.deletes) + len(report.embeddings)
-    _console.print(
+    console().print(
         f"{verb} {len(report.versions)} version(s), {files} file(s) of them, and {len(report.records)} record(s) and "
         f"{len(report.scratch)} remnant(s) of builds: {size_text(report.freed_bytes)}.",
-        highlight=False,
         soft_wrap=True,
     )
     if report.leased:
         numbers = ", ".join(map(str, report.leased))
-        _console.print(f"Kept, since servers have them open: version(s) {numbers}.", highlight=False)
+        console().print(f"Kept, since servers have them open: version(s) {numbers}.")
 
 
 @index_app.command("compact")
@@ -202,7 +198,7 @@ def compact_command(
         else f"{name} is at version {report.version}: {report.segments_before} segments became {report.segments}, "
         f"{size_text(report.size_bytes_before)} became {size_text(report.size_bytes)}, in {report.seconds:.1f} s."
     )
-    _console.print(text, highlight=False)
+    console().print(text)
 
 
 @index_app.command("schema")

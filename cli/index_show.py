@@ -8,6 +8,7 @@ from datetime import timezone
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from scannery.cli.output import size_text
@@ -53,7 +54,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "documents", _documents_text(manifest)
     yield "datapoints", f"{manifest.rows:,} in {manifest.shards} shard(s), {size_text(manifest.size_bytes)}"
     yield "vectors", f"{manifest.dimensions} dimensions, {manifest.spec.distance}"
-    yield "encoder", encoder.model if encoder else "none: the source has vectors"
+    yield "encoder", escape(encoder.model) if encoder else "none: the source has vectors"
     yield "attributes", ", ".join(f"{k}: {v}" for k, v in manifest.spec.attributes.items()) or "none"
     recall = manifest.recall
     if recall is None:
@@ -83,7 +84,6 @@ def _print_live(console: Console, store: Store, manifest: Manifest) -> None:
         console.print(
             f"live updates: {status.mutations:,} mutations, up to {status.sequence:,}, wait in the log "
             f"({size_text(status.size_bytes)}) to be sealed; {status.merges} merge(s) due",
-            highlight=False,
         )
 
 
@@ -154,4 +154,4 @@ def _print_rows(console: Console, rows: Iterator[tuple[str, str]]) -> None:
     grid = Table.grid(padding=(0, 2))
     for label, text in rows:
         grid.add_row(f"[bold]{label}[/bold]", text)
-    console.print(grid, highlight=False)
+    console.print(grid)

@@ -6,11 +6,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from scannery.cli.options import JsonOption
-from scannery.cli.output import print_json
+from scannery.cli.output import console, print_json
 
 __all__ = ["keys_app"]
 
@@ -27,14 +26,12 @@ def create(
     file: FileOption,
     scope: Annotated[
         list[str] | None,
-        typer.Option(
-            help="read, write or admin: what it allows; may be given several times (default: read)."
-        ),
+        typer.Option(help="read, write or admin: what it allows; may be given several times. Default: read."),
     ] = None,
     index: Annotated[
         list[str] | None, typer.Option(help="The only index it is for; may be given several times.")
     ] = None,
-    days: Annotated[float | None, typer.Option(help="How long it is good (default: until revoked).")] = None,
+    days: Annotated[float | None, typer.Option(help="How long it is good. Default: until revoked.")] = None,
 ) -> None:
     """Make a key and print it; the file gets only its hash, so it cannot be shown again."""
     from scannery.serving.security import KeyFile
@@ -61,7 +58,7 @@ def list_(file: FileOption, as_json: JsonOption = False) -> None:
             key.id, key.name, " ".join(key.scopes), " ".join(key.indexes) or "all", key.created_at,
             key.expires_at or "never",
         )  # fmt: skip
-    Console(highlight=False).print(table)
+    console().print(table)
 
 
 @keys_app.command(no_args_is_help=True)

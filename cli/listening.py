@@ -28,7 +28,7 @@ __all__ = [
     "TlsKeyOption",
     "WorkersOption",
     "announce",
-    "logs_as",
+    "become_server",
     "security",
     "worker_count",
 ]
@@ -97,10 +97,13 @@ def security(**given: Any) -> SecurityConfig:
     )
 
 
-def logs_as(json: bool) -> None:
-    """Log what a server does: tools say only what goes wrong."""
+def become_server(log_json: bool) -> None:
+    """Log what happens (tools say only what goes wrong), and have room for many connections."""
+    from scannery.serving.processes import allow_open_files
+
+    allow_open_files()
     logging.getLogger("scannery").setLevel(logging.INFO)
-    if json:
+    if log_json:
         from scannery.serving.logs import JsonFormatter
 
         for handler in logging.getLogger().handlers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +12,7 @@ import typer
 
 from scannery.cli.index import JsonOption, NameArgument, StoreOption, index_app
 from scannery.cli.output import print_json, size_text
-from scannery.indexer import Store, read_manifest
+from scannery.indexer import AlreadyExistsError, Store, read_manifest
 
 __all__ = ["index_app"]
 
@@ -81,7 +83,8 @@ def snapshot_command(
     """Copy an index, with its live updates, to another store; it may be served and written to meanwhile."""
     from scannery.serving.live.backup import snapshot
 
-    report = snapshot(Store.open(store), name, Store.open(to, create=True), log_root=log)
+    with _taken_is_usage("--to"):
+        report = snapshot(Store.open(store), name, Store.open(to, create=True), log_root=log)
     if as_json:
         print_json(asdict(report))
     else:
@@ -102,7 +105,8 @@ def restore_command(
     """Copy an index back from a snapshot, into a store that does not have it."""
     from scannery.serving.live.backup import restore
 
-    report = restore(Store.open(backup), name, Store.open(store, create=True), log_root=log)
+    with _taken_is_usage("--store"):
+        report = restore(Store.open(backup), name, Store.open(store, create=True), log_root=log)
     if as_json:
         print_json(asdict(report))
     else:
@@ -110,6 +114,15 @@ def restore_command(
             f"Restored version {report.version} of {name} and its mutations up to {report.sequence}: "
             f"{report.files} files, {size_text(report.size_bytes)}."
         )
+
+
+@contextmanager
+def _taken_is_usage(option: str) -> Iterator[None]:
+    # Elsewhere it means that another writer was faster, and that trying again helps.
+    try:
+        yield
+    except AlreadyExistsError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def _log_root(store: Store, log: Path | None) -> Path:

@@ -112,7 +112,8 @@ def run() -> NoReturn:
 def _failed(error: Exception, *, debug: bool) -> int:
     usage = getattr(error, "format_message", None)
     if usage is not None:  # a usage error; which class that is depends on the version of typer
-        typer.echo(f"error: {' '.join(usage().split())}{_help_hint(error)}", err=True)
+        if message := " ".join(usage().split()):  # without arguments the help is all there is to say
+            typer.echo(f"error: {message}{_help_hint(error)}", err=True)
         return 2
     if debug:
         traceback.print_exception(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.text import Text
 from scannery.client import Datapoint, Explanation, Hit, Hits
 
 __all__ = [
+    "console",
     "hit_json",
     "point_json",
     "print_explanation",
@@ -24,8 +26,19 @@ __all__ = [
     "size_text",
 ]
 
+WIDE = 200
+"""Columns where there is no terminal: a file or a pipe has room for whole names."""
+
 PASSAGE_LINES = 3
 """Lines of a passage in the table; `--json` and plain text have all of it."""
+
+
+def console() -> Console:
+    """Return where text for people goes: as wide as the terminal, and wide enough to cut nothing off elsewhere."""
+    found = Console(highlight=False)
+    if found.is_terminal or "COLUMNS" in os.environ:
+        return found
+    return Console(highlight=False, width=WIDE)
 
 
 def print_json(value: object) -> None:
@@ -63,11 +76,11 @@ def point_json(point: Datapoint) -> dict[str, Any]:
 
 def print_hits(hits: Hits) -> None:
     """Print hits for people: a table on a terminal, else a block of plain text for each."""
-    console = Console()
+    out = console()
     if not hits:
         typer.echo("No hits.")
-    elif console.is_terminal:
-        console.print(_table(hits))
+    elif out.is_terminal:
+        out.print(_table(hits, out.width))
     else:
         for rank, hit in enumerate(hits, 1):
             score, *sides = _scores(hit)
@@ -94,13 +107,13 @@ def print_points(points: Iterable[Datapoint]) -> None:
         typer.echo("\n   ".join(_lines(point)))
 
 
-def _table(hits: Hits) -> Table:
+def _table(hits: Hits, columns: int) -> Table:
     table = Table(show_lines=True, pad_edge=False)
     table.add_column("#", justify="right", no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
     table.add_column("from", ratio=2, overflow="fold")
     table.add_column("passage", ratio=3)
-    width = max(20, (Console().width - 16) * 3 // 5)
+    width = max(20, (columns - 16) * 3 // 5)
     for rank, hit in enumerate(hits, 1):
         source = Text(_heading(hit), style="bold")
         if details := _details(hit):

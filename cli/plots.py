@@ -15,7 +15,9 @@ def plot_curves(manifest: Manifest, path: Path) -> None:
     """Draw the recall curve of each ScaNN segment, with the target, to an image file.
 
     Raises:
-        typer.BadParameter: matplotlib is not installed, or every segment is searched exactly.
+        typer.BadParameter: matplotlib is not installed, every segment is searched exactly, or the file's ending is none
+            of an image.
+        OSError: the file cannot be written.
 
     """
     curves = [(entry.shard, entry.curve) for entry in manifest.segments if entry.curve]
@@ -42,4 +44,7 @@ def plot_curves(manifest: Manifest, path: Path) -> None:
         title=f"{manifest.index}, version {manifest.version}",
     )
     axes.legend(loc="lower right")
-    figure.savefig(path, dpi=130)
+    try:
+        figure.savefig(path, dpi=130)
+    except ValueError as error:  # an ending that it does not know
+        raise typer.BadParameter(str(error), param_hint="--plot") from error

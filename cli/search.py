@@ -37,10 +37,10 @@ def search(
     ] = None,
     mode: Annotated[Mode, typer.Option("--mode", "-m", help="By meaning, by words, or both.")] = "dense",
     alpha: Annotated[
-        float | None, typer.Option(help="Hybrid: weight of the dense side, 0 to 1 (default: 0.5).")
+        float | None, typer.Option(help="Hybrid: weight of the dense side, 0 to 1. Default: 0.5.")
     ] = None,
     fusion: Annotated[
-        Fusion | None, typer.Option(help="Hybrid: how two rankings become one (default: reciprocal_rank).")
+        Fusion | None, typer.Option(help="Hybrid: how two rankings become one. Default: reciprocal_rank.")
     ] = None,
     also: Annotated[
         list[str] | None,
@@ -64,12 +64,12 @@ def search(
         str | None,
         typer.Option(
             metavar="JSON",
-            help="Weights of what is asked together, in the order QUERY, --also, --like, --vector (default: equal).",
+            help="Weights of what is asked together, in the order QUERY, --also, --like, --vector. Default: equal.",
         ),
     ] = None,
     max_per_group: Annotated[int | None, typer.Option(help="At most so many hits per group.")] = None,
     group_by: Annotated[
-        str | None, typer.Option(help="Attribute that makes a group (default: document).")
+        str | None, typer.Option(help="Attribute that makes a group. Default: the document.")
     ] = None,
     offset: Annotated[int, typer.Option(help="Skip so many of the best hits.")] = 0,
     min_score: Annotated[float | None, typer.Option(help="Only hits with at least this score.")] = None,

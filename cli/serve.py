@@ -76,7 +76,7 @@ def serve(
     from scannery.serving import RemoteConfig, ServerConfig
     from scannery.serving import serve as run
 
-    options.logs_as(json=log_json)
+    options.become_server(log_json)
     if (encoder_key or encoder_ca) and not encoder:
         raise typer.BadParameter("--encoder-key and --encoder-ca need --encoder")
     config = ServerConfig(

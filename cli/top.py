@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import time
-import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+
+from scannery.cli.output import console
+from scannery.client import UnavailableError
 
 __all__ = ["Sample", "parse_metrics", "top", "view"]
 
@@ -34,9 +37,9 @@ def top(
 ) -> None:
     """Show requests per second, latencies, load, recall and memory of a server until Ctrl-C."""
     url = metrics if "://" in metrics else f"http://{metrics}/metrics"
-    console = Console(highlight=False)
+    out = console()
     before, started_s = _fetched(url), time.monotonic()
-    with Live(console=console, auto_refresh=False, transient=once) as live:
+    with Live(console=out, auto_refresh=False, transient=once) as live:
         while True:
             time.sleep(every)
             sample, now_s = _fetched(url), time.monotonic()
@@ -46,7 +49,7 @@ def top(
                 break
             before, started_s = sample, now_s
     if once:
-        console.print(shown)
+        out.print(shown)
 
 
 def parse_metrics(text: str) -> Sample:
@@ -163,5 +166,12 @@ def _fetched(url: str) -> Sample:
     try:
         with urllib.request.urlopen(url, timeout=10) as response:
             return parse_metrics(response.read().decode())
-    except (urllib.error.URLError, OSError) as error:
-        raise typer.BadParameter(f"no metrics at {url}: {getattr(error, 'reason', error)}") from error
+    except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+        raise UnavailableError(f"no metrics at {url}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, http.client.HTTPException | UnicodeDecodeError):
+        return "what answers there does not speak HTTP"
+    reason = getattr(error, "reason", error)
+    return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__

@@ -46,13 +46,18 @@ def upsert(
     with connected(target, store, timeout_s=timeout) as client:
         call = client.index(index).update if update else client.index(index).upsert
         lines = itertools.chain.from_iterable(map(_points, files))
-        while points := list(itertools.islice(lines, batch)):
+        while True:
+            asked = 0
             try:
+                points = list(itertools.islice(lines, batch))
+                asked = len(points)
+                if not points:
+                    break
                 done = call(points)
             except Exception:
-                typer.echo(
-                    f"{line} datapoints were written; these are {line + 1} to {line + len(points)}", err=True
-                )
+                these = f"; these are {line + 1} to {line + asked}" if asked else ""
+                if line or asked:
+                    typer.echo(f"{line} datapoints were written{these}", err=True)
                 raise
             written, sequence, line = written + done.written, done.sequence, line + len(points)
             if sys.stderr.isatty():

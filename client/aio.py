@@ -25,10 +25,12 @@ from scannery.client.calls import Call, TextKind, checked_timeout
 from scannery.client.connect import DEFAULT_TIMEOUT_S, checked_options, embedded_transport, remote_target
 from scannery.client.credentials import ConnectOptions
 from scannery.client.errors import ScanneryError
+from scannery.client.gathered import AsyncGatheredSearches
 from scannery.client.queries import Queries, QueryLike, SearchOptions
 from scannery.client.results import BulkWritten, Datapoint, Deleted, EncoderInfo, Hits, IndexInfo, Written
 from scannery.client.transport import AsyncTransport, GrpcAioTransport, ThreadTransport
 from scannery.client.writes import NewDatapoint, Update
+from scannery.v1.search_pb2 import SearchRequest, SearchResponse
 
 __all__ = ["AsyncClient", "AsyncIndex", "connect"]
 
@@ -44,21 +46,20 @@ def connect(
     """Return an asynchronous client; see `scannery.connect`."""
     timeout_s = checked_timeout(timeout_s)
     remote = remote_target(target)
-    credentials, channels, retries = checked_options(remote, **options)
-    transport: AsyncTransport = (
-        GrpcAioTransport(remote, credentials, channels=channels, retries=retries)
-        if remote
-        else ThreadTransport(embedded_transport(target))
-    )
-    return AsyncClient(transport, timeout_s=timeout_s)
+    credentials, how = checked_options(remote, **options)
+    if remote is None:
+        return AsyncClient(ThreadTransport(embedded_transport(target)), timeout_s=timeout_s)
+    transport = GrpcAioTransport(remote, credentials, channels=how.channels, retries=how.retries)
+    return AsyncClient(transport, timeout_s=timeout_s, coalesce=how.coalesce)
 
 
 class AsyncClient:
     """See `scannery.Client`. Belongs to the event loop of its first call."""
 
-    def __init__(self, transport: AsyncTransport, *, timeout_s: float) -> None:
+    def __init__(self, transport: AsyncTransport, *, timeout_s: float, coalesce: bool = False) -> None:
         self._transport = transport
         self._timeout_s = timeout_s
+        self._gathered = AsyncGatheredSearches(transport) if coalesce else None
         self._sequences: dict[str, int] = {}
 
     def index(self, name: str) -> AsyncIndex:
@@ -114,6 +115,11 @@ class AsyncClient:
         self._sequences[index] = max(self._sequences.get(index, 0), done.sequence)
         return done
 
+    async def _search(self, call: Call[SearchRequest, SearchResponse, Hits]) -> Hits:
+        if self._gathered is None:
+            return await self._run(call)
+        return await self._gathered.search(call.request, call.timeout_s or self._timeout_s)
+
     async def _run(self, call: Call[RequestT, ResponseT, ResultT]) -> ResultT:
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         return call.parse(await self._transport.call(call.method, call.request, timeout_s))
@@ -128,7 +134,7 @@ class AsyncIndex:
 
     async def search(self, query: QueryLike, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
         """Return the k best datapoints for a query, best first; see `scannery.Index.search`."""
-        return await self._client._run(calls.search(self.name, query, k, **self._fresh(options)))
+        return await self._client._search(calls.search(self.name, query, k, **self._fresh(options)))
 
     async def search_many(
         self, queries: Queries, k: int = 10, **options: Unpack[SearchOptions]

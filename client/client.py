@@ -22,10 +22,12 @@ from scannery.client.bulk import (
 from scannery.client.bulk_writes import write_batches, write_each
 from scannery.client.calls import Call, TextKind
 from scannery.client.errors import ScanneryError
+from scannery.client.gathered import GatheredSearches
 from scannery.client.queries import Queries, QueryLike, SearchOptions
 from scannery.client.results import BulkWritten, Datapoint, Deleted, EncoderInfo, Hits, IndexInfo, Written
 from scannery.client.transport import Transport
 from scannery.client.writes import NewDatapoint, Update
+from scannery.v1.search_pb2 import SearchRequest, SearchResponse
 
 __all__ = ["Client", "Index"]
 
@@ -41,9 +43,10 @@ class Client:
     Safe to use from several threads. A context manager: leaving it closes the client.
     """
 
-    def __init__(self, transport: Transport, *, timeout_s: float) -> None:
+    def __init__(self, transport: Transport, *, timeout_s: float, coalesce: bool = False) -> None:
         self._transport = transport
         self._timeout_s = timeout_s
+        self._gathered = GatheredSearches(transport) if coalesce else None
         self._sequences: dict[str, int] = {}
 
     def index(self, name: str) -> Index:
@@ -99,6 +102,11 @@ class Client:
         self._sequences[index] = max(self._sequences.get(index, 0), done.sequence)
         return done
 
+    def _search(self, call: Call[SearchRequest, SearchResponse, Hits]) -> Hits:
+        if self._gathered is None:
+            return self._run(call)
+        return self._gathered.search(call.request, call.timeout_s or self._timeout_s)
+
     def _run(self, call: Call[RequestT, ResponseT, ResultT]) -> ResultT:
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         return call.parse(self._transport.call(call.method, call.request, timeout_s))
@@ -120,7 +128,7 @@ class Index:
             options: see `SearchOptions`.
 
         """
-        return self._client._run(calls.search(self.name, query, k, **self._fresh(options)))
+        return self._client._search(calls.search(self.name, query, k, **self._fresh(options)))
 
     def search_many(self, queries: Queries, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
         """Return the hits of each query, in their order; far cheaper than one call each. At most 1,000 queries."""

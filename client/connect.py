@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import Unpack
 
@@ -46,19 +46,30 @@ def connect(
     """
     timeout_s = checked_timeout(timeout_s)
     remote = remote_target(target)
-    credentials, channels, retries = checked_options(remote, **options)
-    transport: Transport = (
-        GrpcTransport(remote, credentials, channels=channels, retries=retries)
-        if remote
-        else embedded_transport(target)
-    )
-    return Client(transport, timeout_s=timeout_s)
+    credentials, how = checked_options(remote, **options)
+    if remote is None:
+        return Client(embedded_transport(target), timeout_s=timeout_s)
+    transport = GrpcTransport(remote, credentials, channels=how.channels, retries=how.retries)
+    return Client(transport, timeout_s=timeout_s, coalesce=how.coalesce)
+
+
+class HowToCall(NamedTuple):
+    """How calls of a server are made; see `ConnectOptions`."""
+
+    channels: int
+    retries: bool
+    coalesce: bool
 
 
 def checked_options(
-    target: str | None, *, channels: int = CHANNELS, retries: bool = True, **options: Any
-) -> tuple[Credentials, int, bool]:
-    """Return the credentials, the number of channels and whether to try again; `target` is None for a store.
+    target: str | None,
+    *,
+    channels: int = CHANNELS,
+    retries: bool = True,
+    coalesce: bool = True,
+    **options: Any,
+) -> tuple[Credentials, HowToCall]:
+    """Return the credentials, and how to call; `target` is None for a store.
 
     Raises:
         InvalidArgumentError: an option is wrong, a file cannot be read, or a store was given credentials.
@@ -74,7 +85,7 @@ def checked_options(
     if target is not None:
         # A file that cannot be read shows here, not at the first call.
         credentials.channel_credentials(target)
-    return credentials, channels, bool(retries)
+    return credentials, HowToCall(channels, bool(retries), bool(coalesce))
 
 
 def remote_target(target: str | Path) -> str | None:

@@ -39,6 +39,9 @@ class ConnectOptions(TypedDict, total=False):
     """Connections; each is one worker of the server. Default: 4."""
     retries: bool
     """False: a call fails at its first failure, for example to measure how often that is. Default: True."""
+    coalesce: bool
+    """False: every search is a call of its own. By default, searches by vector that wait for each other anyway share
+    one; see the documentation of the SDK."""
 
 
 @dataclass(frozen=True, kw_only=True)

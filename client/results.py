@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
 
 from scannery.client.errors import ScanneryError
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
@@ -30,6 +31,7 @@ __all__ = [
     "SegmentInfo",
     "SegmentPlan",
     "Written",
+    "parse_found",
     "parse_get",
     "parse_hits",
     "parse_index",
@@ -64,6 +66,18 @@ class Datapoint:
     """Sequence of the mutation that wrote it; 0 where it came from a build."""
     vector: np.ndarray | None = field(default=None, compare=False, repr=False)
     """float32 `(dimensions,)`, read-only; only if asked for. Not part of the comparison of two objects."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Answers set what they carry, and no more: to set all fields would take longer than everything else.
+            if name == "attributes":
+                object.__setattr__(self, name, {})
+                return self.attributes
+            try:
+                return _DEFAULTS[name]
+            except KeyError:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,19 +260,32 @@ class IndexInfo:
     """Empty in a list of indexes."""
 
 
+PointT = TypeVar("PointT", bound=Datapoint)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+
+
 def parse_hits(response: search_pb2.SearchResponse) -> Hits:
     """Return the hits of a response."""
-    return _hits(response, response.version, response.sequence)
+    return parse_found(response, response.version, response.sequence)
+
+
+def parse_found(message: search_pb2.SearchResponse | search_pb2.HitList, version: int, sequence: int) -> Hits:
+    """Return the hits of one query, and the snapshot that answered it."""
+    hits = Hits(map(_hit, message.hits))
+    hits.version, hits.sequence = version, sequence
+    if message.HasField("explanation"):
+        hits.explanation = _explanation(message.explanation)
+    return hits
 
 
 def parse_many(response: search_pb2.SearchManyResponse) -> list[Hits]:
     """Return the hits of each query of a response."""
-    return [_hits(result, response.version, response.sequence) for result in response.results]
+    return [parse_found(result, response.version, response.sequence) for result in response.results]
 
 
 def parse_get(ids: Iterable[str], response: search_pb2.GetResponse) -> list[Datapoint | None]:
     """Return one datapoint per id, None where there is none."""
-    found = {point.id: Datapoint(**_fields(point)) for point in response.datapoints}
+    found = {point.id: _datapoint(point) for point in response.datapoints}
     return [found.get(identifier) for identifier in ids]
 
 
@@ -322,14 +349,6 @@ _DISTANCES: dict[int, Literal["cosine", "dot", "squared_l2"]] = {
 }
 
 
-def _hits(message: search_pb2.SearchResponse | search_pb2.HitList, version: int, sequence: int) -> Hits:
-    hits = Hits(_hit(hit) for hit in message.hits)
-    hits.version, hits.sequence = version, sequence
-    if message.HasField("explanation"):
-        hits.explanation = _explanation(message.explanation)
-    return hits
-
-
 def _explanation(message: search_pb2.Explanation) -> Explanation:
     return Explanation(
         segments=tuple(
@@ -350,42 +369,33 @@ def _explanation(message: search_pb2.Explanation) -> Explanation:
 
 
 def _hit(message: search_pb2.Hit) -> Hit:
-    group = _value(message.group) if message.HasField("group") else None
-    sides = {
-        name: getattr(message, name)
-        for name in ("dense_score", "lexical_score", "rerank_score")
-        if message.HasField(name)
-    }
-    return Hit(**_fields(message.datapoint), score=message.score, group=group, **sides)
+    hit = _new(Hit)
+    _fill(hit, message)
+    return hit
 
 
-def _fields(point: types_pb2.Datapoint) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "id": point.id,
-        "document_id": point.document_id,
-        "revision": point.revision,
-    }
-    for name in _OPTIONAL:
-        if point.HasField(name):
-            fields[name] = getattr(point, name)
-    if point.attributes:
-        values = ((name, _value(value)) for name, value in sorted(point.attributes.items()))
-        fields["attributes"] = {name: value for name, value in values if value is not None}
-    if point.HasField("payload_json"):
-        fields["payload"] = json.loads(point.payload_json)
-    if point.HasField("vector"):
-        fields["vector"] = np.frombuffer(point.vector.packed, dtype="<f4")
-    return fields
+def _datapoint(message: types_pb2.Datapoint) -> Datapoint:
+    point = _new(Datapoint)
+    _fill(point, message)
+    return point
 
 
-_OPTIONAL: tuple[Literal["title", "text", "text_start", "text_end", "time_start_s", "time_end_s"], ...] = (
-    "title",
-    "text",
-    "text_start",
-    "text_end",
-    "time_start_s",
-    "time_end_s",
-)
+def _fill(point: Datapoint, message: search_pb2.Hit | types_pb2.Datapoint) -> None:
+    for descriptor, value in message.ListFields():
+        _SETTERS[descriptor](point, value)
+
+
+_new: Callable[[type[PointT]], PointT] = object.__new__
+"""Without the fields that an answer leaves out."""
+
+
+def _attributes(values: Mapping[str, types_pb2.Value]) -> dict[str, AttributeValue]:
+    pairs = ((name, _value(values[name])) for name in sorted(values))
+    return {name: value for name, value in pairs if value is not None}
+
+
+def _array(message: types_pb2.Vector) -> np.ndarray:
+    return np.frombuffer(message.packed, dtype="<f4")
 
 
 def _value(message: types_pb2.Value) -> AttributeValue | None:
@@ -395,6 +405,42 @@ def _value(message: types_pb2.Value) -> AttributeValue | None:
     if kind == "string_list_value":
         return list(message.string_list_value.values)
     if kind == "timestamp_value":
-        return message.timestamp_value.ToDatetime(tzinfo=dt.timezone.utc)
+        stamp = message.timestamp_value
+        return _EPOCH + dt.timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1000)
     value: AttributeValue = getattr(message, kind)
     return value
+
+
+_CONVERTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "attributes": ("attributes", _attributes),
+    "payload_json": ("payload", json.loads),
+    "vector": ("vector", _array),
+    "group": ("group", _value),
+}
+"""Fields of the wire that are not taken as they are: what they are called here, and how they become that."""
+
+
+def _setter(descriptor: FieldDescriptor) -> Callable[[Any, Any], None]:
+    """Return what puts the value of a field of the wire into a point."""
+    if descriptor.name == "datapoint":
+        return _fill
+    if descriptor.name == "sparse_vector":
+        return _ignore  # answers have none
+    name, convert = _CONVERTED.get(descriptor.name, (descriptor.name, None))
+    # A slot's own setter: what a frozen class refuses is only `point.name = value`.
+    put: Callable[[Any, Any], None] = getattr(Hit, name).__set__
+    return put if convert is None else lambda point, value: put(point, convert(value))
+
+
+def _ignore(point: Datapoint, value: object) -> None:
+    pass
+
+
+_SETTERS: dict[FieldDescriptor, Callable[[Any, Any], None]] = {
+    descriptor: _setter(descriptor)
+    for message in (search_pb2.Hit, types_pb2.Datapoint)
+    for descriptor in message.DESCRIPTOR.fields
+}
+_DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Hit) if each.default is not MISSING}
+_DEFAULTS |= {"id": "", "document_id": "", "score": 0.0}
+"""The wire leaves out what is empty or 0."""

@@ -25,6 +25,7 @@ _FIELDS: dict[str, pa.DataType] = {
     "time_end_s": pa.float64(),
     "dense_score": pa.float32(),
     "lexical_score": pa.float32(),
+    "rerank_score": pa.float32(),
 }
 
 

@@ -13,20 +13,25 @@ from typing import Any, TypeAlias
 
 from scannery.client.errors import ScanneryError
 
-__all__ = ["Headers", "note_retry", "traced"]
+__all__ = ["Headers", "note_retry", "on", "traced"]
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 _OFF: AbstractContextManager[Headers] = nullcontext(())
 
 
-def traced(path: str, target: str) -> AbstractContextManager[Headers]:
-    """Return the span of a call with all of its attempts; gives the metadata to send with each of them."""
+def on() -> bool:
+    """Return whether the program traces."""
     # Whoever traces has imported it; whoever does not pays for a look into a dictionary.
     trace = sys.modules.get("opentelemetry.trace")
-    if trace is None or type(trace.get_tracer_provider()).__module__.startswith("opentelemetry.trace"):
-        return _OFF
-    return _traced(trace, path, target)
+    return trace is not None and not type(trace.get_tracer_provider()).__module__.startswith(
+        "opentelemetry.trace"
+    )
+
+
+def traced(path: str, target: str) -> AbstractContextManager[Headers]:
+    """Return the span of a call with all of its attempts; gives the metadata to send with each of them."""
+    return _traced(sys.modules["opentelemetry.trace"], path, target) if on() else _OFF
 
 
 def note_retry(error: ScanneryError, wait_s: float) -> None:

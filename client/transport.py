@@ -212,7 +212,7 @@ def _translated(error: grpc.RpcError, channels: Channels[Any]) -> ScanneryError:
     detail = _detail(error.trailing_metadata())
     if detail is None:
         # Not from our handlers but from gRPC itself: say who was asked.
-        message = f"{channels.target}: {message}"
+        message = f"{channels.target}: {message}{_about_tls(message)}"
     else:
         channels.reached = True
     if code is grpc.StatusCode.CANCELLED:
@@ -221,6 +221,13 @@ def _translated(error: grpc.RpcError, channels: Channels[Any]) -> ScanneryError:
         # We cancel nothing: a server that is stopping dropped it.
         code = grpc.StatusCode.UNAVAILABLE
     return error_from_status(code, message, detail)
+
+
+def _about_tls(message: str) -> str:
+    """Return what to look at where one side encrypts and the other does not, which gRPC says in its own words."""
+    if "WRONG_VERSION_NUMBER" in message:
+        return "; the server seems not to speak TLS"
+    return "; it may speak TLS, and this client does not (tls, ca)" if "Socket closed" in message else ""
 
 
 def _detail(metadata: Iterable[Any] | None) -> ErrorDetail | None:

@@ -26,6 +26,7 @@ from scannery.indexer.errors import (
     InvalidSpecError,
     NotFoundError,
     StoreError,
+    StoreUriError,
 )
 from scannery.indexer.exact import exact_search, search_ready, unit_length
 from scannery.indexer.garbage import GarbageReport, collect_garbage
@@ -123,6 +124,7 @@ __all__ = [
     "SparsePostings",
     "Store",
     "StoreError",
+    "StoreUriError",
     "StoredObject",
     "VerifyReport",
     "attribute_value",

@@ -13,6 +13,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ __all__ = ["SegmentCache", "default_cache_folder"]
 _LOG = logging.getLogger(__name__)
 _CHECKS = "checks.json"
 _DRAFT = "draft-"
+_DRAFT_AGE_S = 24 * 3600
+"""From which on a draft is one of a process that was killed: unpacking takes minutes at most."""
 # Unpacked parts depend on the code that unpacks; a change of their layout takes a new folder.
 _LAYOUT = "v4"
 
@@ -52,6 +55,7 @@ class SegmentCache:
             _LOG.warning("cached segment %s is damaged; unpacking it again", sha256[:12])
             _discard(final)
         self._fill(final, unpack)
+        self._remove_old_drafts()
         self._evict(keep=final)
         return final
 
@@ -70,11 +74,16 @@ class SegmentCache:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
+    def _remove_old_drafts(self) -> None:
+        for path in self.folder.glob(f"{_DRAFT}*"):
+            if 0 < _changed_at(path) < time.time() - _DRAFT_AGE_S:
+                shutil.rmtree(path, ignore_errors=True)
+
     def _evict(self, *, keep: Path) -> None:
         folders = [path for path in self.folder.iterdir() if not path.name.startswith(_DRAFT)]
-        sizes = {path: sum(file.stat().st_size for file in _files(path)) for path in folders}
+        sizes = {path: _size(path) for path in folders}
         total = sum(sizes.values())
-        for path in sorted(folders, key=lambda item: item.stat().st_mtime):
+        for path in sorted(folders, key=_changed_at):
             if total <= self.max_bytes:
                 return
             if path != keep:
@@ -92,6 +101,22 @@ def _intact(folder: Path) -> bool:
         )
     except (OSError, ValueError, TypeError, AttributeError):
         return False
+
+
+def _size(folder: Path) -> int:
+    size_bytes = 0
+    for path in _files(folder):
+        with contextlib.suppress(FileNotFoundError):  # another process evicts, too
+            size_bytes += path.stat().st_size
+    return size_bytes
+
+
+def _changed_at(folder: Path) -> float:
+    """Return seconds since 1970; 0 if it is gone."""
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -9,6 +9,7 @@ IndexerError
 ├── FormatError            written by a newer version of Scannery than this one can read
 ├── BuildError             a segment could not be built (the message names the shard)
 └── StoreError             the object store refused or failed (permission, network, disk full)
+    └── StoreUriError      there can be no store under this name (unknown scheme, a file)
 """
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "InvalidSpecError",
     "NotFoundError",
     "StoreError",
+    "StoreUriError",
 ]
 
 
@@ -76,6 +78,10 @@ class BuildError(IndexerError):
 
 class StoreError(IndexerError):
     """The object store refused an operation or failed."""
+
+
+class StoreUriError(StoreError, ValueError):
+    """There can be no store under this name."""
 
 
 def _restore_record_error(message: str, reason: str, field: str | None) -> InvalidRecordError:

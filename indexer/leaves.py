@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from scannery.indexer.arrays import mapped
 from scannery.indexer.exact import FEW_QUERIES, NO_ROW, unit_length
 from scannery.indexer.spec import Distance
 
@@ -70,8 +71,7 @@ class Leaves:
     @classmethod
     def load(cls, folder: Path) -> Leaves:
         """Return what `save` wrote, memory-mapped."""
-        # As plain arrays: calls of kernels take longer with each memmap.
-        return cls(**{name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in _PARTS})
+        return cls(**{name: mapped(folder / f"{name}.npy") for name in _PARTS})
 
     def counts(self, mask_N: np.ndarray) -> np.ndarray:
         """Return how many rows of each leaf a mask allows, int64 (L,)."""

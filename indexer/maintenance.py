@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from scannery.indexer.exact import unit_length
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.opening import open_segment
 from scannery.indexer.reader import OpenIndex, live_rows_of
+from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.store import Store
 from scannery.indexer.tuning import TUNED_K, recall_by_score
 from scannery.indexer.versions import (
@@ -63,8 +63,8 @@ def verify(
     """
     manifest = read_manifest(store, index, version)
     problems: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="scannery-verify-") as folder:
-        opened = _open_all(store, manifest, Path(folder), problems, progress)
+    with scratch_folder("verify") as folder:
+        opened = _open_all(store, manifest, folder, problems, progress)
         wrong = _wrong_counts(opened)
         problems += wrong + _repeated_ids(opened)
         problems += [] if wrong else _wrong_documents(opened)

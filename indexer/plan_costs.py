@@ -37,8 +37,8 @@ class Costs:
     """A query by `leaves`."""
     proposed_us: list[float]
     """A query by `scann_allowed`."""
-    leaves_needed: list[float]
-    """Leaves that a query needs by `leaves`, in the mean."""
+    leaves_reached: list[float]
+    """Leaves, by what they promise, in which nearly all of the best allowed rows of queries lie."""
     pressure: float = 1.0
     """Time of the fastest rounds, as a multiple of what the processor worked; beyond BUSY, others disturbed them."""
 
@@ -70,12 +70,13 @@ class Costs:
         """Return the cost of `scann_allowed`; infinite for shares at which it was not timed."""
         return queries * _along_shares(self.proposed_us, share) if share >= SHARES[-1] else math.inf
 
-    def more_leaves(self, share: float) -> float:
-        """Return how many times the leaves of a search without a filter it takes.
+    def more_leaves(self, share: float) -> int:
+        """Return how many leaves more it takes than a search without a filter.
 
         The nearest rows of those that are allowed lie farther away than the nearest of all, and so in more leaves.
+        Told as a difference: without a filter leaves are so few that a ratio would be chance.
         """
-        return max(1.0, _along_shares(self.leaves_needed, share) / self.leaves_needed[0])
+        return max(0, math.ceil(_along_shares(self.leaves_reached, share) - self.leaves_reached[0]))
 
     def to_json(self) -> str:
         """Return what `from_json` reads."""

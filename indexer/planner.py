@@ -74,7 +74,7 @@ class Planner:
         costs: Costs | None,
     ) -> None:
         self._vectors_ND = vectors_ND
-        self._distance: Distance = distance
+        self.distance: Distance = distance
         self._searcher = searcher
         self._leaves = leaves
         self._costs = costs
@@ -95,9 +95,9 @@ class Planner:
         if plan == "leaves":
             return self.scan(queries_QD, k, allowed, target_recall)
         if plan == "scann_allowed":
-            more = self._costs.more_leaves(allowed.share) if self._costs else 1.0
+            more = self._costs.more_leaves(allowed.share) if self._costs else 0
             return self.propose(queries_QD, k, allowed, settings, target_recall, more_leaves=more)
-        return exact_found(self._vectors_ND, queries_QD, k, self._distance, allowed)
+        return exact_found(self._vectors_ND, queries_QD, k, self.distance, allowed)
 
     def scan(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows, target_recall: float) -> Found:
         """Answer by `leaves`."""
@@ -115,10 +115,10 @@ class Planner:
         settings: SearchSettings,
         target_recall: float,
         *,
-        more_leaves: float,
+        more_leaves: int,
     ) -> Found:
-        """Answer by `scann_allowed`, from so many times the leaves of a search without a filter."""
-        leaves = min(math.ceil(more_leaves * settings.leaves), len(self._leaves.sizes_L))
+        """Answer by `scann_allowed`, from so many leaves more than a search without a filter."""
+        leaves = min(settings.leaves + more_leaves, len(self._leaves.sizes_L))
         deepest = (k + SURE * math.sqrt(k)) / allowed.share
         candidates = max(settings.rescored_for(k) / allowed.share, deepest)
         rows_QK, scores_QK, scored_Q, depth_Q = self._searcher.search_allowed(
@@ -141,7 +141,7 @@ class Planner:
         """Have all kernels compiled for arrays like these."""
         settings = SearchSettings(leaves=1, rescore=1)
         for queries_QD in (query_1D, np.repeat(query_1D, 2, axis=0)):
-            self.propose(queries_QD, 1, allowed, settings, 0.9, more_leaves=1.0)
+            self.propose(queries_QD, 1, allowed, settings, 0.9, more_leaves=0)
         self.scan(query_1D, 1, allowed, 0.9)
 
     def _scan_block(
@@ -151,7 +151,7 @@ class Planner:
             self._vectors_ND,
             queries_QD,
             k,
-            self._distance,
+            self.distance,
             allowed.mask_N,
             allowed.per_leaf,
             target_recall,

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.analyser import Analyser
+from scannery.indexer.arrays import mapped
 from scannery.indexer.spec import LexicalSpec
 
 __all__ = [
@@ -67,8 +68,7 @@ class Postings:
     @classmethod
     def map(cls, folder: Path) -> Postings:
         """Return the postings in a folder, memory-mapped."""
-        # Plain arrays: calls of kernels take longer with a memmap.
-        return cls({name: np.asarray(np.load(folder / name, mmap_mode="r")) for name in _ARRAYS})
+        return cls({name: mapped(folder / name) for name in _ARRAYS})
 
     @cached_property
     def documents(self) -> int:

@@ -38,7 +38,8 @@ class Records:
     @classmethod
     def map(cls, path: Path) -> Records:
         """Return the records that `write_records` wrote, memory-mapped."""
-        return cls(pa.memory_map(str(path)).read_buffer())
+        with pa.memory_map(str(path)) as file:  # which the buffer outlives
+            return cls(file.read_buffer())
 
     @classmethod
     def of(cls, table: pa.Table) -> Records:

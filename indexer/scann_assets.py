@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
+from scannery.indexer.arrays import mapped
 from scannery.indexer.errors import CorruptError
 
 __all__ = ["LEAF_COLUMN", "NATIVE_COLUMNS", "pack_columns", "pack_sidecar", "row_order", "unpack_assets"]
@@ -47,10 +48,10 @@ def pack_columns(folder: Path, order: np.ndarray) -> dict[str, pa.Array]:
     if unknown:
         raise CorruptError(f"ScaNN wrote files this format has no place for: {', '.join(sorted(unknown))}")
     tokens = _tokens(folder)[order]
-    columns = {LEAF_COLUMN: pa.array(tokens[:, 0]), CODES_COLUMN: _binary(np.load(folder / _CODES)[order])}
+    columns = {LEAF_COLUMN: pa.array(tokens[:, 0]), CODES_COLUMN: _binary(mapped(folder / _CODES)[order])}
     if tokens.shape[1] == 2:
         columns[SOAR_LEAF_COLUMN] = pa.array(tokens[:, 1])
-        columns[SOAR_CODES_COLUMN] = _binary(np.load(folder / _SOAR_CODES)[order])
+        columns[SOAR_CODES_COLUMN] = _binary(mapped(folder / _SOAR_CODES)[order])
     return columns
 
 
@@ -80,8 +81,7 @@ def unpack_assets(folder: Path, table: pa.Table, sidecar: Mapping[str, str]) -> 
 
 def _tokens(folder: Path) -> np.ndarray:
     """Return the leaves of each row, int32 (rows, 1), or (rows, 2) with SOAR: -1 where a row has no second."""
-    tokens: np.ndarray = np.load(folder / _TOKENS)
-    return tokens.reshape(len(np.load(folder / _CODES, mmap_mode="r")), -1)
+    return mapped(folder / _TOKENS).reshape(len(mapped(folder / _CODES)), -1)
 
 
 def _binary(codes: np.ndarray) -> pa.Array:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from typing_extensions import Self
 
+from scannery.indexer.arrays import mapped
 from scannery.indexer.errors import BuildError
 from scannery.indexer.manifest import CurvePoint
 from scannery.indexer.scann_config import SOAR_LAMBDA, ScannConfig
@@ -149,7 +149,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _most_bytes(config: ScannConfig, distance: Distance, vectors: Path) -> int:
     """Return the memory that a build may take, far above what it needs."""
-    vectors_ND = np.load(vectors, mmap_mode="r")
+    vectors_ND = mapped(vectors)
     codebooks = 0
     if distance == "squared_l2":
         # ScaNN serializes a copy of the codebook for each leaf, and takes some 320 bytes for each of its centres.

@@ -16,8 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
+from scannery.indexer.arrays import mapped
 from scannery.indexer.curve import held_out_queries, measure_curve
 from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE
 from scannery.indexer.scann_search import load_kernels, load_searcher
@@ -31,9 +30,9 @@ _LOWEST = 19
 def main(folder: Path) -> None:
     """Measure recall over settings, and write the curve."""
     job = json.loads((folder / "job.json").read_text())
-    vectors_ND = np.load(folder / VECTORS_FILE, mmap_mode="r")
+    vectors_ND = mapped(folder / VECTORS_FILE)
     given = folder / QUERIES_FILE
-    queries_QD = np.load(given) if given.exists() else None
+    queries_QD = mapped(given) if given.exists() else None
     with ThreadPoolExecutor(1, initializer=_give_way) as pool:
         held_out = pool.submit(
             held_out_queries, vectors_ND, job["distance"], seed=job["seed"], apart_QD=queries_QD

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer import segment_files as files
 from scannery.indexer.allowed import AllowedRows
+from scannery.indexer.arrays import mapped
 from scannery.indexer.bm25 import score_rows
 from scannery.indexer.exact import FEW_HITS, NO_ROW, exact_search, search_ready
 from scannery.indexer.hashes import text_hash
@@ -51,16 +52,16 @@ class Segment:
         self.entry = entry.model_copy(update={"deleted": None})
         """As in the manifest, without what a version has deleted: that is `OpenIndex.alive`."""
         self.distance: Distance = info["distance"]
-        self.searched_ND = files.mapped(folder / files.VECTORS)
+        self.searched_ND = mapped(folder / files.VECTORS)
         """The vectors as they are searched (length 1 for cosine), float32, memory-mapped."""
         given = folder / files.GIVEN
-        self.given_ND = files.mapped(given) if given.exists() else self.searched_ND
+        self.given_ND = mapped(given) if given.exists() else self.searched_ND
         """The vectors as their user gave them, float32, memory-mapped."""
         self.records = Records.map(folder / files.COLUMNS)
         """All columns but the vectors, memory-mapped, in row order."""
-        self._hashes_2N = files.mapped(folder / files.HASHES)
+        self._hashes_2N = mapped(folder / files.HASHES)
         documents = folder / files.DOCUMENTS
-        self._documents_2N = files.mapped(documents) if documents.exists() else self._hashes_2N
+        self._documents_2N = mapped(documents) if documents.exists() else self._hashes_2N
         self._searcher = (
             load_searcher(folder / "scann", self.searched_ND, self.distance)
             if entry.kind == "scann"

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from scannery.indexer.analyser import ANALYSER_VERSION
+from scannery.indexer.arrays import mapped
 from scannery.indexer.errors import FormatError
 from scannery.indexer.hashes import sorted_hashes
 from scannery.indexer.kernels import COMPILING
@@ -36,7 +37,6 @@ __all__ = [
     "SPARSE",
     "VECTORS",
     "WORDS",
-    "mapped",
     "unpack",
 ]
 
@@ -54,11 +54,6 @@ COSTS_AGAIN = "costs-again.json"
 
 _READING = threading.Lock()
 """One segment is decoded at a time: decoding uses all cores by itself, and memory twice over otherwise."""
-
-
-def mapped(path: Path) -> np.ndarray:
-    """Return the array in a file, memory-mapped; a plain array, since calls of kernels take longer with a memmap."""
-    return np.asarray(np.load(path, mmap_mode="r"))
 
 
 def unpack(path: Path, folder: Path, key: str) -> None:
@@ -84,8 +79,7 @@ def unpack(path: Path, folder: Path, key: str) -> None:
         unpack_assets(folder / "scann", table, info["scann"]["files"])
         leaf_N = table.column(LEAF_COLUMN).to_numpy()
         with COMPILING:
-            searched_ND = np.load(folder / VECTORS, mmap_mode="r")
-            measure_leaves(searched_ND, leaf_N, info["distance"], seed=0).save(folder / LEAVES)
+            measure_leaves(mapped(folder / VECTORS), leaf_N, info["distance"], seed=0).save(folder / LEAVES)
     if info.get("lexical"):
         _check_words(info["lexical"], key)
         (folder / WORDS).mkdir()

@@ -1,8 +1,13 @@
 """Which shard a document lives in."""
 
+from __future__ import annotations
+
 import hashlib
 
-__all__ = ["shard_of"]
+import numpy as np
+import pyarrow as pa
+
+__all__ = ["shard_of", "shards_of_ids"]
 
 
 def shard_of(document_id: str, shards: int) -> int:
@@ -13,3 +18,13 @@ def shard_of(document_id: str, shards: int) -> int:
     """
     digest = hashlib.blake2b(document_id.encode("utf-8"), digest_size=8).digest()
     return int.from_bytes(digest, "little") % shards
+
+
+def shards_of_ids(documents: pa.ChunkedArray, shards: int) -> np.ndarray:
+    """Return `shard_of` each id in a column of strings, int64."""
+    if shards == 1 or not len(documents):
+        return np.zeros(len(documents), np.int64)
+    coded = documents.combine_chunks().dictionary_encode()  # hashed once: passages share their document's id
+    shard_C = np.array([shard_of(name, shards) for name in coded.dictionary.to_pylist()], np.int64)
+    shard_N: np.ndarray = shard_C[coded.indices.to_numpy()]
+    return shard_N

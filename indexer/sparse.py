@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.arrays import mapped
 from scannery.indexer.errors import InvalidRecordError
 
 __all__ = [
@@ -55,7 +56,7 @@ class SparsePostings:
     @classmethod
     def map(cls, folder: Path) -> SparsePostings:
         """Return the postings that `write_sparse` wrote, memory-mapped."""
-        return cls({name: np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in _PARTS})
+        return cls({name: mapped(folder / f"{name}.npy") for name in _PARTS})
 
     def numbers(self, indices_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which of some dimensions occur (bool), and the numbers of those that do (int64)."""

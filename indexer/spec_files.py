@@ -40,8 +40,10 @@ def load_spec(path: str | Path) -> IndexSpec:
     """
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSpecError(f"cannot read the spec {path}: {error}") from error
+    except OSError as error:
+        raise InvalidSpecError(f"cannot read the spec {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidSpecError(f"the spec {path} is not UTF-8: {error}") from error
     except yaml.YAMLError as error:
         raise InvalidSpecError(f"{path} is not valid YAML: {error}") from error
     try:

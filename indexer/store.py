@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError as ObjectExistsError
 from obstore.exceptions import BaseError
 
-from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError
+from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
+from scannery.indexer.scratch import scratch_folder
 
 __all__ = ["Store", "StoredObject"]
 
@@ -77,7 +77,9 @@ class Store:
         if text.startswith("file://"):
             text = unquote(urlsplit(text).path)
         elif _SCHEME.match(text):
-            raise StoreError(f"store {text!r}: unknown scheme; use a folder, file://, gs://, s3:// or az://")
+            raise StoreUriError(
+                f"store {text!r}: unknown scheme; use a folder, file://, gs://, s3:// or az://"
+            )
         return cls(text, _FolderBackend(_folder(text, create=create)))
 
     @property
@@ -149,8 +151,8 @@ class Store:
             self.size(key)  # a clear NotFoundError
             yield root / _checked(key)
             return
-        with tempfile.TemporaryDirectory(prefix="scannery-") as folder:
-            path = Path(folder) / "object"
+        with scratch_folder("object") as folder:
+            path = folder / "object"
             path.write_bytes(self.read(key))
             yield path
 
@@ -210,7 +212,7 @@ class _ObjectBackend:
         try:
             return cls(obstore.store.from_url(url))
         except (BaseError, ValueError) as error:
-            raise StoreError(f"cannot open the store {url}: {error}") from error
+            raise StoreUriError(f"cannot open the store {url}: {_short(error)}") from error
 
     def read(self, key: str) -> bytes:
         with _object_errors(key):
@@ -241,7 +243,7 @@ class _ObjectBackend:
 def _folder(path: str, *, create: bool) -> Path:
     root = Path(path).expanduser().absolute()
     if root.exists() and not root.is_dir():
-        raise StoreError(f"store {path!r} is a file; a store is a folder")
+        raise StoreUriError(f"store {path!r} is a file; a store is a folder")
     if not root.exists():
         if not create:
             raise NotFoundError(f"there is no store at {path!r}; `scannery build` creates one")
@@ -314,4 +316,9 @@ def _object_errors(key: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise NotFoundError(f"there is no {key} in the store") from error
     except (BaseError, OSError) as error:
-        raise StoreError(f"{key}: {error}") from error
+        raise StoreError(f"{key}: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    # The library adds its own state, hundreds of words that say nothing to others; `error` is the cause and has them.
+    return str(error).partition("\n\nDebug source")[0]

@@ -7,7 +7,6 @@ a segment, so this builds a small one, and opens it. Compiled code is for one ki
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from scannery.indexer.cache import SegmentCache
 from scannery.indexer.datapoints import datapoint_schema
 from scannery.indexer.exact import FEW_HITS, exact_search
 from scannery.indexer.opening import open_segment
+from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.segment import Segment
 from scannery.indexer.segment_writer import build_segment
 from scannery.indexer.sparse import INDICES_COLUMN, VALUES_COLUMN
@@ -37,8 +37,8 @@ _SPEC = {
 
 def warm_kernels() -> None:
     """Compile what is not in the cache."""
-    with tempfile.TemporaryDirectory(prefix="scannery-warm-") as folder:
-        segment = _segment(Path(folder))
+    with scratch_folder("warm") as folder:
+        segment = _segment(folder)
         query_1D = np.ascontiguousarray(segment.searched_ND[:1])
         for hits in (1, FEW_HITS + 1):
             exact_search(segment.searched_ND, query_1D, hits, "squared_l2")

@@ -130,7 +130,7 @@ def build(
     check_record(record, job)
     manifest = read_manifest(store, job.index, record.version)
     seconds = {**record.statistics["seconds"], "wall": clock.wall_s}
-    return BuildReport.of(record, manifest, store=job.store_uri, files=len(files), seconds=seconds)
+    return BuildReport.of(record, manifest, store=job.store_uri, files=files, seconds=seconds)
 
 
 class _Clock:

@@ -23,7 +23,7 @@ from scannery.pipelines.deadletters import DeadLetter
 from scannery.pipelines.sources import Record
 from scannery.pipelines.sources.parts import SPAN
 
-__all__ = ["Document", "to_document", "vector_size"]
+__all__ = ["Document", "payload_of", "text_of", "title_of", "to_document", "vector_size"]
 
 # Room for "#" and the number of a passage: at most 64 Mi passages of a 64 MiB document.
 PASSAGE_SUFFIX_BYTES = 9
@@ -65,12 +65,12 @@ def to_document(record: Record, spec: IndexSpec, dimensions: int) -> Document | 
         return Document(
             id=known,
             document_id=_document_id(record.fields, spec) or known,
-            title=_title(record.fields, spec),
-            text=_text(record.fields, spec),
+            title=title_of(record.fields, spec),
+            text=text_of(record.fields, spec),
             vector=_vector(record.fields, spec, dimensions),
             sparse=_sparse(record.fields, spec),
             attributes=_encodable(attribute_values(record.fields, spec)),
-            payload=_payload(record.fields, spec),
+            payload=payload_of(record.fields, spec),
             span=_span(record.fields, spec),
             record=record,
         )
@@ -108,7 +108,8 @@ def _document_id(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
     return identifier(fields[name], field=name)
 
 
-def _text(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
+def text_of(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
+    """Return the text of a record; InvalidRecordError if it is no string, or has to be there and is not."""
     name = spec.source.text
     if name is None:
         return None
@@ -120,7 +121,8 @@ def _text(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
     return _string(value, name)
 
 
-def _title(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
+def title_of(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
+    """Return the title of a record, None if there is none; InvalidRecordError if it is no string."""
     name = spec.source.title
     if name is None or fields.get(name) is None:
         return None
@@ -181,7 +183,8 @@ def _span(fields: Mapping[str, Any], spec: IndexSpec) -> Span | None:
     return start, end, times[0], times[1]
 
 
-def _payload(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
+def payload_of(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
+    """Return the payload of a record as JSON; InvalidRecordError if it cannot be that."""
     name = spec.source.payload
     value = None if name is None else fields.get(name)
     if name is None or value is None:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+
+import pyarrow as pa
 
 from scannery.embed import Encoder
+from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.segment_writer import file_sha256
 from scannery.indexer.store import Store
 from scannery.pipelines.counts import Counts, UnitOutcome
 from scannery.pipelines.deadletters import DeadLetter, count_categories, count_reasons, json_lines
-from scannery.pipelines.documents import Document, to_document
 from scannery.pipelines.embeddings import write_embeddings
 from scannery.pipelines.job import Job, embeddings_key, sealed, stage_key
-from scannery.pipelines.passages import EmbeddedDocument, Work, embed_documents
 from scannery.pipelines.reuse import Catalogue
-from scannery.pipelines.sources import Fields, read_part
-from scannery.pipelines.sources.managed_records import with_category
+from scannery.pipelines.sources import Fields, read_batches
 from scannery.pipelines.stored import has_size, read_unit
+from scannery.pipelines.unit_rows import UnitRows, embedded_rows, own_rows
 from scannery.pipelines.units import WorkUnit
 
 __all__ = ["embed_unit", "finished_unit"]
@@ -50,30 +49,26 @@ def embed_unit(
         InputChangedError: a file is not what it was when the build was planned.
 
     """
-    laps = [time.perf_counter()]
-    documents, letters, ignored = _read(unit, job)
-    laps.append(time.perf_counter())
-    embedded, refused, work = embed_documents(documents, job.spec, encoder, catalogue)
-    letters += refused
-    laps.append(time.perf_counter())
-    row_groups, size_bytes, digest = _write_embeddings(unit, embedded, job, store)
-    _write_letters(unit, letters, job, store)
-    laps.append(time.perf_counter())
+    started = time.perf_counter()
+    rows = _rows(unit, job, encoder, catalogue)
+    made = time.perf_counter()
+    row_groups, size_bytes, digest = _write_embeddings(unit, rows.table, job, store)
+    _write_letters(unit, rows.letters, job, store)
     outcome = UnitOutcome(
         key=unit.key,
         ordinal=unit.ordinal,
         counts=Counts(
-            documents=len(embedded),
-            passages=sum(len(item.pieces) for item in embedded),
-            embedded=work.embedded,
-            tokens=work.tokens,
-            padding_tokens=work.padding_tokens,
+            documents=rows.documents,
+            passages=len(rows.table),
+            embedded=rows.work.embedded,
+            tokens=rows.work.tokens,
+            padding_tokens=rows.work.padding_tokens,
             input_bytes=sum(part.size_bytes for part in unit.parts),
             embeddings_bytes=size_bytes,
-            dead_letters=count_reasons(letters),
-            record_errors=count_categories(letters),
-            ignored=_bounded(ignored),
-            seconds=_seconds(laps, work),
+            dead_letters=count_reasons(rows.letters),
+            record_errors=count_categories(rows.letters),
+            ignored=_bounded(rows.ignored),
+            seconds=_seconds(rows, made - started, time.perf_counter() - made),
         ),
         row_groups=row_groups,
         sha256=digest,
@@ -85,27 +80,23 @@ def embed_unit(
     return outcome
 
 
-def _seconds(laps: Sequence[float], work: Work) -> dict[str, float]:
-    read, embed, write = (later - earlier for earlier, later in itertools.pairwise(laps))
-    seconds = {"read": read, "chunk": embed - work.seconds, "encode": work.seconds, "write": write}
-    return {name: round(value, 6) for name, value in seconds.items()}
+def _seconds(rows: UnitRows, made_s: float, write_s: float) -> dict[str, float]:
+    encode_s = rows.work.seconds
+    stages = {
+        "read": rows.read_s,
+        "chunk": made_s - rows.read_s - encode_s,
+        "encode": encode_s,
+        "write": write_s,
+    }
+    return {name: round(value, 6) for name, value in stages.items()}
 
 
-def _read(unit: WorkUnit, job: Job) -> tuple[list[Document], list[DeadLetter], Counter[str]]:
-    """Return the documents, the dead letters, and how many records have what under names the spec leaves out."""
+def _rows(unit: WorkUnit, job: Job, encoder: Encoder | None, catalogue: Catalogue | None) -> UnitRows:
     fields = Fields.of(job.spec)
-    documents: list[Document] = []
-    letters: list[DeadLetter] = []
-    ignored: Counter[str] = Counter()
-    has_categories = job.spec.source.format == "managed"
-    for item in itertools.chain.from_iterable(read_part(part, fields) for part in unit.parts):
-        result = item if isinstance(item, DeadLetter) else to_document(item, job.spec, job.dimensions)
-        if isinstance(result, DeadLetter):
-            letters.append(with_category(result) if has_categories else result)
-        else:
-            documents.append(result)
-            ignored.update(result.record.ignored)
-    return documents, letters, ignored
+    items = itertools.chain.from_iterable(read_batches(part, fields) for part in unit.parts)
+    if encoder is None:
+        return own_rows(items, job.spec, job.dimensions)
+    return embedded_rows(items, job.spec, job.dimensions, encoder, catalogue)
 
 
 def _bounded(counts: Counter[str]) -> dict[str, int]:
@@ -116,12 +107,12 @@ def _bounded(counts: Counter[str]) -> dict[str, int]:
 
 
 def _write_embeddings(
-    unit: WorkUnit, embedded: Sequence[EmbeddedDocument], job: Job, store: Store
+    unit: WorkUnit, table: pa.Table, job: Job, store: Store
 ) -> tuple[dict[int, int], int, str]:
     """Return the row group of each shard, and the size and SHA-256 of the file."""
-    with tempfile.TemporaryDirectory(prefix="scannery-") as folder:
-        path = Path(folder) / "embeddings.parquet"
-        row_groups = write_embeddings(path, embedded, job.spec, dimensions=job.dimensions, shards=job.shards)
+    with scratch_folder("embed") as folder:
+        path = folder / "embeddings.parquet"
+        row_groups = write_embeddings(path, table, shards=job.shards)
         store.write_file(embeddings_key(job.index, unit.key), path)
         return row_groups, path.stat().st_size, file_sha256(path)
 

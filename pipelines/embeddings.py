@@ -6,7 +6,7 @@ passage, `_record` (its number within the unit) and `_source`, `_line`, `_row` (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 
 from scannery.embed.documents import Piece, piece_id
 from scannery.indexer.datapoints import datapoint_schema
-from scannery.indexer.sharding import shard_of
+from scannery.indexer.sharding import shards_of_ids
 from scannery.indexer.sparse import SPARSE_COLUMNS
 from scannery.indexer.spec import IndexSpec
 from scannery.pipelines.passages import EmbeddedDocument
 
-__all__ = ["embeddings_schema", "write_embeddings"]
+__all__ = ["embeddings_schema", "table_of", "write_embeddings"]
 
 SPEAKERS = "speakers"
 """The attribute that the chunker fills, where the spec has it as a list of strings and the record does not."""
@@ -40,40 +40,46 @@ def embeddings_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
     return pa.schema([*datapoint_schema(spec, dimensions), *own])
 
 
-def write_embeddings(
-    path: Path, documents: Sequence[EmbeddedDocument], spec: IndexSpec, *, dimensions: int, shards: int
-) -> dict[int, int]:
-    """Write the embeddings file of a unit and return which row group each of its shards has.
+def write_embeddings(path: Path, table: pa.Table, *, shards: int) -> dict[int, int]:
+    """Write the rows of a unit as its embeddings file, and return which row group each of its shards has.
 
     Within a shard the rows keep the order of the input, and a document's passages stand together.
     """
-    schema = embeddings_schema(spec, dimensions)
-    by_shard: dict[int, list[tuple[int, EmbeddedDocument]]] = {}
-    for record, embedded in enumerate(documents):
-        by_shard.setdefault(shard_of(embedded.document.document_id, shards), []).append((record, embedded))
-    row_groups = {shard: group for group, shard in enumerate(sorted(by_shard))}
-    # Floats as split byte streams are smaller and faster to read; vectors never repeat, so no dictionary.
+    shard_N = shards_of_ids(table.column("document_id"), shards)
+    used = np.unique(shard_N).tolist()
+    # Floats as split byte streams are smaller and faster to read; vectors never repeat, so no dictionary. Of 64 MiB of
+    # vectors, LZ4 leaves 0.93 and takes 0.17 s to write and 0.07 s to read them, zstd 0.85 and 0.32 s and 0.39 s.
     with pq.ParquetWriter(
         path,
-        schema,
-        compression="zstd",
+        table.schema,
+        compression={_leaf(field): "lz4" if field.name == "embedding" else "zstd" for field in table.schema},
         use_dictionary=["title", "_source", "payload"],
         column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"},
         write_page_checksum=True,
     ) as writer:
-        for shard in sorted(by_shard):
-            table = _table(by_shard[shard], schema, spec)
-            writer.write_table(table, row_group_size=table.num_rows)
-    return row_groups
+        for shard in used:
+            own = table if len(used) == 1 else table.take(pa.array(np.flatnonzero(shard_N == shard)))
+            writer.write_table(own, row_group_size=own.num_rows)
+    return {shard: group for group, shard in enumerate(used)}
 
 
-def _table(rows: Sequence[tuple[int, EmbeddedDocument]], schema: pa.Schema, spec: IndexSpec) -> pa.Table:
+def _leaf(field: pa.Field) -> str:
+    """Return the path of a column's values in the file."""
+    is_list = pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
+    return f"{field.name}.list.element" if is_list else str(field.name)
+
+
+def table_of(documents: Iterable[EmbeddedDocument], spec: IndexSpec, dimensions: int) -> pa.Table:
+    """Return a table of `embeddings_schema`: a row for each passage, in order."""
+    schema = embeddings_schema(spec, dimensions)
     columns: dict[str, list[Any]] = {name: [] for name in schema.names if name != "embedding"}
-    for record, embedded in rows:
+    vectors = [np.empty((0, dimensions), np.float32)]
+    for record, embedded in enumerate(documents):
+        vectors.append(embedded.vectors)
         for number, piece in enumerate(embedded.pieces):
             for name, value in _row(record, embedded, number, piece, spec).items():
                 columns[name].append(value)
-    vectors_ND = np.concatenate([embedded.vectors for _, embedded in rows]).astype(np.float32, copy=False)
+    vectors_ND = np.concatenate(vectors).astype(np.float32, copy=False)
     kind = schema.field("embedding").type
     arrays: dict[str, pa.Array] = {
         name: pa.array(values, schema.field(name).type) for name, values in columns.items()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from scannery.indexer import (
     read_manifest,
     segment_key,
 )
+from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.segment_writer import file_sha256
 from scannery.indexer.spec import IndexSpec
 from scannery.pipelines.errors import OutputError
@@ -57,6 +57,8 @@ SPEC_NAME = "_spec.yaml"
 BATCH_BYTES = 1 << 24
 MAX_BATCH_ROWS = 1 << 14
 READ_BUFFER_BYTES = 1 << 20
+
+_OTHER_FILES = (".json", ".csv", ".tsv", ".txt", ".npy", ".avro", ".arrow", ".feather", ".gz", ".zst", ".zip")
 
 RowsCallback = Callable[[int, int], None]
 """Called with the rows written so far, and all rows."""
@@ -196,6 +198,12 @@ class _Target:
             return cls(
                 Store.open(parent or ("/" if output.startswith("/") else "."), create=True), found, name
             )
+        if name.lower().endswith(_OTHER_FILES):
+            endings = ", ".join(f".{each}" for each in FORMATS)
+            raise OutputError(
+                f"output: {name} ends like a file, but an export is one of {endings}, or a folder",
+                field="output",
+            )
         return cls(Store.open(output, create=True), format or "parquet", None)
 
     def files(self, segments: Sequence[SegmentEntry]) -> Iterator[tuple[str, Sequence[SegmentEntry]]]:
@@ -263,8 +271,8 @@ def _write_file(
     written: _Written,
 ) -> ExportedFile:
     before = written.rows
-    with tempfile.TemporaryDirectory(prefix="scannery-") as folder:
-        path = Path(folder) / "draft"
+    with scratch_folder("export") as folder:
+        path = folder / "draft"
         with open_writer(path, target.format, exported_schema(schema)) as writer:
             for entry in entries:
                 _copy_rows(store, manifest.index, entry, schema, writer, written)

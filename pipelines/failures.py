@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import re
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,10 +35,22 @@ def carried() -> Iterator[None]:
     try:
         yield
     except tuple(_KNOWN.values()) as error:
-        body = json.dumps(
-            {"kind": type(error).__name__, "message": str(error), "field": getattr(error, "field", None)}
-        )
-        raise StageFailedError(f"<<scannery-error {body} scannery-error>>") from error
+        raise _packed(error) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Not in the store, which has errors of its own.
+        folder = tempfile.gettempdir()
+        raise _packed(
+            indexer_errors.StoreError(f"temporary files in {folder}: {os.strerror(error.errno)}")
+        ) from error
+
+
+def _packed(error: Exception) -> StageFailedError:
+    body = json.dumps(
+        {"kind": type(error).__name__, "message": str(error), "field": getattr(error, "field", None)}
+    )
+    return StageFailedError(f"<<scannery-error {body} scannery-error>>")
 
 
 def restored(failure: BaseException) -> Exception | None:

@@ -16,7 +16,8 @@ from scannery.pipelines.documents import Document
 from scannery.pipelines.reuse import Catalogue
 from scannery.pipelines.units import key_of
 
-__all__ = ["EmbeddedDocument", "Work", "content_hash", "content_salt", "embed_documents"]
+__all__ = ["EmbeddedDocument", "Work", "content_hash", "content_salt", "embed_documents",
+           "with_own_vector"]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +42,9 @@ class Work:
 
 
 def embed_documents(
-    documents: Sequence[Document], spec: IndexSpec, encoder: Encoder | None, catalogue: Catalogue | None
+    documents: Sequence[Document], spec: IndexSpec, encoder: Encoder, catalogue: Catalogue | None
 ) -> tuple[list[EmbeddedDocument], list[DeadLetter], Work]:
-    """Return the documents with vectors, in order, dead letters for those that the encoder refuses, and the work.
-
-    Without an encoder the documents' own vectors are taken.
-    """
-    if encoder is None:
-        return [_with_own_vector(document) for document in documents], [], Work()
+    """Return the documents with vectors, in order, dead letters for those that the encoder refuses, and the work."""
     salt = content_salt(encoder.fingerprint.digest, spec)
     hashes = [content_hash(document, salt) for document in documents]
     known = catalogue.find(hashes) if catalogue is not None else {}
@@ -88,9 +84,10 @@ def content_hash(document: Document, salt: bytes) -> bytes:
     return digest.digest()
 
 
-def _with_own_vector(document: Document) -> EmbeddedDocument:
+def with_own_vector(document: Document) -> EmbeddedDocument:
+    """Return a document with the vector that its record has, as its only passage."""
     if document.vector is None:
-        raise ValueError(f"document {document.id!r} has neither vector nor encoder")
+        raise ValueError(f"document {document.id!r} has no vector")
     piece = Piece(document.text, *document.span) if document.span else whole(document.text)
     return EmbeddedDocument(document, None, [piece], document.vector[None, :])
 

@@ -6,15 +6,14 @@ import dataclasses
 import functools
 import json
 import operator
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError
 from scannery.indexer.manifest import Manifest, SegmentEntry
+from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.store import Store
 from scannery.indexer.tuning import expected_recall
 from scannery.indexer.versions import commit, read_manifest
@@ -196,11 +195,12 @@ def _statistics(
     worked = next((unit for unit in units if unit.device is not None), None)
     return {
         "build_id": job.build_id,
-        "mode": "compact" if job.merge else job.mode,
+        "mode": "compact" if job.merge and not units else job.mode,
         "documents": counts.documents,
         "passages": counts.passages,
         "embedded": counts.embedded,
-        "reused": counts.passages - counts.embedded if job.embeds else 0,
+        # Of all that were read: duplicates were embedded too, and are not among `passages`.
+        "reused": sum(unit.counts.passages for unit in units) - counts.embedded if job.embeds else 0,
         "tokens": counts.tokens,
         "padding_share": round(counts.padding_tokens / computed, 4) if computed else 0.0,
         "passages_per_s": round(counts.embedded / encode_s, 1) if encode_s else None,
@@ -230,8 +230,8 @@ def _write_dead_letters(
     keys += [stage_key(job.index, "segments", f"{s.key}.dead.jsonl") for s in shards if s.counts.dead_letters]
     if not keys:
         return
-    with tempfile.TemporaryDirectory(prefix="scannery-") as folder:
-        path = Path(folder) / "dead-letters.jsonl"
+    with scratch_folder("publish") as folder:
+        path = folder / "dead-letters.jsonl"
         with path.open("wb") as file:
             file.writelines(_existing(store, keys))
         store.write_file(dead_letters_key(job.index, job.build_id), path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scannery.indexer.manifest import Manifest
 from scannery.pipelines.publish_stage import BuildRecord
+from scannery.pipelines.sources import InputFile
 
 __all__ = ["BuildReport"]
 
@@ -51,6 +52,8 @@ class BuildReport:
     dimensions: int
     shards: int
     input_bytes: int
+    """Size of the files as they are, compressed or not."""
+
     embeddings_bytes: int
     """Size of the embeddings files of the version."""
 
@@ -110,7 +113,13 @@ class BuildReport:
 
     @classmethod
     def of(
-        cls, record: BuildRecord, manifest: Manifest, *, store: str, files: int, seconds: Mapping[str, float]
+        cls,
+        record: BuildRecord,
+        manifest: Manifest,
+        *,
+        store: str,
+        files: Sequence[InputFile],
+        seconds: Mapping[str, float],
     ) -> BuildReport:
         """Return the report on a build from what it left in the store."""
         own = {field.name for field in dataclasses.fields(cls)}
@@ -120,7 +129,8 @@ class BuildReport:
             "store": store,
             "version": manifest.version,
             "up_to_date": record.status == "unchanged",
-            "files": files,
+            "files": len(files),
+            "input_bytes": sum(file.size_bytes for file in files),
             "passages": manifest.rows,
             "dimensions": manifest.dimensions,
             "shards": manifest.shards,

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from scannery.indexer.arrays import mapped
 from scannery.indexer.datapoints import vectors_of
 from scannery.indexer.store import Store
 from scannery.pipelines.errors import StageDamagedError
@@ -82,7 +83,7 @@ class Catalogue:
         """Give the catalogue that `write_catalogue` wrote, mapped into memory."""
         files = json.loads(store.read(stage_key(index, "reuse", f"{build_id}.json")))
         with store.open_file(stage_key(index, "reuse", f"{build_id}.npy")) as path:
-            yield cls(store, index, files, np.load(path, mmap_mode="r", allow_pickle=False))
+            yield cls(store, index, files, mapped(path))
 
     def find(self, hashes: Sequence[bytes]) -> dict[bytes, Known]:
         """Return what is known of the documents with these content hashes; those never seen are left out."""

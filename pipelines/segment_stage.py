@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +16,7 @@ import pyarrow.parquet as pq
 from scannery.indexer.analyser import ANALYSER_VERSION
 from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
+from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.store import Store
 from scannery.indexer.versions import segment_key
@@ -201,9 +200,9 @@ def write_segment(
             queries = tuning_half(load_queries(store, job.index, job.queries))
         elif encoder is not None:
             queries = questions_of(table, encoder)
-    with tempfile.TemporaryDirectory(prefix="scannery-") as folder:
+    with scratch_folder("segment") as folder:
         built = build_segment(
-            table, spec=job.spec, shard=shard, directory=Path(folder), threads=threads, queries=queries
+            table, spec=job.spec, shard=shard, directory=folder, threads=threads, queries=queries
         )
         store.write_file(segment_key(job.index, built.entry.key), built.path)
     return built

@@ -22,10 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from scannery.indexer.arrays import read_array
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.store import Store
-from scannery.pipelines.errors import CollectionError
+from scannery.pipelines.errors import CollectionError, InputNotFoundError
 from scannery.pipelines.planned_encoder import PlannedEncoder
 
 __all__ = [
@@ -47,6 +48,7 @@ def read_queries(path: str | Path, encoder: PlannedEncoder | None) -> np.ndarray
     """Return the queries in a file, float32 `(at most MOST_QUERIES, dimensions)`.
 
     Raises:
+        InputNotFoundError: there is no such file.
         CollectionError: the file cannot be read, is empty, mixes texts and vectors, has vectors of several lengths or
             that are not finite, or texts without an encoder.
 
@@ -89,8 +91,7 @@ def load_queries(store: Store, index: str, key: str) -> np.ndarray:
     data = store.read(f"{index}/{key}")
     if hashlib.sha256(data).hexdigest() != Path(key).stem:
         raise CorruptError(f"{index}/{key} is damaged: its SHA-256 is not the one in its name")
-    queries_QD: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
-    return queries_QD
+    return read_array(io.BytesIO(data), key)
 
 
 def queries_of(manifest: Manifest) -> str | None:
@@ -117,6 +118,8 @@ def _values(path: Path) -> Sequence[Any] | np.ndarray:
             return _column(pq.read_table(path), path)
         lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
         return [_value(json.loads(line)) for line in lines] if path.suffix == ".jsonl" else lines
+    except FileNotFoundError as error:
+        raise InputNotFoundError(f"queries: there is no file {path}", field="queries") from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise CollectionError(f"queries: cannot read {path}: {error}", field="queries") from error
 

@@ -3,7 +3,8 @@
 A limit on the requests in flight (being worked on or waiting) adapts to what the machine can do: it shrinks while
 requests take much longer than they do on an idle server, and grows while they do not and it is being reached
 (additive increase, multiplicative decrease on the latency ratio, after Netflix's `concurrency-limits`). Within the
-limit, a client may hold no more than its fair share as soon as others are there.
+limit, a client may hold no more than its fair share as soon as others are there; of its share, a batch takes as much as
+its queries would have taken one by one. Whoever would not wait for long is let in above the limit, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ TOLERANCE = 2.0
 WINDOW = 32
 """Requests between two looks at the limit."""
 SHRINK = 0.9
+PATIENCE_S = 0.015
+"""A request that is expected to be answered within so long is never refused: to refuse it would gain nothing."""
 # Room above the limit for clients that hold less than their share, so that one cannot shut out the rest.
 RESERVE = 0.25
 MIN_RETRY_S, MAX_RETRY_S = 0.02, 5.0
@@ -36,19 +39,26 @@ _MAX_KINDS = 1024
 class Ticket:
     """A request that was taken on. Given back when it is answered; forgotten, it gives itself back."""
 
-    __slots__ = ("_admission", "client", "in_flight")
+    __slots__ = ("_admission", "client", "in_flight", "weight")
 
     def __init__(self, admission: Admission, client: str, in_flight: int) -> None:
         self._admission: Admission | None = admission
         self.client = client
         self.in_flight = in_flight
         """Requests in flight when it came, itself among them."""
+        self.weight = 1
+        """Of its client's share."""
+
+    def weigh(self, queries: int) -> None:
+        """Say how many queries it has: so much of its client's share it takes."""
+        if self._admission is not None and queries > self.weight:
+            self._admission._weigh(self, queries)
 
     def leave(self) -> None:
         """Give it back; a second time is nothing."""
         admission, self._admission = self._admission, None
         if admission is not None:
-            admission._leave(self.client)
+            admission._leave(self.client, self.weight)
 
     def __del__(self) -> None:
         # gRPC may drop a call between its headers and its handler.
@@ -79,6 +89,8 @@ class Admission:
         self._clients: dict[str, int] = {}
         self._idle_s: dict[Hashable, float] = {}
         self._mean_s = 0.001
+        self._pace_s = 0.0
+        """How much later a request is answered for each that is in flight."""
         self._ratios = 0.0
         self._samples = self._peak = 0
         self.refused = 0
@@ -109,6 +121,7 @@ class Admission:
         """Learn from how long a request took; `kind`: requests that cost about the same."""
         with self._lock:
             self._mean_s += 0.05 * (took_s - self._mean_s)
+            self._pace_s += 0.05 * (took_s / ticket.in_flight - self._pace_s)
             idle_s = self._idle_s.get(kind)
             if idle_s is None:
                 if len(self._idle_s) >= _MAX_KINDS:
@@ -132,19 +145,28 @@ class Admission:
     def _has_room(self, held: int) -> bool:
         others = len(self._clients) - (held > 0)
         share = self.limit / (others + 1)
+        fair = not others or held < share
         if self._in_flight < self.limit:
             # Alone, a client may have all of it; with others, no more than its share once half is taken.
-            return not others or held < share or self._in_flight < self.limit / 2
-        return held < share and self._in_flight < int(self.limit * (1 + RESERVE))
+            return fair or self._in_flight < self.limit / 2
+        if held < share and self._in_flight < int(self.limit * (1 + RESERVE)):
+            return True
+        soon = 0 < (self._in_flight + 1) * self._pace_s <= PATIENCE_S
+        return soon and fair and self._in_flight < self._most
 
     def _retry_after_s(self) -> float:
         drained_s = self._in_flight * self._mean_s / self._workers
         return min(MAX_RETRY_S, max(MIN_RETRY_S, drained_s))
 
-    def _leave(self, client: str) -> None:
+    def _weigh(self, ticket: Ticket, weight: int) -> None:
+        with self._lock:
+            self._clients[ticket.client] += weight - ticket.weight
+            ticket.weight = weight
+
+    def _leave(self, client: str, weight: int) -> None:
         with self._lock:
             self._in_flight -= 1
-            left = self._clients[client] - 1
+            left = self._clients[client] - weight
             if left:
                 self._clients[client] = left
             else:

@@ -64,6 +64,9 @@ class ListenConfig:
     core: int | None = None
     """The core that the threads of requests keep to; None: any."""
 
+    workers: int = 1
+    """Processes that take requests at the same address, this one among them."""
+
     share_port: bool = False
     """Listen with SO_REUSEPORT, so that several processes can share the port."""
 
@@ -79,6 +82,7 @@ class ListenConfig:
             )
         for name, least, most in (
             ("threads", 1, 1024),
+            ("workers", 1, 256),
             ("queue", 0, 65536),
             ("max_request_bytes", 1 << 16, (1 << 31) - 1),
             ("max_request_s", 0.001, 86400),

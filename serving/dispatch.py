@@ -12,6 +12,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +36,7 @@ from scannery.serving.errors import (
 from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.metrics import ServerMetrics
 from scannery.serving.plans import noting
+from scannery.serving.requests import count_queries
 from scannery.serving.security.principals import CURRENT, Principal
 from scannery.serving.service import INDEX_SERVICE, SEARCH_STREAM, UPSERT_STREAM
 from scannery.serving.slow import SlowCalls
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
 else:  # gRPC's classes are generic in its stubs only
     GenericHandler = grpc.GenericRpcHandler
 
-__all__ = ["CLIENT_KEY", "Dispatcher", "abort"]
+__all__ = ["CLIENT_KEY", "Dispatcher", "Offer", "abort", "least_in_flight"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,13 +60,16 @@ CLIENT_KEY = "scannery-client"
 # While so much of an answer is still to be sent, its request counts as in flight: slow readers must not pile them up.
 LARGE_ANSWER_BYTES = 1 << 20
 MIN_IN_FLIGHT = 16
-"""However slow the machine is: noise must not keep small numbers of callers out."""
+"""In all workers together, however slow the machine is: noise must not keep small numbers of callers out."""
+MIN_PER_CORE = 4
+"""Likewise, for each core that a worker has: one is worked on, and the next ones are there when it ends."""
 MAX_IN_STREAM = 1000
 """Requests of a stream that were read and not answered."""
 UPSERT = f"/{INDEX_SERVICE}/Upsert"
 
 MessageT = TypeVar("MessageT", bound=Message)
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Offer: TypeAlias = Callable[[search_pb2.SearchRequest | search_pb2.SearchManyRequest], object]
 
 
 class Dispatcher(GenericHandler):
@@ -75,7 +81,7 @@ class Dispatcher(GenericHandler):
         config: ListenConfig,
         metrics: ServerMetrics,
         *,
-        offer: Callable[[search_pb2.SearchRequest], object] = lambda request: None,
+        offer: Offer = lambda request: None,
     ) -> None:
         """Take what is served; `offer` is called with each search that was answered."""
         self._service = service
@@ -84,7 +90,7 @@ class Dispatcher(GenericHandler):
         self._metrics = metrics
         most = config.threads + config.queue
         self.admission = Admission(
-            least=min(max(MIN_IN_FLIGHT, 4 * config.threads), most), most=most, workers=config.threads
+            least=min(least_in_flight(config), most), most=most, workers=config.threads
         )
         self._answering: set[str] = set()
         """Indexes that requests were answered from."""
@@ -160,8 +166,10 @@ class Dispatcher(GenericHandler):
             with Turn(self._turns, deadline, context.is_active, context.add_callback):
                 request = _decoded(method.request, data)
                 index = getattr(request, "index", "")
+                if isinstance(request, search_pb2.SearchManyRequest):
+                    ticket.weigh(count_queries(request))
                 response = _answered(self._service, path, request, deadline)
-            if isinstance(request, search_pb2.SearchRequest):
+            if isinstance(request, (search_pb2.SearchRequest, search_pb2.SearchManyRequest)):
                 self._offer(request)
             self.admission.answered(ticket, (path, len(data).bit_length()), time.monotonic() - taken_s)
             if len(response) > LARGE_ANSWER_BYTES and context.add_callback(ticket.leave):
@@ -259,6 +267,12 @@ class Dispatcher(GenericHandler):
 
     def _deadline(self, context: grpc.ServicerContext) -> Deadline:
         return Deadline.after(min(context.time_remaining(), self._config.max_request_s))
+
+
+def least_in_flight(config: ListenConfig) -> int:
+    """Return how many requests a worker takes on even when it is overloaded."""
+    cores = len(os.sched_getaffinity(0))
+    return max(math.ceil(MIN_IN_FLIGHT / config.workers), MIN_PER_CORE * max(1, cores // config.workers))
 
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}

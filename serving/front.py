@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from scannery.serving.affinity import on_core
 from scannery.serving.config import ListenConfig, split_address
-from scannery.serving.dispatch import Dispatcher, abort
+from scannery.serving.dispatch import Dispatcher, Offer, abort
 from scannery.serving.errors import BindError, UnauthenticatedError
 from scannery.serving.methods import Methods
 from scannery.serving.metrics import ServerMetrics
@@ -26,7 +26,6 @@ from scannery.serving.security.authentication import Authenticator
 from scannery.serving.security.interceptor import Gate, Refuse
 from scannery.serving.security.tls import server_credentials
 from scannery.serving.threads import CallThreads
-from scannery.v1 import search_pb2
 
 __all__ = ["Front", "Running"]
 
@@ -47,7 +46,7 @@ class Front:
         services: Sequence[str],
         publish: Callable[[bytes], object] | None = None,
         before: Dump | None = None,
-        offer: Callable[[search_pb2.SearchRequest], object] = lambda request: None,
+        offer: Offer = lambda request: None,
     ) -> None:
         """Take what is served.
 

@@ -19,13 +19,14 @@ from scannery.indexer import (
     OpenIndex,
     Store,
     latest_version,
+    list_indexes,
     open_index,
     read_manifest,
 )
 from scannery.serving import hydrate
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding import EncoderPool
-from scannery.serving.errors import EncoderUnavailableError
+from scannery.serving.errors import EncoderUnavailableError, UnknownIndexError
 from scannery.serving.shelf import Shelf
 
 __all__ = ["Preloaded", "encoder_pool", "preload", "preload_encoders"]
@@ -47,11 +48,14 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
 
     Raises:
         NotFoundError, StoreError: there is no such store.
+        UnknownIndexError: it has not all of the chosen indexes.
 
     """
     store = Store.open(config.store)
     preloaded = Preloaded(before.encoders if before else encoder_pool(config))
     manifests = list(_manifests(store, config)) if store.local_root is not None else []
+    if before is None and store.local_root is not None:
+        _check_named(store, config)
     # Most of opening is reading and hashing, most of loading a model is Python: together they take less time.
     with _without_collector(), ThreadPoolExecutor(1) as background:
         loading = background.submit(_load_encoders, manifests, preloaded.encoders, config)
@@ -95,6 +99,12 @@ def _without_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def _check_named(store: Store, config: ServerConfig) -> None:
+    # Every worker would say so, too; here it is the error of the whole.
+    if missing := sorted(set(config.indexes or ()) - set(list_indexes(store))):
+        raise UnknownIndexError(f"there is no index {', '.join(missing)} in {config.store}", field="index")
 
 
 def _manifests(store: Store, config: ServerConfig) -> Iterator[Manifest]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import resource
 import signal
 import socket
 from contextlib import suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 from scannery.serving.config import split_address
 from scannery.serving.errors import BindError
 
-__all__ = ["available_cores", "die_with_parent", "ended", "notify", "reserved"]
+__all__ = ["allow_open_files", "available_cores", "die_with_parent", "ended", "notify", "reserved"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,6 +27,13 @@ def available_cores() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def allow_open_files() -> None:
+    """Raise the limit of open files to what the system allows: each connection is one, and shells give but 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a limit of the kernel, below: then it stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def ended() -> int:

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from scannery.serving.deadline import Deadline
 from scannery.serving.metrics import ServerMetrics
+from scannery.serving.requests import count_queries
 from scannery.v1 import search_pb2
 
 __all__ = ["RecallSampler"]
@@ -54,19 +55,35 @@ class RecallSampler:
         if share:
             self._thread.start()
 
-    def offer(self, request: search_pb2.SearchRequest) -> None:
-        """Take a query that was just answered, perhaps."""
-        if not self._share or self._random() >= self._share:
+    def offer(self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
+        """Take a query that was just answered, perhaps; or one of those that were."""
+        queries = count_queries(request) if isinstance(request, search_pb2.SearchManyRequest) else 1
+        if not self._share or self._random() >= self._share * queries:
             return
         options = request.options
         if options.exact or options.mode not in (search_pb2.MODE_UNSPECIFIED, search_pb2.MODE_DENSE):
             return
         if options.k > MAX_K or options.HasField("crowding") or self._waiting.full():
             return
-        copy = search_pb2.SearchRequest()
-        copy.CopyFrom(request)
+        if isinstance(request, search_pb2.SearchManyRequest) and request.where_each:
+            return
         with suppress(queue.Full):
-            self._waiting.put_nowait(copy)
+            self._waiting.put_nowait(self._one_of(request, queries))
+
+    def _one_of(
+        self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest, queries: int
+    ) -> search_pb2.SearchRequest:
+        copy = search_pb2.SearchRequest(index=request.index, options=request.options)
+        if isinstance(request, search_pb2.SearchRequest):
+            copy.query.CopyFrom(request.query)
+            return copy
+        number = int(self._random() * queries)
+        if request.queries:
+            copy.query.CopyFrom(request.queries[number])
+        else:
+            size = 4 * request.vectors.dimensions
+            copy.query.vector.packed = request.vectors.packed[number * size : (number + 1) * size]
+        return copy
 
     def close(self) -> None:
         """Stop looking."""

@@ -38,6 +38,7 @@ __all__ = [
     "WithSparse",
     "check_count",
     "check_text",
+    "count_queries",
     "parse_identifier",
     "parse_matrix",
     "parse_query",
@@ -190,6 +191,12 @@ def parse_matrix(message: Matrix, manifest: Manifest, *, path: str = "queries") 
     if ready_QD is None:
         ready_QD = np.stack([_checked(row, manifest, f"{path}[{i}]") for i, row in enumerate(vectors_QD)])
     return Vectors(ready_QD)
+
+
+def count_queries(request: pb.SearchManyRequest) -> int:
+    """Return how many queries a request has, right or wrong."""
+    vectors = request.vectors
+    return len(request.queries) or len(vectors.packed) // (4 * max(1, vectors.dimensions))
 
 
 def check_count(field: str, count: int, most: int) -> None:

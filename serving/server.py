@@ -109,7 +109,7 @@ class Server(Running):
             self._catalog.encoders.close()
             tracing.stop()
 
-    def _offer(self, request: search_pb2.SearchRequest) -> None:
+    def _offer(self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
         self._sampler.offer(request)
 
     def _measure(self, encoders: EncoderPool) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 from grpc import StatusCode
 
 from scannery.indexer import IndexerError, search_ready
@@ -35,6 +36,7 @@ from scannery.serving.requests import (
     Query,
     Vectors,
     check_count,
+    count_queries,
     parse_identifier,
     parse_matrix,
     parse_query,
@@ -235,9 +237,7 @@ def _queries(request: search_pb2.SearchManyRequest, snapshot: Snapshot, options:
     manifest = snapshot.manifest
     if request.HasField("vectors") and request.queries:
         raise InvalidRequestError.at("vectors", "cannot be set together with `queries`")
-    count = len(request.queries)
-    if request.HasField("vectors"):
-        count = len(request.vectors.packed) // (4 * max(1, request.vectors.dimensions))
+    count = count_queries(request)
     check_count("queries", count, limits.MAX_QUERIES)
     if count * options.deepest > limits.MAX_BATCH_HITS:
         raise InvalidRequestError.at(
@@ -246,7 +246,10 @@ def _queries(request: search_pb2.SearchManyRequest, snapshot: Snapshot, options:
         )
     if request.HasField("vectors"):
         return parse_matrix(request.vectors, manifest)
-    return [parse_query(query, manifest, path=f"queries[{i}]") for i, query in enumerate(request.queries)]
+    parsed = [parse_query(query, manifest, path=f"queries[{i}]") for i, query in enumerate(request.queries)]
+    vectors = [query.vector_D for query in parsed if isinstance(query, ByVector)]
+    # So clients send those of several callers that they gather.
+    return Vectors(np.array(vectors)) if len(vectors) == len(parsed) else parsed
 
 
 def _filters(

@@ -40,6 +40,7 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (indexer.AlreadyExistsError, StatusCode.ALREADY_EXISTS),
     (indexer.CorruptError, StatusCode.DATA_LOSS),
     (indexer.FormatError, StatusCode.FAILED_PRECONDITION),
+    (indexer.StoreUriError, StatusCode.INVALID_ARGUMENT),
     (indexer.StoreError, StatusCode.UNAVAILABLE),
     (MemoryError, StatusCode.RESOURCE_EXHAUSTED),
 )

@@ -252,8 +252,8 @@ class Supervisor(Generic[ConfigT, SharedT]):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - set(_STOP_SIGNALS))
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if process.role == "worker":
-                core = own_core(process.slot, self._wanted["worker"])
-                config = replace(self._config, core=core)
+                workers = self._wanted["worker"]
+                config = replace(self._config, core=own_core(process.slot, workers), workers=workers)
                 self._body(config, self._shared, self._slots, process.slot, self._tell_ready)
             else:
                 self._helpers[process.role](self._config, self._slots, self._tell_ready)

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long an example takes is the machine's doing, and no test's business.
-settings.register_profile("scannery", deadline=None)
-settings.load_profile("scannery")
+# How long an example takes is the machine's doing, and no test's business. The examples are the same in every run, so
+# that no change is refused for what it has not done; HYPOTHESIS_PROFILE=explore looks for new ones.
+_ANY_TIME = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("scannery", _ANY_TIME, derandomize=True)
+settings.register_profile("explore", _ANY_TIME)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "scannery"))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Unpack segments into a folder of this run, not into the user's cache; child processes inherit it."""
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep cached segments and temporary files in folders of this run; child processes inherit that.
+
+    Processes are killed in many tests, and what they leave must not stay with the user.
+    """
+    temporary = str(tmp_path_factory.mktemp("tmp"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCANNERY_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TMPDIR", temporary)
+        patch.setattr(tempfile, "tempdir", temporary)
         yield
 
 

@@ -10,11 +10,13 @@ from scannery.indexer.spec import SourceSpec
 from scannery.pipelines.deadletters import DeadLetter
 from scannery.pipelines.errors import InputChangedError, SpecConflictError, UnknownFormatError
 from scannery.pipelines.sources import arrays, columns, delimited, lines, managed, texts
+from scannery.pipelines.sources.batches import Batch
 from scannery.pipelines.sources.locations import InputFile, find_files, stamp_of
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
 
 __all__ = [
     "SUFFIXES",
+    "Batch",
     "Fields",
     "InputFile",
     "Part",
@@ -22,6 +24,7 @@ __all__ = [
     "arrange",
     "find_files",
     "ids_to_delete",
+    "read_batches",
     "read_part",
     "split_file",
 ]
@@ -128,6 +131,20 @@ def read_part(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
     """Yield the records of a part in order, and a dead letter for each that cannot be parsed.
 
     Raises:
+        InputChangedError: as `read_batches`.
+
+    """
+    for item in read_batches(part, fields):
+        if isinstance(item, Batch):
+            yield from item.records()
+        else:
+            yield item
+
+
+def read_batches(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:
+    """Yield what `read_part` does; neighbouring records of files that have columns as one.
+
+    Raises:
         InputChangedError: the file is not what it was while planning, or cannot be read any more. A dead letter
             would be remembered under the hash of the good content.
 
@@ -146,7 +163,7 @@ def read_part(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
         raise InputChangedError(f"{part.source} changed while it was read; run the build again")
 
 
-def _read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
+def _read(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:
     if part.format == "jsonl":
         yield from lines.read(part, fields)
     elif part.format in delimited.DELIMITERS:

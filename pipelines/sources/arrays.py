@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 from numpy.lib import format as npy
 
 from scannery.pipelines.deadletters import DeadLetter, excerpt_of
+from scannery.pipelines.sources.batches import Batch
 from scannery.pipelines.sources.locations import InputFile, open_bytes
-from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
+from scannery.pipelines.sources.parts import DamagedError, Fields, Part
 from scannery.pipelines.sources.ranges import content_tag, row_ranges
 from scannery.pipelines.sources.streams import lines_of, read_blocks
 
@@ -85,40 +87,85 @@ def split(file: InputFile, kind: str, limit: int) -> Iterator[Part]:
                    message=f"the file ends within row {rows + 1}; it and what follows were not read")  # fmt: skip
 
 
-def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
+def read(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
     """Yield the rows of a part in order, with the id and the vector under the names that the spec has for them."""
-    ids = _ids_of(part) if part.companions else (str(row) for row in itertools.count(part.start))
     row = part.first
+    lines = _ids_of(part) if part.companions else None
     try:
         with open_bytes(part.base, part.path) as raw:
-            for size, vector in _vectors(raw, part):
-                yield _record(next(ids, b""), size, vector, part, row, fields)
-                row += 1
+            for sizes_N, vectors_ND in _blocks(raw, part):
+                count = len(vectors_ND)
+                ids = (
+                    _numbers(row - part.first + part.start, count) if lines is None else _names(lines, count)
+                )
+                yield from _checked(ids, sizes_N, vectors_ND, part, row, fields)
+                row += count
     except (DamagedError, _UnfitError) as error:
         yield DeadLetter(reason="damaged_file", source=part.source, row=row,
                          message=f"{error}; rows {row} to {part.end} were not read")  # fmt: skip
 
 
-def _record(
-    identifier: str | bytes, size: int, vector: np.ndarray, part: Part, row: int, fields: Fields
-) -> Record | DeadLetter:
-    def reject(reason: str, message: str) -> DeadLetter:
-        return DeadLetter(
-            reason=reason, source=part.source, row=row, message=message, excerpt=excerpt_of(identifier)
-        )
+def _numbers(start: int, count: int) -> list[str | bytes]:
+    return [str(row) for row in range(start, start + count)]
 
+
+def _names(lines: Iterator[bytes], count: int) -> list[str | bytes]:
+    """Return the ids in the next lines; bytes where a line is not UTF-8."""
+    found = [line.rstrip(b"\r\n") for line in itertools.islice(lines, count)]
+    found += [b""] * (count - len(found))
+    return [_decoded(line) for line in found]
+
+
+def _decoded(line: bytes) -> str | bytes:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return line
+
+
+def _checked(
+    ids: Sequence[str | bytes],
+    sizes_N: np.ndarray,
+    vectors_ND: np.ndarray,
+    part: Part,
+    first: int,
+    fields: Fields,
+) -> Iterator[Batch | DeadLetter]:
+    """Yield the rows from the row number `first` on, and in their places dead letters for those that are broken."""
+    wrong_N = sizes_N != vectors_ND.shape[1]
+    undecoded = [number for number, name in enumerate(ids) if isinstance(name, bytes)]
+    start = 0
+    for number in [*sorted({*undecoded, *np.flatnonzero(wrong_N).tolist()}), len(ids)]:
+        if number > start:
+            own = slice(start, number)
+            yield _batch(ids[own], vectors_ND[own], fields, part.source, first + start)
+        if number < len(ids):
+            reason, message = _problem(ids[number], int(sizes_N[number]), vectors_ND.shape[1])
+            yield DeadLetter(reason=reason, source=part.source, row=first + number, message=message,
+                             excerpt=excerpt_of(ids[number]))  # fmt: skip
+        start = number + 1
+
+
+def _problem(identifier: str | bytes, size: int, dimensions: int) -> tuple[str, str]:
     if isinstance(identifier, bytes):
         try:
-            identifier = identifier.rstrip(b"\r\n").decode("utf-8")
+            identifier.decode()
         except UnicodeDecodeError as error:
-            return reject("encoding", f"the id is not UTF-8: {error.reason} at byte {error.start}")
-    if size != len(vector):
-        # The next row is where it should be in any case, so a damaged number costs its own row only.
-        return reject("malformed", f"the row says {size} dimensions, the first row of the file {len(vector)}")
-    values: dict[str, Any] = {fields.id: identifier}
+            return "encoding", f"the id is not UTF-8: {error.reason} at byte {error.start}"
+    # The next row is where it should be in any case, so a damaged number costs its own row only.
+    return "malformed", f"the row says {size} dimensions, the first row of the file {dimensions}"
+
+
+def _batch(
+    ids: Sequence[str | bytes], vectors_ND: np.ndarray, fields: Fields, source: str, row: int
+) -> Batch:
+    columns = {fields.id: pa.array(ids, pa.string())}
     if fields.vector is not None:
-        values[fields.vector] = vector
-    return Record(values, part.source, row=row)
+        native = np.ascontiguousarray(vectors_ND, vectors_ND.dtype.newbyteorder("="))
+        columns[fields.vector] = pa.FixedSizeListArray.from_arrays(
+            pa.array(native.reshape(-1)), vectors_ND.shape[1]
+        )
+    return Batch(pa.record_batch(columns), fields.vector, source, row)
 
 
 def _layout(raw: BinaryIO, kind: str, size_bytes: int) -> _Layout:
@@ -156,20 +203,19 @@ def _rows_there(layout: _Layout, size_bytes: int) -> int:
     return 0 if layout.by_column else max(there, 0)
 
 
-def _vectors(raw: BinaryIO, part: Part) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the size that each row says and its vector."""
+def _blocks(raw: BinaryIO, part: Part) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the size that each row says and the vectors, some rows at a time."""
     layout = _layout(raw, part.format, part.end or 0)
     step = max(1, _BLOCK_BYTES // layout.row.itemsize)
     for start in range(part.start, part.end or 0, step):
         end = min(start + step, part.end or 0)
+        sizes_N = np.full(end - start, layout.dimensions)
         if layout.by_column:
-            block_ND = _columns(raw, layout, start, end)
-            yield from ((layout.dimensions, vector) for vector in block_ND)
+            yield sizes_N, _columns(raw, layout, start, end)
             continue
         raw.seek(layout.offset + start * layout.row.itemsize)
         block_N = np.frombuffer(_exactly(raw, (end - start) * layout.row.itemsize), layout.row)
-        sizes = block_N["size"].tolist() if layout.has_sizes else [layout.dimensions] * len(block_N)
-        yield from zip(sizes, block_N["vector"], strict=True)
+        yield block_N["size"] if layout.has_sizes else sizes_N, block_N["vector"]
 
 
 def _columns(raw: BinaryIO, layout: _Layout, start: int, end: int) -> np.ndarray:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import fastavro
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scannery.pipelines.deadletters import DeadLetter
+from scannery.pipelines.sources.batches import Batch
 from scannery.pipelines.sources.locations import InputFile, open_bytes
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.ranges import content_tag, row_ranges
@@ -43,15 +43,14 @@ def split_avro(file: InputFile, limit: int) -> Iterator[Part]:
     yield from row_ranges(file, "avro", rows, file.size_bytes, limit, content_tag(file))
 
 
-def read_parquet(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
-    """Yield the rows of a part in order, with the columns that `fields` names; vectors as float32 arrays."""
+def read_parquet(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
+    """Yield the rows of a part in order, with the columns that `fields` names."""
     row = part.first
     try:
         with open_bytes(part.base, part.path) as raw:
-            for batch in _batches(_parquet(raw), part, fields):
-                for record in _rows(batch, fields.vector):
-                    yield Record(record, part.source, row=row)
-                    row += 1
+            for columns in _batches(_parquet(raw), part, fields):
+                yield Batch(columns, fields.vector, part.source, row)
+                row += columns.num_rows
     except (pa.ArrowException, DamagedError, OSError) as error:
         # Arrow reports damaged pages as OSError.
         yield DeadLetter(reason="damaged_file", source=part.source, row=row,
@@ -106,47 +105,6 @@ def _sliced(batches: Iterator[pa.RecordBatch], first: int, last: int) -> Iterato
         first, last = first - len(batch), last - len(batch)
         if last <= 0:
             return
-
-
-def _rows(batch: pa.RecordBatch, vector: str | None) -> Iterator[dict[str, Any]]:
-    if not batch.num_columns:  # the file has none of the fields: every row is a record without them
-        yield from ({} for _ in range(batch.num_rows))
-        return
-    matrix = _matrix(batch, vector)
-    rest = batch if matrix is None else batch.drop_columns([vector])
-    records = rest.to_pylist() if rest.num_columns else [{} for _ in range(batch.num_rows)]
-    for i, record in enumerate(records):
-        if matrix is not None:
-            record[vector] = matrix[i]
-        yield record
-
-
-def _matrix(batch: pa.RecordBatch, vector: str | None) -> np.ndarray | None:
-    """Return the vector column as one array, or None where its rows are not all numbers of one size.
-
-    Boxing 384 floats a row costs about thirty times as much as the rest of a record.
-    """
-    if vector is None or vector not in batch.schema.names:
-        return None
-    column = batch.column(vector)
-    kind = column.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not is_list or column.null_count or not _is_number(kind.value_type):
-        return None
-    flat = column.flatten()
-    if flat.null_count or len(flat) % len(column) or len(flat) == 0:
-        return None
-    size = len(flat) // len(column)
-    if not pa.types.is_fixed_size_list(kind) and any(
-        length != size for length in column.value_lengths().to_pylist()
-    ):
-        return None
-    matrix: np.ndarray = flat.to_numpy(zero_copy_only=False).reshape(-1, size)
-    return matrix
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
 def _avro_record(record: object, part: Part, row: int) -> Record | DeadLetter:

@@ -5,11 +5,11 @@ The copy lies in a store of its own, in the same layout: it can be served as it 
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from scannery.indexer import AlreadyExistsError, Manifest, NotFoundError, Store, read_manifest, segment_key
+from scannery.indexer.scratch import scratch_folder
 from scannery.serving.errors import ReadOnlyError
 from scannery.serving.live.location import LOG_FOLDER, log_folder
 from scannery.serving.live.log_files import LOG_FILE, sync_folder
@@ -42,8 +42,8 @@ def snapshot(store: Store, index: str, target: Store, *, log_root: Path | None =
 
     """
     folder = log_folder(log_root or store.local_root, index)
-    with tempfile.TemporaryDirectory(prefix="scannery-backup-") as place:
-        copy = Path(place) / LOG_FILE
+    with scratch_folder("backup") as place:
+        copy = place / LOG_FILE
         manifest, sequence = _consistent(store, index, folder, copy)
         _check_absent(target, index)
         size_bytes = _copy_files(store, target, manifest)

@@ -3,44 +3,37 @@
 Workers look at their indexes now and then. Whoever finds something due takes a lock file and hands it, open, to a new
 process; so there is one such process for an index however many workers and servers share it, and the kernel frees the
 lock however that process ends. What it leaves behind half done is never part of the index.
-
-Run as `python -m scannery.serving.live.maintenance`, this module is that process.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import logging
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-import pyarrow as pa
-
 from scannery.indexer import IndexerError, Store, latest_version
-from scannery.serving.errors import OverloadedError, ServingError
+from scannery.serving.errors import OverloadedError
 from scannery.serving.live.location import log_folder
 from scannery.serving.live.log_files import LOG_FILE
 from scannery.serving.live.memtable import LiveState
-from scannery.serving.live.merging import due, merge
-from scannery.serving.live.sealing import seal
+from scannery.serving.live.merging import due
 
-__all__ = ["Maintenance", "Task", "bounds", "locked", "seal_due"]
+__all__ = ["PROGRAM", "Maintenance", "Task", "bounds", "locked", "seal_due", "task_threads"]
 
 _LOG = logging.getLogger(__name__)
 
 Task = Literal["seal", "merge"]
-NICE = 10
+PROGRAM = "scannery.serving.live.maintenance_process"
 END_S = 10.0
 FIRST_BACKOFF_S = 2.0
 MAX_BACKOFF_S = 60.0
@@ -132,7 +125,7 @@ class Maintenance:
         output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", __name__, task, self._index, "--store", self._store.uri,
+                [sys.executable, "-m", PROGRAM, task, self._index, "--store", self._store.uri,
                  "--log", str(self._log_root), "--lock", str(lock)],
                 # The parent's import path, since it need not be an installed one.
                 env=os.environ | bounds() | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -189,7 +182,7 @@ def locked(log_root: Path, index: str, task: Task) -> Iterator[None]:
         os.close(lock)
 
 
-def _threads() -> int:
+def task_threads() -> int:
     """Return how many threads such a process may use: queries should find a core that is free."""
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
@@ -197,7 +190,7 @@ def _threads() -> int:
 def bounds() -> dict[str, str]:
     """Return the environment that keeps libraries to so many threads, too; they look when they are loaded."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-    return dict.fromkeys(names, str(_threads()))
+    return dict.fromkeys(names, str(task_threads()))
 
 
 def _lock_path(log_root: Path, index: str, task: Task) -> Path:
@@ -218,32 +211,3 @@ def _take(path: Path) -> int | None:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("task", choices=("seal", "merge"))
-    parser.add_argument("index")
-    parser.add_argument("--store", required=True)
-    parser.add_argument("--log", required=True, type=Path)
-    parser.add_argument("--lock", required=True, type=int)  # open until this process ends
-    given = parser.parse_args(arguments)
-    # Blocked in a server, which waits for them, and so in what it starts.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
-    os.nice(NICE)
-    threads = _threads()
-    pa.set_cpu_count(threads)
-    store = Store.open(given.store)
-    try:
-        if given.task == "seal":
-            seal(store, given.index, log_root=given.log, threads=threads)
-        else:
-            merge(store, given.index, threads=threads)
-    except (IndexerError, ServingError) as error:
-        print(error, file=sys.stderr)  # noqa: T201  read by whoever started this
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main())

@@ -10,7 +10,6 @@ the result is committed.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +36,7 @@ from scannery.indexer import (
     segment_key,
     with_deleted,
 )
+from scannery.indexer.scratch import scratch_folder
 from scannery.serving.live.rows import live_rows, stored_schema
 
 __all__ = ["MergeReport", "due", "merge"]
@@ -97,8 +97,8 @@ def merge(
     if not groups:
         return None
     group = groups[0]
-    with tempfile.TemporaryDirectory(prefix="scannery-merge-") as folder:
-        built = _built(store, manifest, group, Path(folder), cache, threads)
+    with scratch_folder("merge") as folder:
+        built = _built(store, manifest, group, folder, cache, threads)
         if built is not None:
             store.write_file(segment_key(index, built.entry.key), built.path)
             # Here, and not in a server: to unpack it and to time its searches takes seconds.

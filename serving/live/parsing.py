@@ -182,7 +182,7 @@ def _check_whole(point: Datapoint, given: Given, manifest: Manifest) -> None:
     if given.text is None or not given.text.strip():
         if spec.encoder is None:
             raise InvalidRequestError.at(f"{here}.vector", "is required: the index has no encoder")
-        what = "is blank" if given.text is not None else "or vector is required"
+        what = "is blank" if given.text is not None else "is required, or a vector"
         raise InvalidRequestError.at(f"{here}.text", what)
     if spec.encoder is None:
         raise InvalidRequestError.at(f"{here}.vector", "is required besides text: the index has no encoder")

@@ -6,7 +6,6 @@ Nobody needs to be told. A server notices the version, opens it, and keeps of it
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from scannery.indexer import (
     segment_key,
     shard_of,
 )
+from scannery.indexer.scratch import scratch_folder
 from scannery.serving.live.index import state_after
 from scannery.serving.live.location import log_folder
 from scannery.serving.live.log import MutationLog
@@ -138,12 +138,10 @@ def _built(store: Store, state: LiveState, threads: int | None) -> list[SegmentE
     names = table.column("document_id").to_pylist()
     shards_N = np.array([shard_of(name, manifest.shards) for name in names])
     entries = []
-    with tempfile.TemporaryDirectory(prefix="scannery-seal-") as folder:
+    with scratch_folder("seal") as folder:
         for shard in np.unique(shards_N).tolist():
             rows = table.filter(pa.array(shards_N == shard))
-            built = build_segment(
-                rows, spec=manifest.spec, shard=shard, directory=Path(folder), threads=threads
-            )
+            built = build_segment(rows, spec=manifest.spec, shard=shard, directory=folder, threads=threads)
             store.write_file(segment_key(manifest.index, built.entry.key), built.path)
             entries.append(built.entry)
     return entries

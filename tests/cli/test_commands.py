@@ -169,6 +169,7 @@ def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library:
     ("arguments", "code", "message"),
     [
         ("search", 2, ""),
+        ("", 2, ""),
         ("search -i library words", 2, "give either --target HOST:PORT or --store URI"),
         ("search -i library words -s STORE -t localhost:1", 2, "give either --target"),
         ("search -i library -s STORE", 2, "give QUERY, --like, --vector or --sparse"),
@@ -210,17 +211,36 @@ def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library:
         ("serve --store STORE --listen nowhere", 2, "listen: must be host:port, got 'nowhere'"),
         ("serve --store STORE --workers 0", 2, "workers: must be 1 to 256"),
         ("serve --store /no/such/store", 3, "there is no store"),
+        ("serve --store STORE --index nobody", 3, "there is no index nobody in"),
+        ("build SPEC --input SPEC --store foo://bar", 2, "unknown scheme"),
+        ("build SPEC --input SPEC --store SPEC", 2, "is a file; a store is a folder"),
+        ("build SPEC --store STORE --delete @/no/ids", 3, "/no/ids: No such file or directory"),
+        ("build SPEC --input SPEC --store STORE --queries /no/queries", 3, "queries: there is no file"),
+        ("build /no/spec.yaml --input SPEC --store STORE", 2, "/no/spec.yaml: No such file or directory"),
+        ("upsert /no/file -i library -s STORE", 3, "/no/file: No such file or directory"),
+        ("upsert / -i library -s STORE", 2, "/: Is a directory"),
+        ("bench serve 127.0.0.1:1 -i library --queries /no/file", 3, "/no/file: No such file or directory"),
+        ("top 127.0.0.1:1", 4, "no metrics at http://127.0.0.1:1/metrics: Connection refused"),
         ("nonsense", 2, "No such command 'nonsense'"),
         ("index show nobody --store STORE", 3, "nobody"),
     ],
 )
 def test_errors_are_one_line_and_have_a_code(
-    capsys: pytest.CaptureFixture[str], library: Path, arguments: str, code: int, message: str
+    capsys: pytest.CaptureFixture[str],
+    library: Path,
+    tmp_path: Path,
+    arguments: str,
+    code: int,
+    message: str,
 ) -> None:
-    words = [word.replace("STORE", str(library)).replace("VECTOR", VECTOR) for word in arguments.split()]
-    status, output, errors = run(capsys, *words)
+    spec = tmp_path / "spec.jsonl"  # as JSON, a spec and an input in one
+    spec.write_text('{"index": "library", "source": {"vector": "v"}}')
+    for name, value in (("STORE", str(library)), ("VECTOR", VECTOR), ("SPEC", str(spec))):
+        arguments = arguments.replace(name, value.replace(" ", ""))
+    status, output, errors = run(capsys, *arguments.split())
     assert status == code
     assert message in errors
+    assert bool(errors) == bool(message)
     if message:
         assert errors.startswith("error: ")
         assert errors.count("\n") == 1
@@ -237,6 +257,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], library: 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     status, output, _ = run(capsys, "--version")
     assert (status, output.split()[0]) == (0, "scannery")
+    assert "0 to 1. Default: 0.5." in " ".join(run(capsys, "search", "--help")[1].replace("│", " ").split())
     for command in ("search", "get", "serve", "index"):
         status, output, _ = run(capsys, command, "--help")
         assert (status, "Usage" in output) == (0, True)
@@ -248,7 +269,7 @@ def test_a_reader_that_leaves_early_is_no_error(library: Path) -> None:
         ["bash", "-o", "pipefail", "-c", f"{command} | head -1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )

@@ -47,6 +47,7 @@ def test_the_report_as_json(tmp_path, store, capsys):
     [
         (["films", "--output", "{}/x.parquet", "--format", "jsonl"], 2, "x.parquet ends like parquet"),
         (["films", "--output", "{}/x.parquet", "--version", "9"], 3, "no version 9"),
+        (["films", "--output", "{}/x.csv"], 2, "x.csv ends like a file"),
         (["books", "--output", "{}/x.parquet"], 3, "no index 'books'"),
     ],
 )

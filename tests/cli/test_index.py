@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,18 @@ def test_list_show_and_versions(store: str, capsys: pytest.CaptureFixture[str]):
         assert all(text in out for text in expected), out
 
 
+def test_what_goes_into_a_pipe_is_not_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    name = "an-index-" + "with-a-long-name-" * 3
+    spec = parse_spec({"index": name + "1", "source": {"vector": "v"}})
+    publish(Store.open(tmp_path / "s[1]", create=True), spec, datapoints(spec, clustered(20, 4)), tmp_path)
+    assert f"│ {name}1 │" in run(capsys, "list", "--store", str(tmp_path / "s[1]"))[1]
+    (tmp_path / "none[1]").mkdir()
+    assert "none[1]" in run(capsys, "list", "--store", str(tmp_path / "none[1]"))[1]
+
+
 def test_show_says_how_an_index_was_tuned_and_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     spec = {
         "index": "vecs",
@@ -59,6 +72,33 @@ def test_show_says_how_an_index_was_tuned_and_made(tmp_path: Path, capsys: pytes
     settings = segment.settings_for(0.95)
     assert settings is not None
     assert leaves == str(settings.leaves)
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> str:
+    spec = parse_spec({"index": "pods", "source": {"vector": "v"}, "scann": {"exact_below_rows": 1000}})
+    publish(Store.open(tmp_path / "store", create=True), spec, datapoints(spec, clustered(1200, 4)), tmp_path)
+    return str(tmp_path / "store")
+
+
+def test_curves_are_drawn(tuned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("matplotlib", exc_type=ImportError)
+    path = tmp_path / "curves.png"
+    assert run(capsys, "show", "pods", "--store", tuned, "--plot", str(path))[0] == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    status, _, err = run(capsys, "show", "pods", "--store", tuned, "--plot", str(tmp_path / "curves.xyz"))
+    assert (status, "'xyz' is not supported" in err) == (2, True)
+    status, _, err = run(capsys, "show", "pods", "--store", tuned, "--plot", str(tmp_path / "no" / "a.png"))
+    assert (status, "No such file" in err) == (3, True)
+
+
+def test_drawing_without_matplotlib_says_what_to_install(
+    tuned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    path = tmp_path / "curves.png"
+    status, _, err = run(capsys, "show", "pods", "--store", tuned, "--plot", str(path))
+    assert (status, "pip install 'scannery[plot]'" in err, path.exists()) == (2, True, False)
 
 
 def test_documents_are_counted_over_segments(store: str, capsys: pytest.CaptureFixture[str]):

@@ -99,7 +99,7 @@ def test_seal_merge_snapshot_and_restore(
         assert client.index("library").stats().rows == 604
         assert client.index("library").get(["new0"]) == [None]
     status, _, err = run(capsys, "index", "restore", "library", "--store", str(back), "--from", str(copy))
-    assert status != 0
+    assert status == 2
     assert "has an index 'library' already" in err
     assert run(capsys, "index", "seal", "nobody", "--store", str(store))[0] == 3
     assert not (store / "nobody").exists()

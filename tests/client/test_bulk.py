@@ -136,7 +136,7 @@ index = scannery.connect(sys.argv[1]).index("library")
 query = np.ones({DIMENSIONS})
 before = [hit.id for hit in index.search(query, 3)]
 if os.fork() == 0:
-    same = [hit.id for hit in index.search(query, 3, timeout_s=20)] == before
+    same = [hit.id for hit in index.search(query, 3, timeout_s=60)] == before
     os._exit(0 if same else 1)
 status = os.waitstatus_to_exitcode(os.wait()[1])
 assert [hit.id for hit in index.search(query, 3)] == before
@@ -145,7 +145,7 @@ sys.exit(status)
     with serving(library) as server:
         for target in (server.address, str(library)):
             done = subprocess.run(
-                [sys.executable, "-c", code, target], timeout=60, check=False, capture_output=True, text=True
+                [sys.executable, "-c", code, target], timeout=120, check=False, capture_output=True, text=True
             )
             assert done.returncode == 0, done.stderr
 
@@ -181,7 +181,7 @@ def test_the_restart_of_a_server_is_not_seen(library: Path) -> None:
     time.sleep(0.3)
     with Server(config):
         before = answered[0]
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while answered[0] < before + 50 and time.monotonic() < until:
             time.sleep(0.02)
         done.set()

@@ -44,6 +44,8 @@ RIGHT = """
             if not isinstance(maybe, scannery.ScanneryError):
                 maybe[0].score
 
+    scannery.connect("localhost:7077", coalesce=False, retries=False).close()
+
     async def main() -> None:
         async with scannery.aio.connect("localhost:7077") as client:
             hits = await client.index("podcasts").search("volcanoes")
@@ -65,6 +67,7 @@ WRONG = {
     'index.search("a")[0].score = 1.0': "read-only",
     'index.get(["a"])[0].id': "None",
     "scannery.connect(7077)": "target",
+    'scannery.connect("localhost:7077", coalesce="no")': "coalesce",
     'index.upsert([{"id": "a", "vektor": [1.0]}])': "vektor",
     'index.update([{"id": "a", "text": "b"}])': "text",
     'index.delete("a").sequences': "sequences",

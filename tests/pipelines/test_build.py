@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import Any
 
 import numpy as np
 import pytest
 
-from scannery.indexer import Store, list_versions
+from scannery.indexer import Store, StoreError, list_versions
 from scannery.pipelines import (
     NothingToIndexError,
     Progress,
@@ -266,8 +267,9 @@ def test_csv_and_parquet_make_the_same_index_as_jsonl(store, write, tmp_path):
     )
     for name in ("a.parquet", "a.csv"):
         index = name.replace(".", "-")
-        run(store, str(tmp_path / name), spec=VECTORS | {"index": index})
+        report = run(store, str(tmp_path / name), spec=VECTORS | {"index": index})
         assert rows_of(store, index) == rows_of(store)
+        assert report.input_bytes == (tmp_path / name).stat().st_size
 
 
 def test_progress_counts_units_and_segments(store, write, monkeypatch):
@@ -289,3 +291,12 @@ def test_an_encoder_for_queries_must_fit_the_vectors(store, write):
     spec = VECTORS | {"encoder": {"model": "all-MiniLM-L6-v2"}}
     with pytest.raises(SpecConflictError, match="384 dimensions.*have 8"):
         run(store, write("a.jsonl", vector_records(0, 3)), spec=spec)
+
+
+def test_a_full_temporary_folder_is_an_error_that_says_so(store, write, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "Error writing bytes to file")
+
+    monkeypatch.setattr("scannery.pipelines.embed_stage.write_embeddings", full)
+    with pytest.raises(StoreError, match=r"temporary files in /.*: No space left on device"):
+        run(store, write("a.jsonl", vector_records(0, 3)))

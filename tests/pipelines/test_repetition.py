@@ -33,5 +33,5 @@ def test_nothing_to_do_needs_nothing(store, write, encoded):
     run(store, path, spec=spec)
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", SCRIPT, json.dumps(spec), path, store.uri]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=150)
     assert json.loads(done.stdout) == [True, len(records), 0, []]

@@ -21,7 +21,7 @@ from tests.data import ROOT
 from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
 
 SPEC = VECTORS | {"shards": 3}
-DEADLINE_S = 60
+DEADLINE_S = 150
 SCRIPT = """
 import json, sys
 from scannery.pipelines import build, units

@@ -96,6 +96,13 @@ def test_the_report_says_what_the_encoder_did(store, write):
     assert report.to_dict()["seconds"]["wall"] > 0
 
 
+def test_duplicates_are_embedded_and_not_taken_for_reused(store, write):
+    report = run(store, write("a.jsonl", [*records(), records()[1]]), spec=SPEC)
+    assert report.dead_letters["duplicate_id"] == 1
+    assert report.embedded > report.passages
+    assert report.reused == 0
+
+
 def test_a_document_is_never_embedded_twice(store, write):
     first = run(store, write("a.jsonl", records()), spec=SPEC)
     changed = records()

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.serving import OverloadedError
+from scannery.serving import OverloadedError, ServerConfig
 from scannery.serving.admission import WINDOW, Admission, Ticket
 from scannery.serving.batching import Batcher
 from scannery.serving.deadline import Deadline
+from scannery.serving.dispatch import least_in_flight
 from scannery.serving.errors import DeadlineError
 from scannery.serving.turns import GoneError, Turn, still_wanted, waiting
 from tests.served import DIMENSIONS, serving
@@ -58,6 +59,46 @@ def test_one_client_cannot_shut_out_others() -> None:
     assert full(admission, "a") == []
     theirs += full(admission, "b")
     assert len(theirs) == 8
+
+
+def test_a_batch_takes_as_much_of_its_clients_share_as_its_queries_would() -> None:
+    admission = Admission(least=16, most=100, workers=4)
+    mine = [admission.enter("a") for _ in range(2)]
+    theirs = [admission.enter("b") for _ in range(7)]
+    mine[0].weigh(20)
+    mine[0].weigh(20)
+    # Half is taken, and the batch alone is more than half of all there is.
+    with pytest.raises(OverloadedError):
+        admission.enter("a")
+    theirs.append(admission.enter("b"))
+    mine[0].leave()
+    mine.append(admission.enter("a"))
+    for ticket in (*mine, *theirs):
+        ticket.leave()
+    assert admission.in_flight == 0
+    assert len(full(admission, "a")) == 16
+
+
+def test_who_would_be_answered_soon_is_let_in_above_the_limit() -> None:
+    admission = Admission(least=4, most=20, workers=4)
+    answer(admission, 0.001, times=100)
+    # A millisecond for each in flight: 15 are as many as are answered within the patience of 15 ms.
+    assert 14 <= len(full(admission, "a")) <= 16
+    slow = Admission(least=4, most=20, workers=4)
+    answer(slow, 0.05, times=100)
+    assert len(full(slow, "a")) == 4
+    quick = Admission(least=4, most=20, workers=4)
+    answer(quick, 1e-5, times=100)
+    assert len(full(quick, "a")) == 20
+
+
+@pytest.mark.parametrize(("workers", "least"), [(1, 16), (2, 8), (1000, 4)])
+def test_all_workers_together_always_take_a_few(
+    workers: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    config = ServerConfig(store="s", workers=min(workers, 256))
+    assert least_in_flight(config) == least
 
 
 def test_a_forgotten_ticket_comes_back() -> None:
@@ -165,7 +206,7 @@ class SlowEncoder:
     def encode(self, texts: list[str]) -> np.ndarray:
         self.batches.append(list(texts))
         self.entered.set()
-        assert self.go.wait(30)
+        assert self.go.wait(60)
         if "bad" in texts:
             raise ValueError("bad")
         return np.array([[len(text)] for text in texts], np.float32)
@@ -185,18 +226,18 @@ def test_texts_that_come_while_others_are_encoded_are_encoded_together() -> None
 
     first = threading.Thread(target=ask, args=("first",), name="0")
     first.start()
-    assert slow.entered.wait(30)
+    assert slow.entered.wait(60)
     threads = [threading.Thread(target=ask, args=(text,), name=name)
                for text, name in (("a", "1"), ("bb", "2"), ("bad", "3"), ("a", "4"))]  # fmt: skip
     for thread in threads:
         thread.start()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while len(batcher._gathered) < 4:
         assert time.monotonic() < until
         time.sleep(0.01)
     slow.go.set()
     for thread in [first, *threads]:
-        thread.join(30)
+        thread.join(60)
     assert found == {"first0": 5.0, "a1": 1.0, "bb2": 2.0, "bad3": "bad", "a4": 1.0}
     assert [sorted(batch) for batch in slow.batches[:2]] == [["first"], ["a", "bad", "bb"]]
     assert sizes[:2] == [1, 3]

@@ -161,5 +161,5 @@ def wait_for(condition: object, looked: threading.Event) -> None:
         looked.clear()
         if condition():  # type: ignore[operator]
             return
-        assert looked.wait(10)
+        assert looked.wait(60)
     raise AssertionError("it never came true")

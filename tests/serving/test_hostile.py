@@ -50,12 +50,16 @@ def _well_behaved_callers_notice_nothing(server: Server) -> Iterator[None]:
 
     thread = threading.Thread(target=ask)
     thread.start()
+    until = time.monotonic() + 60
+    while not (answered[0] or failures):
+        assert time.monotonic() < until
+        time.sleep(0.01)
     yield
     done.set()
     thread.join(60)
     assert failures == []
     assert answered[0] > 0
-    assert slowest[0] < 20
+    assert slowest[0] < 30
     assert _resident_mib() - before < MAX_GROWTH_MIB
 
 
@@ -66,7 +70,7 @@ def _resident_mib() -> float:
 
 def connected(server: Server) -> socket.socket:
     host, port = server.address.rsplit(":", 1)
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes, *, length: int | None = None) -> bytes:
@@ -118,12 +122,12 @@ def test_bodies_that_are_no_messages(server: Server, method: str) -> None:
         codes = set()
         for _ in range(50):
             with pytest.raises(grpc.RpcError) as caught:
-                call(rng.randbytes(rng.randrange(1, 400)), timeout=30)
+                call(rng.randbytes(rng.randrange(1, 400)), timeout=60)
             codes.add(caught.value.code())
         allowed = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED}
         assert codes <= allowed
         with pytest.raises(grpc.RpcError) as caught:
-            call(bytes(2 << 20), timeout=30)
+            call(bytes(2 << 20), timeout=60)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -134,14 +138,14 @@ def test_bodies_that_never_come_free_their_threads(server: Server) -> None:
         gone = threading.Event()
 
         def nothing() -> Iterator[bytes]:
-            gone.wait(30)
+            gone.wait(60)
             yield from ()
 
         calls = [
             untyped.stream_unary("/scannery.v1.SearchService/Search").future(nothing(), timeout=60)
             for _ in range(10)
         ]
-        codes = {call.exception(timeout=40).code() for call in calls}
+        codes = {call.exception(timeout=60).code() for call in calls}
         gone.set()
     assert codes <= {grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED}
     _only_well_behaved_callers_are_left(server)
@@ -164,14 +168,14 @@ def test_callers_that_hang_up(server: Server) -> None:
     for _ in range(40):
         channel = grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)])
         untyped: Any = channel
-        call = untyped.unary_unary("/scannery.v1.SearchService/Search").future(b"\x0a\x07library", timeout=30)
+        call = untyped.unary_unary("/scannery.v1.SearchService/Search").future(b"\x0a\x07library", timeout=60)
         channel.close()
         assert call.done()
     _only_well_behaved_callers_are_left(server)
 
 
 def _only_well_behaved_callers_are_left(server: Server) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while server._front.admission.in_flight > 1:
         assert time.monotonic() < until
         time.sleep(0.05)

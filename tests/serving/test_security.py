@@ -1,10 +1,7 @@
-"""Who gets in, and what they see: real servers, real certificates, real tokens."""
+"""Who gets in with a key, and what strangers see."""
 
 from __future__ import annotations
 
-import base64
-import datetime as dt
-import hmac
 import json
 import time
 from collections.abc import Iterator
@@ -14,10 +11,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -31,13 +24,6 @@ from tests.served import DIMENSIONS, serving
 
 VECTOR = np.random.default_rng(0).normal(size=DIMENSIONS).astype(np.float32)
 UNKNOWN = grpc.StatusCode.UNAUTHENTICATED
-
-
-def wait_until(condition: Any, seconds: float = 30) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.05)
 
 
 # Keys
@@ -143,7 +129,7 @@ def test_strangers_learn_nothing(guarded: tuple[Server, dict[str, str]]) -> None
                     iter([b"\xff"]) if call is not None and "Stream" in type(call).__name__ else b"\xff"
                 )
                 with pytest.raises(grpc.RpcError) as caught:
-                    response = call(argument, timeout=10)
+                    response = call(argument, timeout=60)
                     list(response)
                 metadata: Any = caught.value.trailing_metadata()
                 answers.add((caught.value.code(), caught.value.details(), str(sorted(metadata))))
@@ -157,15 +143,15 @@ def test_strangers_may_probe_the_server_but_no_index(
     server, _ = guarded
     with grpc.insecure_channel(server.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        assert stub.Check(health_pb2.HealthCheckRequest(), timeout=10).status == 1
+        assert stub.Check(health_pb2.HealthCheckRequest(), timeout=60).status == 1
         for name in ("index/library", "index/nothing", "x"):
             with pytest.raises(grpc.RpcError) as caught:
-                stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+                stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
             assert caught.value.code() is UNKNOWN
     closed = SecurityConfig(keys_file=server.config.security.keys_file, public_health=False)
     with serving(library, security=closed) as other, grpc.insecure_channel(other.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
         assert caught.value.code() is UNKNOWN
 
 
@@ -181,7 +167,7 @@ def test_a_strangers_body_is_not_read(guarded: tuple[Server, dict[str, str]]) ->
     with grpc.insecure_channel(server.address) as channel:
         untyped: Any = channel
         with pytest.raises(grpc.RpcError) as caught:
-            untyped.stream_unary("/scannery.v1.SearchService/Search")(endless(), timeout=30)
+            untyped.stream_unary("/scannery.v1.SearchService/Search")(endless(), timeout=60)
     assert caught.value.code() is UNKNOWN
     assert len(sent) < 1000  # what fits into the windows of the connection, not what was offered
 
@@ -200,9 +186,9 @@ def test_keys_open_what_their_scopes_say(guarded: tuple[Server, dict[str, str]])
     with grpc.insecure_channel(server.address) as channel:
         stub = index_pb2_grpc.IndexServiceStub(channel)
         with pytest.raises(grpc.RpcError, match="scope 'write'"):
-            stub.Upsert(index_pb2.UpsertRequest(), timeout=10, metadata=metadata)
+            stub.Upsert(index_pb2.UpsertRequest(), timeout=60, metadata=metadata)
         with pytest.raises(grpc.RpcError, match="scope 'write'"):
-            stub.Delete(index_pb2.DeleteRequest(), timeout=10, metadata=metadata)
+            stub.Delete(index_pb2.DeleteRequest(), timeout=60, metadata=metadata)
     wrong = "scn_000000000000_" + "A" * 43
     with (
         scannery.connect(server.address, api_key=wrong) as client,
@@ -238,12 +224,12 @@ def test_other_indexes_do_not_exist_for_a_key_of_one(guarded: tuple[Server, dict
             search_pb2.SearchStreamRequest(tag=tag, search=search(name, [1.0] * 4, 1).request)
             for tag, name in enumerate(("library", "ghost", "flat"))
         ]
-        answers = {a.tag: a for a in stub.SearchStream(iter(requests), timeout=20, metadata=metadata)}
+        answers = {a.tag: a for a in stub.SearchStream(iter(requests), timeout=60, metadata=metadata)}
         assert [answers[tag].error.code for tag in range(3)] == [5, 5, 0]
         assert "library" not in answers[1].error.detail.message
         writes = index_pb2_grpc.IndexServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught_rpc:
-            writes.Delete(index_pb2.DeleteRequest(index="library", ids=["a"]), timeout=10, metadata=metadata)
+            writes.Delete(index_pb2.DeleteRequest(index="library", ids=["a"]), timeout=60, metadata=metadata)
         assert caught_rpc.value.code() is grpc.StatusCode.NOT_FOUND
 
 
@@ -257,7 +243,7 @@ def test_reflection_is_hidden_where_credentials_are_asked_for(
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         try:
-            names = list(stub.ServerReflectionInfo(iter([request]), timeout=10, metadata=metadata))
+            names = list(stub.ServerReflectionInfo(iter([request]), timeout=60, metadata=metadata))
         except grpc.RpcError as error:
             assert error.code() is grpc.StatusCode.UNIMPLEMENTED
             names = []
@@ -274,231 +260,6 @@ def test_no_secret_is_written_anywhere(
         client.index("nothing").search(VECTOR)
     secret = texts["reader"].rsplit("_", 1)[-1]
     assert secret not in caplog.text + str(caught.value) + repr(client) + repr(vars(client))
-
-
-# Tokens
-
-ISSUER, AUDIENCE = "https://issuer.example", "scannery"
-
-
-class Issuer:
-    """Signs tokens, and publishes its keys."""
-
-    def __init__(self, folder: Path) -> None:
-        self.jwt = pytest.importorskip("jwt")
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.jwks = folder / "jwks.json"
-        self.publish(self.key)
-
-    def publish(self, key: ec.EllipticCurvePrivateKey) -> None:
-        published = json.loads(self.jwt.algorithms.ECAlgorithm.to_jwk(key.public_key()))
-        self.jwks.write_text(json.dumps({"keys": [{**published, "kid": "k1", "alg": "ES256", "use": "sig"}]}))
-
-    def token(self, **claims: Any) -> str:
-        now = int(time.time())
-        claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": now + 600, "scope": "read"} | claims
-        claims = {name: value for name, value in claims.items() if value is not None}
-        return str(self.jwt.encode(claims, self.key, algorithm="ES256", headers={"kid": "k1"}))
-
-    @property
-    def security(self) -> SecurityConfig:
-        return SecurityConfig(jwks_file=str(self.jwks), jwt_issuer=ISSUER, jwt_audience=AUDIENCE)
-
-
-def test_a_token_says_who_and_what(tmp_path: Path, library: Path) -> None:
-    issuer = Issuer(tmp_path)
-    with serving(library, security=issuer.security) as server:
-        asked = []
-
-        def token() -> str:
-            asked.append(1)
-            return issuer.token(scannery_indexes=["flat"])
-
-        with scannery.connect(server.address, token=token) as client:
-            assert [info.name for info in client.indexes()] == ["flat"]
-            with pytest.raises(scannery.NotFoundError):
-                client.index("library").stats()
-        assert len(asked) >= 2
-
-
-def test_tokens_that_are_not_good_are_nobodys(tmp_path: Path) -> None:
-    issuer = Issuer(tmp_path)
-    now = [time.time()]
-    authenticator = Authenticator(issuer.security, clock=lambda: now[0])
-
-    def known(token: str) -> bool:
-        return authenticator.principal((("authorization", f"Bearer {token}"),)) is not None
-
-    good = issuer.token()
-    assert known(good)
-    assert known(good)
-    past = int(time.time()) - 100
-    for claims in (
-        {"iss": "https://other"},
-        {"aud": "other"},
-        {"exp": past},
-        {"exp": None},
-        {"sub": None},
-        {"iss": None},
-        {"aud": None},
-        {"nbf": int(time.time()) + 600},
-        {"scope": 3},
-        {"scannery_indexes": "library"},
-    ):
-        assert not known(issuer.token(**claims)), claims
-    head, body, _ = good.split(".")
-    other = Issuer(tmp_path / "..").token()
-    issuer.publish(issuer.key)
-    assert not known(".".join((head, body, other.split(".")[2])))
-    assert not known(
-        issuer.jwt.encode({"iss": ISSUER, "aud": AUDIENCE, "sub": "x", "exp": past * 2}, "", "none")
-    )
-    # The oldest trick: the public key as the secret of a symmetric signature.
-    public = issuer.key.public_key().public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    forged = _signed_with_a_shared_secret({"alg": "HS256", "kid": "k1"}, body, public)
-    assert not known(forged)
-    # One that was good is not good for ever, though it is remembered.
-    now[0] += 700
-    assert not known(good)
-
-
-def _signed_with_a_shared_secret(header: dict[str, str], body: str, secret: bytes) -> str:
-    def text(data: bytes) -> str:
-        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-    signed = f"{text(json.dumps(header).encode())}.{body}"
-    return f"{signed}.{text(hmac.new(secret, signed.encode(), 'sha256').digest())}"
-
-
-def test_renewed_keys_of_the_issuer_are_read(tmp_path: Path) -> None:
-    issuer = Issuer(tmp_path)
-    now = [time.time()]
-    authenticator = Authenticator(issuer.security, clock=lambda: now[0])
-    issuer.key = ec.generate_private_key(ec.SECP256R1())
-    token = (("authorization", f"Bearer {issuer.token()}"),)
-    assert authenticator.principal(token) is None
-    issuer.publish(issuer.key)
-    now[0] += 2
-    assert authenticator.principal(token) is not None
-
-
-# TLS
-
-
-class Authority:
-    """Signs certificates."""
-
-    def __init__(self, folder: Path, name: str = "ca") -> None:
-        self.folder = folder
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        self.path = folder / f"{name}.pem"
-        certificate = self._signed(self.name, self.key.public_key(), ca=True)
-        self.path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """Return the files with a certificate for localhost and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        cert_path, key_path = self.folder / f"{name}.crt", self.folder / f"{name}.key"
-        certificate = self._signed(subject, key.public_key(), ca=False)
-        key_path.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-        cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        return cert_path, key_path
-
-    def _signed(self, subject: x509.Name, key: ec.EllipticCurvePublicKey, *, ca: bool) -> x509.Certificate:
-        now = dt.datetime.now(dt.timezone.utc)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self.name)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(days=1))
-            .not_valid_after(now + dt.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-            .sign(self.key, hashes.SHA256())
-        )
-
-
-def secure(cert: Path, key: Path, **options: Any) -> SecurityConfig:
-    return SecurityConfig(tls_cert=str(cert), tls_key=str(key), **options)
-
-
-def local(server: Server) -> str:
-    return f"localhost:{server.address.rsplit(':', 1)[1]}"
-
-
-def test_tls_shows_who_the_server_is(tmp_path: Path, library: Path) -> None:
-    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
-    with serving(library, security=secure(*authority.issue("server"))) as server:
-        with scannery.connect(local(server), ca=authority.path) as client:
-            assert len(client.indexes()) == 2
-        wrong: list[Any] = [{"ca": other.path}, {"tls": False}, {"tls": True}]
-        for options in wrong:
-            with (
-                scannery.connect(local(server), **options) as client,
-                pytest.raises(scannery.UnavailableError),
-            ):
-                client.indexes()
-
-
-async def test_the_async_client_speaks_tls_and_shows_keys(tmp_path: Path, library: Path) -> None:
-    authority, keys = Authority(tmp_path), KeyFile(tmp_path / "keys.json")
-    _, text = keys.create("a")
-    security = secure(*authority.issue("server"), keys_file=str(keys.path))
-    with serving(library, security=security) as server:
-        async with scannery.aio.connect(local(server), ca=authority.path, api_key=text) as client:
-            assert len(await client.indexes()) == 2
-        async with scannery.aio.connect(local(server), ca=authority.path) as client:
-            with pytest.raises(scannery.UnauthenticatedError):
-                await client.indexes()
-
-
-def test_mtls_shows_who_the_caller_is(tmp_path: Path, library: Path) -> None:
-    authority, other = Authority(tmp_path), Authority(tmp_path, "other")
-    security = secure(*authority.issue("server"), client_ca=str(authority.path))
-    assert security.authenticates
-    with serving(library, security=security) as server:
-        cert, key = authority.issue("client")
-        with scannery.connect(local(server), ca=authority.path, cert=cert, key=key) as client:
-            assert len(client.indexes()) == 2
-        cert, key = other.issue("stranger")
-        strangers: list[Any] = [{"cert": cert, "key": key}, {}]
-        for options in strangers:
-            with (
-                scannery.connect(local(server), ca=authority.path, **options) as client,
-                pytest.raises(scannery.UnavailableError),
-            ):
-                client.indexes()
-
-
-def test_renewed_certificates_are_used_without_a_restart(tmp_path: Path, library: Path) -> None:
-    first, second = Authority(tmp_path), Authority(tmp_path, "second")
-    cert, key = first.issue("server")
-    with (
-        serving(library, security=secure(cert, key)) as server,
-        scannery.connect(local(server), ca=first.path) as client,
-    ):
-        assert len(client.indexes()) == 2
-        fresh_cert, fresh_key = second.issue("fresh")
-        # Between the two replacements they are no pair, and the old ones stay in force.
-        fresh_key.replace(key)
-        with scannery.connect(local(server), ca=first.path) as another:
-            assert len(another.indexes()) == 2
-        fresh_cert.replace(cert)
-        with scannery.connect(local(server), ca=second.path) as another:
-            assert len(another.indexes()) == 2
-        assert len(client.indexes()) == 2  # connections stay
 
 
 # Configuration

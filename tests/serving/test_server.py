@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 import scannery
 from scannery.client.calls import search, search_many
 from scannery.indexer import Store
-from scannery.serving import BindError, ConfigError, Server, ServerConfig, UnknownIndexError
-from scannery.serving.config import split_address
+from scannery.serving import Server, ServerConfig, UnknownIndexError
 from scannery.serving.server import health_name
 from scannery.v1 import index_pb2, index_pb2_grpc, search_pb2, search_pb2_grpc
 from scannery.v1.types_pb2 import ErrorDetail
 from tests.served import DIMENSIONS, copied, library_table, serving
-from tests.serving.test_catalog import SPEC as MOVING
-from tests.serving.test_catalog import publish
 
 VECTOR = np.random.default_rng(0).normal(size=DIMENSIONS).astype(np.float32)
 
@@ -49,7 +44,7 @@ def untyped(channel: grpc.Channel) -> Any:
 
 def health_of(channel: grpc.Channel, name: str) -> str:
     stub = health_pb2_grpc.HealthStub(channel)
-    response = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+    response = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
     return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
 
 
@@ -60,7 +55,7 @@ def detail_of(error: grpc.RpcError) -> ErrorDetail:
 
 def test_generated_stubs_work(channel: grpc.Channel) -> None:
     stub = search_pb2_grpc.SearchServiceStub(channel)
-    response = stub.Search(search("library", VECTOR, 3).request, timeout=5)
+    response = stub.Search(search("library", VECTOR, 3).request, timeout=60)
     assert [hit.score for hit in response.hits] == sorted((h.score for h in response.hits), reverse=True)
     assert (len(response.hits), response.version, response.sequence) == (3, 1, 0)
 
@@ -69,21 +64,21 @@ def test_vectors_may_be_repeated_floats(channel: grpc.Channel) -> None:
     stub = search_pb2_grpc.SearchServiceStub(channel)
     request = search_pb2.SearchRequest(index="library")
     request.query.vector.values.extend(VECTOR.tolist())
-    response = stub.Search(request, timeout=5)
+    response = stub.Search(request, timeout=60)
     assert len(response.hits) == 10
-    assert response == stub.Search(search("library", VECTOR, 10).request, timeout=5)
+    assert response == stub.Search(search("library", VECTOR, 10).request, timeout=60)
     request.query.vector.packed = VECTOR.tobytes()
     with pytest.raises(grpc.RpcError, match="both `packed` and `values`"):
-        stub.Search(request, timeout=5)
+        stub.Search(request, timeout=60)
     request.query.vector.Clear()
     request.query.vector.packed = b"12345"
     with pytest.raises(grpc.RpcError, match="5 bytes are no whole number"):
-        stub.Search(request, timeout=5)
+        stub.Search(request, timeout=60)
 
 
 def refused(channel: grpc.Channel, request: search_pb2.SearchRequest) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as caught:
-        search_pb2_grpc.SearchServiceStub(channel).Search(request, timeout=5)
+        search_pb2_grpc.SearchServiceStub(channel).Search(request, timeout=60)
     detail = detail_of(caught.value)
     assert detail.message == caught.value.details()
     assert detail.message.startswith(detail.field)
@@ -122,7 +117,7 @@ def test_every_method_of_the_contract_has_a_handler(channel: grpc.Channel) -> No
                 call = getattr(untyped(channel), kind)(f"/{service.full_name}/{method.name}")
                 argument: Any = iter([b""]) if method.client_streaming else b""
                 try:
-                    list(call(argument, timeout=5))
+                    list(call(argument, timeout=60))
                 except grpc.RpcError as error:
                     assert "Method not found" not in str(error.details()), method.full_name
 
@@ -136,7 +131,7 @@ def test_a_stream_answers_by_tag_and_survives_errors(channel: grpc.Channel) -> N
         search_pb2.SearchStreamRequest(tag=4),
     ]
     # An answer may overtake another.
-    responses = sorted(stub.SearchStream(iter(requests), timeout=5), key=lambda response: response.tag)
+    responses = sorted(stub.SearchStream(iter(requests), timeout=60), key=lambda response: response.tag)
     assert [response.tag for response in responses] == [1, 2, 3, 4]
     assert [response.WhichOneof("response") for response in responses] == [
         "search",
@@ -156,15 +151,15 @@ def test_streams_never_take_every_thread(library: Path) -> None:
 
         def requests() -> Iterator[search_pb2.SearchStreamRequest]:
             yield search_pb2.SearchStreamRequest(tag=1, search=search("library", VECTOR, 1).request)
-            more.wait(10)
+            more.wait(60)
 
-        first = stub.SearchStream(requests(), timeout=20)
+        first = stub.SearchStream(requests(), timeout=60)
         assert next(iter(first)).tag == 1
         with pytest.raises(grpc.RpcError) as caught:
-            list(stub.SearchStream(iter([search_pb2.SearchStreamRequest()]), timeout=5))
+            list(stub.SearchStream(iter([search_pb2.SearchStreamRequest()]), timeout=60))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert detail_of(caught.value).retry_after_ms == 1000
-        assert len(stub.Search(search("library", VECTOR, 1).request, timeout=5).hits) == 1
+        assert len(stub.Search(search("library", VECTOR, 1).request, timeout=60).hits) == 1
         more.set()
         assert list(first) == []
 
@@ -176,12 +171,12 @@ def test_what_no_thread_and_no_place_in_the_queue_is_left_for_is_refused_at_once
 
         def requests() -> Iterator[search_pb2.SearchStreamRequest]:
             yield search_pb2.SearchStreamRequest(tag=1, search=search("library", VECTOR, 1).request)
-            more.wait(10)
+            more.wait(60)
 
-        stream = stub.SearchStream(requests(), timeout=20)
+        stream = stub.SearchStream(requests(), timeout=60)
         assert next(iter(stream)).tag == 1
         with pytest.raises(grpc.RpcError) as caught:
-            stub.Search(search("library", VECTOR, 1).request, timeout=5)
+            stub.Search(search("library", VECTOR, 1).request, timeout=60)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert detail_of(caught.value).retry_after_ms > 0
         with scannery.connect(server.address) as client:
@@ -243,12 +238,12 @@ def test_bytes_that_are_no_request_are_the_callers_error(channel: grpc.Channel) 
         "IndexService/GetIndex",
     ):
         with pytest.raises(grpc.RpcError, match="the request is not a scannery") as caught:
-            untyped(channel).unary_unary(f"/scannery.v1.{path}")(b"\xff\xff\xff", timeout=5)
+            untyped(channel).unary_unary(f"/scannery.v1.{path}")(b"\xff\xff\xff", timeout=60)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.RpcError, match="the request is not a scannery"):
         list(
             untyped(channel).stream_stream("/scannery.v1.SearchService/SearchStream")(
-                iter([b"\xff"]), timeout=5
+                iter([b"\xff"]), timeout=60
             )
         )
 
@@ -288,21 +283,21 @@ def test_one_broken_index_does_not_keep_the_others_from_serving(library: Path, t
 def test_reflection_lists_the_services(channel: grpc.Channel) -> None:
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     request = reflection_pb2.ServerReflectionRequest(list_services="")
-    [response] = stub.ServerReflectionInfo(iter([request]), timeout=5)
+    [response] = stub.ServerReflectionInfo(iter([request]), timeout=60)
     names = {service.name for service in response.list_services_response.service}
     assert {"scannery.v1.SearchService", "scannery.v1.IndexService", "grpc.health.v1.Health"} <= names
 
 
 def test_indexes_are_listed_in_pages(channel: grpc.Channel) -> None:
     stub = index_pb2_grpc.IndexServiceStub(channel)
-    first = stub.ListIndexes(index_pb2.ListIndexesRequest(page_size=1), timeout=5)
+    first = stub.ListIndexes(index_pb2.ListIndexesRequest(page_size=1), timeout=60)
     second = stub.ListIndexes(
-        index_pb2.ListIndexesRequest(page_size=1, page_token=first.next_page_token), timeout=5
+        index_pb2.ListIndexesRequest(page_size=1, page_token=first.next_page_token), timeout=60
     )
     assert [info.name for info in (*first.indexes, *second.indexes)] == ["flat", "library"]
     assert second.next_page_token == ""
     with pytest.raises(grpc.RpcError, match="page_size: must be 1 to 1000, got 0"):
-        stub.ListIndexes(index_pb2.ListIndexesRequest(page_size=0), timeout=5)
+        stub.ListIndexes(index_pb2.ListIndexesRequest(page_size=0), timeout=60)
 
 
 def test_get_index_tells_what_the_manifest_does(server: Server, library: Path) -> None:
@@ -337,117 +332,3 @@ def test_everything_that_was_stored_comes_back(server: Server) -> None:
     assert point.payload == {"row": int(record["id"][1:]), "deep": [None, "ü"]}
     assert point.attributes == {name: record[name] for name in sorted(point.attributes)}
     assert len(point.attributes) == 6
-
-
-def test_a_taken_port_is_a_clear_error(server: Server, library: Path) -> None:
-    with pytest.raises(BindError, match=f"cannot listen on {server.address}"):
-        Server(ServerConfig(store=str(library), listen=server.address)).start()
-    assert not [t for t in threading.enumerate() if t.name == "scannery-watcher" and not t.is_alive()]
-
-
-@pytest.mark.parametrize(
-    "listen", ["0.0.0.0:0", "[::]:0", "192.168.1.5:7077", "example.com:1", "127.evil.com:1"]
-)
-def test_an_address_beyond_loopback_needs_consent(listen: str, library: Path) -> None:
-    with pytest.raises(ConfigError, match="authenticates nobody") as caught:
-        ServerConfig(store=str(library), listen=listen)
-    assert caught.value.field == "listen"
-    assert ServerConfig(store=str(library), listen=listen, insecure=True).listen == listen
-
-
-@pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:7077", "[::1]:7077", "127.9.9.9:1"])
-def test_loopback_needs_no_consent(listen: str) -> None:
-    assert ServerConfig(store="x", listen=listen).listen == listen
-
-
-@pytest.mark.parametrize(
-    "listen", ["", "7077", ":7077", "localhost", "localhost:", "a:99999", "::1:80", "a b:1"]
-)
-def test_what_is_no_address_is_refused(listen: str) -> None:
-    with pytest.raises(ConfigError, match="must be host:port"):
-        split_address(listen)
-
-
-def test_options_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match="threads: must be 1 to 1024, got 0"):
-        ServerConfig(store="x", threads=0)
-
-
-def test_the_callers_deadline_is_kept(server: Server) -> None:
-    with scannery.connect(server.address) as client, pytest.raises(scannery.DeadlineExceededError):
-        client.index("library").search_many([VECTOR] * 500, 100, timeout_s=0.001)
-
-
-def test_a_server_that_is_not_there_is_unavailable() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    with (
-        scannery.connect(address) as client,
-        pytest.raises(scannery.UnavailableError, match=address) as caught,
-    ):
-        client.index("library").search(VECTOR)
-    assert caught.value.__cause__ is not None
-
-
-def test_stop_lets_running_requests_finish_and_refuses_new_ones(library: Path) -> None:
-    server = Server(ServerConfig(store=str(library), listen="127.0.0.1:0", drain_s=20))
-    server.start()
-    with grpc.insecure_channel(server.address) as channel:
-        stub = search_pb2_grpc.SearchServiceStub(channel)
-        go_on = threading.Event()
-
-        def requests() -> Iterator[search_pb2.SearchStreamRequest]:
-            message = search_pb2.SearchStreamRequest(tag=1, search=search("library", VECTOR, 1).request)
-            yield message
-            go_on.wait(10)
-            yield message
-
-        stream = stub.SearchStream(requests(), timeout=20)
-        assert next(iter(stream)).search.hits
-        stopping = threading.Thread(target=server.stop)
-        stopping.start()
-        with pytest.raises(grpc.RpcError):
-            for _ in range(1000):
-                stub.Search(search("library", VECTOR, 1).request, timeout=5)
-        go_on.set()
-        assert len(list(stream)) == 1
-        stopping.join(10)
-        assert not stopping.is_alive()
-    server.stop()  # a second time is nothing
-
-
-def test_queries_never_fail_or_mix_while_versions_change(tmp_path: Path) -> None:
-    store = Store.open(tmp_path / "store", create=True)
-    publish(store, tmp_path, 1)
-    answers: list[tuple[int, set[str]]] = []
-    failures: list[Exception] = []
-    done = threading.Event()
-
-    def ask(address: str) -> None:
-        with scannery.connect(address) as client:
-            index = client.index(MOVING.index)
-            while not done.is_set():
-                try:
-                    hits = index.search([1, 1, 1, 1], 5)
-                    answers.append((hits.version, {hit.id for hit in hits}))
-                except scannery.ScanneryError as error:
-                    failures.append(error)
-
-    with serving(tmp_path / "store", check_every_s=0.02) as server:
-        threads = [threading.Thread(target=ask, args=(server.address,)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for version in range(2, 8):
-            publish(store, tmp_path, version)
-            until = time.monotonic() + 10
-            while answers[-1:] == [] or answers[-1][0] != version:
-                assert time.monotonic() < until
-                time.sleep(0.01)
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert failures == []
-    assert {version for version, _ in answers} >= {1, 7}
-    for version, ids in answers:
-        assert ids == {f"v{version}-{row}" for row in range(5)}

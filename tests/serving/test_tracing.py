@@ -187,7 +187,7 @@ def test_a_server_sends_to_the_collector_that_the_environment_names(
             scannery.connect(address) as client,
         ):
             client.index("library").search(VECTOR, 3)
-            until = time.monotonic() + 20
+            until = time.monotonic() + 60
             while "scannery.segment" not in _names(received) and time.monotonic() < until:
                 time.sleep(0.05)
         assert {"scannery.v1.SearchService/Search", "scannery.queue", "scannery.segment"} <= _names(received)

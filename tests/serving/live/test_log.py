@@ -137,7 +137,7 @@ def test_the_write_ahead_log_begins_anew_while_others_append(
         if number % 10 == 9:
             for thread in threading.enumerate():
                 if thread.name == "scannery-checkpoint":
-                    thread.join(30)
+                    thread.join(60)
     assert wal.stat().st_size < 10 << 20
     assert len(other.read(0)) == 100
     other.close()

@@ -235,7 +235,7 @@ def test_whoever_hangs_with_the_turn_holds_up_writes_and_nothing_else(store: Pat
         with other.turn(after=0):
             for name in ("b", "c"):
                 with pytest.raises(scannery.DeadlineExceededError):
-                    index.upsert([{"id": name, "vector": VECTOR}], timeout_s=0.3)
+                    index.upsert([{"id": name, "vector": VECTOR}], timeout_s=1.0)
             assert len(index.search(VECTOR)) == 10
             assert index.get(["a", "b"])[1] is None
         # The first had its turn coming, and was written as a whole; the second was given up in time.

@@ -1,0 +1,100 @@
+"""Records as columns: what Parquet and files of vectors give, without a Python object for each of them.
+
+Shapes: N rows, D dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scannery.pipelines.deadletters import DeadLetter
+from scannery.pipelines.sources.parts import Record
+
+__all__ = ["Batch"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Neighbouring rows of a file, few enough to be held in memory twice over."""
+
+    columns: pa.RecordBatch
+    """With the names of the file's columns, as the file has them, before any validation."""
+
+    vector: str | None
+    """Which column the spec has for the vector."""
+
+    source: str
+    row: int
+    """Number of the first one, as people count."""
+
+    def __len__(self) -> int:
+        return int(self.columns.num_rows)
+
+    @cached_property
+    def vectors(self) -> np.ndarray | None:
+        """The vector column as one array (N, D), or None where its rows are not all numbers of one size.
+
+        Boxing 384 floats a row costs about thirty times as much as the rest of a record.
+        """
+        if self.vector is None or self.vector not in self.columns.schema.names or not len(self):
+            return None
+        column = self.columns.column(self.vector)
+        size = _common_size(column)
+        if size is None:
+            return None
+        vectors_ND: np.ndarray = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
+        return vectors_ND
+
+    def records(self, rows: Sequence[int] | None = None) -> Iterator[Record | DeadLetter]:
+        """Yield all or some rows one by one; vectors are rows of `vectors` if there is such an array."""
+        numbers = range(len(self)) if rows is None else rows
+        part = self.columns if rows is None else self.columns.take(pa.array(rows, pa.int64()))
+        if self.vectors is not None:
+            part = part.drop_columns([self.vector])
+        for number, fields in zip(numbers, _dicts(part, len(numbers)), strict=True):
+            row = self.row + number
+            if isinstance(fields, str):
+                yield DeadLetter(reason="malformed", source=self.source, row=row, message=fields)
+                continue
+            vector = {} if self.vectors is None else {self.vector: self.vectors[number]}
+            yield Record({**fields, **vector}, self.source, row=row)
+
+
+def _common_size(column: pa.Array) -> int | None:
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not is_list or column.null_count or not _is_number(kind.value_type):
+        return None
+    flat = column.flatten()
+    size = len(flat) // len(column)
+    if flat.null_count or size == 0 or len(flat) != size * len(column):
+        return None
+    if not pa.types.is_fixed_size_list(kind) and not pc.all(pc.equal(column.value_lengths(), size)).as_py():
+        return None
+    return size
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+
+
+def _dicts(columns: pa.RecordBatch, rows: int) -> Iterator[Mapping[str, Any] | str]:
+    """Yield each row as a dictionary, or why Python cannot have it: bytes that are not UTF-8, the year 10,000."""
+    if not columns.num_columns:  # the file has none of the fields: every row is a record without them
+        yield from ({} for _ in range(rows))
+        return
+    try:
+        yield from columns.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        if rows == 1:
+            yield f"cannot be read: {error}"
+            return
+        for row in range(rows):
+            yield from _dicts(columns.slice(row, 1), 1)

@@ -1,0 +1,59 @@
+"""The process that seals or merges: `python -m scannery.serving.live.maintenance_process`, started by a server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import pyarrow as pa
+
+from scannery.indexer import IndexerError, Store
+from scannery.serving.errors import ServingError
+from scannery.serving.live.maintenance import task_threads
+from scannery.serving.live.merging import merge
+from scannery.serving.live.sealing import seal
+
+__all__ = ["main"]
+
+NICE = 10
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; return the exit status."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", choices=("seal", "merge"))
+    parser.add_argument("index")
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--log", required=True, type=Path)
+    parser.add_argument("--lock", required=True, type=int)  # open until this process ends
+    given = parser.parse_args(arguments)
+    # A server that stops ends this process; what lies in temporary folders is to go with it.
+    signal.signal(signal.SIGTERM, _ended)
+    # Blocked in a server, which waits for them, and so in what it starts.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    os.nice(NICE)
+    threads = task_threads()
+    pa.set_cpu_count(threads)
+    store = Store.open(given.store)
+    try:
+        if given.task == "seal":
+            seal(store, given.index, log_root=given.log, threads=threads)
+        else:
+            merge(store, given.index, threads=threads)
+    except (IndexerError, ServingError) as error:
+        print(error, file=sys.stderr)  # noqa: T201  read by whoever started this
+        return 1
+    return 0
+
+
+def _ended(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""What servers ask of the kernel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_a_server_may_open_as_many_files_as_the_system_allows() -> None:
+    script = """
+import os, resource
+from scannery.serving.processes import allow_open_files
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+allow_open_files()
+print(len([os.dup(0) for _ in range(200)]), resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.stdout == "200 True\n", done.stderr

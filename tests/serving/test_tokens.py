@@ -1,0 +1,127 @@
+"""JSON Web Tokens: what a good one opens, and that no other does."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+import scannery
+from scannery.serving import SecurityConfig
+from scannery.serving.security.authentication import Authenticator
+from tests.served import DIMENSIONS, serving
+
+VECTOR = np.random.default_rng(0).normal(size=DIMENSIONS).astype(np.float32)
+
+ISSUER, AUDIENCE = "https://issuer.example", "scannery"
+
+
+class Issuer:
+    """Signs tokens, and publishes its keys."""
+
+    def __init__(self, folder: Path) -> None:
+        self.jwt = pytest.importorskip("jwt")
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.jwks = folder / "jwks.json"
+        self.publish(self.key)
+
+    def publish(self, key: ec.EllipticCurvePrivateKey) -> None:
+        published = json.loads(self.jwt.algorithms.ECAlgorithm.to_jwk(key.public_key()))
+        self.jwks.write_text(json.dumps({"keys": [{**published, "kid": "k1", "alg": "ES256", "use": "sig"}]}))
+
+    def token(self, **claims: Any) -> str:
+        now = int(time.time())
+        claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": now + 600, "scope": "read"} | claims
+        claims = {name: value for name, value in claims.items() if value is not None}
+        return str(self.jwt.encode(claims, self.key, algorithm="ES256", headers={"kid": "k1"}))
+
+    @property
+    def security(self) -> SecurityConfig:
+        return SecurityConfig(jwks_file=str(self.jwks), jwt_issuer=ISSUER, jwt_audience=AUDIENCE)
+
+
+def test_a_token_says_who_and_what(tmp_path: Path, library: Path) -> None:
+    issuer = Issuer(tmp_path)
+    with serving(library, security=issuer.security) as server:
+        asked = []
+
+        def token() -> str:
+            asked.append(1)
+            return issuer.token(scannery_indexes=["flat"])
+
+        with scannery.connect(server.address, token=token) as client:
+            assert [info.name for info in client.indexes()] == ["flat"]
+            with pytest.raises(scannery.NotFoundError):
+                client.index("library").stats()
+        assert len(asked) >= 2
+
+
+def test_tokens_that_are_not_good_are_nobodys(tmp_path: Path) -> None:
+    issuer = Issuer(tmp_path)
+    now = [time.time()]
+    authenticator = Authenticator(issuer.security, clock=lambda: now[0])
+
+    def known(token: str) -> bool:
+        return authenticator.principal((("authorization", f"Bearer {token}"),)) is not None
+
+    good = issuer.token()
+    assert known(good)
+    assert known(good)
+    past = int(time.time()) - 100
+    for claims in (
+        {"iss": "https://other"},
+        {"aud": "other"},
+        {"exp": past},
+        {"exp": None},
+        {"sub": None},
+        {"iss": None},
+        {"aud": None},
+        {"nbf": int(time.time()) + 600},
+        {"scope": 3},
+        {"scannery_indexes": "library"},
+    ):
+        assert not known(issuer.token(**claims)), claims
+    head, body, _ = good.split(".")
+    other = Issuer(tmp_path / "..").token()
+    issuer.publish(issuer.key)
+    assert not known(".".join((head, body, other.split(".")[2])))
+    assert not known(
+        issuer.jwt.encode({"iss": ISSUER, "aud": AUDIENCE, "sub": "x", "exp": past * 2}, "", "none")
+    )
+    # The oldest trick: the public key as the secret of a symmetric signature.
+    public = issuer.key.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    forged = _signed_with_a_shared_secret({"alg": "HS256", "kid": "k1"}, body, public)
+    assert not known(forged)
+    # One that was good is not good for ever, though it is remembered.
+    now[0] += 700
+    assert not known(good)
+
+
+def _signed_with_a_shared_secret(header: dict[str, str], body: str, secret: bytes) -> str:
+    def text(data: bytes) -> str:
+        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    signed = f"{text(json.dumps(header).encode())}.{body}"
+    return f"{signed}.{text(hmac.new(secret, signed.encode(), 'sha256').digest())}"
+
+
+def test_renewed_keys_of_the_issuer_are_read(tmp_path: Path) -> None:
+    issuer = Issuer(tmp_path)
+    now = [time.time()]
+    authenticator = Authenticator(issuer.security, clock=lambda: now[0])
+    issuer.key = ec.generate_private_key(ec.SECP256R1())
+    token = (("authorization", f"Bearer {issuer.token()}"),)
+    assert authenticator.principal(token) is None
+    issuer.publish(issuer.key)
+    now[0] += 2
+    assert authenticator.principal(token) is not None
