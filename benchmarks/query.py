@@ -162,14 +162,18 @@ def opened_store(collection: Collection, folder: Path) -> Store:
     return store
 
 
-def seconds(asks: Sequence[Callable[[], object]], *, repeats: int = 3) -> float:
-    """Return the seconds that all of them take, the fastest of some rounds."""
-    best = float("inf")
+def seconds(*ways: Sequence[Callable[[], object]], repeats: int = 5) -> list[float]:
+    """Return the seconds that all calls of each way take, the fastest of some rounds.
+
+    The ways take turns: a machine that others use is faster and slower by the minute.
+    """
+    best = [float("inf")] * len(ways)
     for _ in range(repeats):
-        started = time.perf_counter()
-        for ask in asks:
-            ask()
-        best = min(best, time.perf_counter() - started)
+        for number, asks in enumerate(ways):
+            started = time.perf_counter()
+            for ask in asks:
+                ask()
+            best[number] = min(best[number], time.perf_counter() - started)
     return best
 
 
@@ -198,9 +202,11 @@ def overhead_rows(one: Opened, count: int) -> Iterator[list[object]]:
         def segment(batch_QD: np.ndarray, knobs: SearchSettings = settings) -> object:
             return one.segment.search(batch_QD, K, settings=knobs)
 
-        raw_s = seconds([partial(raw, batch) for batch in batches])
-        segment_s = seconds([partial(segment, batch) for batch in batches])
-        whole_s = seconds([partial(_answered, one, path, request) for request in requests])
+        raw_s, segment_s, whole_s = seconds(
+            [partial(raw, batch) for batch in batches],
+            [partial(segment, batch) for batch in batches],
+            [partial(_answered, one, path, request) for request in requests],
+        )
         cells = [f"{took / len(queries_QD) * 1e6:,.0f}" for took in (raw_s, segment_s, whole_s)]
         yield [one.collection.name, size, *cells, f"{segment_s / raw_s:.2f}", f"{whole_s / raw_s:.2f}"]
 
@@ -214,7 +220,7 @@ def wheres(share: float) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def filter_rows(one: Opened, count: int) -> Iterator[list[object]]:
     queries_QD = one.collection.on_one_side(count)
-    unfiltered = seconds(_asks(one, queries_QD, None)) / count
+    unfiltered = seconds(_asks(one, queries_QD, None))[0] / count
     yield ["none", "", *_quality(one, queries_QD, None), f"{1 / unfiltered:,.0f}", "1.00", "", ""]
     for share in SHARES:
         for kind, where in wheres(share):
@@ -223,13 +229,14 @@ def filter_rows(one: Opened, count: int) -> Iterator[list[object]]:
             column_N = one.segment.column(name).to_numpy()
             mask_N = column_N < bound if operator == "$lt" else column_N >= bound
             quality = _quality(one, queries_QD, where, mask_N)
-            took = seconds(_asks(one, queries_QD, where)) / count
-            exact = seconds(_asks(one, queries_QD[:20], where, exact=True), repeats=1) / 20
+            asks = (_asks(one, queries_QD, where), _asks(one, queries_QD, None))
+            took, unfiltered = (taken / count for taken in seconds(*asks))
+            exact = seconds(_asks(one, queries_QD[:20], where, exact=True), repeats=1)[0] / 20
             new = [{name: {operator: bound * (1 - (1 + i) * 1e-9)}} for i in range(count)]
             asked_once = [
                 _asks(one, query_D[None], each)[0] for query_D, each in zip(queries_QD, new, strict=True)
             ]
-            first = seconds(asked_once, repeats=1) / count
+            first = seconds(asked_once, repeats=1)[0] / count
             cells = (took / unfiltered, first / unfiltered, exact / took)
             yield [kind, f"{share:g}", *quality, f"{1 / took:,.0f}", *(f"{cell:.2f}" for cell in cells)]
 

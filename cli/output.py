@@ -83,7 +83,9 @@ def print_hits(hits: Hits) -> None:
         out.print(_table(hits, out.width))
     else:
         for rank, hit in enumerate(hits, 1):
-            typer.echo(f"{rank}. {hit.score:.4f}  " + "\n   ".join(_lines(hit)))
+            score, *sides = _scores(hit)
+            of_sides = f" ({', '.join(sides)})" if sides else ""
+            typer.echo(f"{rank}. {score}{of_sides}  " + "\n   ".join(_lines(hit)))
 
 
 def print_explanation(explanation: Explanation) -> None:
@@ -117,8 +119,17 @@ def _table(hits: Hits, columns: int) -> Table:
         if details := _details(hit):
             source.append(f"\n{details}", style="dim")
         passage = _shortened(_one_line(hit.text or ""), PASSAGE_LINES * width)
-        table.add_row(str(rank), f"{hit.score:.4f}", source, Text(passage))
+        table.add_row(str(rank), "\n".join(_scores(hit)), source, Text(passage))
     return table
+
+
+def _scores(hit: Hit) -> list[str]:
+    """Return the score, and those by which hybrid and reranked hits are in their order."""
+    sides = {"rerank": hit.rerank_score, "dense": hit.dense_score, "lexical": hit.lexical_score}
+    return [
+        f"{hit.score:.4f}",
+        *(f"{name} {score:.4f}" for name, score in sides.items() if score is not None),
+    ]
 
 
 def _lines(point: Datapoint) -> list[str]:

@@ -28,7 +28,7 @@ from scannery.indexer.errors import (
     StoreError,
     StoreUriError,
 )
-from scannery.indexer.exact import exact_search, unit_length
+from scannery.indexer.exact import exact_search, search_ready, unit_length
 from scannery.indexer.garbage import GarbageReport, collect_garbage
 from scannery.indexer.hashes import id_hashes
 from scannery.indexer.leases import LeaseHolder, leased_versions
@@ -154,6 +154,7 @@ __all__ = [
     "rollback",
     "score_rows",
     "score_sparse",
+    "search_ready",
     "segment_key",
     "shard_of",
     "sparse_value",

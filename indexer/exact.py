@@ -11,7 +11,7 @@ import numpy as np
 
 from scannery.indexer.spec import Distance
 
-__all__ = ["NO_ROW", "all_scores", "best_k", "exact_search", "unit_length"]
+__all__ = ["NO_ROW", "all_scores", "best_k", "exact_search", "search_ready", "unit_length"]
 
 NO_ROW = -1
 """Row number where there are fewer than k hits; its score is minus infinity."""
@@ -33,6 +33,18 @@ def unit_length(vectors_ND: np.ndarray) -> np.ndarray:
     # float64: the square of a component of 1e15 must not overflow on its way to the sum.
     norms_N1 = np.sqrt(np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64))[:, None]
     return (vectors_ND / np.where(norms_N1 == 0, 1, norms_N1)).astype(np.float32)
+
+
+def search_ready(queries_QD: np.ndarray, distance: Distance) -> np.ndarray:
+    """Return queries as segments search them: contiguous, float32, scaled to length 1 for cosine."""
+    queries_QD = np.ascontiguousarray(queries_QD, np.float32)
+    if distance != "cosine":
+        return queries_QD
+    from scannery.indexer import kernels  # compiles on import: only where it is needed
+
+    units_QD = np.empty_like(queries_QD)
+    kernels.unit_vectors(queries_QD, units_QD)
+    return units_QD
 
 
 def exact_search(
@@ -78,11 +90,10 @@ def _few_best(
 ) -> tuple[np.ndarray, np.ndarray]:
     from scannery.indexer import kernels  # compiles on import: only where it is needed
 
-    rows_QK = np.full((len(queries_QD), k), NO_ROW, np.int64)
-    scores_QK = np.full((len(queries_QD), k), -np.inf, np.float32)
-    rows_R, mask_N = _NO_ROWS, _NO_MASK
     if allowed is not None and not len(allowed):
-        return rows_QK, scores_QK
+        return _none_found(len(queries_QD), k)
+    rows_QK, scores_QK = np.empty((len(queries_QD), k), np.int64), np.empty((len(queries_QD), k), np.float32)
+    rows_R, mask_N = _NO_ROWS, _NO_MASK
     if allowed is not None and allowed.dtype == bool:
         mask_N = allowed
     elif allowed is not None:
@@ -90,6 +101,10 @@ def _few_best(
     for query_D, rows_K, scores_K in zip(queries_QD, rows_QK, scores_QK, strict=True):
         kernels.nearest_rows(vectors_ND, query_D, distance == "squared_l2", rows_R, mask_N, rows_K, scores_K)
     return rows_QK, scores_QK
+
+
+def _none_found(queries: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.full((queries, k), NO_ROW, np.int64), np.full((queries, k), -np.inf, np.float32)
 
 
 _NO_ROWS = np.zeros(0, np.int64)
@@ -101,8 +116,7 @@ def _many_best(
     vectors_ND: np.ndarray, queries_QD: np.ndarray, k: int, distance: Distance, rows_R: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     total = len(vectors_ND) if rows_R is None else len(rows_R)
-    rows_QK = np.full((len(queries_QD), k), NO_ROW, np.int64)
-    scores_QK = np.full((len(queries_QD), k), -np.inf, np.float32)
+    rows_QK, scores_QK = _none_found(len(queries_QD), k)
     for start in range(0, total, BLOCK_ROWS):
         numbers_B = np.arange(start, min(start + BLOCK_ROWS, total))
         if rows_R is not None:

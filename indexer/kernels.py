@@ -20,12 +20,12 @@ __all__ = [
     "add_bm25",
     "add_products",
     "compiled",
+    "have_ties",
     "inner_products",
     "insert",
     "rescore",
     "rescore_one",
     "squared_distances",
-    "strictly_descending",
     "surely_valid",
     "unit_vectors",
 ]
@@ -180,7 +180,7 @@ def nearest_rows(
     rows_K: np.ndarray,
     scores_K: np.ndarray,
 ) -> None:
-    """Write the best rows for a query to `rows_K` and `scores_K`, which come filled with "no row".
+    """Write the best rows for a query to `rows_K` and `scores_K`; where there are fewer, -1 and minus infinity.
 
     Rows are those given by number (`rows_R`), or, if there are none, those of a mask, or, if that is empty too, all.
     """
@@ -199,6 +199,8 @@ def nearest_rows(
             for component in range(query_D.shape[0]):
                 score += vectors_ND[row, component] * query_D[component]
         found = insert(rows_K, scores_K, found, row, score)
+    rows_K[found:] = -1
+    scores_K[found:] = -np.float32(np.inf)
 
 
 @partial(compiled, brief=True)
@@ -218,25 +220,29 @@ def surely_valid(vectors_QD: np.ndarray) -> bool:
 
 
 @partial(compiled, brief=True)
-def strictly_descending(scores_QM: np.ndarray, rows_QM: np.ndarray, plain_Q: np.ndarray) -> None:
-    """Write which queries have all their rows (none is negative) and no two equal scores to `plain_Q`, bool."""
+def have_ties(scores_QM: np.ndarray) -> bool:
+    """Return whether any query has two equal scores (descending, float32) of hits, of which minus infinity is none."""
     for query in range(scores_QM.shape[0]):
-        plain_Q[query] = rows_QM.shape[1] > 0 and rows_QM[query, rows_QM.shape[1] - 1] >= 0
         for position in range(1, scores_QM.shape[1]):
-            if not scores_QM[query, position] < scores_QM[query, position - 1]:
-                plain_Q[query] = False
+            score = scores_QM[query, position]
+            if score == scores_QM[query, position - 1] and score != -np.float32(np.inf):
+                return True
+    return False
 
 
 @partial(compiled, brief=True)
-def unit_vectors(vectors_QD: np.ndarray, units_QD: np.ndarray) -> None:
-    """Write the vectors scaled to length 1 to `units_QD`; zero vectors stay zero."""
+def unit_vectors(vectors_QD: np.ndarray, units_QD: np.ndarray) -> bool:
+    """Write the vectors scaled to length 1 to `units_QD`; zero vectors stay zero. Returns what `surely_valid` does."""
+    valid = True
     for query in range(vectors_QD.shape[0]):
         total = np.float64(0)
         for component in range(vectors_QD.shape[1]):
             total += np.float64(vectors_QD[query, component]) * np.float64(vectors_QD[query, component])
+        valid = valid and bool(0 < total < 1e30)
         length = np.sqrt(total) if total > 0 else np.float64(1)
         for component in range(vectors_QD.shape[1]):
             units_QD[query, component] = vectors_QD[query, component] / length
+    return valid
 
 
 @compiled

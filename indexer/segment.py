@@ -15,12 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer import kernels
 from scannery.indexer import segment_files as files
 from scannery.indexer.allowed import AllowedRows
 from scannery.indexer.arrays import mapped
 from scannery.indexer.bm25 import score_rows
-from scannery.indexer.exact import FEW_HITS, NO_ROW, exact_search
+from scannery.indexer.exact import FEW_HITS, NO_ROW, exact_search, search_ready
 from scannery.indexer.hashes import text_hash
 from scannery.indexer.kernels import COMPILING
 from scannery.indexer.leaves import Leaves
@@ -176,13 +175,14 @@ class Segment:
         settings: SearchSettings | None = None,
         allowed: AllowedRows | None = None,
         target_recall: float = 0.95,
+        ready: bool = False,
     ) -> Found:
         """Return what `search` does, and how it was found; with `allowed`, by the cheapest plan for so many rows.
 
         Without settings, or with a target recall of 1, the search is exact. Settings chosen for a search without a
         filter say how many candidates ScaNN's codes need; the leaves are those that the target recall needs.
         """
-        queries_QD = self._prepared(queries_QD)
+        queries_QD = queries_QD if ready else self._prepared(queries_QD)
         searcher = self._searcher
         if searcher is None or self._planner is None or settings is None or target_recall >= 1:
             return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed)
@@ -243,6 +243,7 @@ class Segment:
         *,
         settings: SearchSettings | None = None,
         allowed: np.ndarray | None = None,
+        ready: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the best k rows of each query: rows_QK int64 and scores_QK float32, best first.
 
@@ -255,20 +256,16 @@ class Segment:
             k: hits per query.
             settings: ScaNN's knobs; None searches exactly.
             allowed: bool (N,); other rows are not returned. The search is exact then.
+            ready: the queries are as `search_ready` returns them.
 
         """
-        queries_QD = self._prepared(queries_QD)
+        queries_QD = queries_QD if ready else self._prepared(queries_QD)
         if self._searcher is None or settings is None or allowed is not None:
             return exact_search(self.searched_ND, queries_QD, k, self.distance, allowed)
         return self._proposed(self._searcher, queries_QD, k, settings)
 
     def _prepared(self, queries_QD: np.ndarray) -> np.ndarray:
-        queries_QD = np.ascontiguousarray(queries_QD, np.float32)
-        if self.distance != "cosine":
-            return queries_QD
-        units_QD = np.empty_like(queries_QD)
-        kernels.unit_vectors(queries_QD, units_QD)
-        return units_QD
+        return search_ready(queries_QD, self.distance)
 
     def _proposed(
         self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings

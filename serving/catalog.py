@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from scannery.indexer import (
@@ -298,7 +297,7 @@ class Catalog:
                     live.move(index)
                 else:
                     folder = log_folder(self._log_root, name)
-                    opener = None if folder is None else partial(SqliteLog, folder)
+                    opener = None if folder is None else SqliteLog.opener(folder)
                     entry.live = LiveIndex(index, self.encoders, open_log=opener, on_gap=entry.look_again)
                     if self._log_root is not None:
                         entry.maintenance = Maintenance(self._store, name, self._log_root)

@@ -16,12 +16,12 @@ Shapes: Q queries, D dimensions, M candidates asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from scannery.indexer import AllowedRows, SearchSettings, Segment
+from scannery.indexer import search_ready
 from scannery.serving.blending import blended_vector, members_of
 from scannery.serving.crowding import Groups, crowd
 from scannery.serving.deadline import Deadline
@@ -31,73 +31,17 @@ from scannery.serving.lexical import WordSearch
 from scannery.serving.options import Options, Rerank
 from scannery.serving.plans import note_plan
 from scannery.serving.ranking import Ranking, merge
-from scannery.serving.requests import Blend, ById, ByText, ByVector, Query, Single, WithSparse
+from scannery.serving.requests import Blend, ById, ByText, ByVector, Query, Single, Vectors, WithSparse
 from scannery.serving.reranking import reranked, texts_of
+from scannery.serving.scopes import Scope, scopes_of
 from scannery.serving.sides import Source, hybrid_source, lexical_source
 from scannery.serving.snapshot import Snapshot
 from scannery.serving.tracing import span
 
-__all__ = ["search", "search_straight"]
+__all__ = ["search"]
 
 # Asked for so many times what is missing, the next round is mostly the last one.
 WIDENING = 4
-# ScaNN is no faster than a scan when so large a share of a segment is wanted.
-EXACT_ABOVE_SHARE = 0.125
-
-
-@dataclass(frozen=True, slots=True)
-class _Scope:
-    """One segment as the options leave it."""
-
-    number: int
-    segment: Segment
-    allowed: AllowedRows | None
-    """The rows that may be returned; None: all."""
-    rows: int
-    """How many those are."""
-    settings: SearchSettings | None
-    """ScaNN's knobs; None searches exactly."""
-    target_recall: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Straight:
-    """The one segment that a search without conditions has to look at."""
-
-    scope: _Scope
-    settings: SearchSettings | None
-
-
-def search_straight(
-    snapshot: Snapshot, queries: Sequence[ByVector], options: Options, deadline: Deadline
-) -> list[Ranking] | None:
-    """Return what `search` does where that takes one look at one segment; None where it takes more.
-
-    Most queries are such. A search drives the interpreter out of the processor's cache, so that each function on the
-    way costs several times what it does in a loop of its own.
-    """
-    for straight in snapshot.derived(options, _straight):
-        deadline.check()
-        vectors_QD = np.array([query.vector_D for query in queries])
-        scope, settings = straight.scope, straight.settings
-        rows_QK, scores_QK = scope.segment.search(vectors_QD, options.k, settings=settings)
-        note_plan("exact" if settings is None else "scann", scope.rows)
-        return merge([(scope.number, rows_QK, scores_QK)], len(queries), options.k, snapshot.segments)
-    return None
-
-
-def _straight(snapshot: Snapshot, options: Options) -> tuple[_Straight, ...]:
-    """Return how to search straight away, if that is possible."""
-    if not options.plain or not options.drops_nothing or options.offset:
-        return ()
-    scopes = _scopes(snapshot, options)
-    if len(scopes) != 1 or scopes[0].allowed is not None or options.k > scopes[0].rows:
-        return ()
-    return (_Straight(scopes[0], _settings_for(scopes[0], options.k)),)
-
-
-def _settings_for(scope: _Scope, hits: int) -> SearchSettings | None:
-    return scope.settings if hits <= EXACT_ABOVE_SHARE * scope.segment.rows else None
 
 
 def search(
@@ -128,7 +72,7 @@ def search(
     if options.rerank is not None:
         return _reranked(snapshot, queries, options, options.rerank, deadline, paths, trace)
     scopes, source = _prepare(snapshot, queries, options, deadline, paths, trace)
-    own = [_own_rows(snapshot, query, path) for query, path in zip(queries, paths, strict=True)]
+    own = _own_rows(snapshot, queries, paths)
     if options.drops_nothing and not any(own):
         # Every candidate is a hit, so there are enough of them.
         with trace.stage("search"):
@@ -196,7 +140,7 @@ def _prepare(
     deadline: Deadline,
     paths: Sequence[str],
     trace: Trace,
-) -> tuple[list[_Scope], Source]:
+) -> tuple[list[Scope], Source]:
     """Return what is searched, and where the candidates come from in the mode that is wanted."""
     with trace.stage("encode"):
         words = None if options.mode == "dense" else WordSearch(snapshot, queries, options.mode, paths=paths)
@@ -207,8 +151,7 @@ def _prepare(
         )
     deadline.check()
     with trace.stage("filter"):
-        # Masks have a cache of their own, with a bound of memory.
-        scopes = snapshot.derived(options, _scopes) if options.where is None else _scopes(snapshot, options)
+        scopes = scopes_of(snapshot, options)
 
     def dense(numbers: np.ndarray, wanted: int) -> list[Ranking]:
         assert vectors_QD is not None
@@ -229,6 +172,8 @@ def _prepare(
 
 def _dense(queries: Sequence[Query], paths: Sequence[str], mode: str) -> Sequence[Single | Blend]:
     """Return what each query asks the dense side."""
+    if isinstance(queries, Vectors):
+        return queries
     dense: list[Single | Blend] = []
     for query, path in zip(queries, paths, strict=True):
         if not isinstance(query, WithSparse):
@@ -245,6 +190,9 @@ def _dense(queries: Sequence[Query], paths: Sequence[str], mode: str) -> Sequenc
 
 
 def _vectors(snapshot: Snapshot, queries: Sequence[Single | Blend], paths: Sequence[str]) -> np.ndarray:
+    """Return the vector of each query as segments search it, float32 (Q, D)."""
+    if isinstance(queries, Vectors):
+        return queries.vectors_QD
     if not any(isinstance(query, Blend) for query in queries):
         return _vectors_of(snapshot, queries, paths)
     groups = [members_of(query, path) for query, path in zip(queries, paths, strict=True)]
@@ -257,7 +205,8 @@ def _vectors(snapshot: Snapshot, queries: Sequence[Single | Blend], paths: Seque
         first += len(group)
         if isinstance(query, Blend):
             distance = snapshot.manifest.spec.distance
-            vectors_QD[i] = blended_vector(own_MD, query.weights, distance, path=paths[i])
+            blended_D = blended_vector(own_MD, query.weights, distance, path=paths[i])
+            vectors_QD[i] = search_ready(blended_D[None], distance)[0]
         else:
             vectors_QD[i] = own_MD[0]
     return vectors_QD
@@ -268,44 +217,35 @@ def _vectors_of(snapshot: Snapshot, queries: Sequence[Single | Blend], paths: Se
     texts = [(i, query.text) for i, query in enumerate(queries) if isinstance(query, ByText)]
     if texts:
         path = paths[texts[0][0]] if len(texts) == 1 else "queries"
-        vectors_QD[[i for i, _ in texts]] = snapshot.encoder.encode([text for _, text in texts], path=path)
+        encoded_TD = snapshot.encoder.encode([text for _, text in texts], path=path)
+        vectors_QD[[i for i, _ in texts]] = search_ready(encoded_TD, snapshot.manifest.spec.distance)
     for i, query in enumerate(queries):
         if isinstance(query, ByVector):
             vectors_QD[i] = query.vector_D
         elif isinstance(query, ById):
             number, row = snapshot.require(query.id, path=paths[i])
-            vectors_QD[i] = snapshot.segments[number].vectors([row])[0]
+            vectors_QD[i] = snapshot.segments[number].searched_ND[row]
     return vectors_QD
 
 
-def _own_rows(snapshot: Snapshot, query: Query, path: str) -> list[tuple[int, int]]:
-    """Return the rows that a query names, which are no answer to it."""
+def _own_rows(
+    snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str]
+) -> list[list[tuple[int, int]]]:
+    """Return for each query the rows that it names, which are no answer to it."""
+    if isinstance(queries, Vectors):
+        return [[]] * len(queries)
     return [
-        snapshot.require(member.id, path=place)
-        for member, _, place in members_of(query, path)
-        if isinstance(member, ById)
+        [
+            snapshot.require(member.id, path=place)
+            for member, _, place in members_of(query, path)
+            if isinstance(member, ById)
+        ]
+        for query, path in zip(queries, paths, strict=True)
     ]
 
 
-def _scopes(snapshot: Snapshot, options: Options) -> list[_Scope]:
-    settings = snapshot.index.settings_for(options.target_recall)
-    target = options.target_recall or snapshot.manifest.spec.target_recall
-    scopes = []
-    for number, (segment, alive) in enumerate(zip(snapshot.segments, snapshot.alive, strict=True)):
-        allowed = alive if options.where is None else snapshot.masks.allowed(segment, options.where, alive)
-        rows = segment.rows if allowed is None else allowed.count
-        if rows == segment.rows:
-            allowed = None
-        if rows:
-            knobs = (
-                None if options.exact else options.knobs.over(settings[number], options.k + options.offset)
-            )
-            scopes.append(_Scope(number, segment, allowed, rows, knobs, target))
-    return scopes
-
-
 def _candidates(
-    scopes: Sequence[_Scope],
+    scopes: Sequence[Scope],
     vectors_QD: np.ndarray,
     wanted: int,
     snapshot: Snapshot,
@@ -316,22 +256,13 @@ def _candidates(
     for scope in scopes:
         deadline.check()
         asked = min(wanted, scope.rows)
-        settings = _settings_for(scope, asked)
         with span("scannery.segment") as traced:
-            if scope.allowed is None and note is None:
-                rows_QM, scores_QM = scope.segment.search(vectors_QD, asked, settings=settings)
-                plan = "exact" if settings is None else "scann"
+            if note is None:
+                rows_QM, scores_QM, plan = scope.search(vectors_QD, asked)
             else:
-                one = scope.segment.find(
-                    vectors_QD,
-                    asked,
-                    settings=settings,
-                    allowed=scope.allowed,
-                    target_recall=scope.target_recall,
-                )
+                one = scope.find(vectors_QD, asked)
                 rows_QM, scores_QM, plan = one.rows_QK, one.scores_QK, one.plans[0]
-                if note is not None:
-                    note(scope.number, scope.rows, one)
+                note(scope.number, scope.rows, one)
             if traced is not None:
                 traced.set_attributes(_described(scope, plan, asked))
         note_plan(plan, scope.rows)
@@ -340,7 +271,7 @@ def _candidates(
     return merge(found, len(vectors_QD), wanted, snapshot.segments)
 
 
-def _described(scope: _Scope, plan: str, asked: int) -> dict[str, str | int]:
+def _described(scope: Scope, plan: str, asked: int) -> dict[str, str | int]:
     entry = scope.segment.entry
     return {
         "scannery.plan": plan,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,11 +16,11 @@ from scannery.indexer import REVISION_COLUMN, AttributeType, IndexSpec, Records,
 from scannery.indexer.kernels import COMPILING
 from scannery.serving import wire_kernels
 from scannery.serving.options import Fields
-from scannery.serving.ranking import Ranking, merge
+from scannery.serving.ranking import Ranking
 from scannery.v1.search_pb2 import HitList
 from scannery.v1.types_pb2 import Datapoint
 
-__all__ = ["Hydrator", "framed", "varint", "warm_up"]
+__all__ = ["Hydrator", "Written", "framed", "varint", "warm_up"]
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 _STRING = (wire_kernels.FIELD_STRING, _LENGTH)
@@ -41,8 +42,38 @@ _FIELDS = {
 _ENTRY_KEY = 1
 _OFFSETS = ("text_start", "text_end", "time_start_s", "time_end_s")
 _NO_VECTORS = np.zeros((0, 0), np.uint8)
-_ONE_AFTER_THE_OTHER = np.zeros(0, np.int64)
+_NOTHING = np.zeros(0, np.uint8)
+SPARE_BYTES = 4096
+"""Room for hits that are larger than those before."""
 _NO_VECTORS.setflags(write=False)  # as those of a segment: each kind of array is compiled for apart
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """The hits of some queries, each as a field `hits` of a SearchResponse or a HitList, on the wire."""
+
+    data_B: np.ndarray
+    """All of them, query by query, uint8."""
+    bounds_L: np.ndarray | None
+    """Where those of each query start, and where the last ones end, int64; None: there is one query."""
+
+    def whole(self) -> bytes:
+        """Return the hits of all queries."""
+        return self.data_B.tobytes()
+
+    def lists(self) -> list[bytes]:
+        """Return the hits of each query."""
+        data = self.whole()
+        if self.bounds_L is None:
+            return [data]
+        return [data[start:end] for start, end in pairwise(self.bounds_L.tolist())]
+
+    def framed(self, field: int) -> bytes:
+        """Return the hits of each query as a message, and these as a field that repeats."""
+        bounds_L = np.array([0, len(self.data_B)]) if self.bounds_L is None else self.bounds_L
+        out_B = np.empty(len(self.data_B) + wire_kernels.ROOM_BYTES * len(bounds_L), np.uint8)
+        first = wire_kernels.frame_lists(field << 3 | _LENGTH, self.data_B, bounds_L, out_B)
+        return out_B[first:].tobytes()
 
 
 class Hydrator:
@@ -57,62 +88,82 @@ class Hydrator:
         self._fields = fields
         self._group_by = group_by
         self._layouts: dict[int, _Layout] = {}
+        self._hit_bytes = 0
+        """What each of the last hits took, in the mean."""
 
-    def hits(self, rankings: Sequence[Ranking]) -> list[bytes]:
-        """Return the hits of each query as the field `hits` of a SearchResponse, or of a HitList, on the wire."""
+    def hits(self, rankings: Sequence[Ranking]) -> Written:
+        """Return the hits of each query."""
         whole = rankings[0] if len(rankings) == 1 else _joined(rankings)
         if not len(whole):
-            return [b""] * len(rankings)
-        data, sizes_H = self._written(whole)
-        if len(rankings) == 1:
-            return [data]
-        bounds_H = np.concatenate([[0], np.cumsum(sizes_H)])
-        bounds_Q = bounds_H[np.cumsum([0, *map(len, rankings)])].tolist()
-        return [data[start:end] for start, end in pairwise(bounds_Q)]
+            return Written(_NOTHING, np.zeros(len(rankings) + 1, np.int64))
+        data_B, starts_H = self._put(whole)
+        ends_Q = np.cumsum([len(ranking) for ranking in rankings])
+        return Written(data_B, _bounds(data_B, starts_H, ends_Q))
+
+    def block(self, number: int, rows_QK: np.ndarray, scores_QK: np.ndarray) -> Written:
+        """Return the hits of each query, all of them of one segment, and so many for each: cheaper than rankings."""
+        queries, k = rows_QK.shape
+        data_B, starts_H = self._put_one(number, rows_QK.reshape(-1), scores_QK.reshape(1, -1))
+        if queries == 1:
+            return Written(data_B, None)
+        return Written(data_B, _bounds(data_B, starts_H, k * np.arange(1, queries + 1)))
 
     def datapoints(self, places: Sequence[tuple[int, int]]) -> list[Datapoint]:
         """Return the datapoints at (segment number, row), in their order."""
         if not places:
             return []
         numbers, rows = np.ascontiguousarray(np.array(places, np.int64).T)
-        [data] = self.hits([Ranking(numbers, rows, np.zeros(len(rows), np.float32))])
-        return [hit.datapoint for hit in HitList.FromString(data).hits]
+        written = self.hits([Ranking(numbers, rows, np.zeros(len(rows), np.float32))])
+        return [hit.datapoint for hit in HitList.FromString(written.whole()).hits]
 
-    def _written(self, whole: Ranking) -> tuple[bytes, np.ndarray]:
-        """Return all hits on the wire, and the size of each: int64 (H,)."""
+    def _put(self, whole: Ranking) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `_put_one` does, of any number of segments."""
         scores_SH = _scores(whole)
-        sizes_3H = np.empty((3, len(whole)), np.int64)
         if len(self._segments) == 1:
-            layout, rows = self._layout(0, whole.rows)
-            out_B = np.empty(_measure(layout, rows, scores_SH, sizes_3H), np.uint8)
-            _write(layout, rows, scores_SH, sizes_3H, _ONE_AFTER_THE_OTHER, out_B)
-            return out_B.tobytes(), sizes_3H[2]
-        parts = []
+            return self._put_one(0, whole.rows, scores_SH)
+        sizes_H, parts = np.empty(len(whole), np.int64), []
         for number in np.unique(whole.segments).tolist():
-            positions = np.flatnonzero(whole.segments == number)
-            layout, rows = self._layout(number, whole.rows[positions])
-            part_SH, sizes = np.ascontiguousarray(scores_SH[:, positions]), np.empty((3, len(rows)), np.int64)
-            _measure(layout, rows, part_SH, sizes)
-            sizes_3H[:, positions] = sizes
-            parts.append((positions, layout, rows, part_SH, sizes))
-        ends_H = np.cumsum(sizes_3H[2])
+            places_P = np.flatnonzero(whole.segments == number)
+            part_SP = np.ascontiguousarray(scores_SH[:, places_P])
+            part_B, starts_P = self._put_one(number, whole.rows[places_P], part_SP)
+            sizes_H[places_P] = np.diff(starts_P, append=starts_P[0] + len(part_B))
+            parts.append((part_B, starts_P, places_P))
+        ends_H = np.cumsum(sizes_H)
         out_B = np.empty(ends_H[-1], np.uint8)
-        for positions, layout, rows, part_SH, sizes in parts:
-            _write(layout, rows, part_SH, sizes, (ends_H - sizes_3H[2])[positions], out_B)
-        return out_B.tobytes(), sizes_3H[2]
+        for part in parts:
+            wire_kernels.put_in_order(*part, ends_H, out_B)
+        return out_B, ends_H - sizes_H
+
+    def _put_one(
+        self, number: int, rows_H: np.ndarray, scores_SH: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return hits of one segment on the wire, and where each of them starts in a buffer that ends with them."""
+        layout, rows_H = self._layout(number, rows_H)
+        starts_H = np.empty(len(rows_H), np.int64)
+        size = SPARE_BYTES + 2 * self._hit_bytes * len(rows_H)
+        while True:
+            out_B = np.empty(size, np.uint8)
+            try:
+                first = wire_kernels.write_hits(*layout, rows_H, scores_SH, starts_H, out_B)
+            except BufferError:  # these are larger than those before
+                size *= 2
+                continue
+            self._hit_bytes = (size - first) // max(len(rows_H), 1)
+            return out_B[first:], starts_H
 
     def _layout(self, number: int, rows: np.ndarray) -> tuple[_Layout, np.ndarray]:
         """Return where the fields of a segment lie, and the number that each row has there."""
-        segment = self._segments[number]
-        if not segment.records.in_one_piece:
-            # More than 2 GB of text: Arrow holds it in pieces, and so the rows wanted are put into one first.
-            few, vectors_ND = Records.of(segment.take(rows)), segment.vectors(rows)
-            vectors_ND.setflags(write=False)
-            return self._laid_out(few, vectors_ND), np.arange(len(rows))
         layout = self._layouts.get(number)
-        if layout is None:
+        if layout is not None:
+            return layout, rows
+        segment = self._segments[number]
+        if segment.records.in_one_piece:
             layout = self._layouts[number] = self._laid_out(segment.records, segment.given_ND)
-        return layout, rows
+            return layout, rows
+        # More than 2 GB of text: Arrow holds it in pieces, and so the rows wanted are put into one first.
+        few, vectors_ND = Records.of(segment.take(rows)), segment.vectors(rows)
+        vectors_ND.setflags(write=False)
+        return self._laid_out(few, vectors_ND), np.arange(len(rows))
 
     def _laid_out(self, records: Records, vectors_ND: np.ndarray) -> _Layout:
         heads, fields, attributes = bytearray(), self._fields, self._spec.attributes
@@ -126,7 +177,7 @@ class Hydrator:
             kind = attributes.get(self._group_by, "string")
             groups.append(_attribute(records, self._group_by, kind, heads))
         return _Layout(
-            records.views,
+            *records.views,
             np.array(columns, np.int64),
             np.array(groups, np.int64).reshape(-1, 7),
             np.frombuffer(bytes(heads), np.uint8),
@@ -139,9 +190,12 @@ def warm_up(segments: Sequence[Segment], spec: IndexSpec) -> None:
     nothing = Fields(title=False, text=False, payload=False, offsets=False, attributes=(), vector=False)
     if segments and segments[0].rows:
         with COMPILING:
-            kernels.surely_valid(np.frombuffer(bytes(4), np.float32)[None])
-            merge([(0, np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32))], 1, 1, segments)
-            Hydrator(segments, spec, nothing, group_by=None).datapoints([(0, 0)])
+            vector_11 = np.frombuffer(bytes(4), np.float32)[None]
+            kernels.surely_valid(vector_11)
+            kernels.unit_vectors(vector_11, np.empty_like(vector_11))
+            rows_21, scores_21 = np.zeros((2, 1), np.int64), np.zeros((2, 1), np.float32)
+            kernels.have_ties(scores_21)
+            Hydrator(segments, spec, nothing, group_by=None).block(0, rows_21, scores_21).framed(1)
 
 
 def framed(field: int, data: bytes) -> bytes:
@@ -170,35 +224,24 @@ def _joined(rankings: Sequence[Ranking]) -> Ranking:
     return Ranking(*parts)  # type: ignore[arg-type]  # only those that may be are None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layout:
-    """Where the kernels find in a segment what an answer carries."""
+class _Layout(NamedTuple):
+    """Where the kernels find in a segment what an answer carries: the first arguments of `write_hits`."""
 
-    views: tuple[np.ndarray, np.ndarray, np.ndarray]
+    bytes_B: np.ndarray
+    ints_B: np.ndarray
+    longs_B: np.ndarray
     columns_C7: np.ndarray
     groups_G7: np.ndarray
     heads_B: np.ndarray
     vectors_NV: np.ndarray
 
 
-def _measure(layout: _Layout, rows: np.ndarray, scores_SH: np.ndarray, sizes_3H: np.ndarray) -> int:
-    return wire_kernels.measure_hits(
-        *layout.views, layout.columns_C7, layout.groups_G7, layout.vectors_NV.shape[1], rows, scores_SH, sizes_3H
-    )  # fmt: skip
-
-
-def _write(
-    layout: _Layout,
-    rows: np.ndarray,
-    scores_SH: np.ndarray,
-    sizes_3H: np.ndarray,
-    starts_H: np.ndarray,
-    out_B: np.ndarray,
-) -> None:
-    wire_kernels.write_hits(
-        *layout.views, layout.columns_C7, layout.groups_G7, layout.heads_B, layout.vectors_NV,
-        rows, scores_SH, scores_SH.view(np.uint8), sizes_3H, starts_H, out_B,
-    )  # fmt: skip
+def _bounds(data_B: np.ndarray, starts_H: np.ndarray, ends_Q: np.ndarray) -> np.ndarray:
+    """Return where the hits of each query start, and at last where those of the last one end: int64 (Q + 1,)."""
+    first = starts_H[0] if len(starts_H) else 0
+    bounds_H = np.append(starts_H - first, len(data_B))
+    bounds_L: np.ndarray = bounds_H[np.concatenate([[0], ends_Q])]
+    return bounds_L
 
 
 def _scores(whole: Ranking) -> np.ndarray:

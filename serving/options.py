@@ -109,6 +109,11 @@ class Options:
         return simple and self.rerank is None and not self.explain
 
     @property
+    def one_look(self) -> bool:
+        """Whether the rows with the best scores by vector are the answer, and nobody asks how they were found."""
+        return self.mode == "dense" and self.drops_nothing and self.rerank is None and not self.explain
+
+    @property
     def drops_nothing(self) -> bool:
         """Whether all candidates are hits, except what a query names itself."""
         return self.max_per_group is None and self.min_score == -math.inf
@@ -252,7 +257,9 @@ def _target_recall(message: pb.SearchOptions) -> float | None:
     if not message.HasField("target_recall"):
         return None
     if not 0.5 <= message.target_recall <= 0.999:
-        raise InvalidRequestError.at("target_recall", f"must be 0.5 to 0.999, got {message.target_recall:g}")
+        raise InvalidRequestError.at(
+            "target_recall", f"must be 0.5 to 0.999, got {message.target_recall:g}; `exact` finds all"
+        )
     return message.target_recall
 
 

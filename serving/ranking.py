@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 
 from scannery.indexer import Segment, kernels
 
-__all__ = ["EMPTY", "Ranking", "best", "by_score_and_id", "merge"]
+__all__ = ["EMPTY", "Ranking", "best", "by_score_and_id", "merge", "settle_ties"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,17 +132,28 @@ def _alone(
 ) -> list[Ranking]:
     """Return the rankings of the only segment, which need no merging."""
     rows_QM, scores_QM = rows_QM[:, :most], scores_QM[:, :most]
+    settle_ties(rows_QM, scores_QM, segments[number])
     numbers_M = _numbers(number, rows_QM.shape[1])
-    plain_Q = np.empty(len(rows_QM), bool)
-    kernels.strictly_descending(scores_QM, rows_QM, plain_Q)
-    rankings = []
-    for plain, rows, scores in zip(plain_Q, rows_QM, scores_QM, strict=True):
-        if plain:
-            rankings.append(Ranking(numbers_M, rows, scores))
-        else:
-            order = np.arange(len(rows))
-            rankings.append(_ranking(numbers_M, rows, scores, order, most, segments))
-    return rankings
+    whole = [Ranking(numbers_M, *one) for one in zip(rows_QM, scores_QM, strict=True)]
+    if rows_QM.shape[1] == 0 or rows_QM[:, -1].min(initial=0) >= 0:
+        return whole
+    return [ranking.at(slice(0, np.count_nonzero(ranking.rows >= 0))) for ranking in whole]
+
+
+def settle_ties(rows_QM: np.ndarray, scores_QM: np.ndarray, segment: Segment) -> None:
+    """Put rows of a segment that have equal scores for a query in the order of their ids, in place.
+
+    Scores descend (float32); rows that are none, with minus infinity for a score, stand last and stay there.
+    """
+    if not kernels.have_ties(scores_QM):
+        return
+    for rows_M, scores_M in zip(rows_QM, scores_QM, strict=True):
+        starts = np.flatnonzero(np.diff(scores_M, prepend=np.nan) != 0)
+        for start, end in pairwise((*starts.tolist(), len(rows_M))):
+            if end - start > 1 and rows_M[start] >= 0:
+                names = segment.take(rows_M[start:end], ["id"]).column(0).to_pylist()
+                order = sorted(range(end - start), key=names.__getitem__)
+                rows_M[start:end] = rows_M[start:end][order]
 
 
 def _ranking(

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 from grpc import StatusCode
 
-from scannery.indexer import IndexerError
+from scannery.indexer import IndexerError, search_ready
 from scannery.serving import engine, hydrate, limits, tracing
 from scannery.serving.affinity import on_all_cores
 from scannery.serving.catalog import Catalog
@@ -26,12 +27,14 @@ from scannery.serving.info import index_info
 from scannery.serving.live.service import Writes
 from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.options import Options, parse_fields
-from scannery.serving.plans import note_plan, noted_plan
+from scannery.serving.plans import note_plan
+from scannery.serving.prepared import Prepared
 from scannery.serving.ranking import Ranking
 from scannery.serving.requests import (
     ByText,
     ByVector,
     Query,
+    Vectors,
     check_count,
     count_queries,
     parse_identifier,
@@ -54,6 +57,7 @@ _LOG = logging.getLogger(__name__)
 
 MAX_TOGETHER = 32
 """Queries of several callers that are answered together: so much longer takes the first of them."""
+_RESULTS = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
 
@@ -104,28 +108,26 @@ class Service(Methods):
         snapshot = self._seen(request.index, request.options.min_sequence, deadline)
         options = snapshot.options(request.options)
         query = parse_query(request.query, snapshot.manifest)
-        trace = Trace(1, wanted=options.explain)
-        if isinstance(query, (ByVector, ByText)) and options.plain and not tracing.recording():
-            hits = self._searched_together(snapshot, query, options, deadline)
-        else:
-            rankings = engine.search(snapshot, [query], options, deadline, paths=["query"], trace=trace)
-            with trace.stage("hydrate"):
-                [hits] = _hits(rankings, snapshot, options)
-        rest = snapshot.derived(options, _rest)
-        if options.explain:
-            explained = search_pb2.SearchResponse(explanation=trace.message(0, snapshot.segments))
-            rest += explained.SerializeToString()
+        prepared = snapshot.derived(options, Prepared)
         # Messages on the wire are joined by putting one behind the other.
-        return hits + rest
+        if isinstance(query, (ByVector, ByText)) and not tracing.recording():
+            if options.plain:
+                return self._searched_together(snapshot, prepared, query, deadline) + prepared.rest
+            if isinstance(query, ByVector):
+                written = prepared.straight(snapshot, query.vector_D[None], deadline)
+                if written is not None:
+                    return written.whole() + prepared.rest
+        return _searched(snapshot, prepared, query, deadline) + prepared.rest
 
     def _searched_together(
-        self, snapshot: Snapshot, query: ByVector | ByText, options: Options, deadline: Deadline
+        self, snapshot: Snapshot, prepared: Prepared, query: ByVector | ByText, deadline: Deadline
     ) -> bytes:
         """Return the hits of one query, on the wire; those who ask for the same meanwhile are answered with it."""
         if isinstance(query, ByText):
-            query = ByVector(snapshot.encoder.encode([query.text], path="query")[0])
-        answered = partial(_answers, snapshot, options)
-        hits, plan = self._together.answer((snapshot, options), query, deadline, answered)
+            encoded_1D = snapshot.encoder.encode([query.text], path="query")
+            query = ByVector(search_ready(encoded_1D, snapshot.manifest.spec.distance)[0])
+        answers = partial(prepared.answers, snapshot)
+        hits, plan = self._together.answer((prepared,), query, deadline, answers)
         note_plan(plan, 0)
         return hits
 
@@ -135,24 +137,18 @@ class Service(Methods):
         queries = _queries(request, snapshot, options)
         filters = _filters(request, snapshot, options, len(queries))
         deadline.check()
-        explanations: Sequence[search_pb2.Explanation | None] = [None] * len(queries)
+        prepared = snapshot.derived(options, Prepared)
+        rest = search_pb2.SearchManyResponse(version=snapshot.manifest.version, sequence=snapshot.sequence)
         # A batch is worth any core that is idle.
         with on_all_cores():
-            rankings = None if any(filters) else _straight(queries, snapshot, options, deadline)
-            if rankings is None:
-                rankings, explanations = _search_by_filter(snapshot, queries, filters, options, deadline)
-        with span("scannery.hydrate"):
-            found = _hits(rankings, snapshot, options)
-        results = [
-            hits
-            if explanation is None
-            else hits + search_pb2.HitList(explanation=explanation).SerializeToString()
-            for hits, explanation in zip(found, explanations, strict=True)
-        ]
-        manifest = snapshot.manifest
-        rest = search_pb2.SearchManyResponse(version=manifest.version, sequence=snapshot.sequence)
-        field = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
-        return b"".join([*(hydrate.framed(field, result) for result in results), rest.SerializeToString()])
+            written = None
+            if isinstance(queries, Vectors) and not request.where_each and not tracing.recording():
+                written = prepared.straight(snapshot, queries.vectors_QD, deadline)
+            if written is not None:
+                results = written.framed(_RESULTS)
+            else:
+                results = _searched_by_filter(snapshot, prepared, queries, filters, deadline)
+        return results + rest.SerializeToString()
 
     def stream_answer(
         self, request: search_pb2.SearchStreamRequest, deadline: Deadline
@@ -250,7 +246,10 @@ def _queries(request: search_pb2.SearchManyRequest, snapshot: Snapshot, options:
         )
     if request.HasField("vectors"):
         return parse_matrix(request.vectors, manifest)
-    return [parse_query(query, manifest, path=f"queries[{i}]") for i, query in enumerate(request.queries)]
+    parsed = [parse_query(query, manifest, path=f"queries[{i}]") for i, query in enumerate(request.queries)]
+    vectors = [query.vector_D for query in parsed if isinstance(query, ByVector)]
+    # So clients send those of several callers that they gather.
+    return Vectors(np.array(vectors)) if len(vectors) == len(parsed) else parsed
 
 
 def _filters(
@@ -276,19 +275,35 @@ def _both(one: Node | None, other: Node | None) -> Node | None:
     return AllOf((one, other))
 
 
-def _straight(
-    queries: Sequence[Query], snapshot: Snapshot, options: Options, deadline: Deadline
-) -> list[Ranking] | None:
-    """Return the answers to a few plain vectors, as clients send them that gather those of their callers.
+def _searched(snapshot: Snapshot, prepared: Prepared, query: Query, deadline: Deadline) -> bytes:
+    """Return the hits of any query, and how they were found if that is asked for, on the wire."""
+    options = prepared.options
+    trace = Trace(1, wanted=options.explain)
+    rankings = engine.search(snapshot, [query], options, deadline, paths=["query"], trace=trace)
+    with trace.stage("hydrate"):
+        hits = prepared.hydrator.hits(rankings).whole()
+    if not options.explain:
+        return hits
+    explained = search_pb2.SearchResponse(explanation=trace.message(0, snapshot.segments))
+    return hits + explained.SerializeToString()
 
-    They are as many as would be searched together had they come one by one, and cost no more than these.
-    """
-    if len(queries) > MAX_TOGETHER or tracing.recording():
-        return None
-    vectors = [query for query in queries if isinstance(query, ByVector)]
-    if len(vectors) < len(queries):
-        return None
-    return engine.search_straight(snapshot, vectors, options, deadline)
+
+def _searched_by_filter(
+    snapshot: Snapshot,
+    prepared: Prepared,
+    queries: Sequence[Query],
+    filters: Sequence[Node | None],
+    deadline: Deadline,
+) -> bytes:
+    """Return the results of any queries on the wire; those that share a filter are searched together."""
+    rankings, explanations = _search_by_filter(snapshot, queries, filters, prepared.options, deadline)
+    with span("scannery.hydrate"):
+        written = prepared.hydrator.hits(rankings)
+    if not prepared.options.explain:
+        return written.framed(_RESULTS)
+    explained = [search_pb2.HitList(explanation=each).SerializeToString() for each in explanations]
+    lists = zip(written.lists(), explained, strict=True)
+    return b"".join([hydrate.framed(_RESULTS, hits + how) for hits, how in lists])
 
 
 def _search_by_filter(
@@ -319,29 +334,3 @@ def _search_by_filter(
             for position, number in enumerate(group):
                 explanations[number] = trace.message(position, snapshot.segments)
     return [rankings[number] for number in range(len(queries))], explanations
-
-
-def _answers(
-    snapshot: Snapshot, options: Options, queries: Sequence[ByVector], deadline: Deadline
-) -> list[tuple[bytes, str]]:
-    """Return the hits of each query, on the wire, and the plan that found them."""
-    rankings = engine.search_straight(snapshot, queries, options, deadline)
-    if rankings is None:
-        rankings = engine.search(snapshot, queries, options, deadline, paths=["query"] * len(queries))
-    plan = noted_plan()
-    return [(hits, plan) for hits in _hits(rankings, snapshot, options)]
-
-
-def _rest(snapshot: Snapshot, options: Options) -> bytes:
-    """Return what an answer has besides its hits, on the wire."""
-    rest = search_pb2.SearchResponse(version=snapshot.manifest.version, sequence=snapshot.sequence)
-    return rest.SerializeToString()
-
-
-def _hydrator(snapshot: Snapshot, options: Options) -> hydrate.Hydrator:
-    group_by = options.group_by if options.max_per_group is not None else None
-    return hydrate.Hydrator(snapshot.segments, snapshot.manifest.spec, options.fields, group_by=group_by)
-
-
-def _hits(rankings: Sequence[Ranking], snapshot: Snapshot, options: Options) -> list[bytes]:
-    return snapshot.derived(options, _hydrator).hits(rankings)

@@ -7,18 +7,28 @@ written here with the generated code.
 A column is a row of `columns_C7`: its kind, where its head lies in `heads_B`, how long that is, and its `Place`. The
 head is what stands in front of the value: the tag of a field, or the key of an attribute.
 
-Shapes: B bytes, C columns, G 0 or 1, H hits, S scores of a hit, N rows, V bytes of a vector.
+Everything is written from the end of the buffer towards its start: the length of a message stands in front of it, and
+is known once the message is there. So nothing has to be measured before. `at` is where what was written last begins.
+
+Shapes: B bytes, C columns, G 0 or 1, H hits, L lists of hits, S scores of a hit, N rows, V bytes of a vector.
 """
 
 from __future__ import annotations
-
-from functools import partial
 
 import numpy as np
 
 from scannery.indexer.kernels import compiled
 
-__all__ = ["FIELD_DOUBLE", "FIELD_INT", "FIELD_STRING", "VALUE_KINDS", "measure_hits", "write_hits"]
+__all__ = [
+    "FIELD_DOUBLE",
+    "FIELD_INT",
+    "FIELD_STRING",
+    "ROOM_BYTES",
+    "VALUE_KINDS",
+    "frame_lists",
+    "put_in_order",
+    "write_hits",
+]
 
 # Fields of a Datapoint.
 FIELD_STRING, FIELD_INT, FIELD_DOUBLE = 0, 1, 2
@@ -54,45 +64,53 @@ _SECONDS, _NANOS = _tag(1, _VARINT), _tag(2, _VARINT)
 _HITS = _tag(1, _LENGTH)
 _MICROS = 1_000_000
 
+ROOM_BYTES = 128
+"""So much is left in front of bytes that were put: more than all tags, lengths and numbers that follow before the next
+bytes."""
+
 
 @compiled
-def _varint_size(value: int) -> int:
-    rest = np.uint64(value)  # negative numbers take all of their 64 bits
-    size = 1
-    while rest >= np.uint64(128):
-        rest >>= np.uint64(7)
-        size += 1
-    return size
+def _put_byte(out_B: np.ndarray, at: int, value: int) -> int:
+    out_B[at - 1] = np.uint8(value)
+    return at - 1
 
 
 @compiled
 def _put_varint(out_B: np.ndarray, at: int, value: int) -> int:
-    rest = np.uint64(value)
-    while rest >= np.uint64(128):
-        out_B[at] = np.uint8(rest & np.uint64(127)) | np.uint8(128)
+    rest = np.uint64(value)  # negative numbers take all of their 64 bits
+    if rest < np.uint64(128):  # as nearly all lengths of short strings are
+        return _put_byte(out_B, at, value)
+    size, more = 1, rest >> np.uint64(7)
+    while more > np.uint64(0):
+        size, more = size + 1, more >> np.uint64(7)
+    for i in range(size):
+        carries_on = np.uint64(128) if i + 1 < size else np.uint64(0)
+        out_B[at - size + i] = np.uint8((rest & np.uint64(127)) | carries_on)
         rest >>= np.uint64(7)
-        at += 1
-    out_B[at] = np.uint8(rest)
-    return at + 1
+    return at - size
 
 
 @compiled
-def _put_size(out_B: np.ndarray, at: int, tag: int, size: int) -> int:
-    out_B[at] = tag
-    return _put_varint(out_B, at + 1, size)
+def _put_tag(out_B: np.ndarray, at: int, tag: int, end: int) -> int:
+    """Put a tag of one byte and the length in front of what lies between `at` and `end`."""
+    return _put_byte(out_B, _put_varint(out_B, at, end - at), tag)
 
 
 @compiled
 def _put_bytes(out_B: np.ndarray, at: int, from_B: np.ndarray, start: int, size: int) -> int:
+    # Only here, since what else is put is a few bytes, for which there is always room.
+    if at - size < ROOM_BYTES:
+        raise BufferError
     for i in range(size):
-        out_B[at + i] = from_B[start + i]
-    return at + size
+        out_B[at - size + i] = from_B[start + i]
+    return at - size
 
 
 @compiled
-def _framed(size: int) -> int:
-    """Return the size of so many bytes with a tag of one byte and their length in front."""
-    return 1 + _varint_size(size) + size
+def _put_fixed32(out_B: np.ndarray, at: int, bits: np.uint32) -> int:
+    for i in range(4):
+        out_B[at - 4 + i] = np.uint8((bits >> np.uint32(8 * i)) & np.uint32(255))
+    return at - 4
 
 
 @compiled
@@ -102,48 +120,41 @@ def _is_set(bytes_B: np.ndarray, column_7: np.ndarray, row: int) -> bool:
 
 
 @compiled
-def _run(ints_B: np.ndarray, offsets: int, number: int) -> tuple[int, int]:
-    """Return the start and the size of the string or list of a number."""
-    start = ints_B[(offsets >> 2) + number]
-    return start, ints_B[(offsets >> 2) + number + 1] - start
-
-
-@compiled
-def _instant(micros: int) -> tuple[int, int]:
-    seconds = micros // _MICROS  # towards the past, so that the rest is not negative
-    return seconds, (micros - seconds * _MICROS) * 1000
-
-
-@compiled
-def _list_size(ints_B: np.ndarray, column_7: np.ndarray, row: int) -> int:
-    first, count = _run(ints_B, column_7[_OFFSETS], row)
-    size = 0
-    for item in range(first, first + count):
-        size += _framed(_run(ints_B, column_7[_INNER], item)[1])
-    return size
-
-
-@compiled
-def _time_size(micros: int) -> int:
-    seconds, nanos = _instant(micros)
-    return 2 + _varint_size(seconds) + _varint_size(nanos)
-
-
-@compiled
-def _value_size(
-    bytes_B: np.ndarray, ints_B: np.ndarray, longs_B: np.ndarray, column_7: np.ndarray, row: int
+def _put_text(
+    bytes_B: np.ndarray,
+    ints_B: np.ndarray,
+    offsets: int,
+    values: int,
+    number: int,
+    out_B: np.ndarray,
+    at: int,
 ) -> int:
-    """Return the size of a Value, without its frame."""
-    kind = column_7[_KIND]
-    if kind == _STRING:
-        return _framed(_run(ints_B, column_7[_OFFSETS], row)[1])
-    if kind == _STRING_LIST:
-        return _framed(_list_size(ints_B, column_7, row))
-    if kind == _INT:
-        return 1 + _varint_size(longs_B[(column_7[_VALUES] >> 3) + row])
-    if kind == _TIMESTAMP:
-        return _framed(_time_size(longs_B[(column_7[_VALUES] >> 3) + row]))
-    return 9 if kind == _DOUBLE else 2
+    """Put the string of a number."""
+    start = ints_B[(offsets >> 2) + number]
+    size = ints_B[(offsets >> 2) + number + 1] - start
+    return _put_bytes(out_B, at, bytes_B, values + start, size)
+
+
+@compiled
+def _put_list(
+    bytes_B: np.ndarray, ints_B: np.ndarray, column_7: np.ndarray, row: int, out_B: np.ndarray, at: int
+) -> int:
+    first, last = ints_B[(column_7[_OFFSETS] >> 2) + row], ints_B[(column_7[_OFFSETS] >> 2) + row + 1]
+    for item in range(last - 1, first - 1, -1):
+        end = at
+        at = _put_text(bytes_B, ints_B, column_7[_INNER], column_7[_VALUES], item, out_B, at)
+        at = _put_tag(out_B, at, _LIST_ITEM, end)
+        if at < ROOM_BYTES:  # items may be empty, and any number of them
+            raise BufferError
+    return at
+
+
+@compiled
+def _put_time(micros: int, out_B: np.ndarray, at: int) -> int:
+    seconds = micros // _MICROS  # towards the past, so that the rest is not negative
+    at = _put_varint(out_B, at, (micros - seconds * _MICROS) * 1000)
+    at = _put_byte(out_B, at, _NANOS)
+    return _put_byte(out_B, _put_varint(out_B, at, seconds), _SECONDS)
 
 
 @compiled
@@ -156,51 +167,21 @@ def _put_value(
     out_B: np.ndarray,
     at: int,
 ) -> int:
-    kind, values = column_7[_KIND], column_7[_VALUES]
+    """Put a Value, without its frame."""
+    kind, values, end = column_7[_KIND], column_7[_VALUES], at
     if kind == _STRING:
-        start, size = _run(ints_B, column_7[_OFFSETS], row)
-        return _put_bytes(out_B, _put_size(out_B, at, _VALUE_STRING, size), bytes_B, values + start, size)
+        at = _put_text(bytes_B, ints_B, column_7[_OFFSETS], values, row, out_B, at)
+        return _put_tag(out_B, at, _VALUE_STRING, end)
     if kind == _STRING_LIST:
-        at = _put_size(out_B, at, _VALUE_LIST, _list_size(ints_B, column_7, row))
-        first, count = _run(ints_B, column_7[_OFFSETS], row)
-        for item in range(first, first + count):
-            start, size = _run(ints_B, column_7[_INNER], item)
-            at = _put_bytes(out_B, _put_size(out_B, at, _LIST_ITEM, size), bytes_B, values + start, size)
-        return at
+        return _put_tag(out_B, _put_list(bytes_B, ints_B, column_7, row, out_B, at), _VALUE_LIST, end)
     if kind == _INT:
-        out_B[at] = _VALUE_INT
-        return _put_varint(out_B, at + 1, longs_B[(values >> 3) + row])
+        return _put_byte(out_B, _put_varint(out_B, at, longs_B[(values >> 3) + row]), _VALUE_INT)
     if kind == _DOUBLE:
-        out_B[at] = _VALUE_DOUBLE
-        return _put_bytes(out_B, at + 1, bytes_B, values + 8 * row, 8)
+        return _put_byte(out_B, _put_bytes(out_B, at, bytes_B, values + 8 * row, 8), _VALUE_DOUBLE)
     if kind == _BOOL:
-        out_B[at] = _VALUE_BOOL
-        out_B[at + 1] = (bytes_B[values + (row >> 3)] >> (row & 7)) & 1
-        return at + 2
-    micros = longs_B[(values >> 3) + row]
-    seconds, nanos = _instant(micros)
-    at = _put_size(out_B, at, _VALUE_TIME, _time_size(micros))
-    out_B[at] = _SECONDS
-    at = _put_varint(out_B, at + 1, seconds)
-    out_B[at] = _NANOS
-    return _put_varint(out_B, at + 1, nanos)
-
-
-@compiled
-def _field_size(
-    bytes_B: np.ndarray, ints_B: np.ndarray, longs_B: np.ndarray, column_7: np.ndarray, row: int
-) -> int:
-    """Return the size of a field of a Datapoint, its tag included; 0 if it is not set."""
-    if not _is_set(bytes_B, column_7, row):
-        return 0
-    kind = column_7[_KIND]
-    if kind == FIELD_STRING:
-        return _framed(_run(ints_B, column_7[_OFFSETS], row)[1])
-    if kind == FIELD_INT:
-        return 1 + _varint_size(longs_B[(column_7[_VALUES] >> 3) + row])
-    if kind == FIELD_DOUBLE:
-        return 9
-    return _framed(column_7[_HEAD_SIZE] + _framed(_value_size(bytes_B, ints_B, longs_B, column_7, row)))
+        at = _put_byte(out_B, at, (bytes_B[values + (row >> 3)] >> (row & 7)) & 1)
+        return _put_byte(out_B, at, _VALUE_BOOL)
+    return _put_tag(out_B, _put_time(longs_B[(values >> 3) + row], out_B, at), _VALUE_TIME, end)
 
 
 @compiled
@@ -214,71 +195,47 @@ def _put_field(
     out_B: np.ndarray,
     at: int,
 ) -> int:
+    """Put a field of a Datapoint, if it is set."""
     if not _is_set(bytes_B, column_7, row):
         return at
-    kind, head, values = column_7[_KIND], column_7[_HEAD], column_7[_VALUES]
+    kind, head, values, end = column_7[_KIND], column_7[_HEAD], column_7[_VALUES], at
     if kind == FIELD_STRING:
-        start, size = _run(ints_B, column_7[_OFFSETS], row)
-        return _put_bytes(out_B, _put_size(out_B, at, heads_B[head], size), bytes_B, values + start, size)
+        at = _put_text(bytes_B, ints_B, column_7[_OFFSETS], values, row, out_B, at)
+        return _put_tag(out_B, at, heads_B[head], end)
     if kind == FIELD_INT:
-        out_B[at] = heads_B[head]
-        return _put_varint(out_B, at + 1, longs_B[(values >> 3) + row])
+        return _put_byte(out_B, _put_varint(out_B, at, longs_B[(values >> 3) + row]), heads_B[head])
     if kind == FIELD_DOUBLE:
-        out_B[at] = heads_B[head]
-        return _put_bytes(out_B, at + 1, bytes_B, values + 8 * row, 8)
-    size = _value_size(bytes_B, ints_B, longs_B, column_7, row)
-    at = _put_size(out_B, at, _DATAPOINT_ATTRIBUTE, column_7[_HEAD_SIZE] + _framed(size))
+        return _put_byte(out_B, _put_bytes(out_B, at, bytes_B, values + 8 * row, 8), heads_B[head])
+    at = _put_value(bytes_B, ints_B, longs_B, column_7, row, out_B, at)
+    at = _put_tag(out_B, at, _ENTRY_VALUE, end)
     at = _put_bytes(out_B, at, heads_B, head, column_7[_HEAD_SIZE])
-    at = _put_size(out_B, at, _ENTRY_VALUE, size)
-    return _put_value(bytes_B, ints_B, longs_B, column_7, row, out_B, at)
+    return _put_tag(out_B, at, _DATAPOINT_ATTRIBUTE, end)
 
 
-@partial(compiled, brief=True)
-def measure_hits(
-    bytes_B: np.ndarray,
-    ints_B: np.ndarray,
-    longs_B: np.ndarray,
-    columns_C7: np.ndarray,
-    groups_G7: np.ndarray,
-    vector_bytes: int,
-    rows_H: np.ndarray,
-    scores_SH: np.ndarray,
-    sizes_3H: np.ndarray,
-) -> int:
-    """Write the size of each hit's datapoint, of the hit, and of the hit as a field, to `sizes_3H` (int64).
+@compiled
+def _fetch(
+    bytes_B: np.ndarray, ints_B: np.ndarray, columns_C7: np.ndarray, rows_H: np.ndarray, read_H: np.ndarray
+) -> None:
+    """Read something of each string of the hits, so that it is in the cache when it is written.
 
-    Returns the sum of the last.
-
-    Args:
-        bytes_B: the buffer of the segment's records.
-        ints_B: the same as int32.
-        longs_B: the same as int64.
-        columns_C7: what a datapoint carries.
-        groups_G7: the column of `Hit.group`, if any.
-        vector_bytes: bytes of a vector; 0 leaves it out.
-        rows_H: the hits.
-        scores_SH: `score`, and then, if S is not 1, `dense_score`, `lexical_score` and `rerank_score`: float32, NaN
-            where a hit has none.
-        sizes_3H: written.
-
+    The rows lie anywhere. To read one from memory takes as long as to write it, but many can be read at once, as long
+    as none has to wait for what was read before. `read_H` (int64) is there so that all this is of use to somebody.
     """
-    total = 0
+    read_H[:] = 0
     for hit in range(rows_H.shape[0]):
-        row = rows_H[hit]
-        size = _framed(_framed(vector_bytes)) if vector_bytes > 0 else 0
         for column in range(columns_C7.shape[0]):
-            size += _field_size(bytes_B, ints_B, longs_B, columns_C7[column], row)
-        sizes_3H[0, hit] = size
-        size = _framed(size)
-        for kind in range(scores_SH.shape[0]):
-            size += 0 if np.isnan(scores_SH[kind, hit]) else 5
-        for group in range(groups_G7.shape[0]):
-            if _is_set(bytes_B, groups_G7[group], row):
-                size += _framed(_value_size(bytes_B, ints_B, longs_B, groups_G7[group], row))
-        sizes_3H[1, hit] = size
-        sizes_3H[2, hit] = _framed(size)
-        total += sizes_3H[2, hit]
-    return total
+            valid, offsets = columns_C7[column, _VALID], columns_C7[column, _OFFSETS]
+            if valid >= 0:
+                read_H[hit] += bytes_B[valid + (rows_H[hit] >> 3)]
+            if offsets >= 0:
+                read_H[hit] += ints_B[(offsets >> 2) + rows_H[hit]]
+    for hit in range(rows_H.shape[0]):
+        for column in range(columns_C7.shape[0]):
+            offsets, inner = columns_C7[column, _OFFSETS], columns_C7[column, _INNER]
+            if offsets >= 0 and inner < 0:
+                first = ints_B[(offsets >> 2) + rows_H[hit]]
+                if first < ints_B[(offsets >> 2) + rows_H[hit] + 1]:
+                    read_H[hit] += bytes_B[columns_C7[column, _VALUES] + first]
 
 
 @compiled
@@ -292,34 +249,82 @@ def write_hits(
     vectors_NV: np.ndarray,
     rows_H: np.ndarray,
     scores_SH: np.ndarray,
-    score_bytes_SB: np.ndarray,
-    sizes_3H: np.ndarray,
     starts_H: np.ndarray,
     out_B: np.ndarray,
-) -> None:
-    """Write each hit as a field `hits` to `out_B`, from `starts_H` on, or without those one after the other.
+) -> int:
+    """Write each hit as a field `hits` to the end of `out_B`; return where the first of them starts.
 
-    `vectors_NV` and `score_bytes_SB` are float32 as bytes, the latter those of `scores_SH`; for the others see
-    `measure_hits`.
+    Args:
+        bytes_B: the buffer of the segment's records.
+        ints_B: the same as int32.
+        longs_B: the same as int64.
+        columns_C7: what a datapoint carries.
+        groups_G7: the column of `Hit.group`, if any.
+        heads_B: see above.
+        vectors_NV: float32 as bytes; V = 0 leaves them out.
+        rows_H: the hits.
+        scores_SH: `score`, and then, if S is not 1, `dense_score`, `lexical_score` and `rerank_score`: float32, NaN
+            where a hit has none.
+        starts_H: where each hit starts is written here, int64.
+        out_B: written.
+
+    Raises:
+        BufferError: there is not room enough.
+
     """
-    vector_bytes = vectors_NV.shape[1]
-    at = 0
-    for hit in range(rows_H.shape[0]):
-        row = rows_H[hit]
-        at = _put_size(out_B, starts_H[hit] if starts_H.shape[0] > 0 else at, _HITS, sizes_3H[1, hit])
-        at = _put_size(out_B, at, _HIT_DATAPOINT, sizes_3H[0, hit])
-        for column in range(columns_C7.shape[0]):
-            at = _put_field(bytes_B, ints_B, longs_B, heads_B, columns_C7[column], row, out_B, at)
-        if vector_bytes > 0:
-            at = _put_size(out_B, at, _DATAPOINT_VECTOR, _framed(vector_bytes))
-            at = _put_size(out_B, at, _VECTOR_PACKED, vector_bytes)
-            at = _put_bytes(out_B, at, vectors_NV[row], 0, vector_bytes)
-        for kind in range(scores_SH.shape[0]):
-            if not np.isnan(scores_SH[kind, hit]):
-                out_B[at] = _HIT_SCORE + (kind << 3)
-                at = _put_bytes(out_B, at + 1, score_bytes_SB[kind], 4 * hit, 4)
+    vector_bytes, bits_SH = vectors_NV.shape[1], scores_SH.view(np.uint32)
+    at: int = out_B.shape[0]
+    _fetch(bytes_B, ints_B, columns_C7, rows_H, starts_H)
+    for hit in range(rows_H.shape[0] - 1, -1, -1):
+        row, end = rows_H[hit], at
         for group in range(groups_G7.shape[0]):
             if _is_set(bytes_B, groups_G7[group], row):
-                size = _value_size(bytes_B, ints_B, longs_B, groups_G7[group], row)
-                at = _put_size(out_B, at, _HIT_GROUP, size)
                 at = _put_value(bytes_B, ints_B, longs_B, groups_G7[group], row, out_B, at)
+                at = _put_tag(out_B, at, _HIT_GROUP, end)
+        for kind in range(scores_SH.shape[0] - 1, -1, -1):
+            if not np.isnan(scores_SH[kind, hit]):
+                at = _put_fixed32(out_B, at, bits_SH[kind, hit])
+                at = _put_byte(out_B, at, _HIT_SCORE + (kind << 3))
+        datapoint_end = at
+        if vector_bytes > 0:
+            at = _put_bytes(out_B, at, vectors_NV[row], 0, vector_bytes)
+            at = _put_tag(out_B, at, _VECTOR_PACKED, datapoint_end)
+            at = _put_tag(out_B, at, _DATAPOINT_VECTOR, datapoint_end)
+        for column in range(columns_C7.shape[0] - 1, -1, -1):
+            at = _put_field(bytes_B, ints_B, longs_B, heads_B, columns_C7[column], row, out_B, at)
+        at = _put_tag(out_B, at, _HIT_DATAPOINT, datapoint_end)
+        at = _put_tag(out_B, at, _HITS, end)
+        starts_H[hit] = at
+    return at
+
+
+@compiled
+def put_in_order(
+    part_B: np.ndarray, starts_P: np.ndarray, places_P: np.ndarray, ends_H: np.ndarray, out_B: np.ndarray
+) -> None:
+    """Copy the hits of one segment, one behind the other in `part_B`, to where they belong among those of all.
+
+    They start at `starts_P`, the first of which is the start of `part_B`; they are hits number `places_P`, and these
+    end at `ends_H` in `out_B`.
+    """
+    for part in range(starts_P.shape[0]):
+        start = starts_P[part] - starts_P[0]
+        size = (starts_P[part + 1] - starts_P[0] if part + 1 < starts_P.shape[0] else part_B.shape[0]) - start
+        end = ends_H[places_P[part]]
+        for i in range(size):
+            out_B[end - size + i] = part_B[start + i]
+
+
+@compiled
+def frame_lists(tag: int, data_B: np.ndarray, bounds_L: np.ndarray, out_B: np.ndarray) -> int:
+    """Write what lies between each two bounds as a field with a tag of one byte to the end of `out_B`.
+
+    `out_B` has ROOM_BYTES for each of them besides. Returns where the first starts.
+    """
+    at: int = out_B.shape[0]
+    for number in range(bounds_L.shape[0] - 2, -1, -1):
+        end, start, size = at, bounds_L[number], bounds_L[number + 1] - bounds_L[number]
+        for i in range(size):
+            out_B[at - size + i] = data_B[start + i]
+        at = _put_tag(out_B, at - size, tag, end)
+    return at

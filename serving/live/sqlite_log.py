@@ -9,6 +9,7 @@ A connection belongs to the process that opened it. All calls of an object share
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 import time
@@ -72,6 +73,21 @@ class SqliteLog:
         self._mode = mode_of(self.path)
         self._reader = connected(self.path)
         self._writer: sqlite3.Connection | None = None
+
+    @classmethod
+    def opener(cls, folder: Path) -> Callable[..., SqliteLog]:
+        """Return what opens the log in a folder, given `create`, and is quick to find that there is none.
+
+        Without a watcher, every query of an index that was never written to asks for it.
+        """
+        path = str(folder / LOG_FILE)
+
+        def opened(*, create: bool = False) -> SqliteLog:
+            if not create and not os.path.exists(path):  # noqa: PTH110  a third of what Path.exists takes
+                raise FileNotFoundError(path)
+            return cls(folder, create=create)
+
+        return opened
 
     @contextmanager
     def turn(self, *, after: int) -> Iterator[_Turn]:

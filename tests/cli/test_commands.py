@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from scannery.cli.errors import EXIT_CODES, exit_code, one_line
 from scannery.cli.main import main
@@ -98,6 +99,24 @@ def test_output_has_no_control_characters_of_the_data(capsys: pytest.CaptureFixt
     output = capsys.readouterr().out
     assert "\x1b" not in output
     assert "\x07" not in output
+
+
+def test_hits_show_what_they_are_ordered_by(capsys: pytest.CaptureFixture[str]) -> None:
+    from scannery.cli.output import print_hits
+
+    sides = {"dense_score": 0.25, "lexical_score": 7.5}
+    hits = [
+        Hit(id="a", document_id="a", score=0.5, rerank_score=0.75),
+        Hit(id="b", document_id="b", score=0.016, **sides),
+        Hit(id="c", document_id="c", score=1.0),
+    ]
+    print_hits(Hits(hits))
+    first = [line for line in capsys.readouterr().out.splitlines() if line[0].isdigit()]
+    assert first == [
+        "1. 0.5000 (rerank 0.7500)  a",
+        "2. 0.0160 (dense 0.2500, lexical 7.5000)  b",
+        "3. 1.0000  c",
+    ]
 
 
 def test_no_hits_are_said(capsys: pytest.CaptureFixture[str], library: Path) -> None:
@@ -276,3 +295,16 @@ def test_the_table_names_errors_that_exist() -> None:
 def test_what_nobody_expected_is_named_by_its_type() -> None:
     assert exit_code(KeyError("x")) == 5
     assert one_line(ZeroDivisionError("a\nb")) == "ZeroDivisionError: a b"
+
+
+def test_help_is_shown_as_it_is_written() -> None:
+    """Rich takes what stands in square brackets for markup, and leaves it out."""
+    from scannery.cli.main import app
+
+    pages: list[Any] = [typer.main.get_command(app)]
+    for page in pages:
+        pages.extend(getattr(page, "commands", {}).values())
+        assert "[" not in (page.help or ""), page.name
+        for parameter in page.params:
+            assert "[" not in (getattr(parameter, "help", None) or ""), (page.name, parameter.name)
+    assert len(pages) > 20

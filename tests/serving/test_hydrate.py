@@ -128,7 +128,7 @@ def test_every_kind_of_field_is_written_as_protobuf_would(pieces: bool) -> None:
 def test_groups_and_scores(group_by: str) -> None:
     hydrator = Hydrator([segment()], SPEC, NOTHING, group_by=group_by)
     sides = {"dense": [0.5, NONE, 1, 2, 3], "lexical": [NONE, 7, -1, 0, 1], "rerank": [NONE] * 5}
-    [data] = hydrator.hits([ranking([(0, row) for row in range(ROWS)], **sides)])
+    [data] = hydrator.hits([ranking([(0, row) for row in range(ROWS)], **sides)]).lists()
     for row, hit in enumerate(HitList.FromString(data).hits):
         right = Hit(datapoint=expected(row, NOTHING), score=4 - row)
         if row != 1:
@@ -144,7 +144,7 @@ def test_groups_and_scores(group_by: str) -> None:
 def test_hits_of_several_queries_and_segments_keep_their_order() -> None:
     hydrator = Hydrator([segment(), segment(), segment(TABLE.slice(0, 0))], SPEC, EVERYTHING, group_by="name")
     places = [[(1, 0), (0, 0), (1, 4)], [], [(0, 3)], [(1, 2), (0, 2)]]
-    answers = hydrator.hits([ranking(hits) for hits in places])
+    answers = hydrator.hits([ranking(hits) for hits in places]).lists()
     assert answers[1] == b""
     for data, hits in zip(answers, places, strict=True):
         found = HitList.FromString(data).hits
@@ -156,7 +156,7 @@ def test_columns_without_a_value_need_no_place() -> None:
     nothing = {name: [None] * ROWS for name in COLUMNS if name != "document_id"}
     table = datapoints(SPEC, VECTORS_ND, columns=nothing)
     hydrator = Hydrator([segment(table)], SPEC, EVERYTHING, group_by="name")
-    [data] = hydrator.hits([ranking([(0, 1)])])
+    [data] = hydrator.hits([ranking([(0, 1)])]).lists()
     [hit] = HitList.FromString(data).hits
     bare = Datapoint(id="d1", document_id="d1", vector=Vector(packed=VECTORS_ND[1].tobytes()))
     assert hit == Hit(datapoint=bare, score=0)

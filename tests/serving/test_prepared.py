@@ -1,0 +1,122 @@
+"""The straight way of most searches against that of all others, which `explain` makes a search take."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scannery.client.calls import search, search_many
+from scannery.indexer import Store, parse_spec
+from scannery.serving.catalog import Catalog
+from scannery.serving.deadline import Deadline
+from scannery.serving.errors import DeadlineError
+from scannery.serving.prepared import Prepared
+from scannery.serving.service import Service
+from scannery.v1 import search_pb2 as pb
+from tests.data import clustered, datapoints
+from tests.served import publish_version
+
+ROWS, DIMENSIONS = 3000, 16
+SPEC = {
+    "index": "one",
+    "source": {"vector": "v"},
+    "attributes": {"part": "float"},
+    "shards": 1,
+    "scann": {"exact_below_rows": 1000},
+}
+QUERIES_QD = clustered(ROWS, DIMENSIONS, seed=1)[:7]
+NOTHING = {"part": {"$lt": 0.0}}
+CASES: list[dict[str, Any]] = [
+    {},
+    {"k": 3, "offset": 2},
+    {"k": 3, "offset": 5000},
+    {"k": 5000},
+    {"exact": True},
+    {"target_recall": 0.6},
+    {"leaves": 1, "rescore": 10},
+    {"vectors": True},
+    {"where": {"part": {"$lt": 0.9}}},
+    {"where": {"part": {"$lt": 0.5}}, "offset": 4},
+    {"where": {"part": {"$lt": 0.002}}, "offset": 4},
+    {"where": NOTHING},
+]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
+    folder = tmp_path_factory.mktemp("one")
+    vectors_ND = clustered(ROWS, DIMENSIONS, seed=1)
+    vectors_ND[::50] = vectors_ND[0]  # equal scores
+    part = np.random.default_rng(0).permutation(ROWS) / ROWS
+    table = datapoints(parse_spec(SPEC), vectors_ND, columns={"part": part.tolist()})
+    publish_version(Store.open(folder / "store", create=True), parse_spec(SPEC), table, folder, shards=1)
+    return Service(Catalog.open(folder / "store"))
+
+
+def answer(service: Service, query: Any, options: dict[str, Any], **more: Any) -> pb.SearchResponse:
+    return service.search(search("one", query, **{"k": 10, **options}, **more).request, Deadline.after(60))
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+def test_the_straight_way_gives_the_answers_of_the_other(
+    service: Service, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways: list[bool] = []
+    straight = Prepared.straight
+
+    def counted(prepared: Prepared, *arguments: Any) -> Any:
+        written = straight(prepared, *arguments)
+        ways.append(written is not None)
+        return written
+
+    monkeypatch.setattr(Prepared, "straight", counted)
+    others = [answer(service, query_D, options, explain=True) for query_D in QUERIES_QD]
+    assert not any(ways), "who wants to know how is told by the general way"
+    matches = options.get("where") != NOTHING
+    for query_D, other in zip(QUERIES_QD, others, strict=True):
+        response = answer(service, query_D, options)
+        assert list(response.hits) == list(other.hits)
+        assert (response.version, response.sequence) == (other.version, other.sequence)
+    # Where nothing is allowed, there is no segment to look at.
+    assert sum(ways) == (len(QUERIES_QD) if matches else 0)
+    request = search_many("one", QUERIES_QD, **{"k": 10, **options}).request
+    many = service.search_many(request, Deadline.after(60))
+    assert many.version == others[0].version
+    # A batch is scored by other kernels, and planned by other costs; exact ones are alike up to rounding.
+    for result, other in zip(many.results, others, strict=True):
+        assert len(result.hits) == len(other.hits)
+        if options.get("exact"):
+            scores = [[hit.score for hit in hits] for hits in (result.hits, other.hits)]
+            np.testing.assert_allclose(*scores, atol=1e-5)
+
+
+def test_equal_scores_come_by_id_on_the_straight_way(service: Service) -> None:
+    twins = sorted(f"d{row}" for row in range(0, ROWS, 50))
+    hits = answer(service, QUERIES_QD[0], {"k": len(twins), "exact": True}).hits
+    assert len({hit.score for hit in hits}) == 1
+    assert [hit.datapoint.id for hit in hits] == twins
+
+
+def test_what_a_snapshot_keeps_does_not_keep_the_snapshot(service: Service) -> None:
+    request = search("one", QUERIES_QD[0], 10).request
+    snapshot = replace(service._catalog.snapshot("one"), _parsed={}, _derived={})
+    prepared = weakref.ref(snapshot.derived(snapshot.options(request.options), Prepared))
+    assert prepared() is not None
+    gc.disable()
+    try:
+        del snapshot
+        assert prepared() is None, "it would wait for the collector, with all rows that were written"
+    finally:
+        gc.enable()
+
+
+def test_a_deadline_that_passed_ends_it(service: Service) -> None:
+    request = search("one", QUERIES_QD[0], 10, where={"part": {"$lt": 0.5}}).request
+    with pytest.raises(DeadlineError):
+        service.search(request, Deadline(time.monotonic() - 1))
