@@ -5,6 +5,7 @@ Shapes: Q queries, D dimensions.
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -194,6 +195,11 @@ def build_queries(queries: Queries) -> dict[str, Any]:
     return {"vectors": Matrix(packed=vectors_QD.tobytes(), dimensions=vectors_QD.shape[1])}
 
 
+def _meant(name: str) -> str:
+    near = difflib.get_close_matches(name, SearchOptions.__annotations__, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
 def build_options(
     k: int,
     *,
@@ -215,13 +221,17 @@ def build_options(
     fields: Sequence[str] | None = None,
     vectors: bool = False,
     min_sequence: int = 0,
+    **unknown: Any,
 ) -> pb.SearchOptions:
     """Return the message for the options of a search; ranges are the server's to check.
 
     Raises:
         InvalidArgumentError: an option has the wrong type.
+        TypeError: there is no option of that name.
 
     """
+    for name in unknown:
+        raise TypeError(f"a search has no option {name!r}{_meant(name)}")
     if mode not in get_args(Mode):
         raise _invalid("mode", f"must be one of {', '.join(get_args(Mode))}, got {mode!r}")
     if group_by is not None and max_per_group is None:

@@ -45,8 +45,16 @@ def test_sync_and_async_have_the_same_methods_with_the_same_arguments(sync: type
 
 
 def test_documented_options_are_those_that_are_taken() -> None:
-    taken = {name for name in inspect.signature(build_options).parameters if name != "k"}
+    taken = {name for name in inspect.signature(build_options).parameters if name not in {"k", "unknown"}}
     assert set(SearchOptions.__annotations__) == taken | {"timeout_s"}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("wher", "no option 'wher'; did you mean 'where'"), ("colour", "no option 'colour'$")]
+)
+def test_an_option_that_does_not_exist_is_named_with_the_one_that_was_meant(name: str, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        build_options(10, **{name: None})
 
 
 @pytest.mark.parametrize("room", ["client", "serving", "cli"])
