@@ -104,10 +104,9 @@ def test_output_has_no_control_characters_of_the_data(capsys: pytest.CaptureFixt
 def test_hits_show_what_they_are_ordered_by(capsys: pytest.CaptureFixture[str]) -> None:
     from scannery.cli.output import print_hits
 
-    sides = {"dense_score": 0.25, "lexical_score": 7.5}
     hits = [
         Hit(id="a", document_id="a", score=0.5, rerank_score=0.75),
-        Hit(id="b", document_id="b", score=0.016, **sides),
+        Hit(id="b", document_id="b", score=0.016, dense_score=0.25, lexical_score=7.5),
         Hit(id="c", document_id="c", score=1.0),
     ]
     print_hits(Hits(hits))

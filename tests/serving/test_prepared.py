@@ -92,8 +92,8 @@ def test_the_straight_way_gives_the_answers_of_the_other(
     for result, other in zip(many.results, others, strict=True):
         assert len(result.hits) == len(other.hits)
         if options.get("exact"):
-            scores = [[hit.score for hit in hits] for hits in (result.hits, other.hits)]
-            np.testing.assert_allclose(*scores, atol=1e-5)
+            ours, theirs = ([hit.score for hit in hits] for hits in (result.hits, other.hits))
+            np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def test_equal_scores_come_by_id_on_the_straight_way(service: Service) -> None:
