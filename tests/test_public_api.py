@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 
@@ -53,8 +54,9 @@ def test_documented_options_are_those_that_are_taken() -> None:
     ("name", "told"), [("wher", "no option 'wher'; did you mean 'where'"), ("colour", "no option 'colour'$")]
 )
 def test_an_option_that_does_not_exist_is_named_with_the_one_that_was_meant(name: str, told: str) -> None:
+    options: Any = {name: None}
     with pytest.raises(TypeError, match=told):
-        build_options(10, **{name: None})
+        build_options(10, **options)
 
 
 @pytest.mark.parametrize("room", ["client", "serving", "cli"])
