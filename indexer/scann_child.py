@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from scann.scann_ops.py import scann_ops_pybind
-
-from scannery.indexer.arrays import mapped
 
 
 def main(folder: Path) -> None:
@@ -36,7 +35,7 @@ def main(folder: Path) -> None:
 
 def _build(vectors: Path, job: dict[str, Any]) -> Any:
     # Unmapped when this returns: serializing takes memory of its own, and the pages that were read would count too.
-    vectors_ND = mapped(vectors)
+    vectors_ND = np.load(vectors, mmap_mode="r")
     config, threshold = job["config"], job["config"]["anisotropic_threshold"]
     builder = scann_ops_pybind.builder(
         vectors_ND, 10, "squared_l2" if job["distance"] == "squared_l2" else "dot_product"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +38,7 @@ from scannery.indexer.scann_build import ScannBuild
 from scannery.indexer.scann_config import choose_config
 from scannery.indexer.segment_files import COSTS_AGAIN
 from scannery.indexer.tuning import recall_by_score
-from tests.data import clustered, datapoints, publish
+from tests.data import ROOT, clustered, datapoints, publish
 
 ROWS = 21_000
 
@@ -333,3 +335,15 @@ def test_exact_search_of_the_segment_is_exact_search(segment: Segment, built: Bu
         rtol=1e-5,
         atol=1e-5,
     )
+
+
+def test_the_process_of_a_scann_build_holds_nothing_else():
+    """Scannery and what it imports would be 130 MiB beside what ScaNN needs."""
+    child = ROOT / "indexer" / "scann_child.py"
+    script = f"import runpy, sys; runpy.run_path({str(child)!r}, run_name='child'); print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120
+    )
+    names = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "scann" in names
+    assert not names & {"scannery", "pyarrow", "numba"}
