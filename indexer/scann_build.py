@@ -71,6 +71,7 @@ class ScannBuild:
         self._place, self._name = folder, name
         self._threads = threads or len(os.sched_getaffinity(0))
         job = {
+            "parent": os.getpid(),
             "vectors": VECTORS_FILE,
             "config": config.to_dict(),
             "soar_lambda": SOAR_LAMBDA,

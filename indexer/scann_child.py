@@ -7,9 +7,12 @@ ScaNN needs. What tunes the result (scann_tune.py) is a process of its own.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+import os
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,6 +25,7 @@ from scann.scann_ops.py import scann_ops_pybind
 def main(folder: Path) -> None:
     """Build and serialize the searcher that the job asks for."""
     job = json.loads((folder / "job.json").read_text())
+    _end_with(job["parent"])
     # A build that runs away should end as its own error, before it takes the memory of others.
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = job["most_bytes"] if hard == resource.RLIM_INFINITY else min(job["most_bytes"], hard)
@@ -31,6 +35,14 @@ def main(folder: Path) -> None:
     (folder / "scann").mkdir()
     searcher.serialize(str(folder / "scann"), relative_path=True)
     (folder / "trained.json").write_text(json.dumps({"seconds": time.perf_counter() - started}))
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process with the thread that waits for it: a killed build leaves nothing running."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we asked
+        sys.exit("the process that wants the result is gone")
 
 
 def _build(vectors: Path, job: dict[str, Any]) -> Any:

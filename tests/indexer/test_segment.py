@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -347,3 +350,50 @@ def test_the_process_of_a_scann_build_holds_nothing_else():
     names = {name.partition(".")[0] for name in done.stdout.split()}
     assert "scann" in names
     assert not names & {"scannery", "pyarrow", "numba"}
+
+
+def test_a_killed_build_leaves_nothing_running(tmp_path: Path):
+    script = f"""
+from pathlib import Path
+from tests.data import clustered, datapoints
+from scannery.indexer import build_segment, parse_spec
+spec = parse_spec({{"index": "t", "source": {{"vector": "v"}}, "distance": "dot"}})
+build_segment(datapoints(spec, clustered(60_000, 64)), spec=spec, shard=0, directory=Path({str(tmp_path)!r}), threads=1)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, env=os.environ | {"PYTHONPATH": "src"}
+    ) as build:
+        try:
+            trainer = awaited(lambda: child_of(build.pid, "scann_child"))
+            assert build.poll() is None
+        finally:
+            build.kill()
+    assert build.returncode == -9
+    assert awaited(lambda: not runs(trainer))
+    assert not list(tmp_path.rglob("trained.json"))  # which it leaves when it ends by itself
+
+
+def awaited(found: Callable[[], Any]) -> Any:
+    """Return what is found as soon as it is true, within a minute."""
+    for _ in range(1200):
+        if value := found():
+            return value
+        time.sleep(0.05)
+    pytest.fail("it did not come")
+
+
+def child_of(process: int, name: str) -> int | None:
+    """Return the child of a process that has a name among its arguments."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            if parent == process and name.encode() in (stat.parent / "cmdline").read_bytes():
+                return int(stat.parent.name)
+    return None
+
+
+def runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
