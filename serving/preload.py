@@ -54,7 +54,7 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
     store = Store.open(config.store)
     preloaded = Preloaded(before.encoders if before else encoder_pool(config))
     manifests = list(_manifests(store, config)) if store.local_root is not None else []
-    if before is None and store.local_root is not None:
+    if before is None and config.indexes and store.local_root is not None:
         _check_named(store, config)
     # Most of opening is reading and hashing, most of loading a model is Python: together they take less time.
     with _without_collector(), ThreadPoolExecutor(1) as background:
@@ -103,7 +103,7 @@ def _without_collector() -> Iterator[None]:
 
 def _check_named(store: Store, config: ServerConfig) -> None:
     # Every worker would say so, too; here it is the error of the whole.
-    if missing := sorted(set(config.indexes or ()) - set(list_indexes(store))):
+    if missing := sorted(set(config.indexes) - set(list_indexes(store))):
         raise UnknownIndexError(f"there is no index {', '.join(missing)} in {config.store}", field="index")
 
 
