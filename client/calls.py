@@ -82,6 +82,10 @@ class Call(Generic[RequestT, ResponseT, ResultT]):
         if self.timeout_s is not None:
             checked_timeout(self.timeout_s)
 
+    def timeout_or(self, default_s: float) -> float:
+        """Return its timeout, or the client's."""
+        return default_s if self.timeout_s is None else self.timeout_s
+
 
 SEARCH = Method("/scannery.v1.SearchService/Search", search_pb2.SearchRequest, search_pb2.SearchResponse)
 SEARCH_MANY = Method(

@@ -105,10 +105,10 @@ class Client:
     def _search(self, call: Call[SearchRequest, SearchResponse, Hits]) -> Hits:
         if self._gathered is None:
             return self._run(call)
-        return self._gathered.search(call.request, call.timeout_s or self._timeout_s)
+        return self._gathered.search(call.request, call.timeout_or(self._timeout_s))
 
     def _run(self, call: Call[RequestT, ResponseT, ResultT]) -> ResultT:
-        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
+        timeout_s = call.timeout_or(self._timeout_s)
         return call.parse(self._transport.call(call.method, call.request, timeout_s))
 
 
