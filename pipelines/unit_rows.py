@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from scannery.pipelines.documents import Document, to_document
 from scannery.pipelines.embeddings import embeddings_schema, table_of
 from scannery.pipelines.passages import Work, embed_documents, with_own_vector
 from scannery.pipelines.reuse import Catalogue
-from scannery.pipelines.sources import Batch, Record
+from scannery.pipelines.sources import Batch, Record, one_by_one
 from scannery.pipelines.sources.managed_records import with_category
 
 __all__ = ["Item", "UnitRows", "embedded_rows", "own_rows"]
@@ -100,7 +100,7 @@ def _documents(
     letters: list[DeadLetter] = []
     ignored: Counter[str] = Counter()
     has_categories = spec.source.format == "managed"
-    for item in _one_by_one(items):
+    for item in one_by_one(items):
         result = item if isinstance(item, DeadLetter) else to_document(item, spec, dimensions)
         if isinstance(result, DeadLetter):
             letters.append(with_category(result) if has_categories else result)
@@ -108,11 +108,3 @@ def _documents(
             documents.append(result)
             ignored.update(result.record.ignored)
     return documents, letters, ignored
-
-
-def _one_by_one(items: Iterable[Item]) -> Iterator[Record | DeadLetter]:
-    for item in items:
-        if isinstance(item, Batch):
-            yield from item.records()
-        else:
-            yield item

@@ -30,9 +30,6 @@ MOST_BYTES = 2 << 30
 """Larger versions are not measured: one worker opens all segments for it, in seconds for each gigabyte. Opening is not
 lost where this machine also serves, since segments stay in its cache."""
 
-QUERIES = 200
-"""Questions that are made: their recall has a standard error of about a hundredth."""
-
 _SEED = 1
 """Another one than the tuner's, so that questions come from other passages."""
 
@@ -89,6 +86,6 @@ def _sample(index: OpenIndex) -> pa.Table:
     generator, rows = np.random.default_rng(_SEED), index.manifest.rows
     samples = []
     for segment, rows_R in index.live_rows():
-        count = min(len(rows_R), round(QUERIES * len(rows_R) / rows) + 1)
+        count = min(len(rows_R), round(FRESH_QUERIES * len(rows_R) / rows) + 1)
         samples.append(segment.take(np.sort(generator.choice(rows_R, count, replace=False)), ["text"]))
     return pa.concat_tables(samples)

@@ -10,7 +10,7 @@ from scannery.indexer.spec import SourceSpec
 from scannery.pipelines.deadletters import DeadLetter
 from scannery.pipelines.errors import InputChangedError, SpecConflictError, UnknownFormatError
 from scannery.pipelines.sources import arrays, columns, delimited, lines, managed, texts
-from scannery.pipelines.sources.batches import Batch
+from scannery.pipelines.sources.batches import Batch, one_by_one
 from scannery.pipelines.sources.locations import InputFile, find_files, stamp_of
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
 
@@ -24,6 +24,7 @@ __all__ = [
     "arrange",
     "find_files",
     "ids_to_delete",
+    "one_by_one",
     "read_batches",
     "read_part",
     "split_file",
@@ -134,11 +135,7 @@ def read_part(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
         InputChangedError: as `read_batches`.
 
     """
-    for item in read_batches(part, fields):
-        if isinstance(item, Batch):
-            yield from item.records()
-        else:
-            yield item
+    return one_by_one(read_batches(part, fields))
 
 
 def read_batches(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:

@@ -6,7 +6,7 @@ Shapes: N rows, D dimensions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from scannery.pipelines.deadletters import DeadLetter
 from scannery.pipelines.sources.parts import Record
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "one_by_one"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +69,15 @@ class Batch:
             if vectors_ND is not None and self.vector is not None:
                 fields = {**fields, self.vector: vectors_ND[number]}  # noqa: PLW2901
             yield Record(fields, self.source, row=row)
+
+
+def one_by_one(items: Iterable[Batch | Record | DeadLetter]) -> Iterator[Record | DeadLetter]:
+    """Yield the records of batches, and all others as they are."""
+    for item in items:
+        if isinstance(item, Batch):
+            yield from item.records()
+        else:
+            yield item
 
 
 def _common_size(column: pa.Array) -> int | None:
