@@ -43,7 +43,7 @@ from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.segment import Segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
-from scannery.indexer.sharding import shard_of
+from scannery.indexer.sharding import shard_of, shards_of_ids
 from scannery.indexer.sparse import (
     MAX_SPARSE_ENTRIES,
     SPARSE_COLUMNS,
@@ -157,6 +157,7 @@ __all__ = [
     "search_ready",
     "segment_key",
     "shard_of",
+    "shards_of_ids",
     "sparse_value",
     "spec_json_schema",
     "unit_length",

@@ -27,7 +27,7 @@ from scannery.indexer import (
     open_index,
     open_segment,
     segment_key,
-    shard_of,
+    shards_of_ids,
 )
 from scannery.indexer.scratch import scratch_folder
 from scannery.serving.live.index import state_after
@@ -135,8 +135,7 @@ def _built(store: Store, state: LiveState, threads: int | None) -> list[SegmentE
     table = live_rows(((piece.segment, piece.alive) for piece in state.pieces), stored_schema(manifest))
     if not table.num_rows:
         return []
-    names = table.column("document_id").to_pylist()
-    shards_N = np.array([shard_of(name, manifest.shards) for name in names])
+    shards_N = shards_of_ids(table.column("document_id"), manifest.shards)
     entries = []
     with scratch_folder("seal") as folder:
         for shard in np.unique(shards_N).tolist():
