@@ -203,6 +203,10 @@ def nearest_rows(
     scores_K[found:] = -np.float32(np.inf)
 
 
+SURE_SQUARE = 1e30
+"""Below this, and above 0, is the squared length of vectors that need no closer look; of NaN it is neither."""
+
+
 @partial(compiled, brief=True)
 def surely_valid(vectors_QD: np.ndarray) -> bool:
     """Return whether all vectors have only finite components below 1e15, and one that is not 0.
@@ -214,7 +218,7 @@ def surely_valid(vectors_QD: np.ndarray) -> bool:
         for component in range(vectors_QD.shape[1]):
             total += np.float64(vectors_QD[query, component]) * np.float64(vectors_QD[query, component])
         # This way round NaN fails, too.
-        if not 0 < total < 1e30:
+        if not 0 < total < SURE_SQUARE:
             return False
     return True
 
@@ -238,7 +242,7 @@ def unit_vectors(vectors_QD: np.ndarray, units_QD: np.ndarray) -> bool:
         total = np.float64(0)
         for component in range(vectors_QD.shape[1]):
             total += np.float64(vectors_QD[query, component]) * np.float64(vectors_QD[query, component])
-        valid = valid and bool(0 < total < 1e30)
+        valid = valid and bool(0 < total < SURE_SQUARE)
         length = np.sqrt(total) if total > 0 else np.float64(1)
         for component in range(vectors_QD.shape[1]):
             units_QD[query, component] = vectors_QD[query, component] / length

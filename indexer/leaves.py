@@ -78,6 +78,11 @@ class Leaves:
         counts_L: np.ndarray = np.add.reduceat(mask_N, self.starts_L, dtype=np.int64)
         return counts_L
 
+    def leaf_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the number of the leaf of each row; -1 for NO_ROW."""
+        leaves: np.ndarray = np.searchsorted(self.starts_L, rows, side="right") - 1
+        return leaves
+
     def predict(
         self, queries_QD: np.ndarray, distance: Distance
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -217,7 +222,7 @@ def _tails_of(
     rank_QL = np.argsort(order_QL, axis=1)
     for start in range(0, len(rows_R), 1 << 14):
         block_R = rows_R[start : start + (1 << 14)]
-        leaf_R = np.searchsorted(leaves.starts_L, block_R, side="right") - 1
+        leaf_R = leaves.leaf_of(block_R)
         scores_QR = all_scores(vectors_ND[block_R], queries_QD, distance)
         leaf_kernels.count_tails(
             scores_QR, leaf_R, block_R, own_Q, rank_QL, predicted_QL, spread_QL, counts_BT

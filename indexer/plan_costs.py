@@ -37,7 +37,7 @@ class Costs:
     """A query by `leaves`."""
     proposed_us: list[float]
     """A query by `scann_allowed`."""
-    leaves_reached: list[float]
+    leaves_reached: list[int]
     """Leaves, by what they promise, in which nearly all of the best allowed rows of queries lie."""
     pressure: float = 1.0
     """Time of the fastest rounds, as a multiple of what the processor worked; beyond BUSY, others disturbed them."""

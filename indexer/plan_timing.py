@@ -43,7 +43,7 @@ def measure_costs(
         mask_N.setflags(write=False)
         allowed = AllowedRows(mask_N, leaves, len(mask_N))
         reached.append(_reached(planner, leaves, queries_QD, allowed))
-        more = int(max(0, reached[-1] - reached[0]))
+        more = max(0, reached[-1] - reached[0])
 
         def scan(query_1D: np.ndarray, allowed: AllowedRows = allowed) -> None:
             planner.scan(query_1D, TIMED_K, allowed, TIMED_TARGET)
@@ -62,14 +62,13 @@ def measure_costs(
     )
 
 
-def _reached(planner: Planner, leaves: Leaves, queries_QD: np.ndarray, allowed: AllowedRows) -> float:
+def _reached(planner: Planner, leaves: Leaves, queries_QD: np.ndarray, allowed: AllowedRows) -> int:
     """Return in how many leaves, by what they promise each query, nearly all of its best allowed rows lie."""
     rows_QK = planner.scan(queries_QD, TIMED_K, allowed, 1 - BEYOND).rows_QK
     order_QL, _, _ = leaves.predict(queries_QD, planner.distance)
     rank_QL = np.argsort(order_QL, axis=1)
-    leaf_QK = np.searchsorted(leaves.starts_L, rows_QK, side="right") - 1
-    rank_QK = np.take_along_axis(rank_QL, np.maximum(leaf_QK, 0), axis=1)
-    return float(np.quantile(rank_QK[rows_QK != NO_ROW], 1 - BEYOND, method="higher") + 1)
+    rank_QK = np.take_along_axis(rank_QL, np.maximum(leaves.leaf_of(rows_QK), 0), axis=1)
+    return int(np.quantile(rank_QK[rows_QK != NO_ROW], 1 - BEYOND, method="higher")) + 1
 
 
 def _exact_costs(vectors_ND: np.ndarray, generator: np.random.Generator, clock: Clock) -> dict[str, float]:

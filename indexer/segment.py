@@ -182,7 +182,7 @@ class Segment:
         Without settings, or with a target recall of 1, the search is exact. Settings chosen for a search without a
         filter say how many candidates ScaNN's codes need; the leaves are those that the target recall needs.
         """
-        queries_QD = queries_QD if ready else self._prepared(queries_QD)
+        queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
         searcher = self._searcher
         if searcher is None or self._planner is None or settings is None or target_recall >= 1:
             return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed)
@@ -259,13 +259,10 @@ class Segment:
             ready: the queries are as `search_ready` returns them.
 
         """
-        queries_QD = queries_QD if ready else self._prepared(queries_QD)
+        queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
         if self._searcher is None or settings is None or allowed is not None:
             return exact_search(self.searched_ND, queries_QD, k, self.distance, allowed)
         return self._proposed(self._searcher, queries_QD, k, settings)
-
-    def _prepared(self, queries_QD: np.ndarray) -> np.ndarray:
-        return search_ready(queries_QD, self.distance)
 
     def _proposed(
         self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings
@@ -305,7 +302,7 @@ class Segment:
         With the very arrays of the segment, since code is compiled for read-only memory apart.
         """
         if self.rows:
-            query_1D = self._prepared(np.array(self.searched_ND[:1]))
+            query_1D = search_ready(np.array(self.searched_ND[:1]), self.distance)
             for hits in (1, FEW_HITS + 1):
                 exact_search(self.searched_ND[:1], query_1D, hits, self.distance)
             if self._searcher is not None and self._planner is not None:

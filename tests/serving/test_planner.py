@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scannery.client.calls import search, search_many
-from scannery.indexer import AllowedRows, Segment, Store, exact_search, parse_spec, unit_length
+from scannery.indexer import AllowedRows, Segment, Store, exact_search, parse_spec, search_ready, unit_length
 from scannery.indexer.exact import all_scores
 from scannery.indexer.planner import Found
 from scannery.indexer.tuning import recall_by_score
@@ -121,7 +121,7 @@ def planned(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> Fou
 
 def by_leaves(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> Found:
     assert segment._planner is not None
-    return segment._planner.scan(segment._prepared(query_1D), K, allowed, TARGET)
+    return segment._planner.scan(search_ready(query_1D, segment.distance), K, allowed, TARGET)
 
 
 def by_scann(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> Found:
@@ -130,7 +130,7 @@ def by_scann(segment: Segment, query_1D: np.ndarray, allowed: AllowedRows) -> Fo
     assert settings is not None
     assert segment._planner._costs is not None
     return segment._planner.propose(
-        segment._prepared(query_1D),
+        search_ready(query_1D, segment.distance),
         K,
         allowed,
         settings,
