@@ -283,12 +283,8 @@ def test_what_is_wrong_with_the_server_is_told_to_each(gate: Gate) -> None:
     assert len({id(error) for error in errors}) == len(errors)
 
 
-def test_a_leader_that_breaks_off_leaves_nobody_behind(gate: Gate, alone: Alone) -> None:
-    def fails(path: str) -> None:
-        if path.endswith("Many"):
-            raise KeyboardInterrupt
-
-    gate.fails = fails
+def only_one_is_interrupted(gate: Gate, alone: Alone) -> None:
+    """Ask with eight threads, and check that all but one of them get their answers."""
     with ThreadPoolExecutor(8) as pool:
         futures = gathered(gate, pool, list(QUERIES[:8]))
         gate.open.set()
@@ -296,6 +292,15 @@ def test_a_leader_that_breaks_off_leaves_nobody_behind(gate: Gate, alone: Alone)
     assert [type(error) for error in failed if error] == [KeyboardInterrupt]
     for query, future in zip(QUERIES, futures, strict=False):
         assert future.exception() or same(future.result(), alone(query))
+
+
+def test_a_leader_that_breaks_off_leaves_nobody_behind(gate: Gate, alone: Alone) -> None:
+    def fails(path: str) -> None:
+        if path.endswith("Many"):
+            raise KeyboardInterrupt
+
+    gate.fails = fails
+    only_one_is_interrupted(gate, alone)
 
 
 def test_a_caller_that_is_interrupted_while_it_waits_leaves_nobody_behind(
@@ -311,13 +316,7 @@ def test_a_caller_that_is_interrupted_while_it_waits_leaves_nobody_behind(
         return awaited(waiting, most_s)
 
     monkeypatch.setattr(_Thread, "awaited", interrupted)
-    with ThreadPoolExecutor(8) as pool:
-        futures = gathered(gate, pool, list(QUERIES[:8]))
-        gate.open.set()
-        failed = [future.exception(20) for future in futures]
-    assert [type(error) for error in failed if error] == [KeyboardInterrupt]
-    for query, future in zip(QUERIES, futures, strict=False):
-        assert future.exception() or same(future.result(), alone(query))
+    only_one_is_interrupted(gate, alone)
 
 
 def test_a_deadline_passes_while_its_caller_waits(gate: Gate) -> None:
