@@ -12,9 +12,10 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from scannery.client.calls import Method
-from scannery.client.channels import CHANNEL_OPTIONS, Channels, Lane
+from scannery.client.channels import CHANNEL_OPTIONS, Channels
 from scannery.client.credentials import Credentials
 from scannery.client.errors import ScanneryError
+from scannery.client.native_calls import NativeCalls
 from scannery.client.retries import Attempts
 from scannery.client.status import DETAIL_KEY, error_from_status
 from scannery.client.tracing import Headers, note_retry, traced
@@ -54,6 +55,8 @@ class AsyncTransport(Protocol):
 class GrpcTransport:
     """Calls over several gRPC channels, tried again where that is safe. Safe to use from several threads.
 
+    Searches go over connections without gRPC where the server has such (native_calls.py).
+
     May be pickled, and used after a fork: connections are made anew.
     """
 
@@ -64,9 +67,12 @@ class GrpcTransport:
         *,
         channels: int = CHANNELS,
         retries: bool = True,
+        native: bool = True,
     ) -> None:
         self._retries = retries
-        self._channels = Channels(target, credentials or Credentials(), channels, _channel)
+        credentials = credentials or Credentials()
+        self._channels = Channels(target, credentials, channels, _channel)
+        self._native = NativeCalls(self._channels, credentials, on=native)
 
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         """Return the answer; raise a ScanneryError."""
@@ -74,7 +80,7 @@ class GrpcTransport:
         with traced(method.path, self._channels.target) as headers:
             while True:
                 try:
-                    return self._once(method, request, attempts.left_s, headers)
+                    return self._once(method, request, attempts, headers)
                 except ScanneryError as error:
                     wait_s = attempts.wait_s(error, reached=self._channels.reached)
                     if wait_s is None or not self._retries:
@@ -83,6 +89,15 @@ class GrpcTransport:
                 time.sleep(wait_s)
 
     def _once(
+        self, method: Method[RequestT, ResponseT], request: RequestT, attempts: Attempts, headers: Headers
+    ) -> ResponseT:
+        # Traces go along with gRPC's metadata.
+        answer = None if headers else self._native.ask(method, request, attempts.left_s)
+        if answer is None:
+            answer = self._over_grpc(method, request, attempts.left_s, headers)
+        return answer
+
+    def _over_grpc(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float, headers: Headers
     ) -> ResponseT:
         channels = self._channels
@@ -90,7 +105,7 @@ class GrpcTransport:
             raise _closed()
         lane = channels.take()
         try:
-            rpc = lane.calls.get(method.path) or _prepared(lane, method)
+            rpc = lane.rpc(method)
             response: ResponseT = rpc(request, timeout=timeout_s, metadata=channels.metadata() + headers)
         except grpc.RpcError as error:
             raise _translated(error, channels) from error
@@ -105,6 +120,7 @@ class GrpcTransport:
         """Close the channels."""
         for channel in self._channels.close():
             channel.close()
+        self._native.close()
 
 
 class GrpcAioTransport:
@@ -146,7 +162,7 @@ class GrpcAioTransport:
             raise _closed()
         lane = channels.take()
         try:
-            rpc = lane.calls.get(method.path) or _prepared(lane, method)
+            rpc = lane.rpc(method)
             response: ResponseT = await rpc(
                 request, timeout=timeout_s, metadata=channels.metadata() + headers
             )
@@ -192,15 +208,6 @@ def _aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -> gr
     return grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
 
 
-def _prepared(lane: Lane[Any], method: Method[Any, Any]) -> Any:
-    rpc = lane.calls[method.path] = lane.channel.unary_unary(
-        method.path,
-        request_serializer=method.request.SerializeToString,
-        response_deserializer=method.response.FromString,
-    )
-    return rpc
-
-
 def _closed() -> ScanneryError:
     return error_from_status(grpc.StatusCode.CANCELLED, "the client is closed", None)
 
@@ -213,6 +220,7 @@ def _translated(error: grpc.RpcError, channels: Channels[Any]) -> ScanneryError:
     if detail is None:
         # Not from our handlers but from gRPC itself: say who was asked.
         message = f"{channels.target}: {message}{_about_tls(message)}"
+        channels.breaks += code is grpc.StatusCode.UNAVAILABLE
     else:
         channels.reached = True
     if code is grpc.StatusCode.CANCELLED:
