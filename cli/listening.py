@@ -22,6 +22,7 @@ __all__ = [
     "ListenOption",
     "LogJsonOption",
     "MetricsOption",
+    "NativeOption",
     "PublicHealthOption",
     "ReflectionOption",
     "TlsCertOption",
@@ -52,6 +53,14 @@ DrainOption = Annotated[
 ]
 MetricsOption = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics here, at /metrics.")
+]
+NativeOption = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Speak the native protocol here, which the SDK prefers for searches; `auto`: at a free port, if only this "
+        "machine is served; `off`: not at all.",
+    ),
 ]
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log one JSON object per line.")]
 KeysOption = Annotated[str, _secured(metavar="FILE", help="Ask for an API key (scannery keys).")]

@@ -55,6 +55,7 @@ def serve(
         typer.Option(metavar="MODEL", help="Cross-encoder for all indexes: a name, or a local folder."),
     ] = None,
     drain: options.DrainOption = 10.0,
+    native: options.NativeOption = "auto",
     metrics_listen: options.MetricsOption = "",
     recall_share: Annotated[
         float, typer.Option(help="Share of the queries asked again exactly, to estimate the recall.")
@@ -88,6 +89,7 @@ def serve(
         log=log,
         device=device,
         encoder=RemoteConfig(address=encoder, key_file=encoder_key, ca=encoder_ca) if encoder else None,
+        native=native,
         metrics_listen=metrics_listen,
         recall_share=recall_share,
         reranker=reranker,

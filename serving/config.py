@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,6 +53,16 @@ class ListenConfig:
     check_every_s: float = 1.0
     """How often to look for new versions, in seconds."""
 
+    native: str = "off"
+    """Where the native protocol is spoken: `host:port`; `auto`: at a free port of `listen`'s host, if that is reached
+    from this machine only; `off`: nowhere."""
+
+    native_port: int = 0
+    """The port that is reserved for it, where `native` leaves it open; 0: none."""
+
+    server_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Tells servers apart that have the same port one after the other."""
+
     metrics_listen: str = ""
     """`host:port` of the metrics, in the format of Prometheus, without authentication; empty: none."""
 
@@ -71,15 +82,11 @@ class ListenConfig:
     """Listen with SO_REUSEPORT, so that several processes can share the port."""
 
     def __post_init__(self) -> None:
-        host, _ = split_address(self.listen)
+        self._check_address("listen")
         if self.metrics_listen:
             split_address(self.metrics_listen, field="metrics_listen")
-        if not self.insecure and not self.security.authenticates and not is_loopback(host):
-            raise ConfigError(
-                f"listen: {self.listen} can be reached from other machines, and this server authenticates nobody; "
-                "listen on 127.0.0.1, ask for credentials (--keys, --jwks, --client-ca), or allow it with --insecure",
-                field="listen",
-            )
+        if self.native not in ("auto", "off"):
+            self._check_address("native")
         for name, least, most in (
             ("threads", 1, 1024),
             ("workers", 1, 256),
@@ -91,6 +98,29 @@ class ListenConfig:
             ("drain_s", 0, 3600),
         ):
             self._check(name, least, most)
+
+    @property
+    def native_address(self) -> str:
+        """Where the native protocol is spoken, `host:port`; port 0: at a free one. Empty: nowhere."""
+        if self.native == "off":
+            return ""
+        host, port = split_address(self.listen if self.native == "auto" else self.native)
+        if self.native == "auto":
+            if not is_loopback(host):
+                return ""
+            port = 0
+        name = f"[{host}]" if ":" in host else host
+        return f"{name}:{port or self.native_port}"
+
+    def _check_address(self, name: str) -> None:
+        address = getattr(self, name)
+        host, _ = split_address(address, field=name)
+        if not self.insecure and not self.security.authenticates and not is_loopback(host):
+            raise ConfigError(
+                f"{name}: {address} can be reached from other machines, and this server authenticates nobody; "
+                "listen on 127.0.0.1, ask for credentials (--keys, --jwks, --client-ca), or allow it with --insecure",
+                field=name,
+            )
 
     def _check(self, name: str, least: float, most: float) -> None:
         value = getattr(self, name)
@@ -131,6 +161,8 @@ class ServerConfig(ListenConfig):
 
     store: str
     """Folder or URI of the store."""
+
+    native: str = "auto"
 
     indexes: tuple[str, ...] = ()
     """Serve only these; none: all of the store."""

@@ -15,13 +15,15 @@ from grpc_reflection.v1alpha import reflection
 from typing_extensions import Self
 
 from scannery.serving.affinity import on_core
+from scannery.serving.answering import Answering, Offer
 from scannery.serving.config import ListenConfig, split_address
-from scannery.serving.dispatch import Dispatcher, Offer, abort
+from scannery.serving.dispatch import Dispatcher, abort
 from scannery.serving.errors import BindError, UnauthenticatedError
 from scannery.serving.methods import Methods
 from scannery.serving.metrics import ServerMetrics
 from scannery.serving.metrics.publishing import Publisher
 from scannery.serving.metrics.registry import Dump
+from scannery.serving.native import Native
 from scannery.serving.security.authentication import Authenticator
 from scannery.serving.security.interceptor import Gate, Refuse
 from scannery.serving.security.tls import server_credentials
@@ -73,8 +75,11 @@ class Front:
         self._threads = CallThreads(config.threads + config.queue, "scannery-request")
         self._authenticator = Authenticator(config.security)
         self._publisher = Publisher(self.metrics, config, publish)
-        self._dispatcher = Dispatcher(methods, config, self.metrics, offer=offer)
-        admission = self.admission = self._dispatcher.admission
+        answering = Answering(methods, config, self.metrics, offer=offer)
+        self._dispatcher = Dispatcher(methods, answering, config)
+        self._native = Native(methods, answering, self._authenticator, self._threads, config)
+        methods.add(self._native.methods)
+        admission = self.admission = answering.admission
         self.metrics.in_flight.asks(lambda: {(): admission.in_flight})
         self.metrics.limit.asks(lambda: {(): admission.limit})
 
@@ -82,6 +87,11 @@ class Front:
     def metrics_address(self) -> str:
         """Where the metrics are, if they are served here."""
         return self._publisher.address
+
+    @property
+    def native_port(self) -> int:
+        """Where the native protocol is spoken once it is started; 0: nowhere."""
+        return self._native.port
 
     def start(self) -> None:
         """Listen, and answer.
@@ -99,8 +109,11 @@ class Front:
             return False
         self._stopped.set()
         self._health.enter_graceful_shutdown()
-        if self._grpc is not None:
-            self._grpc.stop(self.config.drain_s if drain_s is None else drain_s).wait()
+        drain_s = self.config.drain_s if drain_s is None else drain_s
+        stopped = self._grpc.stop(drain_s) if self._grpc is not None else None
+        self._native.stop(drain_s)
+        if stopped is not None:
+            stopped.wait()
         self._dispatcher.close()
         self._threads.close()
         self._publisher.stop()
@@ -130,6 +143,7 @@ class Front:
         if config.security.shows_reflection:
             names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
+        self._native.start()
         self.address = _bound(server, config)
         server.start()
         self._grpc = server

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import UnsupportedError
+from scannery.serving.prepared import Ready
 from scannery.v1 import search_pb2
 
 __all__ = ["Methods", "UnaryMethod"]
@@ -35,6 +36,10 @@ class Methods:
         self.streams = streams
         """Full paths of the streams that are served besides."""
 
+    def add(self, methods: Mapping[str, UnaryMethod]) -> None:
+        """Serve these, too; before anything is called."""
+        self.methods = {**self.methods, **methods}
+
     def call(self, path: str, request: Message, deadline: Deadline) -> Message:
         """Return the answer of the method at `path`; raise what its handler raises."""
         answer = self._handled(path, request, deadline)
@@ -55,6 +60,10 @@ class Methods:
             raise TypeError(f"{path} takes a {method.request.__name__}, got a {type(request).__name__}")
         deadline.check()
         return method.handle(request, deadline)
+
+    def ready(self, request: search_pb2.SearchRequest) -> Ready | None:
+        """Return a search that can be answered at once, by anybody; None: it takes a call."""
+        return None
 
     def stream_answer(
         self, request: search_pb2.SearchStreamRequest, deadline: Deadline

@@ -9,7 +9,10 @@ Shapes: Q queries, D dimensions, K hits.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +27,10 @@ from scannery.serving.scopes import Scope, scopes_of
 from scannery.serving.snapshot import Snapshot
 from scannery.v1.search_pb2 import SearchResponse
 
-__all__ = ["Prepared"]
+__all__ = ["Prepared", "Ready", "answers_of"]
+
+QUICK_S = 0.002
+"""A search that takes no longer is answered by whoever read it; what takes longer must not keep others waiting."""
 
 
 class Prepared:
@@ -43,6 +49,7 @@ class Prepared:
         self.rest = rest.SerializeToString()
         """What an answer has besides its hits, on the wire."""
         self._hits = options.k + options.offset
+        self._lately: deque[float] = deque(maxlen=8)
         # What a filter leaves of many segments would be looked up here in vain, mostly.
         self._may_be_straight = options.one_look and (options.where is None or len(snapshot.segments) == 1)
         self._scope = self._only_scope(snapshot) if options.where is None else None
@@ -75,7 +82,34 @@ class Prepared:
         plan = noted_plan()
         return [(hits, plan) for hits in written.lists()]
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether one of the last searches was, if any: a single slow one says more about the machine."""
+        return not self._lately or min(self._lately) <= QUICK_S
+
+    def took(self, seconds: float) -> None:
+        """Take note of how long a query took."""
+        self._lately.append(seconds)
+
     def _only_scope(self, snapshot: Snapshot) -> Scope | None:
         """Return the one segment to look at; None if there is none, or if it takes more."""
         scopes = scopes_of(snapshot, self.options) if self._may_be_straight else []
         return scopes[0] if len(scopes) == 1 else None
+
+
+@dataclass(slots=True)
+class Ready:
+    """A search by vector that waits for nothing and takes as little as any."""
+
+    snapshot: Snapshot
+    prepared: Prepared
+    query: ByVector
+
+
+def answers_of(searches: Sequence[Ready], deadline: Deadline) -> list[bytes]:
+    """Return the answers to searches of one snapshot with the same options, on the wire."""
+    snapshot, prepared = searches[0].snapshot, searches[0].prepared
+    started_s = time.perf_counter()
+    found = prepared.answers(snapshot, [search.query for search in searches], deadline)
+    prepared.took((time.perf_counter() - started_s) / len(searches))
+    return [hits + prepared.rest for hits, _ in found]

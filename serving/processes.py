@@ -44,9 +44,14 @@ def ended() -> int:
         return 0
 
 
-def reserved(listen: str) -> socket.socket:
-    """Return a socket that is bound to the address and does not listen: the port stays ours between workers."""
-    host, port = split_address(listen)
+def reserved(listen: str, *, field: str = "listen") -> socket.socket:
+    """Return a socket that is bound to the address and does not listen: the port stays ours between workers.
+
+    Raises:
+        BindError: it is taken, or is not one of this machine; `field` names what asked for it.
+
+    """
+    host, port = split_address(listen, field=field)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # First without sharing: another server on the port must not be joined in silence.
@@ -57,7 +62,7 @@ def reserved(listen: str) -> socket.socket:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reserved.bind(address)
     except OSError as error:
-        raise BindError(f"cannot listen on {listen}: {error.strerror or error}", field="listen") from error
+        raise BindError(f"cannot listen on {listen}: {error.strerror or error}", field=field) from error
     return reserved
 
 

@@ -28,7 +28,7 @@ from scannery.serving.live.service import Writes
 from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.options import Options, parse_fields
 from scannery.serving.plans import note_plan
-from scannery.serving.prepared import Prepared
+from scannery.serving.prepared import Prepared, Ready
 from scannery.serving.ranking import Ranking
 from scannery.serving.requests import (
     ByText,
@@ -118,6 +118,23 @@ class Service(Methods):
                 if written is not None:
                     return written.whole() + prepared.rest
         return _searched(snapshot, prepared, query, deadline) + prepared.rest
+
+    def ready(self, request: search_pb2.SearchRequest) -> Ready | None:
+        """Return a search as it can be answered at once, by anybody; None if it may wait for something, or take long.
+
+        Raises:
+            ServingError: what is wrong with it.
+
+        """
+        snapshot = self._catalog.snapshot(request.index) if self._catalog.watched else None
+        if snapshot is None or snapshot.sequence < request.options.min_sequence:
+            return None
+        options = snapshot.options(request.options)
+        if not options.plain or request.query.WhichOneof("kind") != "vector":
+            return None
+        query = parse_query(request.query, snapshot.manifest)
+        prepared = snapshot.derived(options, Prepared)
+        return Ready(snapshot, prepared, query) if isinstance(query, ByVector) and prepared.is_quick else None
 
     def _searched_together(
         self, snapshot: Snapshot, prepared: Prepared, query: ByVector | ByText, deadline: Deadline

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -187,10 +187,14 @@ class Supervisor(Generic[ConfigT, SharedT]):
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT."""
-        with closing(reserved(self._config.listen)) as port:
+        with ExitStack() as ports:
+            port = ports.enter_context(closing(reserved(self._config.listen)))
             host, _ = split_address(self._config.listen)
             address = f"[{host}]" if ":" in host else host
             self._config = replace(self._config, listen=f"{address}:{port.getsockname()[1]}", share_port=True)
+            if native := self._config.native_address:
+                port = ports.enter_context(closing(reserved(native, field="native")))
+                self._config = replace(self._config, native_port=port.getsockname()[1])
             # Before the signals are taken: loading takes a while, and Ctrl-C must end it.
             self._shared = self._share(self._config, None)
             with self._signals:

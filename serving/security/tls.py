@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket
+import ssl
 from pathlib import Path
 
 import grpc
@@ -11,7 +13,7 @@ from scannery.serving.errors import ConfigError
 from scannery.serving.security.config import SecurityConfig
 from scannery.serving.security.files import Watched
 
-__all__ = ["server_credentials"]
+__all__ = ["TlsSockets", "server_credentials"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,6 +57,39 @@ class _Certificates:
         _check_pair(chain, key)
         roots = _bytes(config.client_ca, "client_ca") if config.client_ca else None
         return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=roots)
+
+
+class TlsSockets:
+    """Makes TLS sockets of those that were accepted, with the same files and rules as gRPC's."""
+
+    def __init__(self, config: SecurityConfig) -> None:
+        """Read the files; raises ConfigError as `server_credentials` does."""
+        self._config = config
+        self._files = Watched((config.tls_cert, config.tls_key, config.client_ca))
+        self._context = self._read()
+
+    def wrap(self, accepted: socket.socket) -> socket.socket:
+        """Return a TLS socket, whose handshake is still to be done; raises OSError."""
+        if self._files.changed():
+            try:
+                self._context = self._read()
+            except ConfigError as error:
+                _LOG.error("the certificate stays as it was: %s", error)
+        return self._context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+
+    def _read(self) -> ssl.SSLContext:
+        config = self._config
+        _check_pair(_bytes(config.tls_cert, "tls_cert"), _bytes(config.tls_key, "tls_key"))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(config.tls_cert, config.tls_key)
+            if config.client_ca:
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(config.client_ca)
+        except OSError as error:  # SSLError among them
+            raise ConfigError(f"tls_cert: cannot be used: {error}", field="tls_cert") from error
+        return context
 
 
 def _bytes(path: str, field: str) -> bytes:

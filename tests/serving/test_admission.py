@@ -12,9 +12,9 @@ import pytest
 import scannery
 from scannery.serving import OverloadedError, ServerConfig
 from scannery.serving.admission import WINDOW, Admission, Ticket
+from scannery.serving.answering import least_in_flight
 from scannery.serving.batching import Batcher
 from scannery.serving.deadline import Deadline
-from scannery.serving.dispatch import least_in_flight
 from scannery.serving.errors import DeadlineError
 from scannery.serving.turns import GoneError, Turn, still_wanted, waiting
 from tests.served import DIMENSIONS, serving

@@ -1,0 +1,78 @@
+"""Where a process speaks the native protocol, and what it tells clients of that over gRPC."""
+
+from __future__ import annotations
+
+import secrets
+
+from scannery.serving.answering import Answering
+from scannery.serving.config import ListenConfig
+from scannery.serving.deadline import Deadline
+from scannery.serving.errors import UnsupportedError
+from scannery.serving.methods import Methods, UnaryMethod
+from scannery.serving.native.answers import NativeAnswers
+from scannery.serving.native.frames import PROTOCOL
+from scannery.serving.native.listener import NativeListener
+from scannery.serving.security.authentication import Authenticator
+from scannery.serving.security.tls import TlsSockets
+from scannery.serving.threads import CallThreads
+from scannery.v1.native_pb2 import GetEndpointRequest, GetEndpointResponse, NativeWelcome
+
+__all__ = ["GET_ENDPOINT", "Native"]
+
+GET_ENDPOINT = "/scannery.v1.NativeService/GetEndpoint"
+
+
+class Native:
+    """The native protocol of one process, if it speaks it."""
+
+    def __init__(
+        self,
+        service: Methods,
+        answering: Answering,
+        authenticator: Authenticator,
+        threads: CallThreads,
+        config: ListenConfig,
+    ) -> None:
+        """Take what answers; nothing listens before `start`."""
+        self.methods = {GET_ENDPOINT: UnaryMethod(GetEndpointRequest, self.endpoint)}
+        """How clients learn of it, for the gRPC server."""
+        self._config = config
+        # At a port that was chosen for it, whoever answers is the right one: several servers may share a name.
+        server = config.server_id if config.native == "auto" else ""
+        welcome = NativeWelcome(
+            protocol=PROTOCOL, server=server, worker=secrets.randbits(63), workers=config.workers
+        )
+        self._server = server
+        self._answers = NativeAnswers(service, answering, authenticator, threads, config, welcome)
+        self._listener: NativeListener | None = None
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0: nowhere."""
+        return self._listener.port if self._listener else 0
+
+    def start(self) -> None:
+        """Listen and answer; raises BindError and ConfigError."""
+        config = self._config
+        if not config.native_address:
+            return
+        self._listener = NativeListener(
+            config.native_address,
+            self._answers,
+            wrap=TlsSockets(config.security).wrap if config.security.tls_cert else None,
+            share_port=config.share_port,
+            silence_s=config.body_timeout_s,
+        )
+        self._listener.start()
+
+    def stop(self, drain_s: float) -> None:
+        """Close connections as their requests are answered, all of them within so long."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.stop(drain_s)
+
+    def endpoint(self, request: GetEndpointRequest, deadline: Deadline) -> GetEndpointResponse:
+        """Say where it is; UnsupportedError if nowhere."""
+        if not self.port:
+            raise UnsupportedError("this server does not speak the native protocol")
+        return GetEndpointResponse(port=self.port, server=self._server)
