@@ -88,7 +88,7 @@ class Credentials:
         """
         import grpc
 
-        if not self._encrypts(target):
+        if not self.encrypts(target):
             return None
         return grpc.ssl_channel_credentials(
             root_certificates=_bytes(self.ca, "ca"),
@@ -105,7 +105,7 @@ class Credentials:
         """
         import ssl
 
-        if not self._encrypts(target):
+        if not self.encrypts(target):
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -118,7 +118,8 @@ class Credentials:
             _load("cert", context.load_cert_chain, _expanded(self.cert), _expanded(self.key), lambda: "")
         return context
 
-    def _encrypts(self, target: str) -> bool:
+    def encrypts(self, target: str) -> bool:
+        """Return whether connections to a target are encrypted."""
         if self.tls is not None:
             return self.tls
         secret = self.api_key is not None or self.token is not None

@@ -15,7 +15,7 @@ from scannery.client.native import HEAD, MOST_BYTES, Endpoint, Welcome, framed, 
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["Connection", "dial"]
+__all__ = ["SOCKET_OPTIONS", "Connection", "dial"]
 
 _ONE_READ = 1 << 16
 """Bytes; holds most answers whole."""
@@ -24,7 +24,7 @@ _BRIEF_S = 0.005
 _MOST_WAIT_S = 3600.0
 
 # A peer that vanished without a word is noticed within 30 s, as it is by gRPC (channels.py).
-_OPTIONS = [
+SOCKET_OPTIONS = [
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
@@ -187,7 +187,7 @@ def dial(
     until_s = time.monotonic() + timeout_s
     sock = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
     try:
-        for option in _OPTIONS:
+        for option in SOCKET_OPTIONS:
             sock.setsockopt(*option)
         if tls is not None:
             sock.settimeout(_left(until_s))

@@ -15,6 +15,7 @@ from scannery.client.calls import Method
 from scannery.client.channels import CHANNEL_OPTIONS, Channels
 from scannery.client.credentials import Credentials
 from scannery.client.errors import ScanneryError
+from scannery.client.native_aio import AsyncNativeCalls
 from scannery.client.native_calls import NativeCalls
 from scannery.client.retries import Attempts
 from scannery.client.status import DETAIL_KEY, error_from_status
@@ -133,10 +134,13 @@ class GrpcAioTransport:
         *,
         channels: int = CHANNELS,
         retries: bool = True,
+        native: bool = True,
     ) -> None:
         self._retries = retries
+        credentials = credentials or Credentials()
         # Channels are made at the first call: connect() may be called outside of a running loop.
-        self._channels = Channels(target, credentials or Credentials(), channels, _aio_channel)
+        self._channels = Channels(target, credentials, channels, _aio_channel)
+        self._native = AsyncNativeCalls(self._channels, credentials, on=native)
 
     async def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
@@ -146,7 +150,7 @@ class GrpcAioTransport:
         with traced(method.path, self._channels.target) as headers:
             while True:
                 try:
-                    return await self._once(method, request, attempts.left_s, headers)
+                    return await self._once(method, request, attempts, headers)
                 except ScanneryError as error:
                     wait_s = attempts.wait_s(error, reached=self._channels.reached)
                     if wait_s is None or not self._retries:
@@ -155,6 +159,14 @@ class GrpcAioTransport:
                 await asyncio.sleep(wait_s)
 
     async def _once(
+        self, method: Method[RequestT, ResponseT], request: RequestT, attempts: Attempts, headers: Headers
+    ) -> ResponseT:
+        answer = None if headers else await self._native.ask(method, request, attempts.left_s)
+        if answer is None:
+            answer = await self._over_grpc(method, request, attempts.left_s, headers)
+        return answer
+
+    async def _over_grpc(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float, headers: Headers
     ) -> ResponseT:
         channels = self._channels
@@ -177,6 +189,7 @@ class GrpcAioTransport:
         """Close the channels."""
         for channel in self._channels.close():
             await channel.close(grace=None)
+        await self._native.close()
 
 
 class ThreadTransport:
