@@ -57,7 +57,10 @@ DIAL_S = 1.0
 _PROTOCOL = 1
 _MOST_MS = (1 << 32) - 1
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-_TARGET = re.compile(r"(?:(?:dns:(?:///)?|ipv4:|ipv6:))?(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):[0-9]+")
+_TARGET = re.compile(
+    r"(?:dns:(?:///)?|ipv4:|ipv6:)?(?!(?:dns|ipv4|ipv6|unix|unix-abstract|xds):)"
+    r"(\[[0-9A-Za-z:.%]+\]|[A-Za-z0-9_.-]+):[0-9]+"
+)
 
 
 class Endpoint(NamedTuple):

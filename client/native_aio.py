@@ -100,7 +100,10 @@ class _Way:
 
 
 class AsyncNativeCalls:
-    """The searches of an asynchronous client that need no gRPC. Belongs to the event loop of its first call."""
+    """The searches of an asynchronous client that need no gRPC. Belongs to the event loop of its first call.
+
+    Pickled, after a fork or in another loop, it begins anew.
+    """
 
     def __init__(self, channels: Channels[grpc.aio.Channel], credentials: Credentials, *, on: bool) -> None:
         self._channels = channels
@@ -243,3 +246,10 @@ class AsyncNativeCalls:
             for connection in connections:
                 connection.close()
             await asyncio.gather(*(connection.ended for connection in connections))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_channels": self._channels, "_credentials": self._credentials, "_host": self._host}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._reset()

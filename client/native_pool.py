@@ -14,6 +14,8 @@ MOST_CONNECTIONS = 64
 """Of a client; more calls at once go over gRPC."""
 REDIALS = 3
 """How often another connection is made because one came to a worker that has its share: the kernel draws the worker."""
+SPREAD_EVERY_S = 0.1
+"""How often one is made although others are idle: these all lead to a worker that has more than its share of calls."""
 FRESH_S = 1.0
 """So long after a call a connection is taken as it is: one that ended meanwhile costs a write, and no harm."""
 UNUSED_S = 60.0
@@ -48,6 +50,7 @@ class Pool:
         self._dialling = 0
         self._closed = False
         self._sweep_s = time.monotonic() + UNUSED_S
+        self._spread_s = 0.0
 
     def take(self, dial_s: float) -> Connection | None:
         """Return a connection, for one call; None if there is none, and no more are to be made.
@@ -62,13 +65,13 @@ class Pool:
         now_s = time.monotonic()
         if now_s >= self._sweep_s:
             self._sweep(now_s)
-        while (connection := self._idle()) is not None:
+        while (connection := self._idle(now_s)) is not None:
             if now_s - connection.used_s < FRESH_S or connection.quiet:
                 return connection
             self.drop(connection)
-        return self._dialled(dial_s)
+        return self._dialled(now_s, dial_s)
 
-    def _idle(self) -> Connection | None:
+    def _idle(self, now_s: float) -> Connection | None:
         with self._lock:
             best = None
             for worker in self._workers.values():
@@ -76,16 +79,26 @@ class Pool:
                     best = worker
             if best is None:
                 return None
+            if now_s >= self._spread_s and self._strains(best):
+                self._spread_s = now_s + SPREAD_EVERY_S
+                return None
             best.under_way += 1
             return best.idle.pop()
 
-    def _dialled(self, dial_s: float) -> Connection | None:
+    def _strains(self, worker: _Worker) -> bool:
+        """Return whether a worker has more calls under way than it would, were they spread evenly."""
+        workers = worker.idle[-1].welcome.workers
+        if workers == 1 or len(self._all) >= MOST_CONNECTIONS:
+            return False
+        return worker.under_way * workers > sum(other.under_way for other in self._workers.values())
+
+    def _dialled(self, now_s: float, dial_s: float) -> Connection | None:
         for _ in range(1 + REDIALS):
             connection = self._another(dial_s)
             if connection is None or not self._crowds(connection):
                 return connection
             self.give_back(connection)
-        return self._idle()
+        return self._idle(now_s)
 
     def _another(self, dial_s: float) -> Connection | None:
         with self._lock:

@@ -45,6 +45,8 @@ class Speaker:
             NATIVE
         )
         """Makes the frames of an answer, without their numbers; None: there is none, and the connection ends."""
+        self.trickle_s = 0.0
+        """Between the bytes of an answer."""
         self._native = native
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self._server = grpc.server(ThreadPoolExecutor(64), handlers=[self._handlers()])
@@ -144,7 +146,15 @@ class Speaker:
                 answer = self.answer(sock, kind, body)
             if answer is None:
                 return
-            sock.sendall(answer[:8] + number.to_bytes(4, "little") + answer[12:])
+            self._send(sock, answer[:8] + number.to_bytes(4, "little") + answer[12:])
+
+    def _send(self, sock: socket.socket, data: bytes) -> None:
+        if not self.trickle_s:
+            sock.sendall(data)
+            return
+        for at in range(len(data)):
+            sock.sendall(data[at : at + 1])
+            time.sleep(self.trickle_s)
 
     def _welcome(self) -> bytes:
         if self.hello_status:
