@@ -130,6 +130,13 @@ class QueryEncoder:
             self._remember({text: known[text] for text in missing})
         return np.stack([known[text] for text in texts])
 
+    def known(self, text: str) -> np.ndarray | None:
+        """Return the vector of a query that was encoded lately, float32 (D,); None if it has to be."""
+        vector = self._recall(text)
+        if vector is not None:
+            self._count(1, 0)
+        return vector
+
     def encode_documents(self, texts: Sequence[str], deadline: Deadline, *, path: str) -> np.ndarray:
         """Return the vectors of documents, float32 (Q, D), those of concurrent callers encoded together.
 

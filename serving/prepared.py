@@ -84,8 +84,13 @@ class Prepared:
 
     @property
     def is_quick(self) -> bool:
-        """Whether one of the last searches was, if any: a single slow one says more about the machine."""
-        return not self._lately or min(self._lately) <= QUICK_S
+        """Whether one of the last searches was: a single slow one says more about the machine.
+
+        Before the first one, those are that use the index's own plan; a filter may take a scan, and time to be made.
+        """
+        if self._lately:
+            return min(self._lately) <= QUICK_S
+        return self.options.plain
 
     def took(self, seconds: float) -> None:
         """Take note of how long a query took."""

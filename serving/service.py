@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -114,8 +115,10 @@ class Service(Methods):
             if options.plain:
                 return self._searched_together(snapshot, prepared, query, deadline) + prepared.rest
             if isinstance(query, ByVector):
+                started_s = time.perf_counter()
                 written = prepared.straight(snapshot, query.vector_D[None], deadline)
                 if written is not None:
+                    prepared.took(time.perf_counter() - started_s)
                     return written.whole() + prepared.rest
         return _searched(snapshot, prepared, query, deadline) + prepared.rest
 
@@ -129,12 +132,13 @@ class Service(Methods):
         snapshot = self._catalog.snapshot(request.index) if self._catalog.watched else None
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
-        options = snapshot.options(request.options)
-        if not options.plain or request.query.WhichOneof("kind") != "vector":
+        prepared = snapshot.derived(snapshot.options(request.options), Prepared)
+        if not prepared.is_quick:
             return None
         query = parse_query(request.query, snapshot.manifest)
-        prepared = snapshot.derived(options, Prepared)
-        return Ready(snapshot, prepared, query) if isinstance(query, ByVector) and prepared.is_quick else None
+        if isinstance(query, ByText):
+            query = _known(query, snapshot)
+        return Ready(snapshot, prepared, query) if isinstance(query, ByVector) else None
 
     def _searched_together(
         self, snapshot: Snapshot, prepared: Prepared, query: ByVector | ByText, deadline: Deadline
@@ -142,7 +146,7 @@ class Service(Methods):
         """Return the hits of one query, on the wire; those who ask for the same meanwhile are answered with it."""
         if isinstance(query, ByText):
             encoded_1D = snapshot.encoder.encode([query.text], path="query")
-            query = ByVector(search_ready(encoded_1D, snapshot.manifest.spec.distance)[0])
+            query = _by_vector(encoded_1D, snapshot)
         answers = partial(prepared.answers, snapshot)
         hits, plan = self._together.answer((prepared,), query, deadline, answers)
         note_plan(plan, 0)
@@ -248,6 +252,15 @@ class Service(Methods):
             response.search_many.MergeFromString(self._search_many(request.search_many, deadline))
         else:
             raise InvalidRequestError.at("request", "needs a search or a search_many")
+
+
+def _known(query: ByText, snapshot: Snapshot) -> ByVector | None:
+    vector_D = snapshot.known_vector(query.text)
+    return None if vector_D is None else _by_vector(vector_D[None], snapshot)
+
+
+def _by_vector(encoded_1D: np.ndarray, snapshot: Snapshot) -> ByVector:
+    return ByVector(search_ready(encoded_1D, snapshot.manifest.spec.distance)[0])
 
 
 def _queries(request: search_pb2.SearchManyRequest, snapshot: Snapshot, options: Options) -> Sequence[Query]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+
 from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment
 from scannery.serving.encoding import EncoderPool, QueryEncoder
 from scannery.serving.errors import UnknownDatapointError
@@ -34,6 +36,8 @@ class Snapshot:
     """Options by their message: callers mostly send the same ones again."""
     _derived: dict[int, tuple[Options, dict[Any, Any]]] = field(default_factory=dict)
     """What was made for these very objects, by their identity: to compare options takes longer than to make it."""
+    _encoder: list[QueryEncoder] = field(default_factory=list)
+    """The one, when it was needed once: to find it takes longer than to find a vector in its cache."""
 
     def __post_init__(self) -> None:
         if self.sequence < 0:
@@ -63,7 +67,13 @@ class Snapshot:
     @property
     def encoder(self) -> QueryEncoder:
         """The encoder of text queries, loaded if it was not; EncoderUnavailableError if it cannot be."""
-        return self.encoders.encoder_of(self.manifest)
+        if not self._encoder:
+            self._encoder.append(self.encoders.encoder_of(self.manifest))
+        return self._encoder[0]
+
+    def known_vector(self, text: str) -> np.ndarray | None:
+        """Return the vector of a text that was asked lately, float32 (D,), without waiting for anything."""
+        return self._encoder[0].known(text) if self._encoder else None
 
     def options(self, message: SearchOptions) -> Options:
         """Return the options of a search, checked against this index; raises what `parse_options` does."""
