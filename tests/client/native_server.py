@@ -47,6 +47,8 @@ class Speaker:
         """Makes the frames of an answer, without their numbers; None: there is none, and the connection ends."""
         self.trickle_s = 0.0
         """Between the bytes of an answer."""
+        self.shuffled = 1
+        """Answers are held back until there are so many, and sent in another order."""
         self._native = native
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self._server = grpc.server(ThreadPoolExecutor(64), handlers=[self._handlers()])
@@ -130,6 +132,7 @@ class Speaker:
             self.connections.remove(sock)
 
     def _answer_all(self, sock: socket.socket) -> None:
+        held: list[bytes] = []
         for frames in count():
             head = _read(sock, HEAD.size)
             if head is None:
@@ -146,7 +149,10 @@ class Speaker:
                 answer = self.answer(sock, kind, body)
             if answer is None:
                 return
-            self._send(sock, answer[:8] + number.to_bytes(4, "little") + answer[12:])
+            held.append(answer[:8] + number.to_bytes(4, "little") + answer[12:])
+            if frames == 0 or len(held) >= self.shuffled:
+                self._send(sock, b"".join(reversed(held)))
+                held.clear()
 
     def _send(self, sock: socket.socket, data: bytes) -> None:
         if not self.trickle_s:
