@@ -68,7 +68,8 @@ class AioConnection(asyncio.Protocol):
         """Send a frame with a number, and return status and body of its answer; see `ask`."""
         if self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("the connection has ended")
-        answer = self._answers[number] = self._loop.create_future()
+        answer: _Answer = self._loop.create_future()
+        self._answers[number] = answer
         late = self._loop.call_later(timeout_s, self._too_late, answer, self._received)
         self._transport.write(frame)
         try:

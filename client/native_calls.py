@@ -201,7 +201,7 @@ class NativeCalls:
             found: GetEndpointResponse = rpc(GetEndpointRequest(), timeout=DIAL_S, metadata=metadata)
         finally:
             self._channels.done(lane)
-        return endpoint_of(self._host, found)
+        return endpoint_of(self._host or "", found)
 
     def close(self) -> None:
         """End all connections; there are no others from now on, if the channels are closed."""

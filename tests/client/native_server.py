@@ -51,7 +51,7 @@ class Speaker:
         """Answers are held back until there are so many, and sent in another order."""
         self._native = native
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self._server = grpc.server(ThreadPoolExecutor(64), handlers=[self._handlers()])
+        self._server = grpc.server(ThreadPoolExecutor(64), handlers=self._handlers())
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._accepting = threading.Thread(target=self._accept)
 
@@ -83,7 +83,7 @@ class Speaker:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def _handlers(self) -> Any:
+    def _handlers(self) -> list[Any]:
         def endpoint(request: GetEndpointRequest, context: grpc.ServicerContext) -> GetEndpointResponse:
             self.looked += 1
             if not self._native:
@@ -98,22 +98,22 @@ class Speaker:
             self.grpc_calls += 1
             return SearchManyResponse(version=GRPC)
 
-        methods: dict[str, tuple[Any, Any]] = {
-            "/scannery.v1.NativeService/GetEndpoint": (endpoint, GetEndpointRequest),
-            "/scannery.v1.SearchService/Search": (search, SearchRequest),
-            "/scannery.v1.SearchService/SearchMany": (search_many, SearchManyRequest),
+        def handler(method: Any, request: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(
+                method,
+                request_deserializer=request.FromString,
+                response_serializer=lambda message: message.SerializeToString(),
+            )
+
+        searches = {
+            "Search": handler(search, SearchRequest),
+            "SearchMany": handler(search_many, SearchManyRequest),
         }
-
-        class Handlers(grpc.GenericRpcHandler):
-            def service(self, details: grpc.HandlerCallDetails) -> Any:
-                known = methods.get(details.method)
-                return known and grpc.unary_unary_rpc_method_handler(
-                    known[0],
-                    request_deserializer=known[1].FromString,
-                    response_serializer=lambda message: message.SerializeToString(),
-                )
-
-        return Handlers()
+        endpoints = {"GetEndpoint": handler(endpoint, GetEndpointRequest)}
+        return [
+            grpc.method_handlers_generic_handler("scannery.v1.SearchService", searches),
+            grpc.method_handlers_generic_handler("scannery.v1.NativeService", endpoints),
+        ]
 
     def _accept(self) -> None:
         while True:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +110,9 @@ async def test_answers_and_errors_are_those_of_grpc(server: Server, over_grpc: C
     ):
         async with scannery.aio.connect(server.address) as async_client:
             index, async_index = native(client), await native_async(async_client)
-            expected = [outcome(lambda ask=ask: ask(plain.index("library"))) for ask in ASKS]
+            expected = [outcome(partial(ask, plain.index("library"))) for ask in ASKS]
             over_grpc.clear()
-            assert [outcome(lambda ask=ask: ask(index)) for ask in ASKS] == expected
+            assert [outcome(partial(ask, index)) for ask in ASKS] == expected
             got = []
             for ask in ASKS:
                 try:
@@ -187,7 +188,8 @@ def test_a_key_that_is_taken_back_is_refused(tmp_path: Path, library: Path) -> N
 
 
 def test_the_restart_of_a_server_is_not_seen(library: Path, over_grpc: Counter[str]) -> None:
-    done, failures, answered = threading.Event(), [], [0] * 4
+    done, answered = threading.Event(), [0] * 4
+    failures: list[scannery.ScanneryError] = []
 
     def ask(caller: int) -> None:
         while not done.is_set():
