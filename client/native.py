@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -30,7 +31,7 @@ __all__ = [
     "MOST_BYTES",
     "Endpoint",
     "Welcome",
-    "endpoint_of",
+    "endpoints_of",
     "error_of",
     "framed",
     "hello_frame",
@@ -54,6 +55,9 @@ MOST_BYTES = (1 << 31) - 1
 DIAL_S = 1.0
 """How long a connection may take that is not there yet: gRPC's is."""
 
+MOST_ADDRESSES = 4
+"""Of a host, that are tried: which of several servers answered over gRPC is not known."""
+
 _PROTOCOL = 1
 _MOST_MS = (1 << 32) - 1
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -67,6 +71,9 @@ class Endpoint(NamedTuple):
     """Where a server speaks it."""
 
     host: str
+    """As in the target; the name that a certificate must have."""
+    address: str
+    """What the host's name stands for, so that nobody who searches waits for a name server."""
     port: int
     server: str
     """What the welcome must say; empty: anything."""
@@ -85,11 +92,19 @@ def host_of(target: str) -> str | None:
     return match[1].strip("[]") if match else None
 
 
-def endpoint_of(host: str, found: GetEndpointResponse) -> Endpoint:
-    """Return what the server said; raise a ValueError if it is no endpoint."""
-    if not 1 <= found.port <= 65535:
-        raise ValueError(f"the server named the port {found.port}")
-    return Endpoint(host, found.port, found.server)
+def endpoints_of(
+    host: str, found: GetEndpointResponse, addresses: Iterable[tuple[Any, ...]]
+) -> list[Endpoint]:
+    """Return what a server's answer may mean; `addresses` are those of the host, as `getaddrinfo` gives them.
+
+    Raises:
+        ConnectionError: it means nothing.
+
+    """
+    names = dict.fromkeys(str(where[0]) for *_, where in addresses)
+    if not names or not 1 <= found.port <= 65535:
+        raise ConnectionAbortedError(f"there is no endpoint at {host}:{found.port}")
+    return [Endpoint(host, name, found.port, found.server) for name in names][:MOST_ADDRESSES]
 
 
 def framed(kind: int, body: bytes, number: int, left_s: float) -> bytes:

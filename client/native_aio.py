@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -21,7 +23,7 @@ from scannery.client.native import (
     KINDS,
     LARGEST_REQUEST,
     Endpoint,
-    endpoint_of,
+    endpoints_of,
     error_of,
     host_of,
     too_late,
@@ -206,9 +208,7 @@ class AsyncNativeCalls:
     async def _look(self, metadata: tuple[tuple[str, str], ...]) -> None:
         breaks = self._channels.breaks
         try:
-            endpoint = await self._endpoint(metadata)
-            way = _Way(endpoint, metadata, await self._tls())
-            await way.dial()
+            way = await self._reached(await self._endpoints(metadata), metadata)
         except Exception as error:  # noqa: BLE001  whatever it is, searches go over gRPC
             if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 self._discovery.unserved(breaks)
@@ -218,14 +218,27 @@ class AsyncNativeCalls:
         self._way = way
         self._discovery.found()
 
-    async def _endpoint(self, metadata: tuple[tuple[str, str], ...]) -> Endpoint:
+    async def _endpoints(self, metadata: tuple[tuple[str, str], ...]) -> list[Endpoint]:
         lane = self._channels.take()
         try:
             rpc = lane.rpc(GET_ENDPOINT)
             found: GetEndpointResponse = await rpc(GetEndpointRequest(), timeout=DIAL_S, metadata=metadata)
         finally:
             self._channels.done(lane)
-        return endpoint_of(self._host or "", found)
+        host = self._host or ""
+        resolved = asyncio.get_running_loop().getaddrinfo(host, found.port, type=socket.SOCK_STREAM)
+        return endpoints_of(host, found, await resolved)
+
+    async def _reached(self, endpoints: list[Endpoint], metadata: tuple[tuple[str, str], ...]) -> _Way:
+        """Return a way to the first that lets us in; raise an OSError if none does."""
+        tls = await self._tls()
+        *others, last = (_Way(endpoint, metadata, tls) for endpoint in endpoints)
+        for way in others:
+            with suppress(OSError):
+                await way.dial()
+                return way
+        await last.dial()
+        return last
 
     async def _tls(self) -> ssl.SSLContext | None:
         target = self._channels.target

@@ -148,7 +148,7 @@ async def dial(
     """
     connecting = asyncio.get_running_loop().create_connection(
         lambda: AioConnection(left),
-        endpoint.host,
+        endpoint.address,
         endpoint.port,
         ssl=tls,
         server_hostname=endpoint.host if tls is not None else None,

@@ -10,8 +10,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -27,7 +29,7 @@ from scannery.client.native import (
     KINDS,
     LARGEST_REQUEST,
     Endpoint,
-    endpoint_of,
+    endpoints_of,
     error_of,
     host_of,
     too_late,
@@ -178,10 +180,7 @@ class NativeCalls:
     def _look(self, metadata: tuple[tuple[str, str], ...]) -> None:
         breaks = self._channels.breaks
         try:
-            endpoint = self._endpoint(metadata)
-            tls = self._credentials.tls_context(self._channels.target)
-            way = self._to(endpoint, metadata, tls)
-            way.pool.fill(DIAL_S)
+            way = self._reached(self._endpoints(metadata), metadata)
         except Exception as error:  # noqa: BLE001  whatever it is, searches go over gRPC
             if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 self._discovery.unserved(breaks)
@@ -194,14 +193,26 @@ class NativeCalls:
         if self._channels.closed:
             self.close()
 
-    def _endpoint(self, metadata: tuple[tuple[str, str], ...]) -> Endpoint:
+    def _endpoints(self, metadata: tuple[tuple[str, str], ...]) -> list[Endpoint]:
         lane = self._channels.take()
         try:
             rpc = lane.rpc(GET_ENDPOINT)
             found: GetEndpointResponse = rpc(GetEndpointRequest(), timeout=DIAL_S, metadata=metadata)
         finally:
             self._channels.done(lane)
-        return endpoint_of(self._host or "", found)
+        host = self._host or ""
+        return endpoints_of(host, found, socket.getaddrinfo(host, found.port, type=socket.SOCK_STREAM))
+
+    def _reached(self, endpoints: list[Endpoint], metadata: tuple[tuple[str, str], ...]) -> _Way:
+        """Return a way to the first that lets us in; raise an OSError if none does."""
+        tls = self._credentials.tls_context(self._channels.target)
+        *others, last = (self._to(endpoint, metadata, tls) for endpoint in endpoints)
+        for way in others:
+            with suppress(OSError):
+                way.pool.fill(DIAL_S)
+                return way
+        last.pool.fill(DIAL_S)
+        return last
 
     def close(self) -> None:
         """End all connections; there are no others from now on, if the channels are closed."""

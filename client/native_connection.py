@@ -185,7 +185,7 @@ def dial(
 
     """
     until_s = time.monotonic() + timeout_s
-    sock = socket.create_connection((endpoint.host, endpoint.port), timeout_s)
+    sock = socket.create_connection((endpoint.address, endpoint.port), timeout_s)
     try:
         for option in SOCKET_OPTIONS:
             sock.setsockopt(*option)

@@ -162,6 +162,23 @@ def test_hosts_of_targets(target: str, host: str | None) -> None:
     assert host_of(target) == host
 
 
+def test_each_address_of_a_host_is_tried(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve = socket.getaddrinfo
+
+    def resolved(host: str, *arguments: Any, **options: Any) -> list[Any]:
+        found = resolve(host, *arguments, **options)
+        # Nobody listens at the first.
+        elsewhere = [(*what, ("127.0.0.9", where[1])) for *what, where in found]
+        return elsewhere + found if host == "localhost" else found
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    port = speaker.address.rpartition(":")[2]
+    with scannery.connect(f"localhost:{port}", coalesce=False) as client:
+        until_native(client)
+        endpoint = way_of(client).endpoint
+        assert (endpoint.host, endpoint.address) == ("localhost", "127.0.0.1")
+
+
 # When it is looked for
 
 
