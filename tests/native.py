@@ -93,7 +93,11 @@ class Native:
     def greeted(cls, port: int, metadata: Iterable[tuple[str, str]] = (), **options: Any) -> Native:
         """Connect, and say hello."""
         native = cls(port, **options)
-        native.welcome(metadata)
+        try:
+            native.welcome(metadata)
+        except BaseException:
+            native.close()
+            raise
         return native
 
     def welcome(self, metadata: Iterable[tuple[str, str]] = ()) -> NativeWelcome:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from scannery.client import Like, calls
+from scannery.client.results import Hits, parse_hits
 from scannery.serving import BindError, ConfigError, EncoderConfig, Server, ServerConfig
 from scannery.serving.native import connection as native_connection
 from scannery.serving.native import listener as native_listener
@@ -325,13 +326,15 @@ def _are_answers(server: Server, answers: list[Answer], requests: list[bytes]) -
     assert sorted(answer.call for answer in answers) == list(range(len(requests)))
     for answer in answers:
         assert answer.code is OK
-        hits = search_pb2.SearchResponse.FromString(answer.body).hits
-        wanted = search_pb2.SearchResponse.FromString(
-            over_grpc(server, SEARCH, requests[answer.call])[1]
-        ).hits
+        hits = _hits(answer.body)
+        wanted = _hits(over_grpc(server, SEARCH, requests[answer.call])[1])
         # Several queries at once, as gRPC has them too: scores may differ in the last digit.
         assert [hit.id for hit in hits] == [hit.id for hit in wanted]
         assert np.allclose([hit.score for hit in hits], [hit.score for hit in wanted], atol=1e-5)
+
+
+def _hits(response: bytes) -> Hits:
+    return parse_hits(search_pb2.SearchResponse.FromString(response))
 
 
 def test_answers_come_as_they_are_ready(server: Server, native: Native) -> None:
@@ -447,23 +450,28 @@ def test_whoever_does_not_read_keeps_their_place_and_is_closed(server: Server, t
         done.set()
         if trickles:
             thread.join()
-        native.socket.settimeout(60)
-        with pytest.raises(ConnectionError):
-            for _ in range(4):
-                native.answer()
+        assert _rest(native) < 3 * (4 << 20)
+
+
+def _rest(native: Native) -> int:
+    """Return how many bytes there are before the server hangs up."""
+    count = 0
+    with suppress(ConnectionError):
+        while data := native.socket.recv(1 << 16):
+            count += len(data)
+    return count
 
 
 def test_a_slow_reader_gets_all_of_it(server: Server) -> None:
     """As long as something is taken in good time, it takes as long as it takes."""
-    with Native.greeted(port_of(server), window=4096) as native:
-        started_s = time.monotonic()
-        native.send(framed(SEARCH_MANY, LARGE) * 2)
-        length, _, _, _ = struct.unpack("<IBxxxII", native._take(16))
-        left = 2 * length + 16
+    with Native.greeted(port_of(server), window=1 << 16) as native:
+        native.send(framed(SEARCH_MANY, LARGE) * 3)
+        length, _, _, _ = struct.unpack("<IBxxxII", native.socket.recv(16, socket.MSG_WAITALL))
+        left, started_s = 3 * length + 32, time.monotonic()
         while left:
-            left -= len(native.socket.recv(min(left, 1 << 18)))
-            time.sleep(0.03 if time.monotonic() - started_s < 2 else 0)
-        assert time.monotonic() - started_s > 1.5
+            left -= len(native.socket.recv(min(left, 1 << 16)))
+            time.sleep(0.02 if time.monotonic() - started_s < 2.5 else 0)
+        assert time.monotonic() - started_s > 2.5
 
 
 @pytest.mark.parametrize("trickles", [False, True])
@@ -615,7 +623,7 @@ def test_overload_is_told_at_once_and_nobody_is_shut_out(server: Server) -> None
             assert answer.detail.retry_after_ms >= 20
             modest.send(framed(SEARCH_MANY, search_many(), call=1))
             modest.send(framed(SEARCH_MANY, search_many(), call=2))
-            eventually(lambda: server._front.admission._clients.get("modest", 0) == 20)
+            eventually(lambda: server._front.admission._clients.get("modest", 0) == 2)
         assert [modest.answer().code for _ in range(2)] == [OK, OK]
         codes = Counter(greedy.answer().code for _ in range(59))
         assert codes.keys() == {OK, EXHAUSTED}
