@@ -108,12 +108,12 @@ def security(**given: Any) -> SecurityConfig:
 
 
 def become_server(log_json: bool) -> None:
-    """Log what happens (tools say only what goes wrong), and be many processes on one machine, with many connections."""
+    """Log what happens (tools say only what goes wrong), have room for many connections, and leave cores to others."""
     from scannery.serving.processes import allow_open_files
 
     allow_open_files()
-    # Read when torch is loaded. OpenMP's threads spin for a millisecond when a text is encoded, on cores that others want
-    # by then; so long as here is as good for what they wait for.
+    # Read when torch is loaded. OpenMP's threads go on spinning for a millisecond when a text is encoded, on cores that
+    # others want by then; a hundredth of that is as good for what they wait for.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     logging.getLogger("scannery").setLevel(logging.INFO)
     if log_json:
