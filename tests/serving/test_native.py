@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -630,6 +630,29 @@ def test_overload_is_told_at_once_and_nobody_is_shut_out(server: Server) -> None
         # It is no reason to hang up.
         assert greedy.ask(SEARCH, search()).code is OK
         assert server._front.admission.refused == refused + 1 + codes[EXHAUSTED]
+
+
+def test_admission_sees_all_who_wait(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits in the kernel is not seen, and then nobody is refused, however late they are answered."""
+    listener = server._front._native._listener
+    assert listener is not None
+    answer, together, all_wait = listener._answer, [], threading.Event()
+
+    def answer_later(asked: Sequence[Any]) -> None:
+        together.append(len(asked))
+        all_wait.wait(60)
+        answer(asked)
+
+    natives = [Native.greeted(port_of(server)) for _ in range(150)]
+    monkeypatch.setattr(listener, "_answer", answer_later)
+    for native in natives:
+        native.send(framed(SEARCH, search()))
+    all_wait.set()
+    codes = Counter(native.answer().code for native in natives)
+    assert sum(together[:2]) == len(natives)
+    assert codes.keys() == {OK, EXHAUSTED}
+    for native in natives:
+        native.close()
 
 
 def test_whatever_goes_wrong_the_thread_goes_on(
