@@ -49,7 +49,9 @@ def connect(
     credentials, how = checked_options(remote, **options)
     if remote is None:
         return AsyncClient(ThreadTransport(embedded_transport(target)), timeout_s=timeout_s)
-    transport = GrpcAioTransport(remote, credentials, channels=how.channels, retries=how.retries)
+    transport = GrpcAioTransport(
+        remote, credentials, channels=how.channels, retries=how.retries, native=how.native
+    )
     return AsyncClient(transport, timeout_s=timeout_s, coalesce=how.coalesce)
 
 

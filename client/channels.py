@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from scannery.client.calls import Method
 from scannery.client.credentials import Credentials
 
 __all__ = ["CHANNEL_OPTIONS", "Channels", "Lane"]
@@ -43,6 +44,20 @@ class Lane(Generic[ChannelT]):
         self.calls: dict[str, Any] = {}
         """Callables by method, made once: making one costs as much as half a call."""
 
+    def rpc(self, method: Method[Any, Any]) -> Any:
+        """Return the callable for a method."""
+        return self.calls.get(method.path) or self._prepared(method)
+
+    def _prepared(self, method: Method[Any, Any]) -> Any:
+        # Of any of grpc's kinds of channels, which share no class.
+        channel: Any = self.channel
+        rpc = self.calls[method.path] = channel.unary_unary(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+        return rpc
+
 
 class Channels(Generic[ChannelT]):
     """Lanes that are made when first needed, and made anew in a forked child. Safe to use from several threads.
@@ -67,6 +82,8 @@ class Channels(Generic[ChannelT]):
         self.closed = False
         self.reached = False
         """Whether the server ever answered."""
+        self.breaks = 0
+        """How many calls found no connection, or lost it."""
         self._identity = (("scannery-client", secrets.token_hex(8)),)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:

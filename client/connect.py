@@ -49,7 +49,9 @@ def connect(
     credentials, how = checked_options(remote, **options)
     if remote is None:
         return Client(embedded_transport(target), timeout_s=timeout_s)
-    transport = GrpcTransport(remote, credentials, channels=how.channels, retries=how.retries)
+    transport = GrpcTransport(
+        remote, credentials, channels=how.channels, retries=how.retries, native=how.native
+    )
     return Client(transport, timeout_s=timeout_s, coalesce=how.coalesce)
 
 
@@ -59,6 +61,7 @@ class HowToCall(NamedTuple):
     channels: int
     retries: bool
     coalesce: bool
+    native: bool
 
 
 def checked_options(
@@ -67,6 +70,7 @@ def checked_options(
     channels: int = CHANNELS,
     retries: bool = True,
     coalesce: bool = True,
+    native: bool = True,
     **options: Any,
 ) -> tuple[Credentials, HowToCall]:
     """Return the credentials, and how to call; `target` is None for a store.
@@ -85,7 +89,7 @@ def checked_options(
     if target is not None:
         # A file that cannot be read shows here, not at the first call.
         credentials.channel_credentials(target)
-    return credentials, HowToCall(channels, bool(retries), bool(coalesce))
+    return credentials, HowToCall(channels, bool(retries), bool(coalesce), bool(native))
 
 
 def remote_target(target: str | Path) -> str | None:

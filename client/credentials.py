@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from scannery.client.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    import ssl
+
     import grpc
 
 __all__ = ["ConnectOptions", "Credentials", "Token"]
@@ -42,6 +44,9 @@ class ConnectOptions(TypedDict, total=False):
     coalesce: bool
     """False: every search is a call of its own. By default, searches by vector that wait for each other anyway share
     one; see the documentation of the SDK."""
+    native: bool
+    """False: searches go over gRPC only. By default, they go over connections of their own where the server has an
+    endpoint for that, which costs both ends far less; see the documentation of the SDK. Default: True."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +88,7 @@ class Credentials:
         """
         import grpc
 
-        secret = self.api_key is not None or self.token is not None
-        tls = self.tls
-        if tls is None:
-            tls = self.ca is not None or self.cert is not None or (secret and not _is_local(target))
-        if not tls:
+        if not self.encrypts(target):
             return None
         return grpc.ssl_channel_credentials(
             root_certificates=_bytes(self.ca, "ca"),
@@ -95,14 +96,54 @@ class Credentials:
             certificate_chain=_bytes(self.cert, "cert"),
         )
 
+    def tls_context(self, target: str) -> ssl.SSLContext | None:
+        """Return the same for connections without gRPC.
+
+        Raises:
+            InvalidArgumentError: a file cannot be read, or is not what it should be.
+
+        """
+        import ssl
+
+        if not self.encrypts(target):
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.ca is None:
+            context.load_default_certs()
+        else:
+            _load("ca", context.load_verify_locations, _expanded(self.ca))
+        if self.cert is not None and self.key is not None:
+            # The last: a key with a password, which nobody is to be asked for here.
+            _load("cert", context.load_cert_chain, _expanded(self.cert), _expanded(self.key), lambda: "")
+        return context
+
+    def encrypts(self, target: str) -> bool:
+        """Return whether connections to a target are encrypted."""
+        if self.tls is not None:
+            return self.tls
+        secret = self.api_key is not None or self.token is not None
+        return self.ca is not None or self.cert is not None or (secret and not _is_local(target))
+
 
 def _bytes(path: str | Path | None, name: str) -> bytes | None:
     if path is None:
         return None
     try:
-        return Path(path).expanduser().read_bytes()
+        return _expanded(path).read_bytes()
     except OSError as error:
         raise InvalidArgumentError(f"{name}: cannot read {path}: {error.strerror}", field=name) from error
+
+
+def _load(name: str, load: Callable[..., None], *arguments: Any) -> None:
+    try:
+        load(*arguments)
+    except OSError as error:
+        raise InvalidArgumentError(f"{name}: cannot read it: {error.strerror}", field=name) from error
+
+
+def _expanded(path: str | Path) -> Path:
+    return Path(path).expanduser()
 
 
 def _is_local(target: str) -> bool:

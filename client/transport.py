@@ -12,9 +12,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from scannery.client.calls import Method
-from scannery.client.channels import CHANNEL_OPTIONS, Channels, Lane
+from scannery.client.channels import CHANNEL_OPTIONS, Channels
 from scannery.client.credentials import Credentials
 from scannery.client.errors import ScanneryError
+from scannery.client.native_aio import AsyncNativeCalls
+from scannery.client.native_calls import NativeCalls
 from scannery.client.retries import Attempts
 from scannery.client.status import DETAIL_KEY, error_from_status
 from scannery.client.tracing import Headers, note_retry, traced
@@ -54,6 +56,8 @@ class AsyncTransport(Protocol):
 class GrpcTransport:
     """Calls over several gRPC channels, tried again where that is safe. Safe to use from several threads.
 
+    Searches go over connections without gRPC where the server has such (native_calls.py).
+
     May be pickled, and used after a fork: connections are made anew.
     """
 
@@ -64,9 +68,12 @@ class GrpcTransport:
         *,
         channels: int = CHANNELS,
         retries: bool = True,
+        native: bool = True,
     ) -> None:
         self._retries = retries
-        self._channels = Channels(target, credentials or Credentials(), channels, _channel)
+        credentials = credentials or Credentials()
+        self._channels = Channels(target, credentials, channels, _channel)
+        self._native = NativeCalls(self._channels, credentials, on=native)
 
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         """Return the answer; raise a ScanneryError."""
@@ -74,7 +81,7 @@ class GrpcTransport:
         with traced(method.path, self._channels.target) as headers:
             while True:
                 try:
-                    return self._once(method, request, attempts.left_s, headers)
+                    return self._once(method, request, attempts, headers)
                 except ScanneryError as error:
                     wait_s = attempts.wait_s(error, reached=self._channels.reached)
                     if wait_s is None or not self._retries:
@@ -83,6 +90,15 @@ class GrpcTransport:
                 time.sleep(wait_s)
 
     def _once(
+        self, method: Method[RequestT, ResponseT], request: RequestT, attempts: Attempts, headers: Headers
+    ) -> ResponseT:
+        # Traces go along with gRPC's metadata.
+        answer = None if headers else self._native.ask(method, request, attempts.left_s)
+        if answer is None:
+            answer = self._over_grpc(method, request, attempts.left_s, headers)
+        return answer
+
+    def _over_grpc(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float, headers: Headers
     ) -> ResponseT:
         channels = self._channels
@@ -90,7 +106,7 @@ class GrpcTransport:
             raise _closed()
         lane = channels.take()
         try:
-            rpc = lane.calls.get(method.path) or _prepared(lane, method)
+            rpc = lane.rpc(method)
             response: ResponseT = rpc(request, timeout=timeout_s, metadata=channels.metadata() + headers)
         except grpc.RpcError as error:
             raise _translated(error, channels) from error
@@ -105,6 +121,7 @@ class GrpcTransport:
         """Close the channels."""
         for channel in self._channels.close():
             channel.close()
+        self._native.close()
 
 
 class GrpcAioTransport:
@@ -117,10 +134,13 @@ class GrpcAioTransport:
         *,
         channels: int = CHANNELS,
         retries: bool = True,
+        native: bool = True,
     ) -> None:
         self._retries = retries
+        credentials = credentials or Credentials()
         # Channels are made at the first call: connect() may be called outside of a running loop.
-        self._channels = Channels(target, credentials or Credentials(), channels, _aio_channel)
+        self._channels = Channels(target, credentials, channels, _aio_channel)
+        self._native = AsyncNativeCalls(self._channels, credentials, on=native)
 
     async def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
@@ -130,7 +150,7 @@ class GrpcAioTransport:
         with traced(method.path, self._channels.target) as headers:
             while True:
                 try:
-                    return await self._once(method, request, attempts.left_s, headers)
+                    return await self._once(method, request, attempts, headers)
                 except ScanneryError as error:
                     wait_s = attempts.wait_s(error, reached=self._channels.reached)
                     if wait_s is None or not self._retries:
@@ -139,6 +159,14 @@ class GrpcAioTransport:
                 await asyncio.sleep(wait_s)
 
     async def _once(
+        self, method: Method[RequestT, ResponseT], request: RequestT, attempts: Attempts, headers: Headers
+    ) -> ResponseT:
+        answer = None if headers else await self._native.ask(method, request, attempts.left_s)
+        if answer is None:
+            answer = await self._over_grpc(method, request, attempts.left_s, headers)
+        return answer
+
+    async def _over_grpc(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float, headers: Headers
     ) -> ResponseT:
         channels = self._channels
@@ -146,7 +174,7 @@ class GrpcAioTransport:
             raise _closed()
         lane = channels.take()
         try:
-            rpc = lane.calls.get(method.path) or _prepared(lane, method)
+            rpc = lane.rpc(method)
             response: ResponseT = await rpc(
                 request, timeout=timeout_s, metadata=channels.metadata() + headers
             )
@@ -161,6 +189,7 @@ class GrpcAioTransport:
         """Close the channels."""
         for channel in self._channels.close():
             await channel.close(grace=None)
+        await self._native.close()
 
 
 class ThreadTransport:
@@ -192,15 +221,6 @@ def _aio_channel(target: str, credentials: grpc.ChannelCredentials | None) -> gr
     return grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS)
 
 
-def _prepared(lane: Lane[Any], method: Method[Any, Any]) -> Any:
-    rpc = lane.calls[method.path] = lane.channel.unary_unary(
-        method.path,
-        request_serializer=method.request.SerializeToString,
-        response_deserializer=method.response.FromString,
-    )
-    return rpc
-
-
 def _closed() -> ScanneryError:
     return error_from_status(grpc.StatusCode.CANCELLED, "the client is closed", None)
 
@@ -213,6 +233,7 @@ def _translated(error: grpc.RpcError, channels: Channels[Any]) -> ScanneryError:
     if detail is None:
         # Not from our handlers but from gRPC itself: say who was asked.
         message = f"{channels.target}: {message}{_about_tls(message)}"
+        channels.breaks += code is grpc.StatusCode.UNAVAILABLE
     else:
         channels.reached = True
     if code is grpc.StatusCode.CANCELLED:

@@ -1,4 +1,4 @@
-"""Threads that compute on one core each, and leave the rest of the process as it was."""
+"""Threads that compute on one core each, or on all of them, and leave the rest of the process as it was."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["give_back_memory", "on_cores", "on_one_core"]
+from scannery.embed.neighbours import computing
+
+__all__ = ["give_back_memory", "on_cores", "on_idle_cores", "on_one_core"]
 
 T = TypeVar("T")
 
@@ -34,10 +37,7 @@ def _start(threads: int, work: Callable[[], None], errors: list[BaseException]) 
 
     def body() -> None:
         try:
-            # Asking first: a thread takes the number that new threads begin with at its first question or parallel
-            # loop, and would put it in place of the 1 then. Setting changes that number too; it is put right below.
-            torch.get_num_threads()
-            torch.set_num_threads(1)
+            _keep_to_one_core()
             ready.wait()
             work()
         except BaseException as error:  # noqa: BLE001 - carried to the caller
@@ -68,6 +68,66 @@ def on_one_core(work: Callable[[], T]) -> T:
     return results[0]
 
 
+class _Kept:
+    """Threads that stay: one that computes on all cores, and one that computes on one.
+
+    Every thread that runs a parallel loop keeps a pool of OpenMP threads. Once they are more than there are cores,
+    GNU's OpenMP no longer lets them spin between two loops (GOMP_SPINCOUNT in its manual), and waking them a hundred
+    times takes longer than what they compute for one short text: 7 to 9 ms instead of 3, measured on two cores. So a
+    process has one such pool.
+    """
+
+    lock = threading.Lock()
+    on_all: ThreadPoolExecutor | None = None
+    on_one: ThreadPoolExecutor | None = None
+
+
+def on_idle_cores(work: Callable[[], T], threads: int | None = None) -> T:
+    """Return `work()`, run on all cores (`threads` of them, if given); on one while other processes compute, too.
+
+    Callers in several threads wait for each other.
+    """
+    import torch
+
+    most = threads or torch.get_num_threads()
+    with _Kept.lock, computing() as undisturbed:
+        if most == 1 or not undisturbed:
+            _Kept.on_one = _Kept.on_one or _started_on_one_core()
+            return _Kept.on_one.submit(work).result()
+        _Kept.on_all = _Kept.on_all or ThreadPoolExecutor(1, thread_name_prefix="scannery-embed-all")
+        return _Kept.on_all.submit(_on, most, work).result()
+
+
+def _on(threads: int, work: Callable[[], T]) -> T:
+    import torch
+
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    return work()
+
+
+def _started_on_one_core() -> ThreadPoolExecutor:
+    import torch
+
+    with _starting:
+        default = torch.get_num_threads()
+        executor = ThreadPoolExecutor(
+            1, thread_name_prefix="scannery-embed-one", initializer=_keep_to_one_core
+        )
+        executor.submit(torch.get_num_threads).result()
+        torch.set_num_threads(default)
+    return executor
+
+
+def _keep_to_one_core() -> None:
+    import torch
+
+    # Asking first: a thread takes the number that new threads begin with at its first question or parallel loop, and
+    # would put it in place of the 1 then. Setting changes that number too; whoever starts the thread puts it right.
+    torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
 def give_back_memory() -> None:
     """Let the system have the memory that is free; no effect where the C library is not glibc.
 
@@ -82,6 +142,8 @@ def give_back_memory() -> None:
 def _after_fork() -> None:
     # The tokenizers' own thread pool is dead in the child, and using it would hang.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Nor are there the threads that stay, and somebody may have held the lock.
+    _Kept.lock, _Kept.on_all, _Kept.on_one = threading.Lock(), None, None
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from scannery.embed.batching import Batch, snug_batches
-from scannery.embed.cores import on_cores, on_one_core
+from scannery.embed.cores import on_cores, on_idle_cores, on_one_core
 from scannery.embed.devices import Emit, Forward, Work
 from scannery.embed.errors import InvalidArgumentError
 from scannery.embed.precision import (
@@ -71,7 +71,8 @@ class CpuDevice:
         if first is None:
             return
         if second is None:
-            self._compute(first, emit)  # a single batch, such as a query: all cores on this one
+            only = first
+            on_idle_cores(lambda: self._compute(only, emit), self._threads)  # a single batch, such as a query
             return
         queue = _Queue([first, second], work)
         threads = self._threads or torch.get_num_threads()

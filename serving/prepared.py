@@ -72,6 +72,7 @@ class Prepared:
         self, snapshot: Snapshot, queries: Sequence[ByVector], deadline: Deadline
     ) -> list[tuple[bytes, str]]:
         """Return the hits of each query, on the wire, and the plan that found them."""
+        started_s = time.perf_counter()
         vectors = [query.vector_D for query in queries]
         vectors_QD = vectors[0][None] if len(vectors) == 1 else np.array(vectors)
         written = self.straight(snapshot, vectors_QD, deadline)
@@ -80,7 +81,9 @@ class Prepared:
             rankings = engine.search(snapshot, queries, self.options, deadline, paths=paths)
             written = self.hydrator.hits(rankings)
         plan = noted_plan()
-        return [(hits, plan) for hits in written.lists()]
+        answers = [(hits, plan) for hits in written.lists()]
+        self.took((time.perf_counter() - started_s) / len(queries))
+        return answers
 
     @property
     def is_quick(self) -> bool:
@@ -114,7 +117,5 @@ class Ready:
 def answers_of(searches: Sequence[Ready], deadline: Deadline) -> list[bytes]:
     """Return the answers to searches of one snapshot with the same options, on the wire."""
     snapshot, prepared = searches[0].snapshot, searches[0].prepared
-    started_s = time.perf_counter()
     found = prepared.answers(snapshot, [search.query for search in searches], deadline)
-    prepared.took((time.perf_counter() - started_s) / len(searches))
     return [hits + prepared.rest for hits, _ in found]

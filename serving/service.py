@@ -135,9 +135,8 @@ class Service(Methods):
         prepared = snapshot.derived(snapshot.options(request.options), Prepared)
         if not prepared.is_quick:
             return None
-        query = parse_query(request.query, snapshot.manifest)
-        if isinstance(query, ByText):
-            query = _known(query, snapshot)
+        asked = parse_query(request.query, snapshot.manifest)
+        query = _known(asked, snapshot) if isinstance(asked, ByText) else asked
         return Ready(snapshot, prepared, query) if isinstance(query, ByVector) else None
 
     def _searched_together(

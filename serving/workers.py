@@ -22,6 +22,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from scannery.embed.neighbours import Neighbours, live_with
 from scannery.serving.affinity import own_core
 from scannery.serving.config import EncoderConfig, ListenConfig, ServerConfig, split_address
 from scannery.serving.errors import ConfigError, ServingError
@@ -183,6 +184,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         self._signals = Signals(_SIGNALS)
         # Two generations at once, and one that does not want to go.
         self._slots = SharedSlots(3 * workers)
+        self._neighbours = Neighbours(3 * workers)
         self._shared: SharedT
 
     def run(self) -> None:
@@ -258,6 +260,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
             if process.role == "worker":
                 workers = self._wanted["worker"]
                 config = replace(self._config, core=own_core(process.slot, workers), workers=workers)
+                live_with(self._neighbours, process.slot)
                 self._body(config, self._shared, self._slots, process.slot, self._tell_ready)
             else:
                 self._helpers[process.role](self._config, self._slots, self._tell_ready)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +27,7 @@ from scannery.serving.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
     UnknownIndexError,
+    UnsupportedError,
 )
 from scannery.serving.methods import Methods
 from scannery.serving.native import frames
@@ -60,7 +62,6 @@ class _Call:
     number: int
     asked: Asked
     deadline: Deadline
-    principal: Principal
 
     def answer(self, response: bytes) -> None:
         """Send the answer; a large one counts as in flight until it is read."""
@@ -121,10 +122,10 @@ class NativeAnswers:
         principal = self._principal(connection)
         path = _PATHS.get(frame.kind)
         if path is None:
-            raise BrokenFrameError(f"frames have no kind {frame.kind}")
+            raise UnsupportedError(f"requests have no kind {frame.kind}")
         CURRENT.set(principal)
         ticket = self._answering.enter(connection.client)
-        call = self._call(connection, frame, path, principal, ticket)
+        call = self._call(connection, frame, path, ticket)
         if frame.kind == frames.SEARCH and not tracing.on():
             try:
                 request = decoded(SearchRequest, frame.body)
@@ -138,7 +139,8 @@ class NativeAnswers:
             if ready is not None:
                 batches.setdefault(id(ready.prepared), []).append((call, request, ready))
                 return
-        self._threads.submit(self._answer, call, frame.body)
+        # Who asks is known in this call alone, and not to what its thread does next.
+        self._threads.submit(copy_context().run, self._answer, call, frame.body)
 
     def _greet(self, connection: Connection, frame: Frame) -> list[Frame]:
         """Answer a hello; return the frames that came with it."""
@@ -147,6 +149,10 @@ class NativeAnswers:
         principal = self._authenticator.principal(metadata)
         if principal is None:
             raise UnauthenticatedError(_NOT_KNOWN)
+        if hello.protocol != frames.PROTOCOL:
+            raise InvalidRequestError.at("protocol", f"must be {frames.PROTOCOL}, got {hello.protocol}")
+        if len(metadata) > MAX_METADATA:
+            raise InvalidRequestError.at("metadata", f"must have at most {MAX_METADATA}, got {len(metadata)}")
         connection.send(frames.answer(frame.call, self._welcome))
         return connection.admit(metadata, client_of(principal, metadata), frames.MAX_REQUEST_BYTES)
 
@@ -159,11 +165,9 @@ class NativeAnswers:
             raise PermissionDeniedError("these credentials do not have the scope 'read'")
         return principal
 
-    def _call(
-        self, connection: Connection, frame: Frame, path: str, principal: Principal, ticket: Ticket
-    ) -> _Call:
+    def _call(self, connection: Connection, frame: Frame, path: str, ticket: Ticket) -> _Call:
         deadline = Deadline.after(min(frame.timeout_s, self._config.max_request_s))
-        return _Call(connection, frame.call, Asked(path, ticket), deadline, principal)
+        return _Call(connection, frame.call, Asked(path, ticket), deadline)
 
     def _answer_ready(self, batch: Sequence[tuple[_Call, SearchRequest, Ready]]) -> None:
         note = noting()
@@ -183,7 +187,6 @@ class NativeAnswers:
 
     def _answer(self, call: _Call, data: bytes) -> None:
         """Answer in a thread of its own."""
-        CURRENT.set(call.principal)
         call.asked.note = noting()
         path = call.asked.path
         with tracing.request(path, lambda: call.connection.metadata):
@@ -204,12 +207,9 @@ def _hello(frame: Frame) -> NativeHello:
     if frame.kind != frames.HELLO:
         raise BrokenFrameError("the first frame is no hello")
     try:
-        hello = NativeHello.FromString(frame.body)
+        return NativeHello.FromString(frame.body)
     except DecodeError as error:
         raise BrokenFrameError("the first frame is no hello") from error
-    if hello.protocol != frames.PROTOCOL or len(hello.metadata) > MAX_METADATA:
-        raise InvalidRequestError.at("protocol", f"must be {frames.PROTOCOL}, got {hello.protocol}")
-    return hello
 
 
 def _refuse(connection: Connection, frame: Frame, error: Exception) -> None:

@@ -25,7 +25,7 @@ MAX_CALLS = 64
 MAX_UNSENT_BYTES = 1 << 20
 """Likewise while so much of its answers waits to be sent."""
 WELCOME_WITHIN_S = 10.0
-"""A connection has so long to say who it is."""
+"""A connection has so long to say who it is, from its beginning: one byte now and then is no hello."""
 IDLE_S = 30 * 60.0
 _LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -50,8 +50,12 @@ class Connection:
         self._lock = threading.Lock()
         self._unsent: deque[tuple[memoryview, After]] = deque()
         self._unsent_bytes = 0
-        self._moved_at_s = time.monotonic()
+        self._began_at_s = self._read_at_s = time.monotonic()
+        """When the frame began that is on its way; when its caller last took as much of the answers as they must."""
+        self._taken_bytes = 0
         self._last = False
+        self._held = False
+        """Whether there is more of it here than could be taken on."""
         self.number = connected.fileno()
         """Its descriptor."""
         self.is_open = True
@@ -71,22 +75,23 @@ class Connection:
         """
         self.metadata, self.client = metadata, client
         self._frames.longest = longest
-        return self._taken(self._frames.take())
+        self._began_at_s = time.monotonic()
+        return self.received(readable=False)
 
-    def received(self) -> list[Frame]:
-        """Read what there is; return the frames that are whole. Of a connection without a hello, it is the first.
+    def received(self, *, readable: bool) -> list[Frame]:
+        """Return the frames that are whole, as many as may be under way; without a hello, it is the first.
 
         Raises:
             BrokenFrameError: what came is no frame.
 
         """
-        frames: list[Frame] = []
-        data = self._read()
-        while data:
-            self._moved_at_s = time.monotonic()
-            frames += self._taken(self._frames.add(data))
-            # Of TLS, a part may be decrypted already, of which epoll knows nothing.
-            data = self._read() if self._tls else b""
+        frames = self._taken(b"") if self._held and self._room > 0 else []
+        while not self._held and self._room > 0 and (readable or self._decrypted()):
+            readable = False
+            data = self._read()
+            if not data:
+                break
+            frames += self._taken(data)
         return frames
 
     def send(self, data: bytes, *, after: After = None) -> None:
@@ -95,6 +100,8 @@ class Connection:
             self.calls -= 1
             sent = len(data) if not self.is_open else 0 if self._unsent else self._write(data)
             if sent < len(data):
+                if not self._unsent:
+                    self._read_at_s, self._taken_bytes = time.monotonic(), 0
                 self._unsent.append((memoryview(data)[sent:], after))
                 self._unsent_bytes += len(data) - sent
                 after = None
@@ -110,6 +117,7 @@ class Connection:
                 data, after = self._unsent[0]
                 sent = self._write(data)
                 self._unsent_bytes -= sent
+                self._note_taken(sent)
                 if sent < len(data):
                     self._unsent[0] = (data[sent:], after)
                     break
@@ -139,24 +147,51 @@ class Connection:
             self._socket.close()
 
     def overdue(self, now_s: float, within_s: float) -> bool:
-        """Return whether its caller has said or read nothing for longer than it may."""
-        silent_s = now_s - self._moved_at_s
+        """Return whether its caller takes longer than they may to say what they began to say, or to read."""
         if self.metadata is None:
-            return silent_s > WELCOME_WITHIN_S
-        if self._frames or self._unsent:
-            return silent_s > within_s
-        return self.calls == 0 and silent_s > IDLE_S
+            return now_s - self._began_at_s > WELCOME_WITHIN_S
+        if self._unsent and now_s - self._read_at_s > within_s:
+            return True
+        if self._frames and self._watched & select.EPOLLIN:
+            return now_s - self._began_at_s > within_s
+        return self.calls == 0 and now_s - self._began_at_s > IDLE_S
 
-    def _taken(self, frame: Frame | None) -> list[Frame]:
-        frames = []
+    @property
+    def _room(self) -> int:
+        """How many more requests may be under way."""
+        return 0 if self._last or self._unsent_bytes > MAX_UNSENT_BYTES else MAX_CALLS - self.calls
+
+    def _taken(self, data: bytes) -> list[Frame]:
+        frames, began = [], not self._frames
+        # A hello decides on how long the others may be, and is answered before they are.
+        most = 1 if self.metadata is None else self._room
+        frame = self._frames.add(data)
         while frame is not None:
             frames.append(frame)
-            # A hello decides on how long the others may be.
-            frame = self._frames.take() if self.metadata is not None else None
+            frame = self._frames.take() if len(frames) < most else None
+        if self.metadata is not None and (began or frames):
+            self._began_at_s = time.monotonic()
         with self._lock:
             self.calls += len(frames)
+            self._held = len(frames) == most and (bool(self._frames) or self._has_decrypted())
             self._rethink()
         return frames
+
+    def _decrypted(self) -> bool:
+        """Return whether a part of what TLS has read is still there: epoll knows nothing of it."""
+        if not self._tls:
+            return False
+        with self._lock:
+            return self._has_decrypted()
+
+    def _has_decrypted(self) -> bool:
+        return isinstance(self._socket, ssl.SSLSocket) and self.is_open and self._socket.pending() > 0
+
+    def _note_taken(self, sent: int) -> None:
+        # Whoever reads byte by byte keeps their answers here as long as one who does not read.
+        self._taken_bytes += sent
+        if self._taken_bytes >= AT_ONCE:
+            self._read_at_s, self._taken_bytes = time.monotonic(), 0
 
     def _read(self) -> bytes:
         if not self._tls:
@@ -192,7 +227,6 @@ class Connection:
         except OSError:
             self._close()
             return len(data)
-        self._moved_at_s = time.monotonic()
         return sent
 
     def _rethink(self) -> None:
@@ -201,11 +235,14 @@ class Connection:
             self._close()
         if not self.is_open:
             return
-        full = self._last or self.calls >= MAX_CALLS or self._unsent_bytes > MAX_UNSENT_BYTES
-        wanted = select.EPOLLRDHUP if full else READ
-        if self._unsent:
+        room = self._room > 0
+        wanted = READ if room else select.EPOLLRDHUP
+        if self._unsent or (self._held and room):
             wanted |= select.EPOLLOUT
         if wanted != self._watched:
+            if wanted & ~self._watched & select.EPOLLIN:
+                # It was not read; its time counts from now on.
+                self._began_at_s = time.monotonic()
             self._watched = wanted
             self._watch(self.number, wanted)
 

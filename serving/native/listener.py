@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from scannery.serving.config import split_address
 from scannery.serving.errors import BindError
@@ -26,7 +27,10 @@ LOOK_EVERY_S = 1.0
 """At what takes too long."""
 AT_ONCE = 64
 """Connections that are read before any of them is answered."""
-NO_DESCRIPTORS_S = 0.01
+_DEAD_AFTER = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+"""Seconds of silence before a peer is asked whether it is there, and between that and the two other times."""
+
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 Wrap = Callable[[socket.socket], socket.socket]
 Answer = Callable[[Sequence[tuple[Connection, Frame]]], None]
@@ -58,6 +62,7 @@ class NativeListener:
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._connections: dict[int, Connection] = {}
+        self._accepts = True
         self._stopping = threading.Event()
         self._drained_by_s = 0.0
         self._thread = threading.Thread(target=self._run, name="scannery-native", daemon=True)
@@ -101,24 +106,33 @@ class NativeListener:
     def _turn(self, wait_s: float) -> None:
         asked: list[tuple[Connection, Frame]] = []
         for number, events in self._epoll.poll(wait_s, AT_ONCE):
-            connection = self._connections.get(number)
-            if connection is not None:
+            if (connection := self._connections.get(number)) is not None:
                 asked += self._heard(connection, events)
             elif number == self._wake:
                 os.eventfd_read(self._wake)
             elif not self._stopping.is_set():
                 self._accept()
-        if asked:
+        if not asked:
+            return
+        try:
             self._answer(asked)
+        except Exception:  # noqa: BLE001  whatever it is, the next turn needs the thread
+            # It cannot be told what was answered: whoever was not, asks again.
+            _LOG.exception("native connections are closed")
+            for connection, _ in asked:
+                connection.close()
 
     def _heard(self, connection: Connection, events: int) -> list[tuple[Connection, Frame]]:
+        frames: list[Frame] = []
         try:
             if events & select.EPOLLOUT:
                 connection.flush()
-            frames = connection.received() if events & select.EPOLLIN else []
+            frames = connection.received(readable=bool(events & select.EPOLLIN))
         except BrokenFrameError as error:
             _LOG.info("a native connection is closed: %s", error)
-            frames = []
+            connection.close()
+        except Exception:  # noqa: BLE001  whatever one of them causes, the others need the thread
+            _LOG.exception("a native connection is closed")
             connection.close()
         if not connection.is_open or events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
             # Whoever hung up, or sent their last word, waits for no answer.
@@ -131,34 +145,53 @@ class NativeListener:
             try:
                 accepted, _ = self._listening.accept()
             except OSError as error:  # no more of them, or it is gone already
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    # It stays there to be accepted: do not ask for it all the time until a descriptor is free.
-                    time.sleep(NO_DESCRIPTORS_S)
+                if error.errno in _EXHAUSTED:
+                    # It stays there to be accepted: do not hear of it all the time until a descriptor is free.
+                    self._watch_port(0)
                 return
-            if len(self._connections) >= MAX_CONNECTIONS:
+            if len(self._connections) >= MAX_CONNECTIONS and not self._make_room():
                 accepted.close()
                 continue
             self._take_on(accepted)
 
+    def _make_room(self) -> bool:
+        """Close the connection that has been silent for longest since it came: strangers must not keep others out."""
+        silent = next((each for each in self._connections.values() if each.metadata is None), None)
+        if silent is not None:
+            self._release(silent)
+        return silent is not None
+
     def _take_on(self, accepted: socket.socket) -> None:
         try:
             accepted.setblocking(False)
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             wrapped = self._wrap(accepted) if self._wrap else accepted
         except OSError:
             accepted.close()
             return
         connection = Connection(wrapped, self._epoll.modify)
+        try:
+            self._epoll.register(connection.number, READ)
+        except OSError:
+            connection.release()
+            return
         self._connections[connection.number] = connection
-        self._epoll.register(connection.number, READ)
+
+    def _watch_port(self, events: int) -> None:
+        self._accepts = bool(events)
+        self._epoll.modify(self._listening.fileno(), events)
 
     def _close_overdue(self, now_s: float) -> None:
         for connection in list(self._connections.values()):
             if connection.overdue(now_s, self._silence_s):
                 self._release(connection)
+        if not self._accepts:
+            self._watch_port(select.EPOLLIN)
 
     def _release(self, connection: Connection) -> None:
         del self._connections[connection.number]
+        with suppress(OSError):
+            # A forked child may have it open, and then closing it here would not end its events.
+            self._epoll.unregister(connection.number)
         connection.release()
 
 
@@ -171,6 +204,11 @@ def _listening(address: str, *, share_port: bool) -> socket.socket:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if share_port:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            # Of what is accepted here, too.
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, number in _DEAD_AFTER:
+                listening.setsockopt(socket.IPPROTO_TCP, option, number)
             listening.bind(where)
             listening.listen(1024)
         except OSError:

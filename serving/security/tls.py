@@ -82,6 +82,7 @@ class TlsSockets:
         _check_pair(_bytes(config.tls_cert, "tls_cert"), _bytes(config.tls_key, "tls_key"))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION
         try:
             context.load_cert_chain(config.tls_cert, config.tls_key)
             if config.client_ca:

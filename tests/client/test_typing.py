@@ -44,7 +44,7 @@ RIGHT = """
             if not isinstance(maybe, scannery.ScanneryError):
                 maybe[0].score
 
-    scannery.connect("localhost:7077", coalesce=False, retries=False).close()
+    scannery.connect("localhost:7077", coalesce=False, retries=False, native=False).close()
 
     async def main() -> None:
         async with scannery.aio.connect("localhost:7077") as client:
@@ -68,6 +68,7 @@ WRONG = {
     'index.get(["a"])[0].id': "None",
     "scannery.connect(7077)": "target",
     'scannery.connect("localhost:7077", coalesce="no")': "coalesce",
+    'scannery.connect("localhost:7077", native="no")': "native",
     'index.upsert([{"id": "a", "vektor": [1.0]}])': "vektor",
     'index.update([{"id": "a", "text": "b"}])': "text",
     'index.delete("a").sequences': "sequences",

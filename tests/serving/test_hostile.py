@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 import scannery
+from scannery.client import calls
 from scannery.serving import Server
-from tests.served import DIMENSIONS, serving
+from tests.native import SEARCH, SEARCH_MANY, Native, framed, hello, port_of
+from tests.served import DIMENSIONS, ROWS, serving
 
 VECTOR = np.ones(DIMENSIONS, np.float32)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -174,8 +176,145 @@ def test_callers_that_hang_up(server: Server) -> None:
     _only_well_behaved_callers_are_left(server)
 
 
+# The native port
+
+
+@pytest.fixture
+def _well_behaved_native_callers_notice_nothing(server: Server) -> Iterator[None]:
+    body = calls.search("library", VECTOR, 3).request.SerializeToString()
+    done, answered, slowest, failures = threading.Event(), [0], [0.0], []
+
+    def ask() -> None:
+        try:
+            with Native.greeted(port_of(server), [("scannery-client", "good")]) as native:
+                while not done.is_set():
+                    started_s = time.monotonic()
+                    answer = native.ask(SEARCH, body)
+                    assert answer.code is grpc.StatusCode.OK, answer
+                    answered[0] += 1
+                    slowest[0] = max(slowest[0], time.monotonic() - started_s)
+                    time.sleep(0.002)  # a caller, and not a load
+        except Exception as error:  # noqa: BLE001  every one is a finding
+            failures.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    yield
+    done.set()
+    thread.join(60)
+    assert failures == []
+    assert answered[0] > 0
+    assert slowest[0] < 20
+
+
+native_port = pytest.mark.usefixtures("_well_behaved_native_callers_notice_nothing")
+
+
+def dialled(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port_of(server)), timeout=60)
+
+
+@native_port
+def test_noise_at_the_native_port(server: Server) -> None:
+    rng = random.Random(4)
+    for number in range(60):
+        with dialled(server) as connection:
+            # Half of them know how to begin.
+            begun = hello() if number % 2 else b""
+            sent(connection, begun + rng.randbytes(rng.randrange(1, 4096)))
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", PREFACE):
+        with dialled(server) as connection:
+            sent(connection, text)
+
+
+@native_port
+def test_native_frames_that_lie(server: Server) -> None:
+    rng = random.Random(5)
+    body = calls.search("library", VECTOR, 3).request.SerializeToString()
+    for _ in range(25):
+        length = rng.choice((0, 1, len(body) + 1, 1 << 18, (1 << 18) + 1, 1 << 31, (1 << 32) - 1))
+        header = struct.pack(
+            "<IBxxxII", length, rng.randrange(5), rng.randrange(1 << 32), rng.randrange(1 << 32)
+        )
+        with dialled(server) as connection:
+            sent(connection, hello() + header + body)
+    # A flood of the smallest frames, and of hellos.
+    for flood in (framed(SEARCH, b"") * 20_000, hello() * 5000, bytes(1 << 20)):
+        with dialled(server) as connection:
+            sent(connection, hello() + flood)
+    _only_well_behaved_callers_are_left(server)
+
+
+@native_port
+def test_native_bodies_that_are_no_messages(server: Server) -> None:
+    rng = random.Random(6)
+    body = calls.search("library", VECTOR, 3, where={"year": 2010}).request.SerializeToString()
+    allowed = {
+        "OK",
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "UNIMPLEMENTED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+    }
+    with Native.greeted(port_of(server)) as native:
+        for number in range(300):
+            changed = bytearray(rng.randbytes(rng.randrange(1, 400)) if number % 3 == 0 else body)
+            for _ in range(rng.randrange(4)):
+                changed[rng.randrange(len(changed))] = rng.randrange(256)
+            answer = native.ask(SEARCH if number % 2 else SEARCH_MANY, bytes(changed), call=number)
+            assert answer.code.name in allowed, answer
+
+
+@native_port
+def test_a_thousand_native_connections_that_say_little(server: Server) -> None:
+    """More than there may be: those that say nothing make room."""
+    half = framed(SEARCH, bytes(200_000))[:100_000]
+    connections = []
+    for number in range(1100):
+        connections.append(dialled(server))
+        if number % 3 == 1:
+            connections[-1].sendall(hello()[:-1])
+        if number % 11 == 0:
+            connections[-1].sendall(hello() + half)
+    with Native.greeted(port_of(server)) as native:
+        assert native.ask(SEARCH, b"").code is grpc.StatusCode.INVALID_ARGUMENT
+    for connection in connections[::3]:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    for connection in connections:
+        connection.close()
+
+
+@native_port
+def test_native_callers_that_do_not_read(server: Server) -> None:
+    vectors = np.resize(VECTOR, (40, DIMENSIONS))
+    large = calls.search_many("library", vectors, ROWS).request.SerializeToString()
+    greedy = [
+        Native.greeted(port_of(server), [("scannery-client", f"greedy{number % 3}")], window=4096)
+        for number in range(20)
+    ]
+    for native in greedy:
+        for number in range(40):
+            native.send(framed(SEARCH_MANY, large, call=number))
+    _only_well_behaved_callers_are_left(server)
+    for native in greedy:
+        native.close()
+
+
+@native_port
+def test_native_callers_that_hang_up(server: Server) -> None:
+    body = calls.search_many("library", np.resize(VECTOR, (20, DIMENSIONS)), 10).request.SerializeToString()
+    for number in range(100):
+        native = Native.greeted(port_of(server))
+        native.send(framed(SEARCH_MANY, body) * (number % 5))
+        if number % 2:
+            native.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        native.close()
+    _only_well_behaved_callers_are_left(server)
+
+
 def _only_well_behaved_callers_are_left(server: Server) -> None:
     until = time.monotonic() + 60
-    while server._front.admission.in_flight > 1:
+    while server._front.admission.in_flight > 2:
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -1,0 +1,134 @@
+"""Which cores short texts are computed on, and what that does to the rest of the process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from scannery.embed import Encoder, neighbours
+from scannery.embed.cores import on_idle_cores
+from scannery.embed.neighbours import Neighbours, computing, live_with
+from tests.served import MINILM
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return Encoder.load(MINILM, device="cpu")
+
+
+@pytest.fixture
+def company() -> Iterator[Neighbours]:
+    company = Neighbours(4)
+    live_with(company, 0)
+    yield company
+    neighbours._Here.neighbours = None
+    neighbours._Here.wary_until_s = 0.0
+
+
+def in_a_thread(work: Callable[[], T]) -> T:
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    thread.join(60)
+    return results[0]
+
+
+def test_no_thread_that_asks_gets_a_pool_of_threads_of_its_own(encoder: Encoder) -> None:
+    first_D = in_a_thread(lambda: encoder.encode_queries(["how do volcanoes form"]))
+    before = len(list(Path("/proc/self/task").iterdir()))
+    stay, asked = threading.Event(), threading.Barrier(9)
+    found: list[np.ndarray] = []
+
+    def ask() -> None:
+        found.append(encoder.encode_queries(["how do volcanoes form"]))
+        asked.wait(60)
+        stay.wait(60)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    asked.wait(60)
+    now = len(list(Path("/proc/self/task").iterdir()))
+    stay.set()
+    for thread in threads:
+        thread.join(60)
+    assert now - before == len(threads)
+    for vector_D in found:
+        np.testing.assert_allclose(vector_D, first_D, atol=1e-2)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_one_core_while_others_compute(company: Neighbours, *, works: bool) -> None:
+    import torch
+
+    torch.get_num_threads()
+    company.work(2, works=works)
+    assert on_idle_cores(torch.get_num_threads, 2) == (1 if works else 2)
+    # Neither is what other threads use from now on.
+    assert in_a_thread(torch.get_num_threads) == torch.get_num_threads()
+
+
+def test_wary_for_a_while_after_others_computed(company: Neighbours, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(neighbours.time, "monotonic", lambda: now_s[0])
+
+    def undisturbed() -> bool:
+        with computing() as alone:
+            return alone
+
+    assert undisturbed()
+    company.work(3, works=True)
+    assert not undisturbed()
+    company.work(3, works=False)
+    assert not undisturbed()
+    now_s[0] += 1.1 * neighbours.WARY_S
+    assert undisturbed()
+
+
+def test_a_process_tells_others_that_it_computes(company: Neighbours) -> None:
+    to_child, to_parent = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        live_with(company, 1)
+        with computing():
+            os.write(to_parent[1], b"!")
+            os.read(to_child[0], 1)
+        os.write(to_parent[1], b"!")
+        os._exit(0)
+    os.read(to_parent[0], 1)
+    assert company.others_work(0)
+    os.write(to_child[1], b"!")
+    os.read(to_parent[0], 1)
+    os.waitpid(pid, 0)
+    assert not company.others_work(0)
+    for descriptor in (*to_child, *to_parent):
+        os.close(descriptor)
+
+
+def test_who_died_at_work_holds_nobody_up_once_there_is_another(company: Neighbours) -> None:
+    company.work(1, works=True)
+    assert company.others_work(0)
+    live_with(company, 1)
+    assert not company.others_work(0)
+
+
+def test_a_forked_process_computes(encoder: Encoder) -> None:
+    expected_D = encoder.encode_queries(["a"])
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writing, encoder.encode_queries(["a"]).tobytes())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        found_D = np.frombuffer(pipe.read(), np.float32)
+    os.waitpid(pid, 0)
+    np.testing.assert_allclose(found_D, expected_D.ravel(), atol=1e-2)
