@@ -141,14 +141,14 @@ class Front:
         server.add_generic_rpc_handlers((self._dispatcher,))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if config.security.shows_reflection:
-            names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            names = (*self._services, *self._native.services, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
         self._native.start()
         self.address = _bound(server, config)
         server.start()
         self._grpc = server
         self._health.set("", _SERVING)
-        _LOG.info("listening on %s", self.address)
+        _LOG.info("listening on %s; native protocol: %s", self.address, self._native.port or "off")
 
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from scannery.serving import Server
 from scannery.serving.native import frames
+from scannery.serving.status import DETAIL_KEY
 from scannery.v1.native_pb2 import (
     GetEndpointRequest,
     GetEndpointResponse,
@@ -27,6 +28,7 @@ from scannery.v1.types_pb2 import ErrorDetail
 
 GET_ENDPOINT = "/scannery.v1.NativeService/GetEndpoint"
 SEARCH, SEARCH_MANY = frames.SEARCH, frames.SEARCH_MANY
+PATHS = {SEARCH: "/scannery.v1.SearchService/Search", SEARCH_MANY: "/scannery.v1.SearchService/SearchMany"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,17 @@ def endpoint_of(address: str, metadata: Any = None) -> GetEndpointResponse:
             GetEndpointRequest().SerializeToString(), timeout=60, metadata=metadata
         )
         return response
+
+
+def over_grpc(server: Server, kind: int, body: bytes) -> tuple[grpc.StatusCode, bytes]:
+    """Return the status, and the answer or the detail of the error, as they go over the wire."""
+    with grpc.insecure_channel(server.address, [("grpc.max_receive_message_length", -1)]) as channel:
+        untyped: Any = channel
+        try:
+            return grpc.StatusCode.OK, untyped.unary_unary(PATHS[kind])(body, timeout=60)
+        except grpc.RpcError as error:
+            call: Any = error
+            return call.code(), dict(call.trailing_metadata())[DETAIL_KEY]
 
 
 class Native:

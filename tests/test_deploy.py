@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -58,10 +59,17 @@ def test_manifests_start_processes_with_options_that_they_have(
     ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
     assert given["--listen"] == f"0.0.0.0:{ports['grpc']}" == f"0.0.0.0:{port}"
     assert given["--metrics-listen"] == f"0.0.0.0:{ports['metrics']}"
+    # The native protocol is beside it, at a port that is the same on both sides: clients are told the server's own.
+    assert ("--native" in given) == ("native" in ports) == (command == "serve")
+    beside = [(ports["native"], "native")] if "native" in ports else []
+    assert given.get("--native", "") == "".join(f"0.0.0.0:{number}" for number, _ in beside)
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(ports["metrics"])
     assert {container[probe]["grpc"]["port"] for probe in ("startupProbe", "readinessProbe")} == {port}
     assert container["livenessProbe"]["tcpSocket"]["port"] in ports
-    assert [(entry["port"], entry["targetPort"]) for entry in service["spec"]["ports"]] == [(port, "grpc")]
+    assert [(entry["port"], entry["targetPort"]) for entry in service["spec"]["ports"]] == [
+        (port, "grpc"),
+        *beside,
+    ]
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     # Beyond loopback, somebody is asked for credentials, or nobody else can come.
     assert ("--keys" in given) != ("--insecure" in given and "NetworkPolicy" in kinds)
@@ -88,12 +96,20 @@ def test_the_image_and_the_compose_files_start_what_there_is() -> None:
     ports = re.findall(r"EXPOSE (.*)", dockerfile)[0].split()
     [compose], [encoder] = loaded("compose.yaml"), loaded("compose.encoder.yaml")
     server = compose["services"]["scannery"]
-    assert server["ports"][0].split(":")[-1] in ports
+    assert [entry.split(":")[1:] for entry in server["ports"]] == [[port, port] for port in ports[:-1]]
+    starts = re.search(r"CMD (\[.*?\])", dockerfile.replace("\\\n", ""), re.DOTALL)
+    assert starts
+    command = json.loads(starts[1])
+    by_default = dict(itertools.pairwise(command))
+    options = ("--listen", "--native", "--metrics-listen")
+    assert [by_default[name] for name in options] == [f"0.0.0.0:{port}" for port in ports]
     targets = loaded("prometheus.yaml")[0]["scrape_configs"][0]["static_configs"][0]["targets"]
-    assert targets == [f"scannery:{ports[1]}"]
+    assert targets == [f"scannery:{ports[-1]}"]
     # The second file is laid over the first.
     both = encoder["services"]
     assert flags(both["scannery"]["command"]).keys() <= options_of("serve")
+    laid_over = flags(both["scannery"]["command"])
+    assert [laid_over[name] for name in options] == [by_default[name] for name in options]
     given = flags(both["encoder"]["command"])
     assert given.keys() <= options_of("encoder")
     assert both["encoder"]["entrypoint"] == ["scannery", "encoder"]

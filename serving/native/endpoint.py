@@ -19,7 +19,8 @@ from scannery.v1.native_pb2 import GetEndpointRequest, GetEndpointResponse, Nati
 
 __all__ = ["GET_ENDPOINT", "Native"]
 
-GET_ENDPOINT = "/scannery.v1.NativeService/GetEndpoint"
+NATIVE_SERVICE = "scannery.v1.NativeService"
+GET_ENDPOINT = f"/{NATIVE_SERVICE}/GetEndpoint"
 
 
 class Native:
@@ -45,6 +46,11 @@ class Native:
         self._server = server
         self._answers = NativeAnswers(service, answering, authenticator, threads, config, welcome)
         self._listener: NativeListener | None = None
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """Names of the gRPC services that say where, for reflection."""
+        return (NATIVE_SERVICE,) if self._config.native_address else ()
 
     @property
     def port(self) -> int:

@@ -25,8 +25,10 @@ MAX_CONNECTIONS = 1024
 """Of a process; further ones are closed at once."""
 LOOK_EVERY_S = 1.0
 """At what takes too long."""
-AT_ONCE = 64
-"""Connections that are read before any of them is answered."""
+AT_ONCE = MAX_CONNECTIONS
+"""Connections that are read before any of them is answered: all that wait. Whoever is left to wait in the kernel is not
+seen by admission, which then refuses nobody, however late they are answered."""
+ACCEPTED_AT_ONCE = 64
 _DEAD_AFTER = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 """Seconds of silence before a peer is asked whether it is there, and between that and the two other times."""
 
@@ -141,7 +143,7 @@ class NativeListener:
         return [(connection, frame) for frame in frames]
 
     def _accept(self) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, _ = self._listening.accept()
             except OSError as error:  # no more of them, or it is gone already

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -15,7 +16,8 @@ from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool, QueryEncoder
 from scannery.serving.service import Service
-from tests.served import MINILM
+from tests.native import SEARCH, SEARCH_MANY, Native, over_grpc, port_of
+from tests.served import MINILM, SENTENCES, serving
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +120,15 @@ def test_a_text_that_cannot_be_encoded_is_the_callers_error() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         encoder.encode(["\ud800"], path="query")
     assert caught.value.field == "query"
+
+
+def test_texts_are_answered_by_the_native_protocol_as_by_grpc(texts: Path) -> None:
+    with serving(texts) as server, Native.greeted(port_of(server)) as native:
+        for text in ("baking", "a game", *SENTENCES.values()):
+            body = search("texts", text, 3).request.SerializeToString()
+            first = native.ask(SEARCH, body)
+            assert first.code is grpc.StatusCode.OK
+            # From the cache now.
+            assert native.ask(SEARCH, body).body == first.body == over_grpc(server, SEARCH, body)[1]
+        body = search_many("texts", ["baking", "tax"], 2).request.SerializeToString()
+        assert native.ask(SEARCH_MANY, body).body == over_grpc(server, SEARCH_MANY, body)[1]

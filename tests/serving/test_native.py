@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from scannery.client.results import Hits, parse_hits
 from scannery.serving import BindError, ConfigError, EncoderConfig, Server, ServerConfig
 from scannery.serving.native import connection as native_connection
 from scannery.serving.native import listener as native_listener
-from scannery.serving.status import DETAIL_KEY
 from scannery.v1 import search_pb2
 from tests.native import (
     SEARCH,
@@ -35,13 +34,13 @@ from tests.native import (
     framed,
     hello,
     idle,
+    over_grpc,
     port_of,
 )
-from tests.served import DIMENSIONS, ROWS, SENTENCES, serving
+from tests.served import DIMENSIONS, ROWS, serving
 
 QUERIES = np.random.default_rng(0).normal(size=(64, DIMENSIONS)).astype(np.float32)
 OK, EXHAUSTED = grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED
-PATHS = {SEARCH: "/scannery.v1.SearchService/Search", SEARCH_MANY: "/scannery.v1.SearchService/SearchMany"}
 THREADS = 4
 
 
@@ -82,17 +81,6 @@ def search_many(queries: int = 10, k: int = 3, **options: Any) -> bytes:
 
 LARGE = search_many(160, ROWS)
 """Its answer has several MiB."""
-
-
-def over_grpc(server: Server, kind: int, body: bytes) -> tuple[grpc.StatusCode, bytes]:
-    """Return the status, and the answer or the detail of the error, as they go over the wire."""
-    with grpc.insecure_channel(server.address, [("grpc.max_receive_message_length", -1)]) as channel:
-        untyped: Any = channel
-        try:
-            return OK, untyped.unary_unary(PATHS[kind])(body, timeout=60)
-        except grpc.RpcError as error:
-            call: Any = error
-            return call.code(), dict(call.trailing_metadata())[DETAIL_KEY]
 
 
 @contextmanager
@@ -237,19 +225,6 @@ def _timeless(response: Any) -> Any:
         for stage in owner.explanation.stages:
             stage.duration_us = 0
     return response
-
-
-def test_texts_are_answered_as_by_grpc(texts: Path) -> None:
-    with serving(texts) as server, Native.greeted(port_of(server)) as native:
-        for text in ("baking", "a game", *SENTENCES.values()):
-            body = calls.search("texts", text, 3).request.SerializeToString()
-            first = native.ask(SEARCH, body)
-            assert first.code is OK
-            # From the cache now.
-            assert native.ask(SEARCH, body).body == first.body == over_grpc(server, SEARCH, body)[1]
-        body = calls.search_many("texts", ["baking", "tax"], 2).request.SerializeToString()
-        assert native.ask(SEARCH_MANY, body).body == over_grpc(server, SEARCH_MANY, body)[1]
-        eventually(lambda: idle(server))
 
 
 WRONG: list[tuple[int, bytes]] = [
@@ -630,6 +605,29 @@ def test_overload_is_told_at_once_and_nobody_is_shut_out(server: Server) -> None
         # It is no reason to hang up.
         assert greedy.ask(SEARCH, search()).code is OK
         assert server._front.admission.refused == refused + 1 + codes[EXHAUSTED]
+
+
+def test_admission_sees_all_who_wait(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits in the kernel is not seen, and then nobody is refused, however late they are answered."""
+    listener = server._front._native._listener
+    assert listener is not None
+    answer, together, all_wait = listener._answer, [], threading.Event()
+
+    def answer_later(asked: Sequence[Any]) -> None:
+        together.append(len(asked))
+        all_wait.wait(60)
+        answer(asked)
+
+    natives = [Native.greeted(port_of(server)) for _ in range(150)]
+    monkeypatch.setattr(listener, "_answer", answer_later)
+    for native in natives:
+        native.send(framed(SEARCH, search()))
+    all_wait.set()
+    codes = Counter(native.answer().code for native in natives)
+    assert sum(together[:2]) == len(natives)
+    assert codes.keys() == {OK, EXHAUSTED}
+    for native in natives:
+        native.close()
 
 
 def test_whatever_goes_wrong_the_thread_goes_on(
