@@ -139,11 +139,9 @@ class AsyncNativeCalls:
         if connection is None or len(body) > LARGEST_REQUEST:
             return None
         until_s = time.monotonic() + timeout_s
-        response: ResponseT | None = None
         try:
             status, answer = await connection.ask(kind, body, timeout_s)
-            if not status:
-                response = method.response.FromString(answer)
+            response = None if status else method.response.FromString(answer)
         except (OSError, DecodeError) as error:
             if not self._discovery.proved:
                 self._lose(way)
@@ -165,7 +163,7 @@ class AsyncNativeCalls:
             way = None
         if way is None:
             if not self._channels.closed and self._discovery.due(self._channels.breaks):
-                self._start(self._look(self._channels.metadata()))
+                self._start(self._look())
             return None
         metadata = self._channels.metadata()
         return way if metadata == way.metadata else self._renewed(way, metadata)
@@ -205,9 +203,10 @@ class AsyncNativeCalls:
         if self._way is not way:
             way.retire()
 
-    async def _look(self, metadata: tuple[tuple[str, str], ...]) -> None:
+    async def _look(self) -> None:
         breaks = self._channels.breaks
         try:
+            metadata = self._channels.metadata()
             way = await self._reached(await self._endpoints(metadata), metadata)
         except Exception as error:  # noqa: BLE001  whatever it is, searches go over gRPC
             if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNIMPLEMENTED:

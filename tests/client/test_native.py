@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.client import native_calls, native_pool
+from scannery.client import native_calls, native_discovery, native_pool
 from scannery.client.native import HEAD, LARGEST_REQUEST, host_of
 from scannery.client.native_discovery import Discovery
 from scannery.client.native_pool import MOST_CONNECTIONS
@@ -513,6 +513,25 @@ def test_connections_show_who_calls_and_are_made_anew_for_another_token(
         assert ways == [GRPC] * 20
         tokens["now"] = "second"
         assert (version(client), len(speaker.hellos)) == (NATIVE, hellos)
+
+
+def test_a_token_that_is_not_there_yet_is_no_reason_to_stop_looking(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_discovery, "_FIRST_WAIT_S", 0.01)
+    asked: list[int] = []
+
+    def token() -> str:
+        asked.append(1)
+        if len(asked) in (2, 3):
+            raise LookupError("no token")
+        return "a"
+
+    with scannery.connect(speaker.address, token=token, coalesce=False) as client:
+        assert version(client) == GRPC
+        with pytest.raises(LookupError):
+            version(client)
+        until_native(client)
 
 
 # Clients that end, travel and multiply
