@@ -10,11 +10,12 @@ import numpy as np
 import scannery
 from benchmarks.report import table
 from benchmarks.serve_load import CALLERS, ROUNDS, cpu_s, queries_of, served, throughput, unary
+from scannery.client.credentials import ConnectOptions
 from scannery.indexer import Store, open_index
 
 __all__ = ["sharing"]
 
-HOW = {
+HOW: dict[str, ConnectOptions] = {
     "gRPC, a call each": {"native": False, "coalesce": False},
     "gRPC, shared": {"native": False, "coalesce": True},
     "native": {"native": True, "coalesce": True},

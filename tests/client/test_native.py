@@ -22,10 +22,12 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.client import native_calls, native_discovery, native_pool
-from scannery.client.native import HEAD, LARGEST_REQUEST, host_of
-from scannery.client.native_discovery import Discovery
-from scannery.client.native_pool import MOST_CONNECTIONS
+from scannery.client.native import calls as native_calls
+from scannery.client.native import discovery as native_discovery
+from scannery.client.native import pool as native_pool
+from scannery.client.native.discovery import Discovery
+from scannery.client.native.frames import HEAD, LARGEST_REQUEST, host_of
+from scannery.client.native.pool import MOST_CONNECTIONS
 from scannery.client.status import error_from_status
 from scannery.client.transport import GrpcTransport
 from scannery.v1.search_pb2 import Hit, SearchRequest, SearchResponse

@@ -332,7 +332,7 @@ def test_more_requests_than_may_be_under_way_wait_for_the_others(server: Server)
             native.send(packet)
             time.sleep(0.3)
             assert connection.calls == native_connection.MAX_CALLS or native.socket.recv(1, socket.MSG_PEEK)
-        codes = Counter()
+        codes: Counter[grpc.StatusCode] = Counter()
         for _ in range(count):
             answer = native.answer()
             codes[answer.code] += 1

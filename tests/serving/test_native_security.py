@@ -232,7 +232,7 @@ def test_no_secret_is_written_anywhere(
 def context(authority: Authority, *certificate: Path) -> ssl.SSLContext:
     made = ssl.create_default_context(cafile=str(authority.path))
     if certificate:
-        made.load_cert_chain(*certificate)
+        made.load_cert_chain(*map(str, certificate))
     return made
 
 

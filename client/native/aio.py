@@ -1,4 +1,4 @@
-"""The same for coroutines: a few connections, on each of which many searches are under way; see native_calls.py."""
+"""The same for coroutines: a few connections, on each of which many searches are under way; see calls.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from google.protobuf.message import DecodeError, Message
 from scannery.client.calls import Method
 from scannery.client.channels import Channels
 from scannery.client.credentials import Credentials
-from scannery.client.native import (
+from scannery.client.native.aio_connection import MOST_CALLS, AioConnection, dial
+from scannery.client.native.calls import RENEWAL_S
+from scannery.client.native.discovery import Discovery
+from scannery.client.native.frames import (
     DIAL_S,
     GET_ENDPOINT,
     KINDS,
@@ -28,9 +31,6 @@ from scannery.client.native import (
     host_of,
     too_late,
 )
-from scannery.client.native_aio_connection import MOST_CALLS, AioConnection, dial
-from scannery.client.native_calls import RENEWAL_S
-from scannery.client.native_discovery import Discovery
 from scannery.v1.native_pb2 import GetEndpointRequest, GetEndpointResponse
 
 if TYPE_CHECKING:
@@ -118,6 +118,11 @@ class AsyncNativeCalls:
         self._discovery = Discovery()
         self._way: _Way | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def found(self) -> bool:
+        """Whether searches go this way now."""
+        return self._way is not None
 
     async def ask(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float

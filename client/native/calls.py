@@ -23,7 +23,9 @@ from google.protobuf.message import DecodeError, Message
 from scannery.client.calls import Method
 from scannery.client.channels import Channels
 from scannery.client.credentials import Credentials
-from scannery.client.native import (
+from scannery.client.native.connection import Connection, dial
+from scannery.client.native.discovery import Discovery
+from scannery.client.native.frames import (
     DIAL_S,
     GET_ENDPOINT,
     KINDS,
@@ -34,9 +36,7 @@ from scannery.client.native import (
     host_of,
     too_late,
 )
-from scannery.client.native_connection import Connection, dial
-from scannery.client.native_discovery import Discovery
-from scannery.client.native_pool import Pool
+from scannery.client.native.pool import Pool
 from scannery.v1.native_pb2 import GetEndpointRequest, GetEndpointResponse
 
 if TYPE_CHECKING:
@@ -79,6 +79,11 @@ class NativeCalls:
         self._lock = threading.Lock()
         self._discovery = Discovery()
         self._way: _Way | None = None
+
+    @property
+    def found(self) -> bool:
+        """Whether searches go this way now."""
+        return self._way is not None
 
     def ask(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
