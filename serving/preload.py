@@ -28,7 +28,6 @@ from scannery.serving import hydrate
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import EncoderUnavailableError, UnknownIndexError
-from scannery.serving.holes import fill_holes
 from scannery.serving.shelf import Shelf
 
 __all__ = ["Preloaded", "encoder_pool", "preload", "preload_encoders"]
@@ -38,8 +37,6 @@ _LOG = logging.getLogger(__name__)
 # What is imported when a server begins to listen. An import counts references to names that lie all over the heap, and
 # each worker would copy megabytes of it. grpc may call its modules otherwise one day.
 _LATE_MODULES = ("encodings.idna", "grpc._interceptor", "grpc._server")
-
-_filling: list[bytes] = []
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,6 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
 
     """
     store = Store.open(config.store)
-    _filling.clear()
     preloaded = Preloaded(before.encoders if before else encoder_pool(config))
     manifests = list(_manifests(store, config)) if store.local_root is not None else []
     if before is None and config.indexes and store.local_root is not None:
@@ -86,7 +82,6 @@ def preload_encoders(config: EncoderConfig, before: Shelf | None = None) -> Shel
 
     """
     shelf = before or Shelf(config)
-    _filling.clear()
     local = not config.store or Store.open(config.store).local_root is not None
     if local and _forks_well(config.device):
         shelf.refresh()
@@ -112,11 +107,9 @@ def _without_collector() -> Iterator[None]:
 
 def _settle() -> None:
     """Spare the workers what would have them copy the pages that are there now."""
-    with _without_collector():
-        for name in _LATE_MODULES:
-            with suppress(ImportError):
-                import_module(name)
-        _filling.extend(fill_holes())
+    for name in _LATE_MODULES:
+        with suppress(ImportError):
+            import_module(name)
     # The collector would touch, and so copy, every page.
     gc.freeze()
 
