@@ -215,7 +215,7 @@ def _hello(frame: Frame) -> NativeHello:
 def _refuse(connection: Connection, frame: Frame, error: Exception) -> None:
     """Tell why a frame is not taken on; on all but overload, there is nothing more to be said."""
     if isinstance(error, BrokenFrameError):
-        _LOG.info("a native connection is closed: %s", error)
+        _LOG.debug("a native connection is closed: %s", error)
         connection.close()
         return
     connection.send(frames.failure(frame.call, error))

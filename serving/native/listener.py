@@ -131,7 +131,7 @@ class NativeListener:
                 connection.flush()
             frames = connection.received(readable=bool(events & select.EPOLLIN))
         except BrokenFrameError as error:
-            _LOG.info("a native connection is closed: %s", error)
+            _LOG.debug("a native connection is closed: %s", error)
             connection.close()
         except Exception:  # noqa: BLE001  whatever one of them causes, the others need the thread
             _LOG.exception("a native connection is closed")

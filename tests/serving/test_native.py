@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 import struct
@@ -20,7 +21,7 @@ import pytest
 
 from scannery.client import Like, calls
 from scannery.client.results import Hits, parse_hits
-from scannery.serving import BindError, ConfigError, EncoderConfig, Server, ServerConfig
+from scannery.serving import BindError, ConfigError, EncoderConfig, Server, ServerConfig, snapshot
 from scannery.serving.native import connection as native_connection
 from scannery.serving.native import listener as native_listener
 from scannery.v1 import search_pb2
@@ -539,6 +540,40 @@ def test_without_descriptors_the_others_are_served(server: Server, native: Nativ
             each.close()
     assert len(late.recv(16)) == 16
     late.close()
+
+
+def test_a_connection_that_another_process_has_open_is_forgotten_all_the_same(
+    server: Server, native: Native
+) -> None:
+    """As after a fork: epoll goes on to tell of a descriptor that was closed here only."""
+    listener = server._front._native._listener
+    assert listener is not None
+    [number] = listener._connections
+    elsewhere = os.dup(number)
+    native.close()
+    eventually(lambda: not listener._connections)
+    cpu_s = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - cpu_s < 0.4
+    os.close(elsewhere)
+
+
+def test_filters_that_are_new_are_taken_apart_by_threads_of_their_own(
+    server: Server, native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large one takes as long as many searches, for which all connections would wait."""
+    parse, parsed_by = snapshot.parse_options, []
+
+    def noted(*arguments: Any) -> Any:
+        parsed_by.append(threading.current_thread().name)
+        return parse(*arguments)
+
+    monkeypatch.setattr(snapshot, "parse_options", noted)
+    for number in range(3):
+        where = {"show": {"$in": [f"{number}-{other}" for other in range(1000)]}}
+        assert native.ask(SEARCH, search(where=where)).code is OK
+    assert len(parsed_by) == 3
+    assert "scannery-native" not in parsed_by
 
 
 # What is counted, and shared
