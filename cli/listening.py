@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -108,13 +107,10 @@ def security(**given: Any) -> SecurityConfig:
 
 
 def become_server(log_json: bool) -> None:
-    """Log what happens (tools say only what goes wrong), have room for many connections, and leave cores to others."""
+    """Log what happens (tools say only what goes wrong), and have room for many connections."""
     from scannery.serving.processes import allow_open_files
 
     allow_open_files()
-    # Read when torch is loaded. OpenMP's threads go on spinning for a millisecond when a text is encoded, on cores that
-    # others want by then; a hundredth of that is as good for what they wait for.
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     logging.getLogger("scannery").setLevel(logging.INFO)
     if log_json:
         from scannery.serving.logs import JsonFormatter

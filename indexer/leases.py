@@ -28,6 +28,8 @@ LIFETIME = timedelta(minutes=15)
 
 _LOG = logging.getLogger(__name__)
 
+_UNFIT = re.compile(r"[^A-Za-z0-9-]")
+
 
 class LeaseHolder:
     """Keeps the leases of one process. A store that cannot be written to is said once, and is no error."""
@@ -95,7 +97,7 @@ def leased_versions(store: Store, index: str, now: datetime | None = None) -> tu
 
 
 def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:63] or "host"
+    return _UNFIT.sub("-", socket.gethostname())[:63] or "host"
 
 
 def _now() -> datetime:

@@ -10,8 +10,9 @@ import gc
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 
 from scannery.indexer import (
     IndexerError,
@@ -27,11 +28,18 @@ from scannery.serving import hydrate
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import EncoderUnavailableError, UnknownIndexError
+from scannery.serving.holes import fill_holes
 from scannery.serving.shelf import Shelf
 
 __all__ = ["Preloaded", "encoder_pool", "preload", "preload_encoders"]
 
 _LOG = logging.getLogger(__name__)
+
+# What is imported when a server begins to listen. An import counts references to names that lie all over the heap, and
+# each worker would copy megabytes of it. grpc may call its modules otherwise one day.
+_LATE_MODULES = ("encodings.idna", "grpc._interceptor", "grpc._server")
+
+_filling: list[object] = []
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
 
     """
     store = Store.open(config.store)
+    _filling.clear()
     preloaded = Preloaded(before.encoders if before else encoder_pool(config))
     manifests = list(_manifests(store, config)) if store.local_root is not None else []
     if before is None and config.indexes and store.local_root is not None:
@@ -62,11 +71,10 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
         for manifest in manifests:
             _open(store, manifest, preloaded, before)
         loading.result()
-    # The collector would touch, and so copy, every page of it in every worker. At a start there is next to no garbage,
-    # and looking for it takes 0.15 s; what a reload replaces is some.
+    # At a start there is next to no garbage, and looking for it takes 0.15 s; what a reload replaces is some.
     if before is not None:
         gc.collect()
-    gc.freeze()
+    _settle()
     return preloaded
 
 
@@ -78,11 +86,12 @@ def preload_encoders(config: EncoderConfig, before: Shelf | None = None) -> Shel
 
     """
     shelf = before or Shelf(config)
+    _filling.clear()
     local = not config.store or Store.open(config.store).local_root is not None
     if local and _forks_well(config.device):
         shelf.refresh()
     gc.collect()
-    gc.freeze()
+    _settle()
     return shelf
 
 
@@ -99,6 +108,16 @@ def _without_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def _settle() -> None:
+    """Spare the workers what would have them copy the pages that are there now."""
+    for name in _LATE_MODULES:
+        with suppress(ImportError):
+            import_module(name)
+    _filling.extend(fill_holes())
+    # The collector would touch, and so copy, every page.
+    gc.freeze()
 
 
 def _check_named(store: Store, config: ServerConfig) -> None:

@@ -358,6 +358,20 @@ def test_connections_that_ended_while_they_were_idle_are_not_used(
         assert (version(client), len(speaker.connections), speaker.grpc_calls) == (NATIVE, 1, over_grpc)
 
 
+def test_the_end_of_one_connection_ends_all_that_have_ended(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_pool, "FRESH_S", 60.0)
+    with connected(speaker) as client:
+        at_once(client, speaker, 4)
+        pool = way_of(client).pool
+        assert len(pool._all) == 4
+        speaker.hang_up()
+        eventually(lambda: not speaker.connections)
+        assert (version(client), pool._all) == (GRPC, set())
+        assert version(client) == NATIVE
+
+
 def test_connections_that_nobody_used_for_long_are_closed(
     speaker: Speaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,9 @@ async def test_a_slow_answer_is_too_late_and_a_cancelled_search_is_forgotten(spe
             await cancelled
         with pytest.raises(scannery.DeadlineExceededError):
             await version(client, timeout_s=0.2)
+        # Nothing came on it in all that time.
+        transport: Any = client._transport
+        await eventually(lambda: transport._native._way.connections == [])
         speaker.answer = lambda sock, kind, body: found(NATIVE)
         release.set()
         await until_native(client)
