@@ -10,8 +10,7 @@ its queries would have taken one by one. Whoever would not wait for long is let 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from scannery.serving.errors import OverloadedError
@@ -76,19 +75,15 @@ class Ticket:
 class Admission:
     """Counts requests in flight and decides on new ones. Safe to use from several threads."""
 
-    def __init__(
-        self, *, least: int, most: int, workers: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Start with a limit of `least`, which it never goes below; `workers` requests are worked on at once."""
+    def __init__(self, *, least: int, most: int) -> None:
+        """Start with a limit of `least`, which it never goes below."""
         self.limit = float(least)
-        self._least, self._most, self._workers = least, most, workers
-        self._clock = clock
+        self._least, self._most = least, most
         # Reentrant: the collector may finish off a forgotten ticket while we hold it.
         self._lock = threading.RLock()
         self._in_flight = 0
         self._clients: dict[str, int] = {}
         self._idle_s: dict[Hashable, float] = {}
-        self._mean_s = 0.001
         self._pace_s = 0.0
         """How much later a request is answered for each that is in flight."""
         self._ratios = 0.0
@@ -120,7 +115,6 @@ class Admission:
     def answered(self, ticket: Ticket, kind: Hashable, took_s: float) -> None:
         """Learn from how long a request took; `kind`: requests that cost about the same."""
         with self._lock:
-            self._mean_s += 0.05 * (took_s - self._mean_s)
             self._pace_s += 0.05 * (took_s / ticket.in_flight - self._pace_s)
             idle_s = self._idle_s.get(kind)
             if idle_s is None:
@@ -155,8 +149,8 @@ class Admission:
         return soon and fair and self._in_flight < self._most
 
     def _retry_after_s(self) -> float:
-        drained_s = self._in_flight * self._mean_s / self._workers
-        return min(MAX_RETRY_S, max(MIN_RETRY_S, drained_s))
+        # When those that are here now will be answered.
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, self._in_flight * self._pace_s))
 
     def _weigh(self, ticket: Ticket, weight: int) -> None:
         with self._lock:

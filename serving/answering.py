@@ -74,9 +74,7 @@ class Answering:
         """Take what is served; `offer` is called with each search that was answered."""
         self._service, self._metrics, self._offer = service, metrics, offer
         most = config.threads + config.queue
-        self.admission = Admission(
-            least=min(least_in_flight(config), most), most=most, workers=config.threads
-        )
+        self.admission = Admission(least=min(least_in_flight(config), most), most=most)
         self.turns = threading.BoundedSemaphore(config.threads)
         """Requests that are worked on at once."""
         self._answering: set[str] = set()
