@@ -21,9 +21,10 @@ import pytest
 
 from scannery.client import Like, calls
 from scannery.client.results import Hits, parse_hits
-from scannery.serving import BindError, ConfigError, EncoderConfig, Server, ServerConfig, snapshot
+from scannery.serving import BindError, ConfigError, EncoderConfig, Server, ServerConfig
 from scannery.serving.native import connection as native_connection
 from scannery.serving.native import listener as native_listener
+from scannery.serving.options import parse_options
 from scannery.v1 import search_pb2
 from tests.native import (
     SEARCH,
@@ -333,7 +334,7 @@ def test_more_requests_than_may_be_under_way_wait_for_the_others(server: Server)
             native.send(packet)
             time.sleep(0.3)
             assert connection.calls == native_connection.MAX_CALLS or native.socket.recv(1, socket.MSG_PEEK)
-        codes = Counter()
+        codes: Counter[grpc.StatusCode] = Counter()
         for _ in range(count):
             answer = native.answer()
             codes[answer.code] += 1
@@ -562,13 +563,13 @@ def test_filters_that_are_new_are_taken_apart_by_threads_of_their_own(
     server: Server, native: Native, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large one takes as long as many searches, for which all connections would wait."""
-    parse, parsed_by = snapshot.parse_options, []
+    parsed_by = []
 
     def noted(*arguments: Any) -> Any:
         parsed_by.append(threading.current_thread().name)
-        return parse(*arguments)
+        return parse_options(*arguments)
 
-    monkeypatch.setattr(snapshot, "parse_options", noted)
+    monkeypatch.setattr("scannery.serving.snapshot.parse_options", noted)
     for number in range(3):
         where = {"show": {"$in": [f"{number}-{other}" for other in range(1000)]}}
         assert native.ask(SEARCH, search(where=where)).code is OK
