@@ -298,6 +298,12 @@ def test_native_callers_that_do_not_read(server: Server) -> None:
     for native in greedy:
         for number in range(40):
             native.send(framed(SEARCH_MANY, large, call=number))
+    time.sleep(0.5)
+    listener = server._front._native._listener
+    assert listener is not None
+    # Beyond what may wait there is one answer of each, and of each thread.
+    waiting = sum(connection._unsent_bytes for connection in listener._connections.values())
+    assert waiting < 100 << 20
     _only_well_behaved_callers_are_left(server)
     for native in greedy:
         native.close()

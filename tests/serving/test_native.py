@@ -666,6 +666,33 @@ def test_admission_sees_all_who_wait(server: Server, monkeypatch: pytest.MonkeyP
         native.close()
 
 
+def test_all_who_wait_are_heard_in_equal_parts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = server._front._native._listener
+    assert listener is not None
+    answer, turns, all_wait = listener._answer, [], threading.Event()
+
+    def answer_later(asked: Sequence[Any]) -> None:
+        turns.append(Counter(connection for connection, _ in asked))
+        all_wait.wait(60)
+        answer(asked)
+
+    monkeypatch.setattr(native_listener, "FRAMES_AT_ONCE", 12)
+    natives = [Native.greeted(port_of(server)) for _ in range(4)]
+    monkeypatch.setattr(listener, "_answer", answer_later)
+    natives[0].send(framed(SEARCH, b""))
+    eventually(lambda: turns)
+    for native in natives:
+        native.send(framed(SEARCH, b"") * 50)
+    all_wait.set()
+    for native in natives:
+        assert Counter(native.answer().status for _ in range(50)).total() == 50
+    assert natives[0].answer().call == 1
+    assert [*turns[1].values()] == [3, 3, 3, 3]
+    assert all(turn.total() <= 12 for turn in turns)
+    for native in natives:
+        native.close()
+
+
 def test_whatever_goes_wrong_the_thread_goes_on(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
