@@ -50,15 +50,16 @@ def vectors(store: str, name: str, seconds: float) -> None:
     with (
         served(store, "--workers", "auto") as (pid, address, _),
         served(store) as (single_pid, single_address, _),
-        scannery.connect(address, channels=CALLERS, coalesce=False) as client,
-        scannery.connect(single_address, channels=CALLERS, coalesce=False) as single,
-        scannery.connect(address, channels=CALLERS) as sharing,
+        scannery.connect(address) as client,
+        scannery.connect(single_address) as single,
+        scannery.connect(address, channels=CALLERS, coalesce=False, native=False) as over_grpc,
     ):
         index = client.index(name)
         recall = recall_of(index, vectors_ND, queries_QD)
         print(f"{len(vectors_ND):,} × {vectors_ND.shape[1]}, recall@{K} {recall:.3f}\n")
         servers = {"a worker per core": (pid, index), "one worker": (single_pid, single.index(name))}
-        print(_calls(servers, (pid, sharing.index(name)), opened, queries_QD, seconds), flush=True)
+        calls = {**servers, "a worker per core, over gRPC": (pid, over_grpc.index(name))}
+        print(_calls(calls, opened, queries_QD, seconds), flush=True)
         print(
             "\n"
             + _batches({label: asked for label, (_, asked) in servers.items()}, opened, queries_QD, seconds)
@@ -93,7 +94,6 @@ def recall_of(index: Index, vectors_ND: np.ndarray, queries_QD: np.ndarray) -> f
 
 def _calls(
     servers: dict[str, tuple[int, Index]],
-    sharing: tuple[int, Index],
     opened: OpenIndex,
     queries_QD: np.ndarray,
     seconds: float,
@@ -103,7 +103,7 @@ def _calls(
     with (
         tempfile.NamedTemporaryFile() as answer,
         _empty(index, queries_QD, Path(answer.name)) as (empty_pid, address, _),
-        scannery.connect(address, channels=CALLERS, coalesce=False) as client,
+        scannery.connect(address, channels=CALLERS, coalesce=False, native=False) as client,
     ):
         empty = client.index(index.name)
         cases: dict[str, tuple[int, Index, list[str] | None, int]] = {
@@ -114,8 +114,7 @@ def _calls(
             for callers in (CALLERS, 1):
                 cases[f"{label}, {callers} callers"] = (process, asked, [], callers)
         cases[f"a worker per core, {CALLERS} callers, all fields"] = (pid, index, None, CALLERS)
-        for callers in (1, 2, CALLERS, 4 * CALLERS):
-            cases[f"a worker per core, {callers} callers who share calls"] = (*sharing, [], callers)
+        cases[f"a worker per core, {4 * CALLERS} callers"] = (pid, index, [], 4 * CALLERS)
         spent: dict[str, list[float]] = {label: [] for label in (*cases, "search alone")}
         own: dict[str, list[float]] = {label: [] for label in cases}
         figures: dict[str, list[Sequence[float]]] = {label: [] for label in cases}

@@ -1,4 +1,4 @@
-"""What it brings that concurrent callers of one client share calls, by how many they are."""
+"""The ways of a search to a server, by how many callers there are: gRPC, shared calls, the native protocol."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import numpy as np
 import scannery
 from benchmarks.report import table
 from benchmarks.serve_load import CALLERS, ROUNDS, cpu_s, queries_of, served, throughput, unary
+from scannery.client.credentials import ConnectOptions
 from scannery.indexer import Store, open_index
 
 __all__ = ["sharing"]
 
-HOW = {"a call each": False, "shared": True}
+HOW: dict[str, ConnectOptions] = {
+    "gRPC, a call each": {"native": False, "coalesce": False},
+    "gRPC, shared": {"native": False, "coalesce": True},
+    "native": {"native": True, "coalesce": True},
+}
 
 
 def sharing(store: str, name: str, seconds: float) -> None:
-    """Single queries of 1 to 32 threads, with calls of their own and with shared ones; the two take turns."""
+    """Single queries of 1 to 32 threads, in each of the ways; these take turns."""
     _, queries_QD = queries_of(open_index(Store.open(store), name))
     rows: list[Sequence[object]] = []
     for label, workers in (("one worker", "1"), ("a worker per core", "auto")):
@@ -36,8 +41,8 @@ def _measured(
     """Return the medians of all rounds, by how calls are made."""
     figures: dict[str, list[list[float]]] = {how: [] for how in HOW}
     for _ in range(ROUNDS):
-        for how, coalesce in HOW.items():
-            with scannery.connect(address, channels=CALLERS, coalesce=coalesce) as client:
+        for how, options in HOW.items():
+            with scannery.connect(address, channels=CALLERS, **options) as client:
                 ask = unary(client.index(name), queries_QD, [])
                 throughput(ask, callers, 0.2)
                 before_s, own_s = cpu_s(pid), time.process_time()

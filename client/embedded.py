@@ -29,6 +29,8 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 class EmbeddedTransport:
     """Calls into a service of this process. Safe to use from several threads."""
 
+    gathers = False
+
     def __init__(self, service: Service) -> None:
         self._service = service
         self._store: str | Path | None = None

@@ -55,7 +55,7 @@ class GatheredSearches:
 
     def search(self, request: SearchRequest, timeout_s: float) -> Hits:
         """Return the hits of a search; raise a ScanneryError."""
-        kind = kind_of(request, timeout_s)
+        kind = kind_of(request, timeout_s) if self._transport.gathers else None
         if kind is None:
             return parse_hits(self._transport.call(SEARCH, request, timeout_s))
         waiting = _Thread(request, time.monotonic() + timeout_s)
@@ -145,7 +145,7 @@ class AsyncGatheredSearches:
 
     async def search(self, request: SearchRequest, timeout_s: float) -> Hits:
         """Return the hits of a search; raise a ScanneryError."""
-        kind = kind_of(request, timeout_s)
+        kind = kind_of(request, timeout_s) if self._transport.gathers else None
         if kind is None:
             return parse_hits(await self._transport.call(SEARCH, request, timeout_s))
         waiting = _Coroutine(request, time.monotonic() + timeout_s, partial(self._start, kind))

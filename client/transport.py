@@ -15,8 +15,7 @@ from scannery.client.calls import Method
 from scannery.client.channels import CHANNEL_OPTIONS, Channels
 from scannery.client.credentials import Credentials
 from scannery.client.errors import ScanneryError
-from scannery.client.native_aio import AsyncNativeCalls
-from scannery.client.native_calls import NativeCalls
+from scannery.client.native import AsyncNativeCalls, NativeCalls
 from scannery.client.retries import Attempts
 from scannery.client.status import DETAIL_KEY, error_from_status
 from scannery.client.tracing import Headers, note_retry, traced
@@ -34,6 +33,10 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 class Transport(Protocol):
     """Carries a request to an engine and brings its answer."""
 
+    @property
+    def gathers(self) -> bool:
+        """Whether searches of concurrent callers are better sent together, since a call costs more than they do."""
+
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         """Return the answer; raise a ScanneryError."""
 
@@ -43,6 +46,10 @@ class Transport(Protocol):
 
 class AsyncTransport(Protocol):
     """The same, awaitable."""
+
+    @property
+    def gathers(self) -> bool:
+        """As of `Transport`."""
 
     async def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
@@ -56,7 +63,7 @@ class AsyncTransport(Protocol):
 class GrpcTransport:
     """Calls over several gRPC channels, tried again where that is safe. Safe to use from several threads.
 
-    Searches go over connections without gRPC where the server has such (native_calls.py).
+    Searches go over connections without gRPC where the server has such (native/).
 
     May be pickled, and used after a fork: connections are made anew.
     """
@@ -74,6 +81,11 @@ class GrpcTransport:
         credentials = credentials or Credentials()
         self._channels = Channels(target, credentials, channels, _channel)
         self._native = NativeCalls(self._channels, credentials, on=native)
+
+    @property
+    def gathers(self) -> bool:
+        """Not while they need no gRPC: the server gathers what comes to it, and no caller waits for another."""
+        return not self._native.found
 
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         """Return the answer; raise a ScanneryError."""
@@ -142,6 +154,11 @@ class GrpcAioTransport:
         self._channels = Channels(target, credentials, channels, _aio_channel)
         self._native = AsyncNativeCalls(self._channels, credentials, on=native)
 
+    @property
+    def gathers(self) -> bool:
+        """As of `GrpcTransport`."""
+        return not self._native.found
+
     async def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
     ) -> ResponseT:
@@ -197,6 +214,11 @@ class ThreadTransport:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+
+    @property
+    def gathers(self) -> bool:
+        """As of the transport that it runs."""
+        return self._transport.gathers
 
     async def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float

@@ -7,43 +7,33 @@ worker lie together on pages of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count
 from sys import getsizeof
 
 __all__ = ["fill_holes"]
 
 # Of CPython's allocator: objects of up to so many bytes lie in pools, and all places of a pool have one size.
 STEP_BYTES, MOST_BYTES, POOL_BYTES, POOL_HEADER_BYTES = 16, 512, 1 << 14, 48
+# The smaller ones are numbers that come and go, such as those in this loop.
+LEAST_BYTES = 48
 # Another allocator has no pools: this must end there, and do no harm.
 MOST_POOLS = 1024
 
 
-def fill_holes() -> list[object]:
+def fill_holes() -> list[bytes]:
     """Return objects that lie in all free places between others; these stay taken for as long as the objects live."""
-    sizes = range(STEP_BYTES, MOST_BYTES + 1, STEP_BYTES)
-    return [each for size in sizes for each in _filling(size, _maker(size))]
+    sizes = range(LEAST_BYTES, MOST_BYTES + 1, STEP_BYTES)
+    return [each for size in sizes for each in _filling(size)]
 
 
-def _maker(size: int) -> Callable[[], object]:
-    """Return what makes an object of so many bytes that the collector does not know."""
-    if size == STEP_BYTES:
-        return object
-    if size == 2 * STEP_BYTES:
-        return count(1 << 40).__next__
-    length = size - getsizeof(b"")
-    return lambda: bytes(length)
-
-
-def _filling(size: int, make: Callable[[], object]) -> list[object]:
+def _filling(size: int) -> list[bytes]:
     """Return objects in all places of a size, up to the first pool that was empty: its places come one by one."""
-    places = (POOL_BYTES - POOL_HEADER_BYTES) // size
-    made: list[object] = []
+    places, length = (POOL_BYTES - POOL_HEADER_BYTES) // size, size - getsizeof(b"")
+    made: list[bytes] = []
     run = last = 0
     while run < places:
         if len(made) == MOST_POOLS * places:
             return []
-        made.append(make())
+        made.append(bytes(length))
         run = run + 1 if id(made[-1]) == last + size else 1
         last = id(made[-1])
     return made[:-places]

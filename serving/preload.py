@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 # each worker would copy megabytes of it. grpc may call its modules otherwise one day.
 _LATE_MODULES = ("encodings.idna", "grpc._interceptor", "grpc._server")
 
-_filling: list[object] = []
+_filling: list[bytes] = []
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,11 @@ def _without_collector() -> Iterator[None]:
 
 def _settle() -> None:
     """Spare the workers what would have them copy the pages that are there now."""
-    for name in _LATE_MODULES:
-        with suppress(ImportError):
-            import_module(name)
-    _filling.extend(fill_holes())
+    with _without_collector():
+        for name in _LATE_MODULES:
+            with suppress(ImportError):
+                import_module(name)
+        _filling.extend(fill_holes())
     # The collector would touch, and so copy, every page.
     gc.freeze()
 

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 import scannery
-from scannery.client.native import HEAD, HELLO
+from scannery.client.native.frames import HEAD, HELLO
 from scannery.v1.native_pb2 import GetEndpointRequest, GetEndpointResponse, NativeHello, NativeWelcome
 from scannery.v1.search_pb2 import SearchManyRequest, SearchManyResponse, SearchRequest, SearchResponse
 from scannery.v1.types_pb2 import ErrorDetail

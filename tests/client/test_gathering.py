@@ -49,6 +49,8 @@ def server(library: Path) -> Iterator[Server]:
 class Gate:
     """A transport to a store in this process that counts calls, and lets them through when it is told to."""
 
+    gathers = True
+
     def __init__(self, inner: EmbeddedTransport) -> None:
         self._inner = inner
         self.open = threading.Event()
@@ -380,8 +382,8 @@ def test_every_one_of_many_threads_gets_its_own_answer(server: Server) -> None:
         return [index.search(QUERIES[(number + turn) % CALLERS], k, **options) for turn in range(10)]
 
     with (
-        scannery.connect(server.address) as client,
-        scannery.connect(server.address, coalesce=False) as plain,
+        scannery.connect(server.address, native=False) as client,
+        scannery.connect(server.address, coalesce=False, native=False) as plain,
         ThreadPoolExecutor(CALLERS) as pool,
     ):
         go = threading.Barrier(CALLERS)
@@ -399,7 +401,7 @@ def calls_of(server: Server, method: str) -> int:
 
 
 async def test_every_one_of_many_coroutines_gets_its_own_answer(server: Server, alone: Alone) -> None:
-    async with scannery.aio.connect(server.address) as client:
+    async with scannery.aio.connect(server.address, native=False) as client:
         index = client.index("library")
         bad = np.full(DIMENSIONS, np.inf, np.float32)
         queries = [*QUERIES, bad]
@@ -439,7 +441,7 @@ def test_a_restart_is_not_seen_by_those_who_share_calls(library: Path, alone: Al
                 wrong.append(error)
             answered[number] += 1
 
-    with scannery.connect(address, timeout_s=30) as client, ThreadPoolExecutor(8) as pool:
+    with scannery.connect(address, timeout_s=30, native=False) as client, ThreadPoolExecutor(8) as pool:
         index = client.index("library")
         for turn in range(2):
             with Server(config):
@@ -461,7 +463,7 @@ def test_a_fork_while_others_wait_leaves_the_child_free(library: Path) -> None:
     """In a process of its own: a fork of this one, with all the threads that other tests left, proves nothing."""
     code = f"""
 import os, sys, numpy as np, scannery
-index = scannery.connect(sys.argv[1]).index("library")
+index = scannery.connect(sys.argv[1], native=False).index("library")
 query = np.ones({DIMENSIONS}, np.float32)
 before = [hit.id for hit in index.search(query, 3)]
 gathering = index._client._gathered._gathering
@@ -487,7 +489,7 @@ sys.exit(status)
 
 
 def test_a_client_that_gathers_may_be_pickled_and_closed(server: Server) -> None:
-    client = scannery.connect(server.address)
+    client = scannery.connect(server.address, native=False)
     index = client.index("library")
     expected = index.search(QUERIES[0], 3)
     copy = pickle.loads(pickle.dumps(index))

@@ -22,10 +22,12 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.client import native_calls, native_pool
-from scannery.client.native import HEAD, LARGEST_REQUEST, host_of
-from scannery.client.native_discovery import Discovery
-from scannery.client.native_pool import MOST_CONNECTIONS
+from scannery.client.native import calls as native_calls
+from scannery.client.native import discovery as native_discovery
+from scannery.client.native import pool as native_pool
+from scannery.client.native.discovery import Discovery
+from scannery.client.native.frames import HEAD, LARGEST_REQUEST, host_of
+from scannery.client.native.pool import MOST_CONNECTIONS
 from scannery.client.status import error_from_status
 from scannery.client.transport import GrpcTransport
 from scannery.v1.search_pb2 import Hit, SearchRequest, SearchResponse
@@ -513,6 +515,25 @@ def test_connections_show_who_calls_and_are_made_anew_for_another_token(
         assert ways == [GRPC] * 20
         tokens["now"] = "second"
         assert (version(client), len(speaker.hellos)) == (NATIVE, hellos)
+
+
+def test_a_token_that_is_not_there_yet_is_no_reason_to_stop_looking(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_discovery, "_FIRST_WAIT_S", 0.01)
+    asked: list[int] = []
+
+    def token() -> str:
+        asked.append(1)
+        if len(asked) in (2, 3):
+            raise LookupError("no token")
+        return "a"
+
+    with scannery.connect(speaker.address, token=token, coalesce=False) as client:
+        assert version(client) == GRPC
+        with pytest.raises(LookupError):
+            version(client)
+        until_native(client)
 
 
 # Clients that end, travel and multiply

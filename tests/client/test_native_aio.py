@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.client import native_aio
+from scannery.client.native import aio as native_aio
 from scannery.v1.search_pb2 import SearchRequest
 from tests.client.native_server import GRPC, NATIVE, Speaker, found, speaking
 from tests.client.test_native import another_call, far_too_large, half_an_answer, hangs_up, no_message

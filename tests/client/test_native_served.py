@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.client.native_aio import AsyncNativeCalls
-from scannery.client.native_calls import NativeCalls
+from scannery.client.native.aio import AsyncNativeCalls
+from scannery.client.native.calls import NativeCalls
 from scannery.client.transport import GrpcAioTransport, GrpcTransport
 from scannery.serving import SecurityConfig, Server, ServerConfig
 from scannery.serving.security import KeyFile

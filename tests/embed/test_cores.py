@@ -78,7 +78,7 @@ def test_one_core_while_others_compute(company: Neighbours, *, works: bool) -> N
 
 def test_wary_for_a_while_after_others_computed(company: Neighbours, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr(neighbours.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr("scannery.embed.neighbours.time.monotonic", lambda: now_s[0])
 
     def undisturbed() -> bool:
         with computing() as alone:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scannery.serving.holes import MOST_BYTES, STEP_BYTES, fill_holes
+from scannery.serving.holes import LEAST_BYTES, MOST_BYTES, fill_holes
 from tests.data import ROOT
 
 PAGE_BYTES = 4096
@@ -27,7 +27,7 @@ with Server(config, preloaded=preloaded):
 
 
 def test_new_objects_keep_away_from_the_pages_of_old_ones() -> None:
-    for size in (2 * STEP_BYTES + 16, 96, MOST_BYTES):
+    for size in (LEAST_BYTES, 96, MOST_BYTES):
         length = size - sys.getsizeof(b"")
         old = [bytes(length) for _ in range(10_000)][::2]
         pages = {id(each) // PAGE_BYTES for each in old}

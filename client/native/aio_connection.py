@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from scannery.client.native import (
+from scannery.client.native.connection import SOCKET_OPTIONS
+from scannery.client.native.frames import (
     DIAL_S,
     HEAD,
     MOST_BYTES,
@@ -16,7 +17,6 @@ from scannery.client.native import (
     hello_frame,
     welcome_of,
 )
-from scannery.client.native_connection import SOCKET_OPTIONS
 
 if TYPE_CHECKING:
     import ssl

@@ -10,7 +10,7 @@ from contextlib import suppress
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from scannery.client.native import HEAD, MOST_BYTES, Endpoint, Welcome, framed, hello_frame, welcome_of
+from scannery.client.native.frames import HEAD, MOST_BYTES, Endpoint, Welcome, framed, hello_frame, welcome_of
 
 if TYPE_CHECKING:
     import ssl

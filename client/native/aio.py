@@ -1,4 +1,4 @@
-"""The same for coroutines: a few connections, on each of which many searches are under way; see native_calls.py."""
+"""The same for coroutines: a few connections, on each of which many searches are under way; see calls.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from google.protobuf.message import DecodeError, Message
 from scannery.client.calls import Method
 from scannery.client.channels import Channels
 from scannery.client.credentials import Credentials
-from scannery.client.native import (
+from scannery.client.native.aio_connection import MOST_CALLS, AioConnection, dial
+from scannery.client.native.calls import RENEWAL_S
+from scannery.client.native.discovery import Discovery
+from scannery.client.native.frames import (
     DIAL_S,
     GET_ENDPOINT,
     KINDS,
@@ -28,9 +31,6 @@ from scannery.client.native import (
     host_of,
     too_late,
 )
-from scannery.client.native_aio_connection import MOST_CALLS, AioConnection, dial
-from scannery.client.native_calls import RENEWAL_S
-from scannery.client.native_discovery import Discovery
 from scannery.v1.native_pb2 import GetEndpointRequest, GetEndpointResponse
 
 if TYPE_CHECKING:
@@ -119,6 +119,11 @@ class AsyncNativeCalls:
         self._way: _Way | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def found(self) -> bool:
+        """Whether searches go this way now."""
+        return self._way is not None
+
     async def ask(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
     ) -> ResponseT | None:
@@ -139,11 +144,9 @@ class AsyncNativeCalls:
         if connection is None or len(body) > LARGEST_REQUEST:
             return None
         until_s = time.monotonic() + timeout_s
-        response: ResponseT | None = None
         try:
             status, answer = await connection.ask(kind, body, timeout_s)
-            if not status:
-                response = method.response.FromString(answer)
+            response = None if status else method.response.FromString(answer)
         except (OSError, DecodeError) as error:
             if not self._discovery.proved:
                 self._lose(way)
@@ -165,7 +168,7 @@ class AsyncNativeCalls:
             way = None
         if way is None:
             if not self._channels.closed and self._discovery.due(self._channels.breaks):
-                self._start(self._look(self._channels.metadata()))
+                self._start(self._look())
             return None
         metadata = self._channels.metadata()
         return way if metadata == way.metadata else self._renewed(way, metadata)
@@ -205,9 +208,10 @@ class AsyncNativeCalls:
         if self._way is not way:
             way.retire()
 
-    async def _look(self, metadata: tuple[tuple[str, str], ...]) -> None:
+    async def _look(self) -> None:
         breaks = self._channels.breaks
         try:
+            metadata = self._channels.metadata()
             way = await self._reached(await self._endpoints(metadata), metadata)
         except Exception as error:  # noqa: BLE001  whatever it is, searches go over gRPC
             if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNIMPLEMENTED:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from scannery.client.native_connection import Connection
+from scannery.client.native.connection import Connection
 
 __all__ = ["MOST_CONNECTIONS", "Pool"]
 

@@ -23,7 +23,9 @@ from google.protobuf.message import DecodeError, Message
 from scannery.client.calls import Method
 from scannery.client.channels import Channels
 from scannery.client.credentials import Credentials
-from scannery.client.native import (
+from scannery.client.native.connection import Connection, dial
+from scannery.client.native.discovery import Discovery
+from scannery.client.native.frames import (
     DIAL_S,
     GET_ENDPOINT,
     KINDS,
@@ -34,9 +36,7 @@ from scannery.client.native import (
     host_of,
     too_late,
 )
-from scannery.client.native_connection import Connection, dial
-from scannery.client.native_discovery import Discovery
-from scannery.client.native_pool import Pool
+from scannery.client.native.pool import Pool
 from scannery.v1.native_pb2 import GetEndpointRequest, GetEndpointResponse
 
 if TYPE_CHECKING:
@@ -80,6 +80,11 @@ class NativeCalls:
         self._discovery = Discovery()
         self._way: _Way | None = None
 
+    @property
+    def found(self) -> bool:
+        """Whether searches go this way now."""
+        return self._way is not None
+
     def ask(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
     ) -> ResponseT | None:
@@ -102,15 +107,11 @@ class NativeCalls:
         connection = self._taken(way, timeout_s)
         if connection is None:
             return None
-        response: ResponseT | None = None
         try:
             status, answer = connection.ask(kind, body, until_s)
-            if not status:
-                response = method.response.FromString(answer)
+            response = None if status else method.response.FromString(answer)
         except (OSError, DecodeError) as error:
-            way.pool.drop(connection)
-            if not self._discovery.proved:
-                self._lose(way)
+            self._broke(way, connection)
             if time.monotonic() < until_s:
                 return None
             raise too_late(self._channels.target) from error
@@ -123,13 +124,18 @@ class NativeCalls:
             raise error_of(status, answer)
         return response
 
+    def _broke(self, way: _Way, connection: Connection) -> None:
+        way.pool.drop(connection)
+        if not self._discovery.proved:
+            self._lose(way)
+
     def _now(self) -> _Way | None:
         if self._pid != os.getpid():
             self._leave_to_parent()
         way = self._way
         if way is None:
             if not self._channels.closed and self._discovery.due(self._channels.breaks):
-                self._start(self._channels.metadata())
+                self._start()
             return None
         metadata = self._channels.metadata()
         return way if metadata == way.metadata else self._renewed(way, metadata)
@@ -168,13 +174,13 @@ class NativeCalls:
         pool = Pool(partial(dial, endpoint, tls, metadata))
         return _Way(pool, endpoint, metadata, tls, time.monotonic())
 
-    def _start(self, metadata: tuple[tuple[str, str], ...]) -> None:
-        looks = threading.Thread(
-            target=self._look, args=(metadata,), name="scannery-native-discovery", daemon=True
-        )
+    def _start(self) -> None:
         try:
-            looks.start()
-        except RuntimeError:  # no more threads, or the program is ending
+            metadata = self._channels.metadata()
+            threading.Thread(
+                target=self._look, args=(metadata,), name="scannery-native-discovery", daemon=True
+            ).start()
+        except Exception:  # noqa: BLE001  no token, no thread, or the program is ending: gRPC tells whoever asked
             self._discovery.failed()
 
     def _look(self, metadata: tuple[tuple[str, str], ...]) -> None:
