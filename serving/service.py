@@ -132,7 +132,12 @@ class Service(Methods):
         snapshot = self._catalog.snapshot(request.index) if self._catalog.watched else None
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
-        prepared = snapshot.derived(snapshot.options(request.options), Prepared)
+        # To take a large filter apart takes longer than to search, and one that is new is not known to be quick.
+        message = request.options
+        options = snapshot.known_options(message) if message.HasField("where") else snapshot.options(message)
+        if options is None or request.query.WhichOneof("kind") not in ("vector", "text"):
+            return None
+        prepared = snapshot.derived(options, Prepared)
         if not prepared.is_quick:
             return None
         asked = parse_query(request.query, snapshot.manifest)

@@ -89,6 +89,10 @@ class Snapshot:
                 self._derived[id(options)] = (options, {})
         return options
 
+    def known_options(self, message: SearchOptions) -> Options | None:
+        """Return the options of a search that was asked before, and None of any other."""
+        return self._parsed.get(message.SerializeToString())
+
     def derived(self, options: Options, make: Callable[[Snapshot, Options], MadeT]) -> MadeT:
         """Return `make(self, options)`, which is remembered for options that are asked with again.
 

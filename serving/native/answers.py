@@ -8,6 +8,7 @@ as much as the Python in it. Those with the same options are one batch. Everythi
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -75,6 +76,24 @@ class _Call:
         self.asked.ticket.leave()
         self.connection.send(frames.failure(self.number, error))
         return code
+
+
+class _Turn(Turn):
+    """A turn that nobody takes to make answers for a caller who does not read those that there are."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, turns: threading.Semaphore, call: _Call) -> None:
+        super().__init__(turns, call.deadline, partial(_wanted, call.connection))
+        self._connection = call.connection
+
+    def resume(self) -> None:
+        super().resume()
+        while self._connection.is_full:
+            self.pause()
+            self.deadline.check()
+            self._connection.await_reader(min(self.deadline.remaining_s, threading.TIMEOUT_MAX))
+            super().resume()
 
 
 class NativeAnswers:
@@ -192,7 +211,7 @@ class NativeAnswers:
         with tracing.request(path, lambda: call.connection.metadata):
             code = StatusCode.OK
             try:
-                turn = Turn(self._answering.turns, call.deadline, partial(_wanted, call.connection))
+                turn = _Turn(self._answering.turns, call)
                 call.answer(self._answering.answer(call.asked, self._service.methods[path], data, turn))
             except GoneError:
                 call.asked.ticket.leave()
@@ -215,7 +234,7 @@ def _hello(frame: Frame) -> NativeHello:
 def _refuse(connection: Connection, frame: Frame, error: Exception) -> None:
     """Tell why a frame is not taken on; on all but overload, there is nothing more to be said."""
     if isinstance(error, BrokenFrameError):
-        _LOG.info("a native connection is closed: %s", error)
+        _LOG.debug("a native connection is closed: %s", error)
         connection.close()
         return
     connection.send(frames.failure(frame.call, error))

@@ -48,6 +48,7 @@ class Connection:
         self._watch, self._watched = watch, READ
         self._frames = Frames()
         self._lock = threading.Lock()
+        self._less_unsent = threading.Condition(self._lock)
         self._unsent: deque[tuple[memoryview, After]] = deque()
         self._unsent_bytes = 0
         self._began_at_s = self._read_at_s = time.monotonic()
@@ -78,20 +79,24 @@ class Connection:
         self._began_at_s = time.monotonic()
         return self.received(readable=False)
 
-    def received(self, *, readable: bool) -> list[Frame]:
+    def received(self, *, readable: bool, most: int = MAX_CALLS) -> list[Frame]:
         """Return the frames that are whole, as many as may be under way; without a hello, it is the first.
+
+        Args:
+            readable: there is something to read.
+            most: so many frames, and the others with the next call.
 
         Raises:
             BrokenFrameError: what came is no frame.
 
         """
-        frames = self._taken(b"") if self._held and self._room > 0 else []
-        while not self._held and self._room > 0 and (readable or self._decrypted()):
+        frames = self._taken(b"", most) if self._held and self._room > 0 else []
+        while not self._held and min(self._room, most - len(frames)) > 0 and (readable or self._decrypted()):
             readable = False
             data = self._read()
             if not data:
                 break
-            frames += self._taken(data)
+            frames += self._taken(data, most - len(frames))
         return frames
 
     def send(self, data: bytes, *, after: After = None) -> None:
@@ -123,8 +128,19 @@ class Connection:
                     break
                 self._unsent.popleft()
                 done.append(after)
+            self._less_unsent.notify_all()
             self._rethink()
         _call(done)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much of its answers waits to be sent that no further ones should be made."""
+        return self.is_open and self._unsent_bytes > MAX_UNSENT_BYTES
+
+    def await_reader(self, within_s: float) -> None:
+        """Wait until it is not full, or so long."""
+        with self._lock:
+            self._less_unsent.wait_for(lambda: not self.is_full, within_s)
 
     def end(self) -> None:
         """Read no more, and close when what was read is answered."""
@@ -138,6 +154,7 @@ class Connection:
             self._close()
             unsent = [after for _, after in self._unsent]
             self._unsent.clear()
+            self._less_unsent.notify_all()
         _call(unsent)
 
     def release(self) -> None:
@@ -161,10 +178,10 @@ class Connection:
         """How many more requests may be under way."""
         return 0 if self._last or self._unsent_bytes > MAX_UNSENT_BYTES else MAX_CALLS - self.calls
 
-    def _taken(self, data: bytes) -> list[Frame]:
+    def _taken(self, data: bytes, most: int) -> list[Frame]:
         frames, began = [], not self._frames
         # A hello decides on how long the others may be, and is answered before they are.
-        most = 1 if self.metadata is None else self._room
+        most = 1 if self.metadata is None else min(self._room, most)
         frame = self._frames.add(data)
         while frame is not None:
             frames.append(frame)

@@ -55,7 +55,8 @@ class Native:
     @property
     def port(self) -> int:
         """Where it listens; 0: nowhere."""
-        return self._listener.port if self._listener else 0
+        listener = self._listener
+        return listener.port if listener else 0
 
     def start(self) -> None:
         """Listen and answer; raises BindError and ConfigError."""
@@ -79,6 +80,7 @@ class Native:
 
     def endpoint(self, request: GetEndpointRequest, deadline: Deadline) -> GetEndpointResponse:
         """Say where it is; UnsupportedError if nowhere."""
-        if not self.port:
+        port = self.port
+        if not port:
             raise UnsupportedError("this server does not speak the native protocol")
-        return GetEndpointResponse(port=self.port, server=self._server)
+        return GetEndpointResponse(port=port, server=self._server)

@@ -28,6 +28,8 @@ LOOK_EVERY_S = 1.0
 AT_ONCE = MAX_CONNECTIONS
 """Connections that are read before any of them is answered: all that wait. Whoever is left to wait in the kernel is not
 seen by admission, which then refuses nobody, however late they are answered."""
+FRAMES_AT_ONCE = 1024
+"""Likewise of frames, in equal parts of all connections that have any."""
 ACCEPTED_AT_ONCE = 64
 _DEAD_AFTER = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 """Seconds of silence before a peer is asked whether it is there, and between that and the two other times."""
@@ -107,9 +109,11 @@ class NativeListener:
 
     def _turn(self, wait_s: float) -> None:
         asked: list[tuple[Connection, Frame]] = []
-        for number, events in self._epoll.poll(wait_s, AT_ONCE):
+        told = self._epoll.poll(wait_s, AT_ONCE)
+        most = FRAMES_AT_ONCE // max(1, len(told))
+        for number, events in told:
             if (connection := self._connections.get(number)) is not None:
-                asked += self._heard(connection, events)
+                asked += self._heard(connection, events, most)
             elif number == self._wake:
                 os.eventfd_read(self._wake)
             elif not self._stopping.is_set():
@@ -124,14 +128,14 @@ class NativeListener:
             for connection, _ in asked:
                 connection.close()
 
-    def _heard(self, connection: Connection, events: int) -> list[tuple[Connection, Frame]]:
+    def _heard(self, connection: Connection, events: int, most: int) -> list[tuple[Connection, Frame]]:
         frames: list[Frame] = []
         try:
             if events & select.EPOLLOUT:
                 connection.flush()
-            frames = connection.received(readable=bool(events & select.EPOLLIN))
+            frames = connection.received(readable=bool(events & select.EPOLLIN), most=most)
         except BrokenFrameError as error:
-            _LOG.info("a native connection is closed: %s", error)
+            _LOG.debug("a native connection is closed: %s", error)
             connection.close()
         except Exception:  # noqa: BLE001  whatever one of them causes, the others need the thread
             _LOG.exception("a native connection is closed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import socket
 import struct
@@ -23,6 +24,7 @@ from scannery.client.results import Hits, parse_hits
 from scannery.serving import BindError, ConfigError, EncoderConfig, Server, ServerConfig
 from scannery.serving.native import connection as native_connection
 from scannery.serving.native import listener as native_listener
+from scannery.serving.options import parse_options
 from scannery.v1 import search_pb2
 from tests.native import (
     SEARCH,
@@ -541,6 +543,40 @@ def test_without_descriptors_the_others_are_served(server: Server, native: Nativ
     late.close()
 
 
+def test_a_connection_that_another_process_has_open_is_forgotten_all_the_same(
+    server: Server, native: Native
+) -> None:
+    """As after a fork: epoll goes on to tell of a descriptor that was closed here only."""
+    listener = server._front._native._listener
+    assert listener is not None
+    [number] = listener._connections
+    elsewhere = os.dup(number)
+    native.close()
+    eventually(lambda: not listener._connections)
+    cpu_s = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - cpu_s < 0.4
+    os.close(elsewhere)
+
+
+def test_filters_that_are_new_are_taken_apart_by_threads_of_their_own(
+    server: Server, native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large one takes as long as many searches, for which all connections would wait."""
+    parsed_by = []
+
+    def noted(*arguments: Any) -> Any:
+        parsed_by.append(threading.current_thread().name)
+        return parse_options(*arguments)
+
+    monkeypatch.setattr("scannery.serving.snapshot.parse_options", noted)
+    for number in range(3):
+        where = {"show": {"$in": [f"{number}-{other}" for other in range(1000)]}}
+        assert native.ask(SEARCH, search(where=where)).code is OK
+    assert len(parsed_by) == 3
+    assert "scannery-native" not in parsed_by
+
+
 # What is counted, and shared
 
 
@@ -626,6 +662,33 @@ def test_admission_sees_all_who_wait(server: Server, monkeypatch: pytest.MonkeyP
     codes = Counter(native.answer().code for native in natives)
     assert sum(together[:2]) == len(natives)
     assert codes.keys() == {OK, EXHAUSTED}
+    for native in natives:
+        native.close()
+
+
+def test_all_who_wait_are_heard_in_equal_parts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = server._front._native._listener
+    assert listener is not None
+    answer, turns, all_wait = listener._answer, [], threading.Event()
+
+    def answer_later(asked: Sequence[Any]) -> None:
+        turns.append(Counter(connection for connection, _ in asked))
+        all_wait.wait(60)
+        answer(asked)
+
+    monkeypatch.setattr(native_listener, "FRAMES_AT_ONCE", 12)
+    natives = [Native.greeted(port_of(server)) for _ in range(4)]
+    monkeypatch.setattr(listener, "_answer", answer_later)
+    natives[0].send(framed(SEARCH, b""))
+    eventually(lambda: turns)
+    for native in natives:
+        native.send(framed(SEARCH, b"") * 50)
+    all_wait.set()
+    for native in natives:
+        assert Counter(native.answer().status for _ in range(50)).total() == 50
+    assert natives[0].answer().call == 1
+    assert [*turns[1].values()] == [3, 3, 3, 3]
+    assert all(turn.total() <= 12 for turn in turns)
     for native in natives:
         native.close()
 

@@ -229,10 +229,10 @@ def test_no_secret_is_written_anywhere(
 # TLS
 
 
-def context(authority: Authority, *certificate: Path) -> ssl.SSLContext:
+def context(authority: Authority, certificate: tuple[Path, Path] | None = None) -> ssl.SSLContext:
     made = ssl.create_default_context(cafile=str(authority.path))
-    if certificate:
-        made.load_cert_chain(*map(str, certificate))
+    if certificate is not None:
+        made.load_cert_chain(certificate[0], certificate[1])
     return made
 
 
@@ -356,9 +356,9 @@ def test_certificates_of_callers(tmp_path: Path, library: Path, authority: Autho
     security = secure(*authority.issue("server2"), client_ca=str(authority.path))
     with serving(library, security=security) as server:
         port = port_of(server)
-        with Native.greeted(port, context=context(authority, *authority.issue("client"))) as native:
+        with Native.greeted(port, context=context(authority, authority.issue("client"))) as native:
             assert native.ask(SEARCH, search()).code is OK
-        for strange in (context(authority, *other.issue("stranger")), context(authority)):
+        for strange in (context(authority, other.issue("stranger")), context(authority)):
             with pytest.raises(OSError):  # TLS 1.3 tells when the handshake of the client is over
                 Native.greeted(port, context=strange)
         listener = server._front._native._listener

@@ -17,9 +17,11 @@ A frame is a header of 16 bytes, all numbers little-endian, and a body:
   bytes 12-15  towards the server: milliseconds that the client will wait, at least 1; towards the client: 0
 
 The first frame of a connection is a NativeHello of at most 16 KiB, within 10 seconds; it is answered with a NativeWelcome. Requests
-have at most 1 MiB; larger ones are for gRPC. Up to 64 requests may be under way on a connection; their answers come in
+have at most 256 KiB; larger ones are for gRPC. Up to 64 requests may be under way on a connection; their answers come in
 any order. The body of an answer whose status is not 0 is an ErrorDetail. A connection on which the server cannot go on
 (no credentials, a frame that is none) is closed, after an answer where there is a call to answer.
+A kind that the server does not know is answered with UNIMPLEMENTED, and the connection closed when its other calls are
+answered. A client that closes its side of the connection waits for no answer.
 A server that stops or drains closes its connections between calls: whoever gets no answer asks again, over gRPC.
 """
 
