@@ -16,9 +16,9 @@ from scannery.indexer import Store, open_index
 __all__ = ["sharing"]
 
 HOW: dict[str, ConnectOptions] = {
-    "gRPC, a call each": {"native": False, "coalesce": False},
-    "gRPC, shared": {"native": False, "coalesce": True},
-    "native": {"native": True, "coalesce": True},
+    "gRPC, a call each": {"channels": CALLERS, "native": False, "coalesce": False},
+    "gRPC, shared": {"channels": CALLERS, "native": False},
+    "native": {"native": True},
 }
 
 
@@ -42,7 +42,7 @@ def _measured(
     figures: dict[str, list[list[float]]] = {how: [] for how in HOW}
     for _ in range(ROUNDS):
         for how, options in HOW.items():
-            with scannery.connect(address, channels=CALLERS, **options) as client:
+            with scannery.connect(address, **options) as client:
                 ask = unary(client.index(name), queries_QD, [])
                 throughput(ask, callers, 0.2)
                 before_s, own_s = cpu_s(pid), time.process_time()

@@ -210,7 +210,7 @@ def test_no_secret_is_written_anywhere(
     guarded: tuple[Server, dict[str, str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     server, texts = guarded
-    caplog.set_level("DEBUG")
+    caplog.set_level("DEBUG", logger="scannery")
     secret = texts["reader"].rsplit("_", 1)[-1]
     with Native.greeted(port_of(server), bearer(texts["reader"])) as native:
         assert secret.encode() not in native.ask(SEARCH, search("nothing")).body

@@ -27,8 +27,8 @@ pytest.importorskip("opentelemetry.sdk")
 
 
 @pytest.fixture(scope="module")
-def exporter() -> Any:
-    """What the program that uses the SDK would set up; once per process, OpenTelemetry allows no more."""
+def exporter() -> Iterator[Any]:
+    """What the program that uses the SDK would set up; taken back, which OpenTelemetry itself does not offer."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -38,7 +38,11 @@ def exporter() -> Any:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
-    return exporter
+    yield exporter
+    # While a program traces, searches share no calls and go over gRPC alone: what other tests look at would be gone.
+    trace._TRACER_PROVIDER = None
+    trace._TRACER_PROVIDER_SET_ONCE = type(trace._TRACER_PROVIDER_SET_ONCE)()
+    provider.shutdown()
 
 
 @pytest.fixture(autouse=True)
