@@ -24,7 +24,8 @@ __all__ = ["Admission", "Ticket"]
 TOLERANCE = 2.0
 WINDOW = 32
 """Requests between two looks at the limit."""
-SHRINK = 0.9
+SHRINK = 0.5
+"""At most to this share with one look: as late as answers are, so many too many were let in."""
 PATIENCE_S = 0.015
 """A request that is expected to be answered within so long is never refused: to refuse it would gain nothing."""
 # Room above the limit for clients that hold less than their share, so that one cannot shut out the rest.
@@ -130,8 +131,9 @@ class Admission:
                 self._adapt()
 
     def _adapt(self) -> None:
-        if self._ratios / self._samples > TOLERANCE:
-            self.limit = max(self._least, self.limit * SHRINK)
+        ratio = self._ratios / self._samples
+        if ratio > TOLERANCE:
+            self.limit = max(self._least, self.limit * max(SHRINK, TOLERANCE / ratio))
         elif self._peak >= 0.8 * self.limit:
             self.limit = min(self._most, self.limit + max(1.0, self.limit**0.5 / 2))
         self._ratios, self._samples, self._peak = 0.0, 0, self._in_flight

@@ -145,6 +145,15 @@ def test_the_limit_shrinks_while_requests_take_much_longer_than_on_an_idle_serve
     assert admission.limit == 100
 
 
+def test_the_limit_shrinks_at_once_where_answers_are_very_late() -> None:
+    admission = Admission(least=4, most=400)
+    answer(admission, 0.001)
+    admission.limit = 64.0
+    # What was let in is answered for as long as it takes; each further look lets in as much of what is too much.
+    answer(admission, 0.01, in_flight=50, times=3 * WINDOW)
+    assert admission.limit == 8
+
+
 def test_a_slow_request_of_one_moment_changes_little() -> None:
     admission = Admission(least=16, most=400)
     answer(admission, 0.001, times=WINDOW - 1)
