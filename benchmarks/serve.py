@@ -11,7 +11,7 @@ import argparse
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import median
@@ -68,17 +68,18 @@ def vectors(store: str, name: str, seconds: float) -> None:
 
 def _batches(servers: dict[str, Index], opened: OpenIndex, queries_QD: np.ndarray, seconds: float) -> str:
     """Return a table of SearchMany, and of the same batches in this process; they take turns."""
-    raws: list[float] = []
+    raws: dict[str, list[float]] = {"segments in process, two threads": [], "ScaNN alone, in parallel": []}
     rates: dict[str, list[float]] = {label: [] for label in servers}
     for _ in range(ROUNDS):
-        raws.append(_raw_scann(opened, queries_QD, seconds))
+        for raw, ask, threads in zip(raws.values(), (_segments, _scann), (2, 1), strict=True):
+            raw.append(100 * throughput(ask(opened, queries_QD), threads, seconds)[0])
         for label, index in servers.items():
             rates[label].append(100 * throughput(batched(index, queries_QD), 2, seconds)[0])
-    rows: list[Sequence[object]] = [("segments in process, one thread", f"{median(raws):.0f}", "")]
+    rows: list[Sequence[object]] = [(label, f"{median(each):.0f}") for label, each in raws.items()]
     for label, each in rates.items():
-        share = median(one / other for one, other in zip(each, raws, strict=True))
-        rows.append((f"{label}, 2 callers", f"{median(each):.0f}", f"{share:.2f}"))
-    return table(("SearchMany of 100, ids and scores", "queries/s", "of the segments"), rows)
+        shares = [median(np.divide(each, raw)) for raw in raws.values()]
+        rows.append((f"{label}, 2 callers", f"{median(each):.0f}", *(f"{share:.2f}" for share in shares)))
+    return table(("SearchMany of 100, ids and scores", "queries/s", "of the segments", "of ScaNN"), rows)
 
 
 def recall_of(index: Index, vectors_ND: np.ndarray, queries_QD: np.ndarray) -> float:
@@ -170,15 +171,32 @@ def _alone_us(opened: OpenIndex, queries_QD: np.ndarray) -> float:
     return (time.process_time() - before_s) / len(queries_QD) * 1e6
 
 
-def _raw_scann(opened: OpenIndex, queries_QD: np.ndarray, seconds: float) -> float:
-    """Return queries per second of the segments themselves, merged by nobody."""
+def _segments(opened: OpenIndex, queries_QD: np.ndarray) -> Callable[[int], object]:
+    """Return what asks the segments a hundred queries, merged by nobody."""
     settings = opened.settings_for(None)
 
     def ask(number: int) -> None:
         for segment, knobs in zip(opened.segments, settings, strict=True):
             segment.search(hundred(queries_QD, number), K, settings=knobs)
 
-    return 100 * throughput(ask, 1, seconds)[0]
+    return ask
+
+
+def _scann(opened: OpenIndex, queries_QD: np.ndarray) -> Callable[[int], object]:
+    """Return what has ScaNN find the candidates of a hundred queries on all cores; nothing compares them exactly."""
+    settings = opened.settings_for(None)
+
+    def ask(number: int) -> None:
+        for segment, knobs in zip(opened.segments, settings, strict=True):
+            assert knobs is not None
+            assert segment._searcher is not None
+            count = knobs.rescored_for(K)
+            # What `search_batched_parallel` of ScaNN's Python does.
+            segment._searcher._native.search_batched(
+                hundred(queries_QD, number), count, count, knobs.leaves, True, 50
+            )
+
+    return ask
 
 
 def texts(store: str, name: str, seconds: float) -> None:
