@@ -85,16 +85,19 @@ class _Kept:
 def on_idle_cores(work: Callable[[], T], threads: int | None = None) -> T:
     """Return `work()`, run on all cores (`threads` of them, if given); on one while other processes compute, too.
 
-    Callers in several threads wait for each other.
+    Callers in several threads wait for each other, unless each of them uses one core anyway.
     """
     import torch
 
-    most = threads or torch.get_num_threads()
+    seen = torch.get_num_threads()
+    if seen == 1:
+        return work()
+    most = threads or seen
     with _Kept.lock, computing() as undisturbed:
         if most == 1 or not undisturbed:
             _Kept.on_one = _Kept.on_one or _started_on_one_core()
             return _Kept.on_one.submit(work).result()
-        _Kept.on_all = _Kept.on_all or ThreadPoolExecutor(1, thread_name_prefix="scannery-embed-all")
+        _Kept.on_all = _Kept.on_all or ThreadPoolExecutor(1, thread_name_prefix="scannery-all-cores")
         return _Kept.on_all.submit(_on, most, work).result()
 
 
@@ -112,7 +115,7 @@ def _started_on_one_core() -> ThreadPoolExecutor:
     with _starting:
         default = torch.get_num_threads()
         executor = ThreadPoolExecutor(
-            1, thread_name_prefix="scannery-embed-one", initializer=_keep_to_one_core
+            1, thread_name_prefix="scannery-one-core", initializer=_keep_to_one_core
         )
         executor.submit(torch.get_num_threads).result()
         torch.set_num_threads(default)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scannery.embed import Encoder, neighbours
-from scannery.embed.cores import on_idle_cores
+from scannery.embed.cores import on_cores, on_idle_cores
 from scannery.embed.neighbours import Neighbours, computing, live_with
 from tests.served import MINILM
 
@@ -60,7 +60,8 @@ def test_no_thread_that_asks_gets_a_pool_of_threads_of_its_own(encoder: Encoder)
     stay.set()
     for thread in threads:
         thread.join(60)
-    assert now - before == len(threads)
+    # With a pool for each, there would be twice as many; others may come and go.
+    assert now - before < 1.5 * len(threads)
     for vector_D in found:
         np.testing.assert_allclose(vector_D, first_D, atol=1e-2)
 
@@ -74,6 +75,25 @@ def test_one_core_while_others_compute(company: Neighbours, *, works: bool) -> N
     assert on_idle_cores(torch.get_num_threads, 2) == (1 if works else 2)
     # Neither is what other threads use from now on.
     assert in_a_thread(torch.get_num_threads) == torch.get_num_threads()
+
+
+def test_who_uses_one_core_waits_for_nobody() -> None:
+    inside, go = threading.Barrier(3), threading.Event()
+
+    def work() -> None:
+        inside.wait(60)
+        go.wait(60)
+
+    threads = [
+        threading.Thread(target=on_cores, args=(1, lambda: on_idle_cores(work, 2)), daemon=True)
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    inside.wait(60)
+    go.set()
+    for thread in threads:
+        thread.join(60)
 
 
 def test_wary_for_a_while_after_others_computed(company: Neighbours, monkeypatch: pytest.MonkeyPatch) -> None:
