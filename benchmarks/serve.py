@@ -74,11 +74,11 @@ def _batches(servers: dict[str, Index], opened: OpenIndex, queries_QD: np.ndarra
         for raw, ask, threads in zip(raws.values(), (_segments, _scann), (2, 1), strict=True):
             raw.append(100 * throughput(ask(opened, queries_QD), threads, seconds)[0])
         for label, index in servers.items():
-            rates[label].append(100 * throughput(batched(index, queries_QD), 2, seconds)[0])
+            rates[label].append(100 * throughput(batched(index, queries_QD), 4, seconds)[0])
     rows: list[Sequence[object]] = [(label, f"{median(each):.0f}") for label, each in raws.items()]
     for label, each in rates.items():
         shares = [median(np.divide(each, raw)) for raw in raws.values()]
-        rows.append((f"{label}, 2 callers", f"{median(each):.0f}", *(f"{share:.2f}" for share in shares)))
+        rows.append((f"{label}, 4 callers", f"{median(each):.0f}", *(f"{share:.2f}" for share in shares)))
     return table(("SearchMany of 100, ids and scores", "queries/s", "of the segments", "of ScaNN"), rows)
 
 
