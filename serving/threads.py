@@ -84,7 +84,12 @@ class CallThreads:
                 return call
             self._count += 1
             name = f"{self._name}_{self._count}"
-        threading.Thread(target=self._run, args=(_Thread(call),), name=name, daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(_Thread(call),), name=name, daemon=True).start()
+        except RuntimeError:  # the system has no more of them now; it may later
+            with self._lock:
+                self._count -= 1
+            raise
         return call
 
     def close(self) -> None:

@@ -102,3 +102,21 @@ def test_a_call_that_raises_costs_no_thread_and_is_told(
     assert late.wait(60), "also of a call that has ended"
     threads.close()
     _await_alive(0)
+
+
+def test_a_thread_that_cannot_be_started_takes_no_place(
+    done: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = CallThreads(1, NAME)
+
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none)
+        with pytest.raises(RuntimeError):
+            threads.submit(done.release)
+    threads.submit(done.release)
+    assert done.acquire(timeout=60)
+    threads.close()
+    _await_alive(0)
