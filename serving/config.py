@@ -12,7 +12,15 @@ from pathlib import Path
 from scannery.serving.errors import ConfigError
 from scannery.serving.security.config import SecurityConfig
 
-__all__ = ["EncoderConfig", "ListenConfig", "RemoteConfig", "ServerConfig", "is_loopback", "split_address"]
+__all__ = [
+    "EncoderConfig",
+    "ListenConfig",
+    "RemoteConfig",
+    "ServerConfig",
+    "is_loopback",
+    "joined_address",
+    "split_address",
+]
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
 
@@ -109,8 +117,7 @@ class ListenConfig:
             if not is_loopback(host):
                 return ""
             port = 0
-        name = f"[{host}]" if ":" in host else host
-        return f"{name}:{port or self.native_port}"
+        return joined_address(host, port or self.native_port)
 
     def _check_address(self, name: str) -> None:
         address = getattr(self, name)
@@ -214,6 +221,11 @@ def split_address(listen: str, *, field: str = "listen") -> tuple[str, int]:
     if not match or int(match["port"]) > 65535:
         raise ConfigError(f"{field}: must be host:port, got {listen!r}", field=field)
     return match["host"].strip("[]"), int(match["port"])
+
+
+def joined_address(host: str, port: int) -> str:
+    """Return `host:port`, as `split_address` takes it apart."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from scannery.serving.affinity import on_core
 from scannery.serving.answering import Answering, Offer
-from scannery.serving.config import ListenConfig, split_address
+from scannery.serving.config import ListenConfig, joined_address, split_address
 from scannery.serving.dispatch import Dispatcher, abort
 from scannery.serving.errors import BindError, UnauthenticatedError
 from scannery.serving.methods import Methods
@@ -184,7 +184,7 @@ def _bound(server: grpc.Server, config: ListenConfig) -> str:
         raise BindError(f"cannot listen on {config.listen}: {error}", field="listen") from error
     if port == 0:
         raise BindError(f"cannot listen on {config.listen}: is the port taken?", field="listen")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return joined_address(host, port)
 
 
 class Running(ABC):

@@ -24,7 +24,7 @@ from typing import Generic, TypeVar
 
 from scannery.embed.neighbours import Neighbours, live_with
 from scannery.serving.affinity import own_core
-from scannery.serving.config import EncoderConfig, ListenConfig, ServerConfig, split_address
+from scannery.serving.config import EncoderConfig, ListenConfig, ServerConfig, joined_address, split_address
 from scannery.serving.errors import ConfigError, ServingError
 from scannery.serving.metrics import SharedSlots
 from scannery.serving.preload import Preloaded, preload, preload_encoders
@@ -192,8 +192,8 @@ class Supervisor(Generic[ConfigT, SharedT]):
         with ExitStack() as ports:
             port = ports.enter_context(closing(reserved(self._config.listen)))
             host, _ = split_address(self._config.listen)
-            address = f"[{host}]" if ":" in host else host
-            self._config = replace(self._config, listen=f"{address}:{port.getsockname()[1]}", share_port=True)
+            address = joined_address(host, port.getsockname()[1])
+            self._config = replace(self._config, listen=address, share_port=True)
             if native := self._config.native_address:
                 port = ports.enter_context(closing(reserved(native, field="native")))
                 self._config = replace(self._config, native_port=port.getsockname()[1])

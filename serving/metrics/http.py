@@ -8,7 +8,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
 
-from scannery.serving.config import split_address
+from scannery.serving.config import joined_address, split_address
 from scannery.serving.errors import BindError
 
 __all__ = ["MetricsServer"]
@@ -52,8 +52,7 @@ class MetricsServer:
             self._http = Http((host, port), Handler)
         except OSError as error:
             raise BindError(f"cannot listen on {listen}: {error.strerror}", field="metrics_listen") from error
-        bound = self._http.server_address[1]
-        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self.address = joined_address(host, self._http.server_address[1])
         self._thread = threading.Thread(target=self._http.serve_forever, name="scannery-metrics", daemon=True)
         self._thread.start()
 
