@@ -18,6 +18,7 @@ from grpc import StatusCode
 from scannery.serving import tracing
 from scannery.serving.admission import Admission, Ticket
 from scannery.serving.config import ListenConfig
+from scannery.serving.deadline import Deadline
 from scannery.serving.errors import InvalidRequestError, OverloadedError, UnknownIndexError
 from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.metrics import ServerMetrics
@@ -32,6 +33,7 @@ __all__ = [
     "Answering",
     "Asked",
     "Offer",
+    "check_visible",
     "client_of",
     "current_principal",
     "decoded",
@@ -96,17 +98,14 @@ class Answering:
             asked.index = getattr(request, "index", "")
             if isinstance(request, search_pb2.SearchManyRequest):
                 asked.ticket.weigh(count_queries(request))
-            response = self.handled(asked.path, request, turn)
+            response = self.handled(asked.path, request, turn.deadline)
         self.answered(asked, request)
         return response
 
-    def handled(self, path: str, request: Message, turn: Turn) -> bytes:
+    def handled(self, path: str, request: Message, deadline: Deadline) -> bytes:
         """Return the answer to a request, in its turn."""
-        index = getattr(request, "index", None)
-        # The catalog looks, too; here it holds for whatever does not ask the catalog.
-        if index and not current_principal().sees(index):
-            raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
-        return self._service.call_on_wire(path, request, turn.deadline)
+        check_visible(getattr(request, "index", ""))
+        return self._service.call_on_wire(path, request, deadline)
 
     def answered(self, asked: Asked, request: Message) -> None:
         """Learn from a request that was answered."""
@@ -143,6 +142,13 @@ def current_principal() -> Principal:
         # Never serve a call that came around the gate.
         raise RuntimeError("no principal: the call did not pass the gate")
     return principal
+
+
+def check_visible(index: str) -> None:
+    """Raise UnknownIndexError, if the index that a request names does not exist for who asks."""
+    # The catalog looks, too; this holds for whatever does not ask the catalog.
+    if index and not current_principal().sees(index):
+        raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
 
 
 def client_of(principal: Principal, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:

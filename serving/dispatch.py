@@ -191,9 +191,8 @@ class Dispatcher(GenericHandler):
     def _upserted(self, data: bytes, deadline: Deadline, context: grpc.ServicerContext) -> bytes:
         started_s = time.monotonic()
         request = decoded(index_pb2.UpsertRequest, data)
-        turn = Turn(self._answering.turns, deadline, context.is_active)
-        with turn:
-            response = self._answering.handled(UPSERT, request, turn)
+        with Turn(self._answering.turns, deadline, context.is_active):
+            response = self._answering.handled(UPSERT, request, deadline)
         self._answering.observe(
             UPSERT_STREAM, request.index, "", grpc.StatusCode.OK, time.monotonic() - started_s
         )

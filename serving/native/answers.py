@@ -19,7 +19,7 @@ from grpc import StatusCode
 
 from scannery.serving import tracing
 from scannery.serving.admission import Ticket
-from scannery.serving.answering import Answering, Asked, client_of, decoded
+from scannery.serving.answering import Answering, Asked, check_visible, client_of, decoded
 from scannery.serving.config import ListenConfig
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import (
@@ -27,7 +27,6 @@ from scannery.serving.errors import (
     OverloadedError,
     PermissionDeniedError,
     UnauthenticatedError,
-    UnknownIndexError,
     UnsupportedError,
 )
 from scannery.serving.methods import Methods
@@ -149,8 +148,7 @@ class NativeAnswers:
             try:
                 request = decoded(SearchRequest, frame.body)
                 call.asked.index, call.asked.size = request.index, len(frame.body)
-                if not principal.sees(request.index):
-                    raise UnknownIndexError(f"index: there is no index {request.index!r:.100}", field="index")
+                check_visible(request.index)
                 ready = self._service.ready(request)
             except Exception as error:  # noqa: BLE001  the table knows every one
                 self._answering.ended(call.asked, call.fail(error))
