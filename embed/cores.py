@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 from scannery.embed.neighbours import computing
@@ -31,8 +32,6 @@ def on_cores(threads: int, work: Callable[[], None]) -> None:
 
 
 def _start(threads: int, work: Callable[[], None], errors: list[BaseException]) -> list[threading.Thread]:
-    import torch
-
     ready = threading.Barrier(threads + 1)
 
     def body() -> None:
@@ -44,8 +43,7 @@ def _start(threads: int, work: Callable[[], None], errors: list[BaseException]) 
             errors.append(error)
 
     workers = [threading.Thread(target=body, name=f"scannery-embed-{i}", daemon=True) for i in range(threads)]
-    with _starting:
-        default = torch.get_num_threads()
+    with _own_number_kept():
         try:
             for worker in workers:
                 worker.start()
@@ -53,8 +51,6 @@ def _start(threads: int, work: Callable[[], None], errors: list[BaseException]) 
         except BaseException:
             ready.abort()  # no more threads to be had: those that started end
             raise
-        finally:
-            torch.set_num_threads(default)
     return workers
 
 
@@ -110,16 +106,27 @@ def _on(threads: int, work: Callable[[], T]) -> T:
 
 
 def _started_on_one_core() -> ThreadPoolExecutor:
+    executor = ThreadPoolExecutor(1, thread_name_prefix="scannery-one-core", initializer=_keep_to_one_core)
+    with _own_number_kept():
+        executor.submit(_begun).result()
+    return executor
+
+
+def _begun() -> None:
+    """Nothing: the thread has begun."""
+
+
+@contextmanager
+def _own_number_kept() -> Iterator[None]:
+    """Start threads that keep to one core, without all later ones doing so."""
     import torch
 
     with _starting:
         default = torch.get_num_threads()
-        executor = ThreadPoolExecutor(
-            1, thread_name_prefix="scannery-one-core", initializer=_keep_to_one_core
-        )
-        executor.submit(torch.get_num_threads).result()
-        torch.set_num_threads(default)
-    return executor
+        try:
+            yield
+        finally:
+            torch.set_num_threads(default)
 
 
 def _keep_to_one_core() -> None:
