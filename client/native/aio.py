@@ -214,10 +214,7 @@ class AsyncNativeCalls:
             metadata = self._channels.metadata()
             way = await self._reached(await self._endpoints(metadata), metadata)
         except Exception as error:  # noqa: BLE001  whatever it is, searches go over gRPC
-            if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                self._discovery.unserved(breaks)
-            else:
-                self._discovery.failed()
+            self._discovery.gave_up(error, breaks)
             return
         self._way = way
         self._discovery.found()

@@ -188,10 +188,7 @@ class NativeCalls:
         try:
             way = self._reached(self._endpoints(metadata), metadata)
         except Exception as error:  # noqa: BLE001  whatever it is, searches go over gRPC
-            if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                self._discovery.unserved(breaks)
-            else:
-                self._discovery.failed()
+            self._discovery.gave_up(error, breaks)
             return
         with self._lock:
             self._way = way

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import grpc
+
 __all__ = ["Discovery"]
 
 _FIRST_CALL = 2
@@ -54,6 +56,13 @@ class Discovery:
         """Do not look again for as long as it is this server, which has no endpoint."""
         with self._lock:
             self._looking, self._unserved = False, breaks
+
+    def gave_up(self, error: Exception, breaks: int) -> None:
+        """Say why there is none; `breaks` as it was before the look."""
+        if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            self.unserved(breaks)
+        else:
+            self.failed()
 
     def failed(self) -> None:
         """Look again after a while."""
