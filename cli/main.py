@@ -41,7 +41,10 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"scannery {scannery.__version__}")
+        import apsw
+
+        # Live updates depend on it (scannery.serving.live.log_database).
+        typer.echo(f"scannery {scannery.__version__} (SQLite {apsw.sqlite_lib_version()})")
         raise typer.Exit
 
 

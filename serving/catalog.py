@@ -36,6 +36,7 @@ from scannery.serving.errors import (
 from scannery.serving.live.index import LiveIndex
 from scannery.serving.live.location import log_folder
 from scannery.serving.live.log import LogGapError
+from scannery.serving.live.log_database import check_sqlite
 from scannery.serving.live.maintenance import Maintenance
 from scannery.serving.live.sqlite_log import SqliteLog
 from scannery.serving.live.tail import Tail
@@ -101,7 +102,11 @@ class Catalog:
             log: local folder for the logs of live updates: by default that of the store, if it is one.
             clock: seconds.
 
+        Raises:
+            ConfigError: the SQLite of the logs may lose commits.
+
         """
+        check_sqlite()
         self._store = store
         self._opened = opened
         self._log_root = log or store.local_root

@@ -1,9 +1,9 @@
-"""The files of a mutation log: made, opened, locked, and their errors in our words.
-
-Pages are 16 KiB: a batch of 100 vectors takes ten of them, and one small upsert writes no more than two.
+"""The files of a mutation log beside its database: made, marked, locked.
 
 Only one process has the turn to append. Whose it is, is decided by `flock` on a file beside the database: it wakes up
 the next one at once, while SQLite's own lock is polled. The kernel frees it when its holder dies.
+
+All files are their owner's alone. A lock file that others can read is one that they can lock, and hold for ever.
 """
 
 from __future__ import annotations
@@ -12,47 +12,33 @@ import enum
 import errno
 import fcntl
 import os
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scannery.indexer import CorruptError, FormatError, StoreError
+from scannery.indexer import StoreError
 from scannery.serving.errors import ReadOnlyError
 
 __all__ = [
     "LOG_FILE",
-    "LOG_FORMAT",
+    "TURN_FILE",
     "Mode",
-    "connected",
-    "create_log",
     "exclusive",
-    "explained",
+    "make_folders",
     "mark",
     "marked",
     "mode_of",
+    "open_private",
+    "refusal",
     "sync_folder",
+    "tighten",
     "wal_of",
 ]
 
 LOG_FILE = "log.sqlite"
-LOG_FORMAT = 1
-"""Version of the database that this code writes; it refuses later ones."""
-
-APPLICATION_ID = 0x5363616E  # "Scan": tells our databases from others
-PAGE_BYTES = 1 << 14
-BUSY_S = 10.0
-_TURN_FILE = "turn.lock"
-
-_SCHEMA = """
-CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO state VALUES ('truncated', 0);
-CREATE TABLE records (sequence INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL);
-CREATE TABLE answers (
-    request_id TEXT PRIMARY KEY, sequence INTEGER NOT NULL, count INTEGER NOT NULL, answered_at REAL NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX answers_by_age ON answers (answered_at);
-"""
+TURN_FILE = "turn.lock"
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
 
 
 def wal_of(path: Path) -> Path:
@@ -67,7 +53,7 @@ class Mode(enum.Enum):
     READ = "ro"
     """Its folder cannot be written."""
     STILL = "ro&immutable=1"
-    """Besides, whoever wrote it has closed it: to read it, SQLite would create files, unless it is told of that."""
+    """Besides, the last writer has closed it: to read it, SQLite would create files, unless it is told of that."""
 
 
 def mode_of(path: Path) -> Mode:
@@ -77,76 +63,55 @@ def mode_of(path: Path) -> Mode:
     return Mode.READ if wal_of(path).exists() else Mode.STILL
 
 
-def connected(path: Path) -> sqlite3.Connection:
-    """Return a connection to a log, for any thread but one at a time.
+def make_folders(folder: Path) -> None:
+    """Create a folder of logs and its parents, durably, for their owner alone; those that exist stay as they are.
 
     Raises:
-        FormatError, CorruptError, ReadOnlyError, StoreError: it is of a later format, damaged, or cannot be opened.
+        ReadOnlyError, StoreError: it cannot be created.
 
     """
-    mode = mode_of(path).value
-    with explained(path):
-        connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?{mode}",
-            uri=True,
-            timeout=BUSY_S,
-            isolation_level=None,
-            check_same_thread=False,
-        )
-        try:
-            _check_format(connection, path)
-            # FULL: every commit is synced. Set by connection, not by database.
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA wal_autocheckpoint = 0")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+    try:
+        missing = [item for item in (folder, *folder.parents) if not item.exists()]
+        for item in reversed(missing):
+            item.mkdir(mode=FOLDER_MODE, exist_ok=True)
+            sync_folder(item.parent, files=False)
+    except OSError as error:
+        raise refusal(folder, error) from error
 
 
-def _check_format(connection: sqlite3.Connection, path: Path) -> None:
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if application != APPLICATION_ID:
-        raise FormatError(f"{path} is not a mutation log")
-    if version > LOG_FORMAT:
-        raise FormatError(
-            f"{path} has log format {version}, this Scannery reads up to {LOG_FORMAT}; upgrade it"
-        )
+def open_private(path: Path) -> int:
+    """Return the descriptor of a file for its owner alone, created where it is missing.
+
+    A superuser creates it for the owner of the folder, whose server could not open it otherwise.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+            os.fchmod(descriptor, FILE_MODE)
+        folder = path.parent.stat()
+        if status.st_uid == os.geteuid() == 0 != folder.st_uid:
+            os.fchown(descriptor, folder.st_uid, folder.st_gid)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
-def create_log(path: Path) -> None:
-    """Create an empty log; of several processes that try, one does."""
-    with explained(path):
-        try:
-            path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            raise _refusal(path, error) from error
-        with exclusive(path):
-            if path.exists():
-                return
-            draft = path.with_name(f".tmp-{LOG_FILE}")
-            for leftover in path.parent.glob(f"{draft.name}*"):
-                leftover.unlink()
-            connection = sqlite3.connect(draft, isolation_level=None)
-            try:
-                connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-                connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {LOG_FORMAT}")
-                connection.execute("PRAGMA journal_mode = WAL")
-                connection.executescript(_SCHEMA)
-            finally:
-                connection.close()
-            # Complete before it has its name; the folders too must survive a power cut.
-            draft.rename(path)
-            sync_folder(path.parent)
-            sync_folder(path.parent.parent)
+def tighten(folder: Path) -> None:
+    """Take the rights of others from the folder of a log and its files, where they are ours."""
+    with suppress(OSError):  # a read-only file system
+        for path in (folder, *folder.iterdir()):
+            with suppress(FileNotFoundError):
+                status = path.stat()
+                if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+                    path.chmod(status.st_mode & 0o700)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names and the content of the files in a folder durable, and the names of those in it."""
-    for path in (*(item for item in folder.iterdir() if item.is_file()), folder):
+def sync_folder(folder: Path, *, files: bool = True) -> None:
+    """Make the names in a folder durable, by default also the content of the files in it."""
+    own = [item for item in folder.iterdir() if item.is_file()] if files else []
+    for path in (*own, folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -158,13 +123,15 @@ def sync_folder(folder: Path) -> None:
 def exclusive(path: Path) -> Iterator[int]:
     """Hold the turn among the processes of this machine; gives the lock's file, for `mark`."""
     try:
-        descriptor = os.open(path.with_name(_TURN_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_private(path.with_name(TURN_FILE))
     except OSError as error:
-        raise _refusal(path, error) from error
+        raise refusal(path.parent, error) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:
+        # To close it is not enough: a process that was forked meanwhile has it, too, and would keep the turn.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
@@ -180,35 +147,13 @@ def mark(descriptor: int, sequence: int) -> None:
 def marked(path: Path) -> int:
     """Return the last sequence that was acknowledged, as far as that is noted; 0 if it is not."""
     try:
-        return int(path.with_name(_TURN_FILE).read_bytes() or 0)
+        return int(path.with_name(TURN_FILE).read_bytes() or 0)
     except (OSError, ValueError):
         return 0
 
 
-def _refusal(path: Path, error: OSError) -> Exception:
+def refusal(folder: Path, error: OSError) -> Exception:
+    """Return what a write is refused with, where its folder cannot be written."""
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return ReadOnlyError(f"no writes are taken: {path.parent} cannot be written ({error.strerror})")
-    return StoreError(f"{path.parent}: {error.strerror or error}")
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn the errors of SQLite into ours."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _translated(path, error) from error
-
-
-# By text: Python 3.10 does not tell the code.
-_DAMAGED = ("malformed", "not a database")
-
-
-def _translated(path: Path, error: sqlite3.Error) -> Exception:
-    text = str(error)
-    if any(words in text for words in _DAMAGED):
-        return CorruptError(f"the mutation log {path} is damaged: {text}")
-    if "readonly" in text:
-        return ReadOnlyError(f"no writes are taken: the mutation log {path} cannot be written ({text})")
-    what = "the disk is full" if "disk is full" in text else text
-    return StoreError(f"the mutation log {path} cannot be used now: {what}")
+        return ReadOnlyError(f"no writes are taken: {folder} cannot be written ({error.strerror})")
+    return StoreError(f"{folder}: {error.strerror or error}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 import threading
 import time
 import zlib
@@ -18,18 +17,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import apsw
+
 from scannery.indexer import CorruptError
 from scannery.serving.live.log import Answer, LogEntry, LogGapError
+from scannery.serving.live.log_database import connected, create_database, explained
 from scannery.serving.live.log_files import (
     LOG_FILE,
     Mode,
-    connected,
-    create_log,
     exclusive,
-    explained,
+    make_folders,
     mark,
     marked,
     mode_of,
+    open_private,
+    sync_folder,
+    tighten,
     wal_of,
 )
 
@@ -69,10 +72,11 @@ class SqliteLog:
         if not self.path.exists():
             if not create:
                 raise FileNotFoundError(self.path)
-            create_log(self.path)
+            _create(self.path)
+        tighten(folder)
         self._mode = mode_of(self.path)
         self._reader = connected(self.path)
-        self._writer: sqlite3.Connection | None = None
+        self._writer: apsw.Connection | None = None
 
     @classmethod
     def opener(cls, folder: Path) -> Callable[..., SqliteLog]:
@@ -109,7 +113,7 @@ class SqliteLog:
             except BaseException:
                 # Whether a commit that failed took place is not known; a new connection will see.
                 self._writer = None
-                with suppress(sqlite3.Error):
+                with suppress(apsw.Error):
                     connection.execute("ROLLBACK")
                 connection.close()
                 raise
@@ -128,7 +132,7 @@ class SqliteLog:
         """Return whether another connection may have written since this was last asked."""
         with self._read_lock, explained(self.path):
             self._refresh()
-            version: int = self._reader.execute("PRAGMA data_version").fetchone()[0]
+            version: int = self._reader.pragma("data_version")
             before, self._seen = self._seen, version
             return version != before
 
@@ -182,12 +186,6 @@ class SqliteLog:
 
     def _tidied(self) -> None:
         try:
-            connection = connected(self.path)
-            try:
-                # Most of it without the turn; only what is added meanwhile is left to do with it.
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-            finally:
-                connection.close()
             self.checkpoint()
         except Exception:  # noqa: BLE001
             _LOG.warning("the mutation log %s cannot be tidied now", self.path, exc_info=True)
@@ -207,9 +205,11 @@ class SqliteLog:
     def copy_to(self, path: Path) -> None:
         """Write a consistent copy of the log to a new file, while others append."""
         with self._read_lock, explained(self.path):
-            target = sqlite3.connect(path)
+            os.close(open_private(path))
+            target = apsw.Connection(str(path))
             try:
-                self._reader.backup(target)
+                with target.backup("main", self._reader, "main") as backup:
+                    backup.step()
             finally:
                 target.close()
 
@@ -229,7 +229,7 @@ class SqliteLog:
 class _Turn:
     """See Turn."""
 
-    def __init__(self, connection: sqlite3.Connection, after: int, clock: Callable[[], float]) -> None:
+    def __init__(self, connection: apsw.Connection, after: int, clock: Callable[[], float]) -> None:
         self._connection = connection
         self._clock = clock
         self.position = _position(connection)
@@ -275,7 +275,7 @@ class _Turn:
             self._connection.execute("DELETE FROM answers WHERE answered_at <= ?", (too_old,))
 
 
-def _read(connection: sqlite3.Connection, after: int, max_bytes: int | None) -> list[LogEntry]:
+def _read(connection: apsw.Connection, after: int, max_bytes: int | None) -> list[LogEntry]:
     truncated = _truncated(connection)
     if after < truncated:
         raise LogGapError(f"the log begins after sequence {truncated}, {after} was asked for")
@@ -296,15 +296,33 @@ def _read(connection: sqlite3.Connection, after: int, max_bytes: int | None) -> 
     return entries
 
 
-def _position(connection: sqlite3.Connection) -> int:
-    last: int | None = connection.execute("SELECT max(sequence) FROM records").fetchone()[0]
+def _position(connection: apsw.Connection) -> int:
+    last: int | None = connection.execute("SELECT max(sequence) FROM records").get
     return max(last or 0, _truncated(connection))
 
 
-def _truncated(connection: sqlite3.Connection) -> int:
-    row: tuple[int] = connection.execute("SELECT value FROM state WHERE name = 'truncated'").fetchone()
-    return row[0]
+def _truncated(connection: apsw.Connection) -> int:
+    value: int = connection.execute("SELECT value FROM state WHERE name = 'truncated'").get
+    return value
 
 
 def _checksum(sequence: int, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(sequence.to_bytes(8, "little")))
+
+
+def _create(path: Path) -> None:
+    """Create an empty log; of several processes that try, one does."""
+    make_folders(path.parent)
+    with explained(path), exclusive(path):
+        if path.exists():
+            return
+        draft = path.with_name(f".tmp-{LOG_FILE}")
+        for leftover in path.parent.glob(f"{draft.name}*"):
+            leftover.unlink()
+        # SQLite gives the files that it makes beside a database the rights of that.
+        os.close(open_private(draft))
+        create_database(draft)
+        # Complete before it has its name; the folders too must survive a power cut.
+        draft.rename(path)
+        sync_folder(path.parent)
+        sync_folder(path.parent.parent, files=False)

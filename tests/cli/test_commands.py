@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 import typer
 
@@ -256,6 +257,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], library: 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     status, output, _ = run(capsys, "--version")
     assert (status, output.split()[0]) == (0, "scannery")
+    assert f"(SQLite {apsw.sqlite_lib_version()})" in output
     assert "0 to 1. Default: 0.5." in " ".join(run(capsys, "search", "--help")[1].replace("│", " ").split())
     for command in ("search", "get", "serve", "index"):
         status, output, _ = run(capsys, command, "--help")

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sqlite3
+import stat
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
+import apsw
 import pytest
 
-from scannery.indexer import CorruptError, FormatError, StoreError
+from scannery.indexer import CorruptError, FormatError, Store, StoreError
+from scannery.serving import ConfigError
+from scannery.serving.catalog import Catalog
 from scannery.serving.live import sqlite_log
 from scannery.serving.live.log import Answer, LogEntry, LogGapError
-from scannery.serving.live.log_files import LOG_FORMAT
+from scannery.serving.live.log_database import LOG_FORMAT, check_sqlite
+from scannery.serving.live.log_files import exclusive
 from scannery.serving.live.sqlite_log import KEEP_ANSWERS_S, SqliteLog
 from tests.data import ROOT
 
@@ -76,9 +81,8 @@ def test_a_request_is_remembered_for_an_hour(folder: Path) -> None:
     with log.turn(after=0) as turn:
         assert turn.answer_of("r1") is None
         turn.append(b"two", request_id="r2")
-    with sqlite3.connect(log.path) as connection:
+    with closing(apsw.Connection(str(log.path))) as connection:
         assert connection.execute("SELECT request_id FROM answers").fetchall() == [("r2",)]
-    connection.close()
 
 
 def test_sequences_go_on_after_truncation_and_what_is_gone_is_a_gap(log: SqliteLog, folder: Path) -> None:
@@ -119,9 +123,8 @@ def test_others_see_that_something_changed(log: SqliteLog, folder: Path) -> None
 )
 def test_a_damaged_or_missing_record_is_named(log: SqliteLog, damage: str, message: str) -> None:
     append(log, b"one", b"two", b"three")
-    with sqlite3.connect(log.path) as connection:
+    with closing(apsw.Connection(str(log.path))) as connection:
         connection.execute(damage)
-    connection.close()
     with pytest.raises(CorruptError, match=message):
         log.read(0)
 
@@ -175,14 +178,12 @@ def test_a_torn_tail_loses_only_what_was_not_acknowledged(log: SqliteLog, folder
 
 def test_a_later_format_and_other_databases_are_refused(log: SqliteLog, folder: Path) -> None:
     log.close()
-    with sqlite3.connect(log.path) as connection:
+    with closing(apsw.Connection(str(log.path))) as connection:
         connection.execute(f"PRAGMA user_version = {LOG_FORMAT + 1}")
-    connection.close()
     with pytest.raises(FormatError, match=f"format {LOG_FORMAT + 1}.*upgrade"):
         SqliteLog(folder)
-    with sqlite3.connect(log.path) as connection:
+    with closing(apsw.Connection(str(log.path))) as connection:
         connection.execute("PRAGMA application_id = 0")
-    connection.close()
     with pytest.raises(FormatError, match="not a mutation log"):
         SqliteLog(folder)
 
@@ -288,3 +289,85 @@ def test_a_log_that_is_not_there_is_not_made_by_readers(folder: Path) -> None:
     with pytest.raises(FileNotFoundError):
         SqliteLog(folder)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("version", ["3.40.1", "3.44.5", "3.50.6", "3.51.0", "3.51.2"])
+def test_a_sqlite_that_may_lose_commits_is_refused(version: str) -> None:
+    with pytest.raises(ConfigError, match=f"SQLite {version} may lose"):
+        check_sqlite(version)
+
+
+@pytest.mark.parametrize("version", ["3.44.6", "3.50.7", "3.51.3", "3.54.1", "4.0.0"])
+def test_a_sound_sqlite_is_taken(version: str) -> None:
+    check_sqlite(version)
+
+
+def test_nothing_starts_with_a_sqlite_that_may_lose_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.40.1")
+    with pytest.raises(ConfigError, match="3.40.1"):
+        Catalog(Store.open(tmp_path))
+
+
+def test_a_checkpoint_waits_for_the_turn(log: SqliteLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite before 3.51.3 loses commits where a checkpoint runs beside them."""
+    monkeypatch.setattr(sqlite_log, "CHECKPOINT_BYTES", 1)
+    append(log, b"x" * 100_000)
+    before = log.path.stat().st_size
+    with exclusive(log.path):
+        log.tidy()
+        thread = next(thread for thread in threading.enumerate() if thread.name == "scannery-checkpoint")
+        thread.join(0.2)
+        assert (thread.is_alive(), log.path.stat().st_size) == (True, before)
+    thread.join(30)
+    assert log.path.stat().st_size > before
+
+
+def test_the_first_write_makes_all_folders_above_the_log(tmp_path: Path) -> None:
+    log = SqliteLog(tmp_path / "logs" / "index" / "log", create=True)
+    assert append(log, b"one") == [1]
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+
+
+def test_others_can_neither_read_nor_lock_a_log(folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        log = SqliteLog(folder, create=True)
+        append(log, b"one")
+        log.copy_to(folder / "copy.sqlite")
+    finally:
+        os.umask(before)
+    private = {"log": 0o700, "copy.sqlite": 0o600} | dict.fromkeys(
+        ("log.sqlite", "log.sqlite-wal", "log.sqlite-shm", "turn.lock"), 0o600
+    )
+    assert modes(folder) == private
+    for path in (folder, *folder.iterdir()):
+        path.chmod(path.stat().st_mode | 0o055)
+    SqliteLog(folder).close()
+    assert modes(folder) == private
+    (folder / "turn.lock").chmod(0o644)
+    append(log, b"two")
+    assert modes(folder) == private
+
+
+def test_a_fork_during_a_turn_does_not_keep_it(log: SqliteLog, folder: Path) -> None:
+    reader, writer = os.pipe()
+    with log.turn(after=0) as turn:
+        turn.append(b"one")
+        child = os.fork()
+        if not child:
+            os.close(writer)
+            os.read(reader, 1)
+            os._exit(0)
+    try:
+        done = threading.Event()
+        threading.Thread(target=lambda: (append(SqliteLog(folder), b"two"), done.set()), daemon=True).start()
+        assert done.wait(10)
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
+    assert log.position() == 2

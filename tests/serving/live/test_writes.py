@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import shutil
-import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import apsw
 import numpy as np
 import pytest
 
@@ -282,9 +283,8 @@ def test_a_damaged_log_is_not_served_in_silence(store: Path, tmp_path: Path) -> 
     with scannery.connect(store) as client:
         for i in range(3):
             client.index("live").upsert([{"id": f"n{i}", "vector": VECTOR}])
-    with sqlite3.connect(store / "live" / "log" / "log.sqlite") as connection:
+    with closing(apsw.Connection(str(store / "live" / "log" / "log.sqlite"))) as connection:
         connection.execute("UPDATE records SET data = x'00' WHERE sequence = 2")
-    connection.close()
     with scannery.connect(store) as client, pytest.raises(scannery.DataLossError, match="record 2"):
         client.index("live").search(VECTOR)
 
