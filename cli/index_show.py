@@ -51,6 +51,8 @@ def time_text(manifest: Manifest) -> str:
 def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     encoder = manifest.spec.encoder
     yield "index", f"{manifest.index}, version {manifest.version}, made {time_text(manifest)}"
+    if manifest.index_id:
+        yield "id", manifest.index_id
     yield "documents", _documents_text(manifest)
     yield "datapoints", f"{manifest.rows:,} in {manifest.shards} shard(s), {size_text(manifest.size_bytes)}"
     yield "vectors", f"{manifest.dimensions} dimensions, {manifest.spec.distance}"
@@ -77,13 +79,20 @@ def _documents_text(manifest: Manifest) -> str:
 
 
 def _print_live(console: Console, store: Store, manifest: Manifest) -> None:
-    from scannery.serving.live.status import log_status  # as slow as a server to import
+    # As slow as a server to import.
+    from scannery.serving.live.log import WrongLogError
+    from scannery.serving.live.status import log_status
 
-    status = log_status(store, manifest)
+    try:
+        status = log_status(store, manifest)
+    except WrongLogError as error:  # it lies elsewhere, and the version can be shown all the same
+        console.print(f"live updates: [red]{escape(error.message)}[/red]")
+        return
     if status is not None:
+        sqlite = f", written by SQLite {status.sqlite_version}" if status.sqlite_version else ""
         console.print(
             f"live updates: {status.mutations:,} mutations, up to {status.sequence:,}, wait in the log "
-            f"({size_text(status.size_bytes)}) to be sealed; {status.merges} merge(s) due",
+            f"({size_text(status.size_bytes)}{sqlite}) to be sealed; {status.merges} merge(s) due",
         )
 
 

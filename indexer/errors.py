@@ -5,6 +5,7 @@ IndexerError
 ├── InvalidRecordError     one input record cannot become a datapoint; `reason` is its dead-letter category
 ├── NotFoundError          no such store, index, version, segment or object
 ├── AlreadyExistsError     a conditional put lost: somebody else created the object first
+│   └── ReplacedError      the index is another one by now: made anew or restored under the same name
 ├── CorruptError           bytes at rest are not what the manifest says they are
 ├── FormatError            written by a newer version of Scannery than this one can read
 ├── BuildError             a segment could not be built (the message names the shard)
@@ -21,6 +22,7 @@ __all__ = [
     "InvalidRecordError",
     "InvalidSpecError",
     "NotFoundError",
+    "ReplacedError",
     "StoreError",
     "StoreUriError",
 ]
@@ -62,6 +64,10 @@ class NotFoundError(IndexerError, LookupError):
 
 class AlreadyExistsError(IndexerError):
     """A conditional put lost against another writer."""
+
+
+class ReplacedError(AlreadyExistsError):
+    """A version was made for an index that is gone, and another one has its name."""
 
 
 class CorruptError(IndexerError):

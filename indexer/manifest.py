@@ -107,6 +107,9 @@ class Manifest(_Record):
 
     format_version: int = FORMAT_VERSION
     index: str
+    index_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
+    """Random, made with the first version and the same in all that follow: an index that is made anew under the same
+    name has another one. None in manifests of early days."""
     version: Annotated[int, Field(ge=1)]
     parent: int | None = None
     """The version this one was made from."""

@@ -48,6 +48,7 @@ class _Backend(Protocol):
     def read(self, key: str) -> bytes: ...
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None: ...
     def size(self, key: str) -> int: ...
+    def stamp(self, key: str) -> str: ...
     def list(self, prefix: str) -> Iterator[StoredObject]: ...
     def folders(self) -> Sequence[str]: ...
     def delete(self, key: str) -> None: ...
@@ -111,6 +112,15 @@ class Store:
     def size(self, key: str) -> int:
         """Return the size of an object in bytes."""
         return self._backend.size(_checked(key))
+
+    def stamp(self, key: str) -> str:
+        """Return a text that is another one once the object was replaced; costs no reading.
+
+        Raises:
+            NotFoundError: there is no such object.
+
+        """
+        return self._backend.stamp(_checked(key))
 
     def exists(self, key: str) -> bool:
         """Return whether there is such an object."""
@@ -184,6 +194,11 @@ class _FolderBackend:
         with _os_errors(key):
             return (self.root / key).stat().st_size
 
+    def stamp(self, key: str) -> str:
+        with _os_errors(key):
+            status = (self.root / key).stat()
+        return f"{status.st_dev}-{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
+
     def list(self, prefix: str) -> Iterator[StoredObject]:
         for folder, _, names in os.walk(self.root / prefix):
             for name in names:
@@ -225,6 +240,11 @@ class _ObjectBackend:
     def size(self, key: str) -> int:
         with _object_errors(key):
             return obstore.head(self._store, key)["size"]
+
+    def stamp(self, key: str) -> str:
+        with _object_errors(key):
+            meta = obstore.head(self._store, key)
+        return f"{meta['e_tag']}-{meta['last_modified'].timestamp()}-{meta['size']}"
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         with _object_errors(prefix):

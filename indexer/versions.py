@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import secrets
 from datetime import datetime, timezone
 
-from scannery.indexer.errors import AlreadyExistsError, CorruptError, NotFoundError
+from scannery.indexer.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    FormatError,
+    NotFoundError,
+    ReplacedError,
+)
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec import INDEX_NAME
 from scannery.indexer.store import Store
 
 __all__ = [
     "commit",
+    "inherited_id",
     "latest_version",
     "list_indexes",
     "list_versions",
     "manifest_key",
+    "new_index_id",
     "read_manifest",
     "segment_key",
 ]
@@ -75,10 +85,14 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
 
     Raises:
         AlreadyExistsError: somebody else published a version since the parent; nothing was changed.
+        ReplacedError: the index that the manifest was made for is gone, and another one has its name.
 
     """
     version = (manifest.parent or 0) + 1
-    published = manifest.model_copy(update={"version": version, "created_at": datetime.now(timezone.utc)})
+    index_id = inherited_id(store, manifest)
+    published = manifest.model_copy(
+        update={"version": version, "created_at": datetime.now(timezone.utc), "index_id": index_id}
+    )
     try:
         store.create(manifest_key(manifest.index, version), published.to_json())
     except AlreadyExistsError as error:
@@ -87,6 +101,36 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
             "run this one again to build on top of it"
         ) from error
     return published
+
+
+def new_index_id() -> str:
+    """Return a random id for an index."""
+    return secrets.token_hex(16)
+
+
+def inherited_id(store: Store, manifest: Manifest) -> str:
+    """Return the id of the index that a manifest is to be a version of; a new one where it has none so far.
+
+    Raises:
+        ReplacedError: it was made for another index of the same name.
+
+    """
+    known = _known_id(store, manifest.index)
+    if known and manifest.index_id and known != manifest.index_id:
+        raise ReplacedError(
+            f"index {manifest.index!r} was made anew or restored meanwhile: this version was made for the index with "
+            f"id {manifest.index_id}, the store has {known}; run this again"
+        )
+    return known or manifest.index_id or new_index_id()
+
+
+def _known_id(store: Store, index: str) -> str | None:
+    """Return the id in the newest version that has one: those of early days, and of older releases, have none."""
+    for version in reversed(list_versions(store, index)):
+        with contextlib.suppress(CorruptError, FormatError, NotFoundError):  # damaged, or collected meanwhile
+            if found := read_manifest(store, index, version).index_id:
+                return found
+    return None
 
 
 def segment_key(index: str, key: str) -> str:

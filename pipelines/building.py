@@ -242,6 +242,7 @@ def new_job(
         recipe=recipe,
         build_id="",
         parent=parent.version if parent else None,
+        index_id=parent.index_id if parent else None,
         mode=mode,
         queries=queries,
         merge=mode == "upsert" and rewritten,

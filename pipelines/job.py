@@ -51,6 +51,9 @@ class Job:
     parent: int | None
     """Version that was current when the build began."""
 
+    index_id: str | None = None
+    """Id of the index when the build began: another one of the same name is not built upon."""
+
     mode: Mode = "full"
     """`upsert` only where there is a parent to keep rows of."""
 

@@ -161,6 +161,7 @@ def _manifest(
 ) -> Manifest:
     return Manifest(
         index=job.index,
+        index_id=job.index_id,
         version=(job.parent or 0) + 1,
         parent=job.parent,
         created_at=datetime.now(timezone.utc),

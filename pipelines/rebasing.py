@@ -46,6 +46,7 @@ def rebase(outcomes: Sequence[ShardOutcome], base: Manifest, job: Job, store: St
             return current
         recall = expected_recall(segments, current.spec.target_recall, given_queries=queries_of(current))
         update = {"parent": current.version, "segments": segments, "recall": recall}
+        update["index_id"] = base.index_id or current.index_id  # another index of the name is refused
         try:
             return commit(store, current.model_copy(update=update))
         except AlreadyExistsError:

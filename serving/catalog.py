@@ -21,6 +21,7 @@ from scannery.indexer import (
     SegmentCache,
     Store,
     latest_version,
+    manifest_key,
     open_index,
     read_manifest,
 )
@@ -34,11 +35,10 @@ from scannery.serving.errors import (
     UnknownIndexError,
 )
 from scannery.serving.live.index import LiveIndex
-from scannery.serving.live.location import log_folder
 from scannery.serving.live.log import LogGapError
 from scannery.serving.live.log_database import check_sqlite
+from scannery.serving.live.log_place import LogPlace
 from scannery.serving.live.maintenance import Maintenance
-from scannery.serving.live.sqlite_log import SqliteLog
 from scannery.serving.live.tail import Tail
 from scannery.serving.security.principals import CURRENT
 from scannery.serving.snapshot import Snapshot
@@ -61,6 +61,8 @@ class _Entry:
     """Why the current version is not open."""
     checked_at_s: float = float("-inf")
     failures: int = 0
+    stamp: str = ""
+    """Of the manifest that is open, by which another one of the same number is told."""
     retry_at_s: float = float("-inf")
 
     @property
@@ -272,12 +274,24 @@ class Catalog:
         now = self._clock()
         entry.checked_at_s = now
         current = entry.snapshot
-        if (current is None or current.manifest.version != version) and now >= entry.retry_at_s:
+        if now >= entry.retry_at_s and (
+            current is None or current.manifest.version != version or self._is_other(entry, name, version)
+        ):
             self._open(entry, name, version, encoders=encoders)
         return entry
 
+    def _is_other(self, entry: _Entry, name: str, version: int) -> bool:
+        """Return whether the index was made anew or restored: a version of the same number is another one then."""
+        if entry.live is not None and entry.live.replaced:
+            return True
+        try:
+            return self._store.stamp(manifest_key(name, version)) != entry.stamp
+        except IndexerError:
+            return False  # removed, or not to be reached this moment; the next look tells
+
     def _open(self, entry: _Entry, name: str, version: int, *, encoders: bool) -> None:
         try:
+            stamp = self._store.stamp(manifest_key(name, version))
             index = self._moved(entry, name, version, encoders=encoders)
         except IndexerError as error:
             entry.failures += 1
@@ -285,7 +299,7 @@ class Catalog:
             entry.retry_at_s = self._clock() + min(MAX_BACKOFF_S, 2.0 ** min(entry.failures, 10))
             _LOG.error("index %s: version %d cannot be opened: %s", name, version, error)
             return
-        entry.error, entry.failures = None, 0
+        entry.error, entry.failures, entry.stamp = None, 0, stamp
         _LOG.info("index %s: version %d, %d datapoints", name, index.manifest.version, index.manifest.rows)
 
     def _moved(self, entry: _Entry, name: str, version: int, *, encoders: bool) -> OpenIndex:
@@ -298,13 +312,14 @@ class Catalog:
             if encoders:
                 _load_encoder(Snapshot(index, self.encoders))
             try:
-                if live is not None:
+                if live is not None and live.is_of(index.manifest):
                     live.move(index)
                 else:
-                    folder = log_folder(self._log_root, name)
-                    opener = None if folder is None else SqliteLog.opener(folder)
-                    entry.live = LiveIndex(index, self.encoders, open_log=opener, on_gap=entry.look_again)
-                    if self._log_root is not None:
+                    home = LogPlace(self._store, name, self._log_root)
+                    entry.live = LiveIndex(index, self.encoders, home=home, on_gap=entry.look_again)
+                    if live is not None:  # of an index, or on a log, that is gone
+                        live.close()
+                    if self._log_root is not None and entry.maintenance is None:
                         entry.maintenance = Maintenance(self._store, name, self._log_root)
                 return index
             except LogGapError as error:

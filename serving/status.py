@@ -6,6 +6,7 @@ from grpc import StatusCode
 
 from scannery.indexer import errors as indexer
 from scannery.serving import errors as serving
+from scannery.serving.live.log import LogGapError, LogReplacedError, WrongLogError
 from scannery.v1.types_pb2 import ErrorDetail
 
 __all__ = ["DETAIL_KEY", "status_of"]
@@ -39,6 +40,9 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (indexer.NotFoundError, StatusCode.NOT_FOUND),
     (indexer.AlreadyExistsError, StatusCode.ALREADY_EXISTS),
     (indexer.CorruptError, StatusCode.DATA_LOSS),
+    (WrongLogError, StatusCode.FAILED_PRECONDITION),
+    (LogReplacedError, StatusCode.UNAVAILABLE),
+    (LogGapError, StatusCode.UNAVAILABLE),
     (indexer.FormatError, StatusCode.FAILED_PRECONDITION),
     (indexer.StoreUriError, StatusCode.INVALID_ARGUMENT),
     (indexer.StoreError, StatusCode.UNAVAILABLE),

@@ -1,19 +1,36 @@
 """Backup: a consistent copy of an index, version and log, while it is served and written to.
 
-The copy lies in a store of its own, in the same layout: it can be served as it is, verified, or copied back.
+The copy lies in a store of its own, in the same layout: it can be verified, copied back, and served as it is where it
+lies in a folder. It is an index of its own, with ids of its own: both may be written to from then on.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scannery.indexer import AlreadyExistsError, Manifest, NotFoundError, Store, read_manifest, segment_key
+from scannery.indexer import (
+    AlreadyExistsError,
+    Manifest,
+    NotFoundError,
+    Store,
+    manifest_key,
+    new_index_id,
+    read_manifest,
+    segment_key,
+)
 from scannery.indexer.scratch import scratch_folder
 from scannery.serving.errors import ReadOnlyError
-from scannery.serving.live.location import LOG_FOLDER, log_folder
-from scannery.serving.live.log_files import LOG_FILE, sync_folder
-from scannery.serving.live.sqlite_log import SqliteLog
+from scannery.serving.live.location import LOG_FOLDER
+from scannery.serving.live.log import WrongLogError
+from scannery.serving.live.log_files import LOG_FILE, TURN_FILE, make_folders, open_private, sync_folder
+from scannery.serving.live.log_place import LogPlace
+from scannery.serving.live.registry import register, registered, registration_key
+from scannery.serving.live.sqlite_log import SqliteLog, rename_log
 
 __all__ = ["BackupReport", "restore", "snapshot"]
 
@@ -39,58 +56,97 @@ def snapshot(store: Store, index: str, target: Store, *, log_root: Path | None =
     Raises:
         NotFoundError: no such index.
         AlreadyExistsError: the target has the index.
+        WrongLogError: the log of the index is not where it was looked for.
 
     """
-    folder = log_folder(log_root or store.local_root, index)
-    with scratch_folder("backup") as place:
-        copy = place / LOG_FILE
-        manifest, sequence = _consistent(store, index, folder, copy)
+    place = LogPlace(store, index, log_root)
+    if place.folder is None and (known := registered(store, index)) is not None:
+        raise WrongLogError(
+            f"index {index!r} has live updates in a log {known.where}; give its folder with --log, or the copy "
+            "would lack those that are not sealed"
+        )
+    with scratch_folder("backup") as folder:
+        copy = folder / LOG_FILE
+        manifest, sequence = _consistent(store, index, place, copy)
         _check_absent(target, index)
+        fork = _Fork.of(manifest)
         size_bytes = _copy_files(store, target, manifest)
         if copy.exists():
+            fork.rename(copy)
             target.write_file(_log_key(index), copy)
             size_bytes += copy.stat().st_size
+            register(target, index, fork.log_id, None)
         # Last: it is what makes the copy one.
-        _publish(target, manifest)
+        _publish(target, fork.manifest)
     return _report(manifest, sequence, size_bytes, with_log=sequence > manifest.log_sequence)
 
 
 def restore(backup: Store, index: str, store: Store, *, log_root: Path | None = None) -> BackupReport:
     """Copy an index back from a store that `snapshot` has written.
 
+    What is restored is a fork: the index that the copy was made of may still be written to, or other copies of it. So
+    it gets an id of its own, in its version and in its log, and neither log is ever taken for the other's.
+
     Raises:
         NotFoundError: the backup does not have the index.
-        AlreadyExistsError: the store has it: restore into another store, or remove it first.
+        AlreadyExistsError: the store has it, or there is a log in its place: restore into another store, or remove it
+            first.
         ReadOnlyError: there is a log, and no local folder to put it.
 
     """
     manifest = read_manifest(backup, index)
     _check_absent(store, index)
-    folder = log_folder(log_root or store.local_root, index)
+    folder = LogPlace(store, index, log_root).folder
+    _check_no_log(folder)
+    fork = _Fork.of(manifest)
     size_bytes = _copy_files(backup, store, manifest)
     sequence = manifest.log_sequence
-    try:
-        with backup.open_file(_log_key(index)) as path:
+    with _log_of(backup, index) as path:
+        if path is not None:
             if folder is None:
                 raise ReadOnlyError(
                     f"the backup of index {index!r} has a log of live updates, which needs a local folder (--log)"
                 )
-            sequence = max(sequence, _place_log(path, folder))
+            sequence = max(sequence, _place_log(path, folder, fork))
+            register(store, index, fork.log_id, folder)
             size_bytes += path.stat().st_size
-    except NotFoundError:
-        pass
-    _publish(store, manifest)
+    _publish(store, fork.manifest)
     return _report(manifest, sequence, size_bytes, with_log=sequence > manifest.log_sequence)
 
 
-def _consistent(store: Store, index: str, folder: Path | None, copy: Path) -> tuple[Manifest, int]:
+@dataclass(frozen=True)
+class _Fork:
+    """A copy of an index, as an index of its own."""
+
+    manifest: Manifest
+    log_id: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> _Fork:
+        return cls(manifest.model_copy(update={"index_id": new_index_id()}), new_index_id())
+
+    def rename(self, copy: Path) -> None:
+        """Give a log that is nobody's yet the ids of the fork."""
+        rename_log(copy, log_id=self.log_id, index_id=self.manifest.index_id)
+
+
+@contextmanager
+def _log_of(backup: Store, index: str) -> Iterator[Path | None]:
+    """Give the file of the log in a backup; None if it has none."""
+    if not backup.exists(_log_key(index)):
+        if registered(backup, index) is not None:
+            raise NotFoundError(f"the backup of index {index!r} lacks its log: there is no {_log_key(index)}")
+        yield None
+        return
+    with backup.open_file(_log_key(index)) as path:
+        yield path
+
+
+def _consistent(store: Store, index: str, place: LogPlace, copy: Path) -> tuple[Manifest, int]:
     """Return a manifest, with a copy of the log that has all that comes after it, and the last sequence."""
     for _ in range(MAX_ATTEMPTS):
         manifest = read_manifest(store, index)
-        try:
-            log = SqliteLog(folder) if folder else None
-        except FileNotFoundError:
-            log = None
+        log = place.checked(manifest)
         if log is None:
             return manifest, manifest.log_sequence
         try:
@@ -112,6 +168,20 @@ def _consistent(store: Store, index: str, folder: Path | None, copy: Path) -> tu
 def _check_absent(store: Store, index: str) -> None:
     if store.list(f"{index}/versions"):
         raise AlreadyExistsError(f"{store.uri} has an index {index!r} already")
+    if registered(store, index) is not None:
+        raise AlreadyExistsError(
+            f"{store.uri} has {registration_key(index)} of an index {index!r} that is gone; remove it first"
+        )
+
+
+def _check_no_log(folder: Path | None) -> None:
+    """Raise unless there is nothing of a log: SQLite would apply the write-ahead log of another database."""
+    names = sorted(item.name for item in folder.iterdir()) if folder is not None and folder.is_dir() else []
+    found = [name for name in names if name == TURN_FILE or name.startswith(LOG_FILE)]
+    if found:
+        raise AlreadyExistsError(
+            f"{folder} has a log already ({', '.join(found)}); move that folder away first"
+        )
 
 
 def _copy_files(source: Store, target: Store, manifest: Manifest) -> int:
@@ -130,11 +200,14 @@ def _keys(manifest: Manifest) -> list[str]:
     return [*keys, *([given] if given else [])]
 
 
-def _place_log(path: Path, folder: Path) -> int:
+def _place_log(path: Path, folder: Path, fork: _Fork) -> int:
     """Copy a log to where it belongs, durably, and return its last sequence."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     draft = folder / f".tmp-{LOG_FILE}"
-    draft.write_bytes(path.read_bytes())
+    os.close(open_private(draft))
+    with path.open("rb") as source, draft.open("wb") as target:
+        shutil.copyfileobj(source, target, 1 << 22)
+    fork.rename(draft)
     draft.rename(folder / LOG_FILE)
     sync_folder(folder)
     log = SqliteLog(folder)
@@ -145,7 +218,7 @@ def _place_log(path: Path, folder: Path) -> int:
 
 
 def _publish(store: Store, manifest: Manifest) -> None:
-    store.create(f"{manifest.index}/versions/{manifest.version:08d}.json", manifest.to_json())
+    store.create(manifest_key(manifest.index, manifest.version), manifest.to_json())
 
 
 def _log_key(index: str) -> str:

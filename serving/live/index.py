@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from scannery.indexer import CorruptError, IndexerError, OpenIndex
+from scannery.indexer import CorruptError, IndexerError, Manifest, OpenIndex, StoreError
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import (
@@ -21,7 +22,16 @@ from scannery.serving.errors import (
     OverloadedError,
     ReadOnlyError,
 )
-from scannery.serving.live.log import Answer, LogEntry, LogGapError, LogOpener, MutationLog, Turn
+from scannery.serving.live.log import (
+    Answer,
+    LogEntry,
+    LogGapError,
+    LogHome,
+    LogReplacedError,
+    MutationLog,
+    Request,
+    Turn,
+)
 from scannery.serving.live.memtable import LiveState, apply, begin
 from scannery.serving.live.parsing import Deletion
 from scannery.serving.live.preparing import PreparedUpsert
@@ -49,19 +59,30 @@ class LiveIndex:
         index: OpenIndex,
         encoders: EncoderPool,
         *,
-        open_log: LogOpener | None,
+        home: LogHome,
         on_gap: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take an open version, and what opens its log; None: it takes no writes.
+        """Take an open version, and where its log is.
+
+        Args:
+            index: the version.
+            encoders: of texts.
+            home: of the log.
+            on_gap: called when there is a later version than this, or another index; `replaced` tells which.
 
         Raises:
             CorruptError, FormatError: the log cannot be replayed.
+            WrongLogError: it is not the log of the index.
             LogGapError: there is a later version by now.
 
         """
         self._encoders = encoders
-        self._open_log = open_log
+        self._home = home
+        self._claimed = False
+        self._closed = False
         self._on_gap = on_gap
+        self.replaced = False
+        """Whether another log has taken the place of the one that this follows: it has to be made anew."""
         self._masks = MaskCache()
         self._lock = threading.Lock()
         self._applied = threading.Condition()
@@ -69,13 +90,24 @@ class LiveIndex:
         self._writer: Writer | None = None
         self._trouble = ""
         self._behind = False
-        self._state = self._replayed(begin(index))
+        self._open_at_s = 0.0
+        self._state = begin(index)
+        try:
+            self._state = self._replayed(self._state)
+        except BaseException:
+            self.close()
+            raise
         self.snapshot = self._snapshot()
 
     @property
     def state(self) -> LiveState:
         """Version, rows that are alive, and the newest rows."""
         return self._state
+
+    def is_of(self, manifest: Manifest) -> bool:
+        """Return whether a version is one of this index, and not of another that has its name by now."""
+        known = self._state.manifest.index_id
+        return not self.replaced and (known is None or known == manifest.index_id)
 
     def move(self, index: OpenIndex) -> None:
         """Go over to another version, with the mutations that it does not hold; nobody sees anything in between.
@@ -97,7 +129,7 @@ class LiveIndex:
         if not self._lock.acquire(timeout=wait_s):
             return False
         try:
-            log = self._opened()
+            log = None if self.replaced else self._opened()
             if log is None or not (log.changed() or self._behind):
                 return False
             self._behind = True  # until it has worked: the log says only once that it changed
@@ -110,6 +142,9 @@ class LiveIndex:
             return found
         except LogGapError:
             self._on_gap()
+            return False
+        except LogReplacedError as error:
+            self._note_replaced(error)
             return False
         except IndexerError as error:
             if error.message != self._trouble:
@@ -140,7 +175,7 @@ class LiveIndex:
             snapshot = self.snapshot
         return snapshot
 
-    def upsert(self, prepared: PreparedUpsert, request_id: str, deadline: Deadline) -> Answer:
+    def upsert(self, prepared: PreparedUpsert, request: Request, deadline: Deadline) -> Answer:
         """Write a batch; return when it is durable and visible here. Raises as `Writer.submit`."""
 
         def resolve(state: LiveState) -> tuple[Mutation, bytes, int]:
@@ -150,16 +185,16 @@ class LiveIndex:
             return mutation, encode(mutation), mutation.rows.num_rows
 
         size_bytes = prepared.mutation.rows.nbytes if prepared.needs_state else len(prepared.encoded)
-        return self._submit(Write(request_id, size_bytes, prepared.needs_state, resolve), deadline)
+        return self._submit(Write(request, size_bytes, prepared.needs_state, resolve), deadline)
 
-    def delete(self, deletion: Deletion, request_id: str, deadline: Deadline) -> Answer:
+    def delete(self, deletion: Deletion, request: Request, deadline: Deadline) -> Answer:
         """Delete; return when that is durable and visible here. Raises as `Writer.submit`."""
 
         def resolve(state: LiveState) -> tuple[Mutation, bytes, int]:
             mutation, count = resolve_deletion(deletion, state)
             return mutation, encode(mutation), count
 
-        return self._submit(Write(request_id, 0, True, resolve), deadline)
+        return self._submit(Write(request, 0, True, resolve), deadline)
 
     def check_writable(self) -> None:
         """Raise what a write would raise, before anything is done for it.
@@ -167,61 +202,93 @@ class LiveIndex:
         Raises:
             ReadOnlyError: the store is a bucket, and there is no folder for a log.
             OverloadedError: the newest rows wait to be sealed.
+            ClosedError: the engine is closed.
 
         """
-        if self._open_log is None:
+        if self._closed:
+            raise ClosedError("the engine is closed")
+        if not self._home.writable:
             raise ReadOnlyError(
                 f"index {self._state.manifest.index!r} takes no writes: its store is a bucket, and the log of live "
                 "updates needs a local folder (--log)"
             )
         live = self._state.manifest.spec.live
-        if self._state.memory_rows >= live.max_rows or self._state.memory_bytes >= live.max_bytes:
+        state = self._state
+        if state.memory_rows >= live.max_rows or max(state.memory_bytes, state.log_bytes) >= live.max_bytes:
             raise OverloadedError(
-                f"{self._state.memory_rows} new rows in memory wait to be sealed", retry_after_s=RETRY_S
+                f"{state.memory_rows} new rows in memory and {state.log_bytes >> 20} MiB of log wait to be sealed",
+                retry_after_s=RETRY_S,
             )
 
     def close(self) -> None:
         """Let go of the log; a write that runs is finished."""
-        if self._writer is not None:
-            self._writer.close()
+        with self._applied:
+            self._closed, writer = True, self._writer
+        if writer is not None:
+            writer.close()
         with self._lock:
-            log, self._log, self._open_log = self._log, None, None
+            log, self._log = self._log, None
         if log is not None:
             log.close()
 
     def _submit(self, write: Write, deadline: Deadline) -> Answer:
         self.check_writable()
         with self._applied:
+            if self._closed:
+                raise ClosedError("the engine is closed")
             if self._writer is None:
                 self._writer = Writer(self._state.manifest.index, self._commit)
         return self._writer.submit(write, deadline)
 
     def _commit(self, group: Sequence[Write]) -> None:
-        with self._lock:
-            log = self._opened(create=True)
-            after = self._state.manifest.log_sequence
-        if log is None:
-            raise ClosedError("the engine is closed")
-        answers: dict[int, Answer | Exception] = {}
         try:
-            with ExitStack() as turns:
-                # The turn first: whoever waits for it must not keep others from following the log.
-                turn = turns.enter_context(log.turn(after=after))
-                with self._lock:
-                    with turns.pop_all():  # leaving it commits
-                        state = self._appended(turn, group, answers)
-                    # Durable from here on, and visible before anybody hears of it.
-                    self._publish(state)
+            answers = self._committed(group)
         except LogGapError as error:
             self._on_gap()
             raise OverloadedError("the index moves to another version", retry_after_s=RETRY_S) from error
+        except LogReplacedError as error:
+            self._note_replaced(error)
+            raise StoreError(f"{error}; what is there now is opened next") from error
         for number, write in enumerate(group):
             answer = answers[number]
             if isinstance(answer, Exception):
                 write.outcome.set_exception(answer)
             else:
                 write.outcome.set_result(answer)
-        self._tidy(log)
+        if self._log is not None:
+            self._tidy(self._log)
+
+    def _committed(self, group: Sequence[Write]) -> dict[int, Answer | Exception]:
+        """Append what a group comes to, and return the answer to each write, by its place in the group."""
+        with self._lock:
+            log = self._writable_log()
+            manifest = self._state.manifest
+        answers: dict[int, Answer | Exception] = {}
+        with ExitStack() as turns:
+            # The turn first: a write that waits for it must not keep others from following the log.
+            turn = turns.enter_context(log.turn(after=manifest.log_sequence, index_id=manifest.index_id))
+            with self._lock:
+                with turns.pop_all():  # leaving it commits
+                    state = self._appended(turn, group, answers)
+                # Durable from here on, and visible before anybody hears of it.
+                self._publish(state)
+        return answers
+
+    def _writable_log(self) -> MutationLog:
+        if self._closed:
+            raise ClosedError("the engine is closed")
+        if self.replaced:
+            raise LogReplacedError("the mutation log was replaced while it was open")
+        if self._log is None or not self._claimed:
+            self._log = self._home.claim(self._log, self._state.manifest)
+            self._claimed = True
+        return self._log
+
+    def _note_replaced(self, error: LogReplacedError) -> None:
+        if not self.replaced:
+            _LOG.error("index %s: %s", self._state.manifest.index, error)
+        self.replaced = True
+        self._on_gap()
 
     def _appended(
         self, turn: Turn, group: Sequence[Write], answers: dict[int, Answer | Exception]
@@ -229,26 +296,32 @@ class LiveIndex:
         """Append what the writes come to, and return the state after them; `answers` gets that of each write."""
         if turn.position < self._state.manifest.log_sequence:
             raise LogGapError("the index has moved to a version that the log does not reach")
+        if turn.position < self._state.sequence:
+            raise LogReplacedError(
+                f"the log ends at sequence {turn.position}, and had {self._state.sequence} before: it was replaced"
+            )
         state = state_after(self._state, turn.read(self._state.sequence))
         pending: list[tuple[int, Mutation]] = []
+        size_bytes = 0
         for number, write in enumerate(group):
-            known = turn.answer_of(write.request_id) if write.request_id else None
-            if known is not None:
-                answers[number] = known
-                continue
-            if write.needs_state:
-                state, pending = apply(state, pending), []
             try:
+                known = turn.answer_of(write.request) if write.request.id else None
+                if known is not None:
+                    answers[number] = known
+                    continue
+                if write.needs_state:
+                    state, pending = apply(state, pending), []
                 mutation, data, count = write.resolve(state)
                 # The index may have moved to another version since it was prepared.
                 mutation = rows_fit(mutation, state.manifest, sequence=turn.position + 1)
             except Exception as error:  # noqa: BLE001  it is this request's alone
                 answers[number] = error
                 continue
-            sequence = turn.append(data, request_id=write.request_id, count=count)
+            sequence = turn.append(data, request=write.request, count=count)
             pending.append((sequence, mutation))
+            size_bytes += len(data)
             answers[number] = Answer(sequence, count)
-        return apply(state, pending)
+        return apply(state, pending).logged(size_bytes)
 
     def _tidy(self, log: MutationLog) -> None:
         try:
@@ -256,16 +329,26 @@ class LiveIndex:
         except (IndexerError, ReadOnlyError) as error:
             _LOG.warning("index %s: %s", self._state.manifest.index, error)
 
-    def _opened(self, *, create: bool = False) -> MutationLog | None:
-        if self._log is None and self._open_log is not None:
+    def _opened(self) -> MutationLog | None:
+        """Return the log; one that others made since is compared before it is followed."""
+        if self._log is None and not self._closed and time.monotonic() >= self._open_at_s:
+            log = self._home.open()
             try:
-                self._log = self._open_log(create=create)
-            except FileNotFoundError:
-                return None
+                if log is not None:
+                    self._home.check(log, self._state.manifest)
+            except BaseException:
+                assert log is not None
+                log.close()
+                self._open_at_s = time.monotonic() + RETRY_S
+                raise
+            self._log = log
         return self._log
 
     def _replayed(self, state: LiveState) -> LiveState:
+        before, self._open_at_s = self._log, 0.0
         log = self._opened()
+        if log is before:  # else it was compared right now
+            self._home.check(log, state.manifest)
         # First: others may append meanwhile.
         acknowledged = log.acknowledged() if log is not None else 0
         state = self._caught_up(state)
@@ -311,13 +394,11 @@ def state_after(state: LiveState, entries: Sequence[LogEntry]) -> LiveState:
 
     """
     manifest = state.manifest
-    return apply(
-        state,
-        [
-            (
-                entry.sequence,
-                rows_fit(decode(entry.data, sequence=entry.sequence), manifest, sequence=entry.sequence),
-            )
-            for entry in entries
-        ],
-    )
+    mutations = [
+        (
+            entry.sequence,
+            rows_fit(decode(entry.data, sequence=entry.sequence), manifest, sequence=entry.sequence),
+        )
+        for entry in entries
+    ]
+    return apply(state, mutations).logged(sum(len(entry.data) for entry in entries))

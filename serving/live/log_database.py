@@ -26,10 +26,15 @@ __all__ = [
     "create_database",
     "explained",
     "sqlite_version",
+    "upgrade",
 ]
 
-LOG_FORMAT = 1
-"""Version of the database that this code writes; it refuses later ones."""
+LOG_FORMAT = 2
+"""Version of the database that this code writes; it refuses later ones, and reads those from 1 on.
+
+2 knows which log it is and of which index, and has the digests of requests. A log of format 1 becomes one by the first
+write. Releases that know only format 1 refuse it: they would not compare.
+"""
 
 APPLICATION_ID = 0x5363616E  # "Scan": tells our databases from others
 PAGE_BYTES = 1 << 14
@@ -42,7 +47,8 @@ CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID
 INSERT INTO state VALUES ('truncated', 0);
 CREATE TABLE records (sequence INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE TABLE answers (
-    request_id TEXT PRIMARY KEY, sequence INTEGER NOT NULL, count INTEGER NOT NULL, answered_at REAL NOT NULL
+    request_id TEXT PRIMARY KEY, sequence INTEGER NOT NULL, count INTEGER NOT NULL, answered_at REAL NOT NULL,
+    digest BLOB
 ) WITHOUT ROWID;
 CREATE INDEX answers_by_age ON answers (answered_at);
 """
@@ -122,6 +128,13 @@ def create_database(path: Path) -> None:
         connection.execute(_SCHEMA)
     finally:
         connection.close()
+
+
+def upgrade(connection: apsw.Connection) -> None:
+    """Bring a log of an earlier format to the present one, inside of a transaction."""
+    if connection.pragma("user_version") < LOG_FORMAT:
+        connection.execute("ALTER TABLE answers ADD COLUMN digest BLOB")
+        connection.execute(f"PRAGMA user_version = {LOG_FORMAT}")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from scannery.indexer import StoreError
 from scannery.serving.errors import ReadOnlyError
@@ -22,6 +23,7 @@ from scannery.serving.errors import ReadOnlyError
 __all__ = [
     "LOG_FILE",
     "TURN_FILE",
+    "Mark",
     "Mode",
     "exclusive",
     "make_folders",
@@ -135,21 +137,31 @@ def exclusive(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def mark(descriptor: int, sequence: int) -> None:
+class Mark(NamedTuple):
+    """What the lock's file notes."""
+
+    sequence: int
+    """The last one that was acknowledged; 0 where nothing is noted."""
+    log_id: str | None
+    """In which log; None in files of early days."""
+
+
+def mark(descriptor: int, sequence: int, log_id: str) -> None:
     """Note in the lock's file what is about to be acknowledged; not synced, since that would cost as much again.
 
     A write-ahead log that is damaged ends for SQLite before the damage, as if nothing had come after it.
     """
     with suppress(OSError):  # it helps to find out, and nothing depends on it
-        os.pwrite(descriptor, b"%020d\n" % sequence, 0)
+        os.pwrite(descriptor, f"{sequence:020d} {log_id}\n".encode(), 0)
 
 
-def marked(path: Path) -> int:
-    """Return the last sequence that was acknowledged, as far as that is noted; 0 if it is not."""
+def marked(path: Path) -> Mark:
+    """Return the last sequence that was acknowledged, as far as that is noted."""
     try:
-        return int(path.with_name(TURN_FILE).read_bytes() or 0)
+        sequence, *log_id = path.with_name(TURN_FILE).read_text().split()
+        return Mark(int(sequence), log_id[0] if log_id else None)
     except (OSError, ValueError):
-        return 0
+        return Mark(0, None)
 
 
 def refusal(folder: Path, error: OSError) -> Exception:

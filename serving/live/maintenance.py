@@ -24,7 +24,7 @@ from typing import IO, Literal
 from scannery.indexer import IndexerError, Store, latest_version
 from scannery.serving.errors import OverloadedError
 from scannery.serving.live.location import log_folder
-from scannery.serving.live.log_files import LOG_FILE
+from scannery.serving.live.log_files import LOG_FILE, make_folders, open_private
 from scannery.serving.live.memtable import LiveState
 from scannery.serving.live.merging import due
 
@@ -41,11 +41,15 @@ _TAIL_BYTES = 2000
 
 
 def seal_due(state: LiveState, age_s: float) -> bool:
-    """Return whether what is in memory should become segments; `age_s` is that of the oldest mutation there."""
+    """Return whether what is in memory should become segments; `age_s` is that of the oldest mutation there.
+
+    The records count besides the rows: rows that were replaced and deletions take space in the log alone.
+    """
     if not state.mutations:
         return False
     live = state.manifest.spec.live
-    full = state.memory_rows >= live.seal_rows or state.memory_bytes >= live.seal_bytes
+    size_bytes = max(state.memory_bytes, state.log_bytes)
+    full = state.memory_rows >= live.seal_rows or size_bytes >= live.seal_bytes
     return full or age_s >= live.seal_age_s
 
 
@@ -172,13 +176,14 @@ def locked(log_root: Path, index: str, task: Task) -> Iterator[None]:
 
     """
     path = _lock_path(log_root, index, task)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     lock = _take(path)
     if lock is None:
         raise OverloadedError(f"index {index!r}: another process is at it ({task})", retry_after_s=5.0)
     try:
         yield
     finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open, too
         os.close(lock)
 
 
@@ -201,7 +206,7 @@ def _lock_path(log_root: Path, index: str, task: Task) -> Path:
 
 def _take(path: Path) -> int | None:
     """Return the lock file, open and locked; None if somebody has it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = open_private(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -65,6 +65,8 @@ class LiveState:
     sequence: int
     mutations: int = 0
     """Batches that are not in the version."""
+    log_bytes: int = 0
+    """Bytes of their records: what a restart reads again. Rows that were replaced and deletions count here only."""
 
     @property
     def manifest(self) -> Manifest:
@@ -80,6 +82,10 @@ class LiveState:
     def memory_bytes(self) -> int:
         """Memory that they take."""
         return sum(piece.segment.size_bytes for piece in self.pieces)
+
+    def logged(self, size_bytes: int) -> LiveState:
+        """Return the state with the bytes of further records counted."""
+        return replace(self, log_bytes=self.log_bytes + size_bytes) if size_bytes else self
 
     def opened(self) -> OpenIndex:
         """Return version and pieces as one index, for search."""

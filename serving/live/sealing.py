@@ -26,16 +26,16 @@ from scannery.indexer import (
     next_version,
     open_index,
     open_segment,
+    read_manifest,
     segment_key,
     shards_of_ids,
 )
 from scannery.indexer.scratch import scratch_folder
 from scannery.serving.live.index import state_after
-from scannery.serving.live.location import log_folder
 from scannery.serving.live.log import MutationLog
+from scannery.serving.live.log_place import LogPlace
 from scannery.serving.live.memtable import LiveState, begin
 from scannery.serving.live.rows import live_rows, stored_schema
-from scannery.serving.live.sqlite_log import SqliteLog
 
 __all__ = ["SealReport", "seal"]
 
@@ -68,31 +68,35 @@ def seal(
 
     Raises:
         NotFoundError, CorruptError, FormatError: the index or its log cannot be read.
+        WrongLogError: the index uses another log than the one in this folder.
         BuildError, StoreError: a segment cannot be built or stored.
         AlreadyExistsError: others committed versions all the time.
 
     """
-    folder = log_folder(log_root or store.local_root, index)
-    if folder is None:
+    place = LogPlace(store, index, log_root)
+    log = place.checked(read_manifest(store, index))
+    if log is None:
         return None
     try:
-        log = SqliteLog(folder)
-    except FileNotFoundError:
-        return None
-    try:
-        return _sealed(store, index, log, cache, threads)
+        return _sealed(store, index, place, log, cache, threads)
     finally:
         log.close()
 
 
 def _sealed(
-    store: Store, index: str, log: MutationLog, cache: SegmentCache | None, threads: int | None
+    store: Store,
+    index: str,
+    place: LogPlace,
+    log: MutationLog,
+    cache: SegmentCache | None,
+    threads: int | None,
 ) -> SealReport | None:
     cache = cache or SegmentCache()
     opened = None
     for attempt in range(MAX_ATTEMPTS):
         opened = open_index(store, index, cache=cache, reuse=opened)
         parent = opened.manifest
+        place.check(log, parent)  # it may be another index since the last attempt
         state = begin(opened)
         while entries := log.read(state.sequence):
             state = state_after(state, entries)

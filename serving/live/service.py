@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Protocol
 
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
+from scannery.serving.errors import OverloadedError
 from scannery.serving.live.index import LiveIndex
+from scannery.serving.live.log import Request
 from scannery.serving.live.parsing import parse_delete, parse_upsert
 from scannery.serving.live.plain import prepare_plain
 from scannery.serving.live.preparing import prepare
+from scannery.serving.security.principals import ANONYMOUS, CURRENT
 from scannery.v1 import index_pb2 as pb
 
-__all__ = ["Writes"]
+__all__ = ["Writes", "identified"]
+
+NO_REQUEST = Request("")
 
 
 class Indexes(Protocol):
@@ -37,13 +43,12 @@ class Writes:
 
     def upsert(self, request: pb.UpsertRequest, deadline: Deadline) -> pb.UpsertResponse:
         """Write a batch; all of it or nothing."""
-        index = self._indexes.live(request.index)
-        index.check_writable()
+        index = self._writable(request.index)
         manifest = index.state.manifest
         prepared = prepare_plain(request, manifest)
         if prepared is None:
             prepared = prepare(parse_upsert(request, manifest), manifest, self._indexes.encoders, deadline)
-        answer = index.upsert(prepared, request.request_id, deadline)
+        answer = index.upsert(prepared, identified(request), deadline)
         self._indexes.written()
         return pb.UpsertResponse(
             sequence=answer.sequence, written=answer.count, request_id=request.request_id
@@ -51,10 +56,30 @@ class Writes:
 
     def delete(self, request: pb.DeleteRequest, deadline: Deadline) -> pb.DeleteResponse:
         """Delete datapoints and documents; what is not there is no error."""
-        index = self._indexes.live(request.index)
-        index.check_writable()
-        answer = index.delete(parse_delete(request), request.request_id, deadline)
+        index = self._writable(request.index)
+        answer = index.delete(parse_delete(request), identified(request), deadline)
         self._indexes.written()
         return pb.DeleteResponse(
             sequence=answer.sequence, deleted=answer.count, request_id=request.request_id
         )
+
+    def _writable(self, name: str) -> LiveIndex:
+        index = self._indexes.live(name)
+        try:
+            index.check_writable()
+        except OverloadedError:
+            # Memory is full. Without a watcher, only writes think of maintenance, and none would come through.
+            self._indexes.written()
+            raise
+        return index
+
+
+def identified(request: pb.UpsertRequest | pb.DeleteRequest) -> Request:
+    """Return what tells a repetition of a request from another request; computed only where it has an id."""
+    if not request.request_id:
+        return NO_REQUEST
+    principal = CURRENT.get()
+    caller = "" if principal is None or principal is ANONYMOUS else principal.name
+    data = request.SerializeToString(deterministic=True)
+    kind = request.DESCRIPTOR.name.encode()
+    return Request(request.request_id, caller, hashlib.blake2b(data, digest_size=16, person=kind).digest())

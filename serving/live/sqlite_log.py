@@ -12,16 +12,14 @@ import logging
 import os
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import apsw
 
-from scannery.indexer import CorruptError
-from scannery.serving.live.log import Answer, LogEntry, LogGapError
-from scannery.serving.live.log_database import connected, create_database, explained
+from scannery.serving.live.log import LogEntry, LogIdentity, LogReplacedError, WrongLogError
+from scannery.serving.live.log_database import connected, create_database, explained, sqlite_version
 from scannery.serving.live.log_files import (
     LOG_FILE,
     Mode,
@@ -35,13 +33,21 @@ from scannery.serving.live.log_files import (
     tighten,
     wal_of,
 )
+from scannery.serving.live.log_turn import (
+    SqliteTurn,
+    adopt,
+    entries_after,
+    identify,
+    identity_of,
+    position_of,
+    truncated_of,
+)
 
-__all__ = ["SqliteLog"]
+__all__ = ["SqliteLog", "rename_log"]
 
 _LOG = logging.getLogger(__name__)
 
 READ_BYTES = 64 << 20
-KEEP_ANSWERS_S = 3600.0
 CHECKPOINT_BYTES = 64 << 20
 TRUNCATE_AT_ONCE = 64
 """Records removed in one transaction: writers wait for it."""
@@ -59,6 +65,7 @@ class SqliteLog:
             FormatError: it is of a later format, or something else altogether.
             CorruptError: it is damaged.
             ReadOnlyError, StoreError: it cannot be opened or created.
+            LogReplacedError: it was replaced meanwhile.
 
         """
         self.path = folder / LOG_FILE
@@ -75,28 +82,19 @@ class SqliteLog:
             _create(self.path)
         tighten(folder)
         self._mode = mode_of(self.path)
+        self._file = _file_of(self.path)
         self._reader = connected(self.path)
         self._writer: apsw.Connection | None = None
-
-    @classmethod
-    def opener(cls, folder: Path) -> Callable[..., SqliteLog]:
-        """Return what opens the log in a folder, given `create`, and is quick to find that there is none.
-
-        Without a watcher, every query of an index that was never written to asks for it.
-        """
-        path = str(folder / LOG_FILE)
-
-        def opened(*, create: bool = False) -> SqliteLog:
-            if not create and not os.path.exists(path):  # noqa: PTH110  a third of what Path.exists takes
-                raise FileNotFoundError(path)
-            return cls(folder, create=create)
-
-        return opened
+        if _file_of(self.path) != self._file:
+            self._reader.close()
+            raise LogReplacedError(f"the mutation log {self.path} was replaced while it was opened")
 
     @contextmanager
-    def turn(self, *, after: int) -> Iterator[_Turn]:
+    def turn(self, *, after: int, index_id: str | None = None) -> Iterator[SqliteTurn]:
         """Wait for the turn to append; see MutationLog."""
+        self._check_file()
         with self._write_lock, exclusive(self.path) as lock, explained(self.path):
+            self._check_file()
             with self._read_lock:
                 self._refresh()
             if self._writer is None:
@@ -104,11 +102,14 @@ class SqliteLog:
             connection = self._writer
             connection.execute("BEGIN IMMEDIATE")
             try:
-                turn = _Turn(connection, after, self._clock)
+                log_id = adopt(connection, index_id)
+                turn = SqliteTurn(connection, after, self._clock)
                 yield turn
                 turn.forget_answers()
                 connection.execute("COMMIT")
-                mark(lock, turn.position)
+                # Again: nothing is to be acknowledged that went into a file without a name.
+                self._check_file()
+                mark(lock, turn.position, log_id)
                 self._unchecked_bytes += turn.appended_bytes
             except BaseException:
                 # Whether a commit that failed took place is not known; a new connection will see.
@@ -118,18 +119,29 @@ class SqliteLog:
                 connection.close()
                 raise
 
+    def _check_file(self) -> None:
+        """Raise LogReplacedError unless the connections are to the file that has the log's name.
+
+        A folder may be renamed or restored under a process, whose connections stay with the file that they opened.
+        """
+        now = _file_of(self.path)
+        if now != self._file:
+            what = "was removed" if now is None else "was replaced by another one"
+            raise LogReplacedError(f"the mutation log {self.path} {what} while it was open")
+
     def read(self, after: int, *, max_bytes: int = READ_BYTES) -> Sequence[LogEntry]:
         """Return the entries after a sequence; see MutationLog."""
         with self._read_lock, explained(self.path):
             # One transaction, or records could go between the two questions.
             self._reader.execute("BEGIN")
             try:
-                return _read(self._reader, after, max_bytes)
+                return entries_after(self._reader, after, max_bytes)
             finally:
                 self._reader.execute("COMMIT")
 
     def changed(self) -> bool:
-        """Return whether another connection may have written since this was last asked."""
+        """Return whether another connection may have written since this was last asked; see MutationLog."""
+        self._check_file()
         with self._read_lock, explained(self.path):
             self._refresh()
             version: int = self._reader.pragma("data_version")
@@ -148,16 +160,26 @@ class SqliteLog:
     def position(self) -> int:
         """Return the last sequence."""
         with self._read_lock, explained(self.path):
-            return _position(self._reader)
+            return position_of(self._reader)
 
     def acknowledged(self) -> int:
         """Return the last sequence that is known to have been acknowledged; see MutationLog."""
-        return marked(self.path)
+        noted, known = marked(self.path), self.identity()
+        if noted.log_id and noted.log_id != known.log_id:
+            raise WrongLogError(
+                f"{self.path} is not the log whose turn.lock lies beside it: one of the two files was replaced"
+            )
+        return noted.sequence
+
+    def identity(self) -> LogIdentity:
+        """Return which log it is, and of which index."""
+        with self._read_lock, explained(self.path):
+            return identity_of(self._reader)
 
     def truncated(self) -> int:
         """Return the sequence up to which entries were removed."""
         with self._read_lock, explained(self.path):
-            return _truncated(self._reader)
+            return truncated_of(self._reader)
 
     def truncate(self, up_to: int) -> None:
         """Remove the entries up to a sequence, few at a time, so that nobody waits long for a turn."""
@@ -226,88 +248,30 @@ class SqliteLog:
             self._write_lock.release()
 
 
-class _Turn:
-    """See Turn."""
+def rename_log(path: Path, *, log_id: str, index_id: str | None) -> None:
+    """Give a copy of a log, which no process uses, ids of its own; it is one file afterwards.
 
-    def __init__(self, connection: apsw.Connection, after: int, clock: Callable[[], float]) -> None:
-        self._connection = connection
-        self._clock = clock
-        self.position = _position(connection)
-        self.appended_bytes = 0
-        self._answered = False
-        if self.position < after:
-            # The log is older than the version, or was lost: what it has is in the segments, or nowhere.
-            self.truncate(after)
-            self.position = after
+    Raises:
+        FormatError, CorruptError, StoreError: it is no log, or damaged.
 
-    def read(self, after: int) -> Sequence[LogEntry]:
-        return _read(self._connection, after, None)
-
-    def answer_of(self, request_id: str) -> Answer | None:
-        row = self._connection.execute(
-            "SELECT sequence, count FROM answers WHERE request_id = ? AND answered_at > ?",
-            (request_id, self._clock() - KEEP_ANSWERS_S),
-        ).fetchone()
-        return None if row is None else Answer(*row)
-
-    def append(self, data: bytes, *, request_id: str = "", count: int = 0) -> int:
-        sequence = self.position + 1
-        self._connection.execute(
-            "INSERT INTO records VALUES (?, ?, ?)", (sequence, _checksum(sequence, data), data)
-        )
-        if request_id:
-            self._answered = True
-            self._connection.execute(
-                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
-                (request_id, sequence, count, self._clock()),
-            )
-        self.position = sequence
-        self.appended_bytes += len(data)
-        return sequence
-
-    def truncate(self, up_to: int) -> None:
-        self._connection.execute("DELETE FROM records WHERE sequence <= ?", (up_to,))
-        self._connection.execute("UPDATE state SET value = ? WHERE name = 'truncated'", (up_to,))
-
-    def forget_answers(self) -> None:
-        if self._answered:
-            too_old = self._clock() - KEEP_ANSWERS_S
-            self._connection.execute("DELETE FROM answers WHERE answered_at <= ?", (too_old,))
+    """
+    with explained(path):
+        connection = connected(path)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            identify(connection, LogIdentity(log_id, index_id, sqlite_version()))
+            connection.execute("COMMIT")
+        finally:
+            connection.close()  # the last one: brings the write-ahead log into the file
 
 
-def _read(connection: apsw.Connection, after: int, max_bytes: int | None) -> list[LogEntry]:
-    truncated = _truncated(connection)
-    if after < truncated:
-        raise LogGapError(f"the log begins after sequence {truncated}, {after} was asked for")
-    rows = connection.execute(
-        "SELECT sequence, checksum, data FROM records WHERE sequence > ? ORDER BY sequence", (after,)
-    )
-    entries: list[LogEntry] = []
-    size_bytes = 0
-    for sequence, checksum, data in rows:
-        if sequence != after + len(entries) + 1:
-            raise CorruptError(f"the log has no record {after + len(entries) + 1}, but a later one")
-        if checksum != _checksum(sequence, data):
-            raise CorruptError(f"record {sequence} of the log is damaged: its checksum is wrong")
-        entries.append(LogEntry(sequence, data))
-        size_bytes += len(data)
-        if max_bytes is not None and size_bytes >= max_bytes:
-            break
-    return entries
-
-
-def _position(connection: apsw.Connection) -> int:
-    last: int | None = connection.execute("SELECT max(sequence) FROM records").get
-    return max(last or 0, _truncated(connection))
-
-
-def _truncated(connection: apsw.Connection) -> int:
-    value: int = connection.execute("SELECT value FROM state WHERE name = 'truncated'").get
-    return value
-
-
-def _checksum(sequence: int, data: bytes) -> int:
-    return zlib.crc32(data, zlib.crc32(sequence.to_bytes(8, "little")))
+def _file_of(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from all others as long as it is open; None if there is none."""
+    try:
+        status = os.stat(path)  # noqa: PTH116  every look at the log pays for it
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _create(path: Path) -> None:

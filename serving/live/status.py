@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scannery.indexer import Manifest, Store
-from scannery.serving.live.location import log_folder
+from scannery.serving.live.log_place import LogPlace
 from scannery.serving.live.merging import due
-from scannery.serving.live.sqlite_log import SqliteLog
 
 __all__ = ["LogStatus", "log_status"]
 
@@ -24,6 +23,10 @@ class LogStatus:
     """Of the log's files."""
     merges: int
     """Groups of segments that are to be merged."""
+    log_id: str | None
+    """Of the log; None in one of early days."""
+    sqlite_version: str | None
+    """Of the SQLite that wrote to it last, as "3.54.1"."""
 
 
 def log_status(store: Store, manifest: Manifest, *, log_root: Path | None = None) -> LogStatus | None:
@@ -31,22 +34,22 @@ def log_status(store: Store, manifest: Manifest, *, log_root: Path | None = None
 
     Raises:
         CorruptError, FormatError, StoreError: it cannot be opened.
+        WrongLogError: the index uses another log than the one that is found.
 
     """
-    folder = log_folder(log_root or store.local_root, manifest.index)
-    if folder is None:
+    log = LogPlace(store, manifest.index, log_root).checked(manifest)
+    if log is None:
         return None
     try:
-        log = SqliteLog(folder)
-    except FileNotFoundError:
-        return None
-    try:
+        identity = log.identity()
         sequence = max(log.position(), manifest.log_sequence)
         return LogStatus(
             mutations=sequence - manifest.log_sequence,
             sequence=sequence,
             size_bytes=log.size_bytes(),
             merges=len(due(manifest)),
+            log_id=identity.log_id,
+            sqlite_version=identity.sqlite_version,
         )
     finally:
         log.close()

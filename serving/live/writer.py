@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import ClosedError, DeadlineError, OverloadedError
-from scannery.serving.live.log import Answer
+from scannery.serving.live.log import Answer, Request
 from scannery.serving.live.memtable import LiveState
 from scannery.serving.live.records import Mutation
 from scannery.serving.turns import waiting
@@ -32,7 +34,7 @@ END_S = 10.0
 class Write:
     """A request that waits for its turn."""
 
-    request_id: str
+    request: Request
     size_bytes: int
     needs_state: bool
     resolve: Callable[[LiveState], tuple[Mutation, bytes, int]]
@@ -51,6 +53,7 @@ class Writer:
         self._queue: queue.Queue[Write | None] = queue.Queue(MAX_QUEUED)
         self._thread = threading.Thread(target=self._run, name=f"scannery-writer-{name}", daemon=True)
         self._closed = False
+        self._closing = threading.Lock()
         self._thread.start()
 
     def submit(self, write: Write, deadline: Deadline) -> Answer:
@@ -62,12 +65,14 @@ class Writer:
             ServingError, IndexerError: it was not written.
 
         """
-        if self._closed:
-            raise ClosedError("the engine is closed")
-        try:
-            self._queue.put_nowait(write)
-        except queue.Full:
-            raise OverloadedError("too many writes are waiting", retry_after_s=RETRY_S) from None
+        # Under the lock: what comes after `close` has emptied the queue would wait until its deadline.
+        with self._closing:
+            if self._closed:
+                raise ClosedError("the engine is closed")
+            try:
+                self._queue.put_nowait(write)
+            except queue.Full:
+                raise OverloadedError("too many writes are waiting", retry_after_s=RETRY_S) from None
         timeout_s = deadline.remaining_s
         try:
             # A disk that hangs must not keep queries from their turns; and more writes share a sync.
@@ -83,15 +88,22 @@ class Writer:
             raise DeadlineError("the deadline passed while the write was being committed") from None
 
     def close(self) -> None:
-        """Commit what is waiting, and end."""
-        if not self._closed:
+        """Commit what is waiting, and end; what is not committed in time is refused."""
+        with self._closing:
+            if self._closed:
+                return
             self._closed = True
-            self._queue.put(None)
-            self._thread.join(END_S)
-            while not self._queue.empty():
+        end_s = time.monotonic() + END_S
+        with suppress(queue.Full):  # a disk that hangs
+            self._queue.put(None, timeout=END_S)
+        self._thread.join(max(0.0, end_s - time.monotonic()))
+        with suppress(queue.Empty):
+            while True:
                 write = self._queue.get_nowait()
                 if write is not None:
                     write.outcome.cancel()
+        if self._thread.is_alive():
+            self._queue.put(None)  # it may have been taken out just now
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:

@@ -19,10 +19,11 @@ from scannery.indexer import CorruptError, FormatError, Store, StoreError
 from scannery.serving import ConfigError
 from scannery.serving.catalog import Catalog
 from scannery.serving.live import sqlite_log
-from scannery.serving.live.log import Answer, LogEntry, LogGapError
+from scannery.serving.live.log import Answer, LogEntry, LogGapError, Request
 from scannery.serving.live.log_database import LOG_FORMAT, check_sqlite
 from scannery.serving.live.log_files import exclusive
-from scannery.serving.live.sqlite_log import KEEP_ANSWERS_S, SqliteLog
+from scannery.serving.live.log_turn import KEEP_ANSWERS_S
+from scannery.serving.live.sqlite_log import SqliteLog
 from tests.data import ROOT
 
 
@@ -71,18 +72,18 @@ def test_a_request_is_remembered_for_an_hour(folder: Path) -> None:
     folder.parent.mkdir()
     log = SqliteLog(folder, create=True, clock=lambda: now)
     with log.turn(after=0) as turn:
-        assert turn.answer_of("r1") is None
-        turn.append(b"one", request_id="r1", count=7)
-        assert turn.answer_of("r1") == Answer(1, 7)
+        assert turn.answer_of(Request("r1")) is None
+        turn.append(b"one", request=Request("r1"), count=7)
+        assert turn.answer_of(Request("r1")) == Answer(1, 7)
     now += KEEP_ANSWERS_S - 1
     with log.turn(after=0) as turn:
-        assert turn.answer_of("r1") == Answer(1, 7)
+        assert turn.answer_of(Request("r1")) == Answer(1, 7)
     now += 2
     with log.turn(after=0) as turn:
-        assert turn.answer_of("r1") is None
-        turn.append(b"two", request_id="r2")
+        assert turn.answer_of(Request("r1")) is None
+        turn.append(b"two", request=Request("r2"))
     with closing(apsw.Connection(str(log.path))) as connection:
-        assert connection.execute("SELECT request_id FROM answers").fetchall() == [("r2",)]
+        assert connection.execute("SELECT request_id FROM answers").fetchall() == [("\0r2",)]
 
 
 def test_sequences_go_on_after_truncation_and_what_is_gone_is_a_gap(log: SqliteLog, folder: Path) -> None:

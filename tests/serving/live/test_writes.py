@@ -14,11 +14,12 @@ from typing import Any
 import apsw
 import numpy as np
 import pytest
+from scannery.serving.live.forgetting import forget_log
 
 import scannery
 from scannery import serving
 from scannery.client import Index
-from scannery.indexer import Store, parse_spec
+from scannery.indexer import AlreadyExistsError, Store, parse_spec
 from scannery.serving import ConditionError
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
@@ -271,9 +272,9 @@ def test_a_log_that_cannot_be_written_refuses_writes(store: Path) -> None:
         assert index.upsert([{"id": "a", "vector": VECTOR}]).sequence == 1
 
 
-def test_a_store_without_a_local_folder_takes_no_writes(store: Path) -> None:
+def test_a_store_without_a_local_folder_takes_no_writes(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "local_root", None)
     catalog = Catalog(Store.open(store))
-    catalog._log_root = None
     with pytest.raises(serving.ReadOnlyError, match="--log"):
         Writes(catalog).delete(index_pb2.DeleteRequest(index="live", ids=["a"]), Deadline.after(5))
     catalog.close()
@@ -306,7 +307,12 @@ def test_acknowledged_writes_are_not_lost_in_silence(store: Path, tmp_path: Path
     with scannery.connect(copy) as client, pytest.raises(scannery.DataLossError, match="10 was acknowledged"):
         client.index("live").search(VECTOR)
     # Whoever accepts the loss says so.
+    with pytest.raises(AlreadyExistsError, match="log already"):
+        forget_log(Store.open(copy), "live")
     (copy / "live" / "log").rename(tmp_path / "put away")
+    with scannery.connect(copy) as client, pytest.raises(scannery.DataLossError, match=r"is gone.*--forget"):
+        client.index("live").search(VECTOR)
+    forget_log(Store.open(copy), "live")
     with scannery.connect(copy) as client:
         assert client.index("live").get(["n0"]) == [None]
 
