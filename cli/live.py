@@ -1,4 +1,4 @@
-"""`scannery index seal | merge | snapshot | restore`: live updates and backups, by hand."""
+"""`scannery index seal | merge | snapshot | restore | log`: live updates and backups, by hand."""
 
 from __future__ import annotations
 
@@ -113,6 +113,55 @@ def restore_command(
         typer.echo(
             f"Restored version {report.version} of {name} and its mutations up to {report.sequence}: "
             f"{report.files} files, {size_text(report.size_bytes)}."
+        )
+
+
+@index_app.command("log")
+def log_command(
+    name: NameArgument,
+    store: StoreOption,
+    log: LogOption = None,
+    forget: Annotated[
+        bool,
+        typer.Option("--forget", help="Begin a new log: the one before is lost, with what was not sealed."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which log the live updates of an index are in, and what waits there to be sealed."""
+    opened = Store.open(store)
+    if forget:
+        _forget(opened, name, log, as_json=as_json)
+    else:
+        _show_log(opened, name, log, as_json=as_json)
+
+
+def _forget(store: Store, name: str, log: Path | None, *, as_json: bool) -> None:
+    from scannery.serving.live.forgetting import forget_log
+
+    with _taken_is_usage("--log"):
+        known = forget_log(store, name, log_root=log)
+    if as_json:
+        print_json(known and asdict(known))
+    elif known is None:
+        typer.echo(f"{name} has no log that could be forgotten.")
+    else:
+        typer.echo(f"{name} begins a new log with the next write; the one before was {known.where}.")
+
+
+def _show_log(store: Store, name: str, log: Path | None, *, as_json: bool) -> None:
+    from scannery.serving.live.registry import registered
+    from scannery.serving.live.status import log_status
+
+    manifest = read_manifest(store, name)
+    known, status = registered(store, name), log_status(store, manifest, log_root=log)
+    if as_json:
+        print_json({"registered": known and asdict(known), "status": status and asdict(status)})
+        return
+    typer.echo(f"{name} has its live updates {known.where}." if known else f"{name} has no log yet.")
+    if status is not None:
+        typer.echo(
+            f"{status.mutations:,} mutations, up to {status.sequence:,}, wait to be sealed; "
+            f"{size_text(status.size_bytes)}, written by SQLite {status.sqlite_version or 'of an unknown version'}."
         )
 
 

@@ -27,7 +27,7 @@ from scannery.indexer.scratch import scratch_folder
 from scannery.serving.errors import ReadOnlyError
 from scannery.serving.live.location import LOG_FOLDER
 from scannery.serving.live.log import WrongLogError
-from scannery.serving.live.log_files import LOG_FILE, TURN_FILE, make_folders, open_private, sync_folder
+from scannery.serving.live.log_files import LOG_FILE, files_of_log, make_folders, open_private, sync_folder
 from scannery.serving.live.log_place import LogPlace
 from scannery.serving.live.registry import register, registered, registration_key
 from scannery.serving.live.sqlite_log import SqliteLog, rename_log
@@ -175,10 +175,8 @@ def _check_absent(store: Store, index: str) -> None:
 
 
 def _check_no_log(folder: Path | None) -> None:
-    """Raise unless there is nothing of a log: SQLite would apply the write-ahead log of another database."""
-    names = sorted(item.name for item in folder.iterdir()) if folder is not None and folder.is_dir() else []
-    found = [name for name in names if name == TURN_FILE or name.startswith(LOG_FILE)]
-    if found:
+    # SQLite would apply the write-ahead log of another database.
+    if folder is not None and (found := files_of_log(folder)):
         raise AlreadyExistsError(
             f"{folder} has a log already ({', '.join(found)}); move that folder away first"
         )

@@ -26,6 +26,7 @@ __all__ = [
     "Mark",
     "Mode",
     "exclusive",
+    "files_of_log",
     "make_folders",
     "mark",
     "marked",
@@ -46,6 +47,12 @@ FOLDER_MODE = 0o700
 def wal_of(path: Path) -> Path:
     """Return where the write-ahead log of a database is."""
     return path.with_name(f"{LOG_FILE}-wal")
+
+
+def files_of_log(folder: Path) -> list[str]:
+    """Return the names of what there is of a log in a folder, also where the database itself is missing."""
+    names = sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
+    return [name for name in names if name == TURN_FILE or name.startswith(LOG_FILE)]
 
 
 class Mode(enum.Enum):

@@ -126,7 +126,7 @@ class LogPlace:
             return
         if known.is_in(self._store, self._path.parent):
             raise CorruptError(
-                f"the log of index {self._index!r} is gone: {self._path} does not exist; restore the index from a copy, "
+                f"the log of index {self._index!r} is gone: {self._path} does not exist; restore a copy, "
                 f"or {_FORGET}"
             )
         raise WrongLogError(

@@ -14,7 +14,6 @@ from typing import Any
 import apsw
 import numpy as np
 import pytest
-from scannery.serving.live.forgetting import forget_log
 
 import scannery
 from scannery import serving
@@ -23,6 +22,7 @@ from scannery.indexer import AlreadyExistsError, Store, parse_spec
 from scannery.serving import ConditionError
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
+from scannery.serving.live.forgetting import forget_log
 from scannery.serving.live.service import Writes
 from scannery.serving.live.sqlite_log import SqliteLog
 from scannery.v1 import index_pb2, types_pb2

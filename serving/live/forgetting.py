@@ -1,0 +1,39 @@
+"""Give up a log that is lost, so that an index takes writes again."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from scannery.indexer import AlreadyExistsError, Store, read_manifest
+from scannery.serving.live.log_files import files_of_log
+from scannery.serving.live.log_place import LogPlace
+from scannery.serving.live.registry import Registration, forget, registered
+
+__all__ = ["forget_log"]
+
+
+def forget_log(store: Store, index: str, *, log_root: Path | None = None) -> Registration | None:
+    """Let an index begin a new log, and return which one it used; None if it used none.
+
+    What the former log has and no version does is lost. So it must have been moved away first: a process that has it
+    open then notices, and takes no more writes to it.
+
+    Raises:
+        NotFoundError: no such index.
+        AlreadyExistsError: there is a log, or what is left of one.
+
+    """
+    read_manifest(store, index)
+    known = registered(store, index)
+    folders = [LogPlace(store, index, log_root).folder]
+    if known is not None and known.path is not None and known.host == socket.gethostname():
+        folders.append(Path(known.path))
+    for folder in folders:
+        if folder is not None and (found := files_of_log(folder)):
+            raise AlreadyExistsError(
+                f"{folder} has a log already ({', '.join(found)}): seal it, or move that folder away first"
+            )
+    if known is not None:
+        forget(store, index)
+    return known
