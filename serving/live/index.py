@@ -278,7 +278,7 @@ class LiveIndex:
         if self._closed:
             raise ClosedError("the engine is closed")
         if self.replaced:
-            raise LogReplacedError("the mutation log was replaced while it was open")
+            raise LogReplacedError(self._trouble)
         if self._log is None or not self._claimed:
             self._log = self._home.claim(self._log, self._state.manifest)
             self._claimed = True
@@ -287,7 +287,7 @@ class LiveIndex:
     def _note_replaced(self, error: LogReplacedError) -> None:
         if not self.replaced:
             _LOG.error("index %s: %s", self._state.manifest.index, error)
-        self.replaced = True
+        self.replaced, self._trouble = True, error.message
         self._on_gap()
 
     def _appended(

@@ -27,7 +27,7 @@ from scannery.indexer import (
 from scannery.serving import OverloadedError
 from scannery.serving.live import merging, sealing
 from scannery.serving.live.backup import restore, snapshot
-from scannery.serving.live.maintenance import locked
+from scannery.serving.live.maintenance import locked, seal_due
 from scannery.serving.live.merging import due, merge
 from scannery.serving.live.sealing import seal
 from scannery.serving.live.sqlite_log import SqliteLog
@@ -284,6 +284,58 @@ def test_a_server_seals_by_itself_and_gives_memory_back(tmp_path: Path, rng: ran
         write_some(index, rng)
         wait_for(lambda: index.stats().version >= 2, "nothing was sealed")
         assert (index.stats().memory_rows, index.stats().rows, index.stats().sequence) == (0, ROWS, 1)
+
+
+def test_what_only_the_log_has_is_sealed_too(tmp_path: Path, rng: random.Random) -> None:
+    """Rows that are written again and again, and deletions, take no memory; a restart reads them all."""
+    spec = parse_spec({**LIVE.model_dump(), "live": {"seal_rows": 100_000, "seal_bytes": 1 << 20}})
+    path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
+    with scannery.connect(path) as client:
+        index = client.index("live")
+        live = client._transport._service._catalog.live("live")  # type: ignore[attr-defined]
+        names = [f"{'long' * 100}{i}" for i in range(500)]
+        for call in (
+            lambda: index.upsert([{"id": "a", "vector": VECTOR, "text": "x" * 100_000}]),
+            lambda: index.delete(names),
+        ):
+            before = live.state.log_bytes
+            for _ in range(30):
+                if seal_due(live.state, 0.0):
+                    break
+                call()
+            assert live.state.log_bytes >= 1 << 20
+            assert live.state.memory_bytes < 1 << 20
+            report = seal(Store.open(path), "live")
+            assert report is not None and live.state.log_bytes > before
+            wait_for(lambda version=report.version: index.stats().version == version, "never moved")
+            assert live.state.log_bytes == 0
+    with scannery.connect(path) as client:
+        client.index("live").delete(names)
+        live = client._transport._service._catalog.live("live")  # type: ignore[attr-defined]
+        counted = live.state.log_bytes
+    with scannery.connect(path) as client:
+        live = client._transport._service._catalog.live("live")  # type: ignore[attr-defined]
+        assert live.state.log_bytes == counted > 0
+
+
+def test_an_embedded_client_whose_memory_is_full_has_it_sealed(tmp_path: Path, rng: random.Random) -> None:
+    spec = parse_spec({**LIVE.model_dump(), "live": {"seal_rows": 1000, "max_rows": 1000}})
+    path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
+    # A run that ends before the seal that it has started.
+    with scannery.connect(path) as client:
+        client.index("live").upsert([{"id": f"n{i}", "vector": VECTOR} for i in range(1000)])
+    with scannery.connect(path) as client:
+        index = client.index("live")
+
+        def written() -> bool:
+            try:
+                index.upsert([{"id": "late", "vector": VECTOR}], timeout_s=1)
+            except scannery.ResourceExhaustedError:
+                return False
+            return True
+
+        wait_for(written, "memory stays full")
+        assert index.stats().version >= 2
 
 
 def test_only_one_process_maintains_an_index(path: Path) -> None:
