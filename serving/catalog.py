@@ -240,7 +240,7 @@ class Catalog:
     def _forget(self, name: str) -> None:
         entry = self._entries.pop(name, None)
         if entry is not None and entry.maintenance is not None:
-            entry.maintenance.close()
+            entry.maintenance.close(finish=not self.watched)
         if entry is not None and entry.live is not None:
             entry.live.close()
 

@@ -40,6 +40,10 @@ MAX_BACKOFF_S = 60.0
 _TAIL_BYTES = 2000
 
 
+_LEFT: list[subprocess.Popen[bytes]] = []
+"""Processes that go on without the client that has started them."""
+
+
 def seal_due(state: LiveState, age_s: float) -> bool:
     """Return whether what is in memory should become segments; `age_s` is that of the oldest mutation there.
 
@@ -92,9 +96,15 @@ class Maintenance:
         finally:
             self._lock.release()
 
-    def close(self) -> None:
-        """End what runs; nothing is lost by that."""
+    def close(self, *, finish: bool = False) -> None:
+        """End what runs; nothing is lost by that.
+
+        With `finish` it goes on by itself instead: short runs of embedded clients would otherwise end each seal that
+        they begin, until memory is full and no write succeeds any more.
+        """
         with self._lock:
+            if finish:
+                self._let_go()
             for run in self._runs.values():
                 run.process.terminate()
             for run in self._runs.values():
@@ -105,6 +115,13 @@ class Maintenance:
                     run.process.wait()
                 run.output.close()
             self._runs.clear()
+
+    def _let_go(self) -> None:
+        _LEFT[:] = [process for process in _LEFT if process.poll() is None]  # or they stay zombies
+        for run in self._runs.values():
+            run.output.close()
+            _LEFT.append(run.process)
+        self._runs.clear()
 
     def _age_s(self, state: LiveState) -> float:
         if not state.mutations or state.manifest.version != self._base:

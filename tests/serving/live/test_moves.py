@@ -321,9 +321,9 @@ def test_what_only_the_log_has_is_sealed_too(tmp_path: Path, rng: random.Random)
 def test_an_embedded_client_whose_memory_is_full_has_it_sealed(tmp_path: Path, rng: random.Random) -> None:
     spec = parse_spec({**LIVE.model_dump(), "live": {"seal_rows": 1000, "max_rows": 1000}})
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
-    # A run that ends before the seal that it has started.
-    with scannery.connect(path) as client:
-        client.index("live").upsert([{"id": f"n{i}", "vector": VECTOR} for i in range(1000)])
+    rows: Any = [{"id": f"n{i}", "vector": VECTOR} for i in range(1000)]
+    with locked(path, "live", "seal"), scannery.connect(path) as client:
+        client.index("live").upsert(rows)
     with scannery.connect(path) as client:
         index = client.index("live")
 
@@ -336,6 +336,14 @@ def test_an_embedded_client_whose_memory_is_full_has_it_sealed(tmp_path: Path, r
 
         wait_for(written, "memory stays full")
         assert index.stats().version >= 2
+
+
+def test_a_seal_goes_on_after_the_embedded_client_that_began_it(tmp_path: Path, rng: random.Random) -> None:
+    spec = parse_spec({**LIVE.model_dump(), "live": {"seal_rows": 100}})
+    path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
+    with scannery.connect(path) as client:
+        client.index("live").upsert([{"id": f"n{i}", "vector": VECTOR} for i in range(100)])
+    wait_for(lambda: list_versions(Store.open(path), "live") == [1, 2], "the seal has ended with its client")
 
 
 def test_only_one_process_maintains_an_index(path: Path) -> None:
