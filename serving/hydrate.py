@@ -194,7 +194,6 @@ def warm_up(segments: Sequence[Segment], spec: IndexSpec) -> None:
             kernels.surely_valid(vector_11)
             kernels.unit_vectors(vector_11, np.empty_like(vector_11))
             rows_21, scores_21 = np.zeros((2, 1), np.int64), np.zeros((2, 1), np.float32)
-            kernels.have_ties(scores_21)
             Hydrator(segments, spec, nothing, group_by=None).block(0, rows_21, scores_21).framed(1)
 
 
