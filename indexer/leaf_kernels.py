@@ -145,7 +145,8 @@ def scan_leaves(
                     continue
                 scanned += 1
                 value = score(vectors_ND, row, query_D, squared)
-                found = insert(rows_K, scores_K, found, row, value, ranks_N)
+                if found < k or value >= scores_K[k - 1]:
+                    found = insert(rows_K, scores_K, found, row, value, ranks_N)
         if found < k:
             continue
         # A look goes over all leaves. It is worth it when better hits were found, by as much work as it takes itself.

@@ -108,7 +108,6 @@ def insert(
 ) -> int:
     """Put a row where it belongs among the `found` best so far, if it does; return how many there are then."""
     k = rows_K.shape[0]
-    # Most candidates are turned away here.
     if found == k and (k == 0 or not comes_before(row, score, rows_K[k - 1], scores_K[k - 1], ranks_N)):
         return found
     low = place_of(rows_K, scores_K, found, row, score, ranks_N)
@@ -173,13 +172,17 @@ def nearest_rows(
 
     Rows are those given by number (`rows_R`), or, if there are none, those of a mask, or, if that is empty too, all.
     """
+    k = rows_K.shape[0]
     by_number, by_mask = rows_R.shape[0] > 0, mask_N.shape[0] > 0
     found = 0
     for position in range(rows_R.shape[0] if by_number else vectors_ND.shape[0]):
         row = rows_R[position] if by_number else position
         if by_mask and not mask_N[row]:
             continue
-        found = insert(rows_K, scores_K, found, row, score(vectors_ND, row, query_D, squared), ranks_N)
+        value = score(vectors_ND, row, query_D, squared)
+        # Most rows are turned away here; a call takes longer than all the rest.
+        if found < k or (k > 0 and value >= scores_K[k - 1]):
+            found = insert(rows_K, scores_K, found, row, value, ranks_N)
     rows_K[found:] = -1
     scores_K[found:] = -np.float32(np.inf)
 
@@ -238,6 +241,8 @@ def rescore_one(
         if scored <= k:
             depth = position + 1
         value = score(vectors_ND, row, query_D, squared)
+        if found == k and (k == 0 or value < scores_K[k - 1]):
+            continue
         if twins_2N.shape[1] > 0 and twins_2N[0, row] >= 0:
             found = _insert_twins(rows_K, scores_K, found, row, value, mask_N, ranks_N, twins_2N)
         else:
