@@ -43,7 +43,10 @@ class Analyser:
         for word in _words(text):
             term = cache.get(word)
             if term is None:
-                term = cache[word] = self._term(word, stemmer)
+                term = self._term(word, stemmer)
+                # The bound is on entries, so these must be small.
+                if len(word) <= MAX_WORD_CHARACTERS:
+                    cache[word] = term
             if term:
                 found.append(term)
         return found

@@ -1,6 +1,4 @@
-"""Fused kernels for what NumPy would need a copy of the rows for. Most run without the GIL.
-
-Scoring 50,000 of 384 dimensions picked by row number takes 10 ms here, and 96 ms as a NumPy gather and product.
+"""Fused kernels of vectors and words, and how kernels are compiled. Most run without the GIL.
 
 Compiled on first use and cached on disk, in numba's own cache (`NUMBA_CACHE_DIR`).
 """
@@ -20,12 +18,6 @@ __all__ = [
     "add_bm25",
     "add_products",
     "compiled",
-    "have_ties",
-    "inner_products",
-    "insert",
-    "rescore",
-    "rescore_one",
-    "squared_distances",
     "surely_valid",
     "unit_vectors",
 ]
@@ -56,20 +48,6 @@ def compiled(function: FunctionT, *, fastmath: bool = True, brief: bool = False)
     except RuntimeError:  # there is no folder that can be written
         kernel = numba.njit(nogil=not brief, fastmath=allowed)(function)  # type: ignore[assignment]
     return kernel
-
-
-@compiled
-def inner_products(
-    vectors_ND: np.ndarray, rows_R: np.ndarray, query_D: np.ndarray, scores_R: np.ndarray
-) -> None:
-    """Write the inner product of the query and each given row to `scores_R` (all float32, rows int64)."""
-    dimensions = vectors_ND.shape[1]
-    for position in range(rows_R.shape[0]):
-        row = rows_R[position]
-        total = np.float32(0)
-        for component in range(dimensions):
-            total += vectors_ND[row, component] * query_D[component]
-        scores_R[position] = total
 
 
 def _add_bm25(
@@ -132,77 +110,6 @@ add_bm25 = compiled(_add_bm25, fastmath=False)
 add_products = compiled(_add_products, fastmath=False)
 
 
-@compiled
-def squared_distances(
-    vectors_ND: np.ndarray, rows_R: np.ndarray, query_D: np.ndarray, scores_R: np.ndarray
-) -> None:
-    """Write minus the squared distance of the query and each given row to `scores_R`."""
-    dimensions = vectors_ND.shape[1]
-    for position in range(rows_R.shape[0]):
-        row = rows_R[position]
-        total = np.float32(0)
-        for component in range(dimensions):
-            difference = vectors_ND[row, component] - query_D[component]
-            total += difference * difference
-        scores_R[position] = -total
-
-
-@compiled
-def insert(rows_K: np.ndarray, scores_K: np.ndarray, found: int, row: int, score: np.float32) -> int:
-    """Put a row where it belongs among the `found` best so far, if it does; return how many there are then."""
-    k = rows_K.shape[0]
-    if found == k and score <= scores_K[k - 1]:
-        return found
-    # Binary search for the place: k can be thousands, and most candidates are turned away above.
-    low, high = 0, found
-    while low < high:
-        middle = (low + high) // 2
-        if scores_K[middle] >= score:
-            low = middle + 1
-        else:
-            high = middle
-    found = min(found + 1, k)
-    for place in range(found - 1, low, -1):
-        scores_K[place] = scores_K[place - 1]
-        rows_K[place] = rows_K[place - 1]
-    scores_K[low] = score
-    rows_K[low] = row
-    return found
-
-
-@compiled
-def nearest_rows(
-    vectors_ND: np.ndarray,
-    query_D: np.ndarray,
-    squared: bool,
-    rows_R: np.ndarray,
-    mask_N: np.ndarray,
-    rows_K: np.ndarray,
-    scores_K: np.ndarray,
-) -> None:
-    """Write the best rows for a query to `rows_K` and `scores_K`; where there are fewer, -1 and minus infinity.
-
-    Rows are those given by number (`rows_R`), or, if there are none, those of a mask, or, if that is empty too, all.
-    """
-    by_number, by_mask = rows_R.shape[0] > 0, mask_N.shape[0] > 0
-    found = 0
-    for position in range(rows_R.shape[0] if by_number else vectors_ND.shape[0]):
-        row = rows_R[position] if by_number else position
-        if by_mask and not mask_N[row]:
-            continue
-        score = np.float32(0)
-        if squared:
-            for component in range(query_D.shape[0]):
-                difference = vectors_ND[row, component] - query_D[component]
-                score -= difference * difference
-        else:
-            for component in range(query_D.shape[0]):
-                score += vectors_ND[row, component] * query_D[component]
-        found = insert(rows_K, scores_K, found, row, score)
-    rows_K[found:] = -1
-    scores_K[found:] = -np.float32(np.inf)
-
-
 SURE_SQUARE = 1e30
 """Below this, and above 0, is the squared length of vectors that need no closer look; of NaN it is neither."""
 
@@ -224,17 +131,6 @@ def surely_valid(vectors_QD: np.ndarray) -> bool:
 
 
 @partial(compiled, brief=True)
-def have_ties(scores_QM: np.ndarray) -> bool:
-    """Return whether any query has two equal scores (descending, float32) of hits, of which minus infinity is none."""
-    for query in range(scores_QM.shape[0]):
-        for position in range(1, scores_QM.shape[1]):
-            score = scores_QM[query, position]
-            if score == scores_QM[query, position - 1] and score != -np.float32(np.inf):
-                return True
-    return False
-
-
-@partial(compiled, brief=True)
 def unit_vectors(vectors_QD: np.ndarray, units_QD: np.ndarray) -> bool:
     """Write the vectors scaled to length 1 to `units_QD`; zero vectors stay zero. Returns what `surely_valid` does."""
     valid = True
@@ -247,65 +143,3 @@ def unit_vectors(vectors_QD: np.ndarray, units_QD: np.ndarray) -> bool:
         for component in range(vectors_QD.shape[1]):
             units_QD[query, component] = vectors_QD[query, component] / length
     return valid
-
-
-@compiled
-def rescore_one(
-    vectors_ND: np.ndarray,
-    query_D: np.ndarray,
-    candidates_C: np.ndarray,
-    squared: bool,
-    mask_N: np.ndarray,
-    rows_K: np.ndarray,
-    scores_K: np.ndarray,
-) -> tuple[int, int, int]:
-    """Score candidate rows exactly and write the best k to `rows_K` and `scores_K`, best first.
-
-    Candidates (integers; negative ones are skipped) are distinct; a mask, if it is not empty, allows some of them.
-    The outputs need not be filled: what is not written stays as it is. Returns how many rows were written, how many
-    candidates were scored, and among how many there were the first k of these.
-    """
-    k = rows_K.shape[0]
-    found, scored, depth = 0, 0, 0
-    for position in range(candidates_C.shape[0]):
-        row = int(candidates_C[position])
-        if row < 0 or (mask_N.shape[0] > 0 and not mask_N[row]):
-            continue
-        scored += 1
-        if scored <= k:
-            depth = position + 1
-        score = np.float32(0)
-        if squared:
-            for component in range(query_D.shape[0]):
-                difference = vectors_ND[row, component] - query_D[component]
-                score -= difference * difference
-        else:
-            for component in range(query_D.shape[0]):
-                score += vectors_ND[row, component] * query_D[component]
-        found = insert(rows_K, scores_K, found, row, score)
-    return found, scored, depth
-
-
-@compiled
-def rescore(
-    vectors_ND: np.ndarray,
-    queries_QD: np.ndarray,
-    candidates_QC: np.ndarray,
-    squared: bool,
-    mask_N: np.ndarray,
-    rows_QK: np.ndarray,
-    scores_QK: np.ndarray,
-    scored_Q: np.ndarray,
-    depth_Q: np.ndarray,
-) -> None:
-    """Do what `rescore_one` does for each query; `rows_QK` and `scores_QK` come filled with "no row"."""
-    for query in range(queries_QD.shape[0]):
-        _, scored_Q[query], depth_Q[query] = rescore_one(
-            vectors_ND,
-            queries_QD[query],
-            candidates_QC[query],
-            squared,
-            mask_N,
-            rows_QK[query],
-            scores_QK[query],
-        )

@@ -5,9 +5,13 @@ Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T 
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from scannery.indexer.kernels import compiled, insert
+from scannery.indexer.kernels import compiled
+from scannery.indexer.row_kernels import insert
+from scannery.indexer.scoring import score
 
 __all__ = ["TAIL_LOW", "TAIL_STEP", "count_tails", "predict_scores", "scan_leaves"]
 
@@ -106,7 +110,7 @@ def _enough(
     return 0, float(missed)
 
 
-@compiled
+@partial(compiled, fastmath=False)
 def scan_leaves(
     vectors_ND: np.ndarray,
     query_D: np.ndarray,
@@ -120,6 +124,7 @@ def scan_leaves(
     allowed_L: np.ndarray,
     tails_BT: np.ndarray,
     budget: float,
+    ranks_N: np.ndarray,
     rows_K: np.ndarray,
     scores_K: np.ndarray,
 ) -> tuple[int, int, float]:
@@ -139,15 +144,9 @@ def scan_leaves(
                 if not mask_N[row]:
                     continue
                 scanned += 1
-                score = np.float32(0)
-                if squared:
-                    for component in range(dimensions):
-                        difference = vectors_ND[row, component] - query_D[component]
-                        score -= difference * difference
-                else:
-                    for component in range(dimensions):
-                        score += vectors_ND[row, component] * query_D[component]
-                found = insert(rows_K, scores_K, found, row, score)
+                value = score(vectors_ND, row, query_D, squared)
+                if found < k or value >= scores_K[k - 1]:
+                    found = insert(rows_K, scores_K, found, row, value, ranks_N)
         if found < k:
             continue
         # A look goes over all leaves. It is worth it when better hits were found, by as much work as it takes itself.

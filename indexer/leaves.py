@@ -121,11 +121,12 @@ class Leaves:
         mask_N: np.ndarray,
         allowed_L: np.ndarray,
         target_recall: float,
+        ranks_N: np.ndarray,
     ) -> LeafScan:
         """Return the best k allowed rows of each query, from as many leaves as the target recall takes.
 
-        Queries are float32, of length 1 for cosine. `allowed_L` are the mask's counts. Fewer than k rows are
-        found only if fewer are allowed.
+        Queries are float32, of length 1 for cosine. `allowed_L` are the mask's counts, `ranks_N` those of
+        `Ties`. Fewer than k rows are found only if fewer are allowed.
         """
         from scannery.indexer import leaf_kernels  # compiles on import: only where it is needed
 
@@ -153,6 +154,7 @@ class Leaves:
                 self.tails_BT,
                 # Of the misses that the target allows.
                 CAUTION * k * (1 - target_recall),
+                ranks_N,
                 found.rows_QK[query],
                 found.scores_QK[query],
             )

@@ -20,6 +20,7 @@ from scannery.indexer.records import Records
 from scannery.indexer.segment import Segment
 from scannery.indexer.sparse import INDICES_COLUMN, SparsePostings, invert_sparse
 from scannery.indexer.spec import IndexSpec
+from scannery.indexer.ties import BY_ROW, Ties, id_ranks
 from scannery.indexer.vector_files import search_vectors
 
 __all__ = ["MemorySegment"]
@@ -88,6 +89,11 @@ class MemorySegment(Segment):
         return self.whole.drop_columns(native)
 
     @cached_property
+    def ties(self) -> Ties:  # type: ignore[override]  # an attribute of other segments
+        """The order of rows with equal scores."""
+        return Ties(id_ranks(self.ids), BY_ROW.twins_2N)
+
+    @cached_property
     def ids(self) -> pa.ChunkedArray:
         """The ids, in row order."""
         return self._parts.column("id")
@@ -121,7 +127,7 @@ class MemorySegment(Segment):
 
     def warm(self) -> None:
         """Make now what a query needs and would wait for, where there are many rows."""
-        _ = self.searched_ND, self.postings, self.sparse, self.records
+        _ = self.searched_ND, self.ties, self.postings, self.sparse, self.records
 
     @classmethod
     def of(cls, table: pa.Table, spec: IndexSpec, *, hashes_N: np.ndarray | None = None) -> MemorySegment:

@@ -72,12 +72,14 @@ class Planner:
         searcher: ScannSearcher,
         leaves: Leaves,
         costs: Costs | None,
+        ranks_N: np.ndarray,
     ) -> None:
         self._vectors_ND = vectors_ND
         self.distance: Distance = distance
         self._searcher = searcher
         self._leaves = leaves
         self._costs = costs
+        self._ranks_N = ranks_N
         self._choose = lru_cache(maxsize=CHOSEN)(costs.choose) if costs else _exact
 
     def search(
@@ -97,7 +99,7 @@ class Planner:
         if plan == "scann_allowed":
             more = self._costs.more_leaves(allowed.share) if self._costs else 0
             return self.propose(queries_QD, k, allowed, settings, target_recall, more_leaves=more)
-        return exact_found(self._vectors_ND, queries_QD, k, self.distance, allowed)
+        return exact_found(self._vectors_ND, queries_QD, k, self.distance, allowed, self._ranks_N)
 
     def scan(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows, target_recall: float) -> Found:
         """Answer by `leaves`."""
@@ -155,6 +157,7 @@ class Planner:
             allowed.mask_N,
             allowed.per_leaf,
             target_recall,
+            self._ranks_N,
         )
         recall_Q = np.maximum(1 - scan.missed_Q / k, 0)
         plans = ["leaves"] * len(queries_QD)
@@ -162,12 +165,17 @@ class Planner:
 
 
 def exact_found(
-    vectors_ND: np.ndarray, queries_QD: np.ndarray, k: int, distance: Distance, allowed: AllowedRows | None
+    vectors_ND: np.ndarray,
+    queries_QD: np.ndarray,
+    k: int,
+    distance: Distance,
+    allowed: AllowedRows | None,
+    ranks_N: np.ndarray,
 ) -> Found:
     """Answer by scoring all rows, or all that are allowed."""
     rows = len(vectors_ND) if allowed is None else allowed.count
     chosen = None if allowed is None else allowed.numbers_or_mask()
-    rows_QK, scores_QK = exact_search(vectors_ND, queries_QD, k, distance, chosen)
+    rows_QK, scores_QK = exact_search(vectors_ND, queries_QD, k, distance, chosen, ranks_N)
     count = len(queries_QD)
     plan = "exact" if allowed is None else "exact_allowed"
     return Found(

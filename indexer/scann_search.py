@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scannery.indexer import kernels
+from scannery.indexer import row_kernels
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.exact import NO_ROW
 from scannery.indexer.spec import Distance
+from scannery.indexer.ties import BY_ROW, Ties
 
 __all__ = ["ScannSearcher", "load_kernels", "load_searcher"]
 
@@ -41,11 +42,12 @@ class Rescored(NamedTuple):
 class ScannSearcher:
     """An immutable ScaNN searcher with the vectors it was built from. Safe to use from several threads."""
 
-    def __init__(self, searcher: Any, vectors_ND: np.ndarray, distance: Distance) -> None:
+    def __init__(self, searcher: Any, vectors_ND: np.ndarray, distance: Distance, ties: Ties) -> None:
         # The wrapped searcher: the wrapper maps docids, which we never have.
         self._native = searcher.searcher
         self._vectors_ND = vectors_ND
         self._squared = distance == "squared_l2"
+        self._ties = ties
 
     def search(
         self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int
@@ -70,7 +72,7 @@ class ScannSearcher:
             rows_1K, scores_1K, scored, depth = self._search_one(queries_QD[0], k, rescore, leaves, allowed_N)
             return Rescored(rows_1K, scores_1K, np.array([scored]), np.array([depth]))
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
-        return _rescored(self._vectors_ND, queries_QD, candidates_QC, k, self._squared, allowed_N)
+        return _rescored(self._vectors_ND, queries_QD, candidates_QC, k, self._squared, allowed_N, self._ties)
 
     def _search_one(
         self, query_D: np.ndarray, k: int, rescore: int, leaves: int, allowed_N: np.ndarray
@@ -79,8 +81,15 @@ class ScannSearcher:
         # As many candidates as there are, without padding. A batch of one would cost half as much again.
         candidates_C, _ = self._native.search(query_D, count, count, leaves)
         rows_1K, scores_1K = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
-        found, scored, depth = kernels.rescore_one(
-            self._vectors_ND, query_D, candidates_C, self._squared, allowed_N, rows_1K[0], scores_1K[0]
+        found, scored, depth = row_kernels.rescore_one(
+            self._vectors_ND,
+            query_D,
+            candidates_C,
+            self._squared,
+            allowed_N,
+            *self._ties,
+            rows_1K[0],
+            scores_1K[0],
         )
         if found < k:
             rows_1K[0, found:], scores_1K[0, found:] = NO_ROW, -np.inf
@@ -93,9 +102,10 @@ class ScannSearcher:
         """
         candidates_QC = self._candidates(queries_QD, count, leaves)
         scores_QC = np.empty(candidates_QC.shape, np.float32)
-        kernel = kernels.squared_distances if self._squared else kernels.inner_products
         for query_D, candidates_C, scores_C in zip(queries_QD, candidates_QC, scores_QC, strict=True):
-            kernel(self._vectors_ND, candidates_C, query_D, scores_C)  # NO_ROW reads the last row
+            # NO_ROW, which is no candidate, is scored as the first row.
+            rows_C = np.maximum(candidates_C, 0)
+            row_kernels.score_rows(self._vectors_ND, rows_C, query_D, self._squared, scores_C)
         scores_QC[candidates_QC == NO_ROW] = -np.inf
         return candidates_QC, scores_QC
 
@@ -114,6 +124,7 @@ def _rescored(
     k: int,
     squared: bool,
     allowed_N: np.ndarray,
+    ties: Ties,
 ) -> Rescored:
     found = Rescored(
         np.full((len(queries_QD), k), NO_ROW, np.int64),
@@ -121,7 +132,7 @@ def _rescored(
         np.empty(len(queries_QD), np.int64),
         np.empty(len(queries_QD), np.int64),
     )
-    kernels.rescore(vectors_ND, queries_QD, candidates_QC, squared, allowed_N, *found)
+    row_kernels.rescore(vectors_ND, queries_QD, candidates_QC, squared, allowed_N, *ties, *found)
     return found
 
 
@@ -130,12 +141,13 @@ def load_kernels(vectors_ND: np.ndarray, distance: Distance) -> None:
     squared = distance == "squared_l2"
     query_1D = np.zeros((1, vectors_ND.shape[1]), np.float32)
     candidates_11 = np.zeros((1, 1), np.int64)
-    _rescored(vectors_ND, query_1D, candidates_11, 1, squared, _ALL_ROWS)
-    kernel = kernels.squared_distances if squared else kernels.inner_products
-    kernel(vectors_ND, candidates_11[0], query_1D[0], np.empty(1, np.float32))
+    _rescored(vectors_ND, query_1D, candidates_11, 1, squared, _ALL_ROWS, BY_ROW)
+    row_kernels.score_rows(vectors_ND, candidates_11[0], query_1D[0], squared, np.empty(1, np.float32))
 
 
-def load_searcher(folder: Path, vectors_ND: np.ndarray, distance: Distance) -> ScannSearcher:
+def load_searcher(
+    folder: Path, vectors_ND: np.ndarray, distance: Distance, ties: Ties = BY_ROW
+) -> ScannSearcher:
     """Return the ScaNN searcher whose files are in `folder`. Their hashes must have been checked before.
 
     Raises:
@@ -147,4 +159,4 @@ def load_searcher(folder: Path, vectors_ND: np.ndarray, distance: Distance) -> S
         searcher = scann_ops_pybind.load_searcher(str(folder), assets_backcompat_shim=False)
     except (RuntimeError, ValueError, OSError) as error:
         raise CorruptError(f"ScaNN cannot load the segment's data: {error}") from error
-    return ScannSearcher(searcher, vectors_ND, distance)
+    return ScannSearcher(searcher, vectors_ND, distance, ties)

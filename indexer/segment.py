@@ -19,7 +19,7 @@ from scannery.indexer import segment_files as files
 from scannery.indexer.allowed import AllowedRows
 from scannery.indexer.arrays import mapped
 from scannery.indexer.bm25 import score_rows
-from scannery.indexer.exact import FEW_HITS, NO_ROW, exact_search, search_ready
+from scannery.indexer.exact import FEW_HITS, FEW_QUERIES, NO_ROW, exact_search, search_ready
 from scannery.indexer.hashes import text_hash
 from scannery.indexer.kernels import COMPILING
 from scannery.indexer.leaves import Leaves
@@ -33,6 +33,7 @@ from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher, load_searcher
 from scannery.indexer.sparse import SparsePostings, score_sparse
 from scannery.indexer.spec import Distance
+from scannery.indexer.ties import Ties
 from scannery.indexer.tuning import pick_point
 
 __all__ = ["Segment"]
@@ -59,11 +60,13 @@ class Segment:
         """The vectors as their user gave them, float32, memory-mapped."""
         self.records = Records.map(folder / files.COLUMNS)
         """All columns but the vectors, memory-mapped, in row order."""
+        self.ties = Ties.map(folder / files.TIES)
+        """The order of rows with equal scores."""
         self._hashes_2N = mapped(folder / files.HASHES)
         documents = folder / files.DOCUMENTS
         self._documents_2N = mapped(documents) if documents.exists() else self._hashes_2N
         self._searcher = (
-            load_searcher(folder / "scann", self.searched_ND, self.distance)
+            load_searcher(folder / "scann", self.searched_ND, self.distance, self.ties)
             if entry.kind == "scann"
             else None
         )
@@ -185,7 +188,7 @@ class Segment:
         queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
         searcher = self._searcher
         if searcher is None or self._planner is None or settings is None or target_recall >= 1:
-            return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed)
+            return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
         if allowed is None:
             rows_QK, scores_QK = self._proposed(searcher, queries_QD, k, settings)
             return self._found("scann", rows_QK, scores_QK, settings, k)
@@ -245,7 +248,7 @@ class Segment:
         allowed: np.ndarray | None = None,
         ready: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the best k rows of each query: rows_QK int64 and scores_QK float32, best first.
+        """Return the best k rows of each query: rows_QK int64 and scores_QK float32, best first, equal scores by id.
 
         A query without k hits has row -1 and score minus infinity at the end; that happens only when the segment, or
         what `allowed` leaves of it, has fewer than k rows. Bigger scores are better: inner products, or minus
@@ -261,7 +264,7 @@ class Segment:
         """
         queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
         if self._searcher is None or settings is None or allowed is not None:
-            return exact_search(self.searched_ND, queries_QD, k, self.distance, allowed)
+            return exact_search(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
         return self._proposed(self._searcher, queries_QD, k, settings)
 
     def _proposed(
@@ -287,7 +290,7 @@ class Segment:
         if self._searcher is None or self.leaves is None:
             return None
         known = latest_costs(costs)
-        return Planner(self.searched_ND, self.distance, self._searcher, self.leaves, known)
+        return Planner(self.searched_ND, self.distance, self._searcher, self.leaves, known, self.ties.ranks_N)
 
     def time_plans(self) -> Costs | None:
         """Return what each plan of a filtered search costs here, None where there is only one."""
@@ -303,8 +306,9 @@ class Segment:
         """
         if self.rows:
             query_1D = search_ready(np.array(self.searched_ND[:1]), self.distance)
-            for hits in (1, FEW_HITS + 1):
-                exact_search(self.searched_ND[:1], query_1D, hits, self.distance)
+            for queries, hits in ((1, 1), (1, FEW_HITS + 1), (FEW_QUERIES, 1)):
+                asked_QD = np.repeat(query_1D, queries, axis=0)
+                exact_search(self.searched_ND[:1], asked_QD, hits, self.distance, ranks_N=self.ties.ranks_N)
             if self._searcher is not None and self._planner is not None:
                 mask_N = np.zeros(self.rows, bool)
                 mask_N[0] = True
@@ -323,6 +327,6 @@ class Segment:
         short_Q = rows_QK[:, min(k, self.rows) - 1] == NO_ROW
         if short_Q.any():
             rows_QK[short_Q], scores_QK[short_Q] = exact_search(
-                self.searched_ND, queries_QD[short_Q], k, self.distance
+                self.searched_ND, queries_QD[short_Q], k, self.distance, ranks_N=self.ties.ranks_N
             )
         return rows_QK, scores_QK

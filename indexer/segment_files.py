@@ -24,6 +24,7 @@ from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_as
 from scannery.indexer.segment_writer import FORMAT_KEY, SEGMENT_KEY
 from scannery.indexer.sparse import INDICES_COLUMN, write_sparse
 from scannery.indexer.spec import Distance
+from scannery.indexer.ties import write_ties
 from scannery.indexer.vector_files import BLOCK_ROWS, blocks_of, is_unit, unit_blocks, write_vectors
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "INFO",
     "LEAVES",
     "SPARSE",
+    "TIES",
     "VECTORS",
     "WORDS",
     "unpack",
@@ -49,6 +51,7 @@ INFO = "segment.json"
 WORDS = "words"
 SPARSE = "sparse"
 LEAVES = "leaves"
+TIES = "ties"
 COSTS = "costs.json"
 COSTS_AGAIN = "costs-again.json"
 
@@ -80,6 +83,7 @@ def unpack(path: Path, folder: Path, key: str) -> None:
         leaf_N = table.column(LEAF_COLUMN).to_numpy()
         with COMPILING:
             measure_leaves(mapped(folder / VECTORS), leaf_N, info["distance"], seed=0).save(folder / LEAVES)
+    write_ties(mapped(folder / VECTORS), table.column("id"), folder / TIES, proposed=bool(info["scann"]))
     if info.get("lexical"):
         _check_words(info["lexical"], key)
         (folder / WORDS).mkdir()

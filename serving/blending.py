@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scannery.indexer import Distance, unit_length
+from scannery.indexer import Distance, InvalidRecordError, unit_length, vector_value
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.requests import Blend, Query, Single, WithSparse
 
@@ -44,7 +44,7 @@ def blended_vector(
     """Return the vector that ranks as the weighted sum of its members, float32 (D,).
 
     Raises:
-        InvalidRequestError: the weights leave nothing to rank by.
+        InvalidRequestError: the weights leave nothing to rank by, or make a vector that no query may have.
 
     """
     weights_M = np.array(weights, np.float64)
@@ -53,14 +53,25 @@ def blended_vector(
     if distance == "squared_l2":
         if weights_M.sum() <= 0:
             raise InvalidRequestError.at(f"{path}.group.weights", "must have a sum above 0 with squared_l2")
-        mean_D: np.ndarray = (sum_D / weights_M.sum()).astype(np.float32)
-        return mean_D
-    blended_D: np.ndarray = (sum_D / np.abs(weights_M).sum()).astype(np.float32)
+        # Weights that nearly cancel out put the mean far away from all members.
+        return _checked(sum_D / weights_M.sum(), path)
+    blended_D = _checked(sum_D / np.abs(weights_M).sum(), path)
     if distance == "cosine" and np.linalg.norm(blended_D) < LEAST_LENGTH:
         raise InvalidRequestError.at(
             f"{path}.group", "its queries cancel each other out: cosine needs a direction"
         )
     return blended_D
+
+
+def _checked(blended_D: np.ndarray, path: str) -> np.ndarray:
+    try:
+        return vector_value(blended_D, len(blended_D), field=f"{path}.group")
+    except InvalidRecordError as error:
+        largest = np.abs(blended_D).max()
+        raise InvalidRequestError.at(
+            f"{path}.group",
+            f"its weights make a vector with components of {largest:.3g}; {error.message.partition(': ')[2]}",
+        ) from error
 
 
 LEAST_LENGTH = 1e-6

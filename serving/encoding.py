@@ -6,8 +6,8 @@ Shapes: Q queries, D dimensions.
 from __future__ import annotations
 
 import json
+import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -16,6 +16,7 @@ import numpy as np
 
 from scannery.indexer import ChunkSpec, Manifest
 from scannery.serving.batching import Batcher
+from scannery.serving.bounded import Bounded
 from scannery.serving.config import RemoteConfig
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["EncoderPool", "Observer", "QueryEncoder", "TextEncoder", "load_encoder"]
 
 CACHED_QUERIES = 4096
+CACHED_BYTES = 64 << 20
+"""Texts and vectors of these: a text may have 32 KiB."""
 DOCUMENTS_AT_ONCE = 128
 """In a batch: enough for the throughput of an accelerator, and few enough to look at the deadline in between."""
 
@@ -73,12 +76,12 @@ class QueryEncoder:
         encoder: TextEncoder,
         *,
         cached: int = CACHED_QUERIES,
+        cached_bytes: int = CACHED_BYTES,
         observer: Observer | None = None,
         batched: bool = True,
     ) -> None:
         """`batched`: False if the encoder itself joins the texts of concurrent callers."""
         self._encoder = encoder
-        self._cached = cached
         self._observer = observer or Observer()
         self._queries: Encode = encoder.encode_queries
         self._documents: Encode = encoder.encode_documents
@@ -87,8 +90,7 @@ class QueryEncoder:
             self._documents = Batcher(
                 encoder.encode_documents, most=DOCUMENTS_AT_ONCE, observe=self._encoding
             ).encode
-        self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
+        self._vectors: Bounded[str, np.ndarray] = Bounded(cached_bytes, max_entries=cached)
         self._chunkers: dict[tuple[int, int], Chunker] = {}
 
     @property
@@ -117,7 +119,7 @@ class QueryEncoder:
         """
         from scannery.embed import InvalidTextError
 
-        known = {text: vector for text in texts if (vector := self._recall(text)) is not None}
+        known = {text: vector for text in texts if (vector := self._vectors.find(text)) is not None}
         missing = [text for text in dict.fromkeys(texts) if text not in known]
         self._count(len(texts) - len(missing), len(missing))
         if missing:
@@ -132,7 +134,7 @@ class QueryEncoder:
 
     def known(self, text: str) -> np.ndarray | None:
         """Return the vector of a query that was encoded lately, float32 (D,); None if it has to be."""
-        vector = self._recall(text)
+        vector = self._vectors.find(text)
         if vector is not None:
             self._count(1, 0)
         return vector
@@ -164,13 +166,6 @@ class QueryEncoder:
         # Looked up each time: who is told may be decided after the encoder was loaded.
         self._observer.batch(texts)
 
-    def _recall(self, text: str) -> np.ndarray | None:
-        with self._lock:
-            vector = self._vectors.get(text)
-            if vector is not None:
-                self._vectors.move_to_end(text)
-            return vector
-
     def _count(self, hits: int, misses: int) -> None:
         if hits:
             self._observer.cached(True, hits)
@@ -178,10 +173,9 @@ class QueryEncoder:
             self._observer.cached(False, misses)
 
     def _remember(self, vectors: dict[str, np.ndarray]) -> None:
-        with self._lock:
-            self._vectors.update(vectors)
-            while len(self._vectors) > self._cached:
-                self._vectors.popitem(last=False)
+        for text, vector in vectors.items():
+            # Copied: a row of a batch would keep the whole batch.
+            self._vectors.keep(text, np.array(vector), vector.nbytes + sys.getsizeof(text))
 
 
 class EncoderPool:

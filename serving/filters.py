@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -22,7 +23,7 @@ from scannery.serving.errors import InvalidRequestError
 from scannery.serving.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_DEPTH, MAX_FILTER_VALUES
 from scannery.v1 import types_pb2 as pb
 
-__all__ = ["AllOf", "AnyOf", "Compare", "Exists", "IsIn", "Node", "Not", "Scalar", "parse_filter"]
+__all__ = ["AllOf", "AnyOf", "Compare", "Exists", "IsIn", "Node", "Not", "Scalar", "parse_filter", "size_of"]
 
 Scalar: TypeAlias = str | int | float | bool | dt.datetime
 
@@ -74,6 +75,22 @@ class AnyOf:
 
 Node: TypeAlias = Compare | IsIn | Exists | Not | AllOf | AnyOf
 """Immutable and hashable: equal filters are one key of a cache."""
+
+
+def size_of(node: Node) -> int:
+    """Return the memory that a filter takes, in bytes."""
+    own = sys.getsizeof(node)
+    match node:
+        case AllOf(parts) | AnyOf(parts):
+            return own + sys.getsizeof(parts) + sum(map(size_of, parts))
+        case Not(part):
+            return own + size_of(part)
+        case IsIn(_, values):
+            return own + sys.getsizeof(values) + sum(map(sys.getsizeof, values))
+        case Compare(_, _, value):
+            return own + sys.getsizeof(value)
+    return own
+
 
 _ORDERS: dict[int, Literal["gt", "gte", "lt", "lte"]] = {
     pb.OPERATOR_GT: "gt",

@@ -45,6 +45,8 @@ _NO_VECTORS = np.zeros((0, 0), np.uint8)
 _NOTHING = np.zeros(0, np.uint8)
 SPARE_BYTES = 4096
 """Room for hits that are larger than those before."""
+MOST_GUESSED_BYTES = 16 << 20
+"""Room that is made before it is known to be needed: the hits before may have been far larger."""
 _NO_VECTORS.setflags(write=False)  # as those of a segment: each kind of array is compiled for apart
 
 
@@ -140,7 +142,7 @@ class Hydrator:
         """Return hits of one segment on the wire, and where each of them starts in a buffer that ends with them."""
         layout, rows_H = self._layout(number, rows_H)
         starts_H = np.empty(len(rows_H), np.int64)
-        size = SPARE_BYTES + 2 * self._hit_bytes * len(rows_H)
+        size = min(SPARE_BYTES + 2 * self._hit_bytes * len(rows_H), MOST_GUESSED_BYTES)
         while True:
             out_B = np.empty(size, np.uint8)
             try:
@@ -194,7 +196,6 @@ def warm_up(segments: Sequence[Segment], spec: IndexSpec) -> None:
             kernels.surely_valid(vector_11)
             kernels.unit_vectors(vector_11, np.empty_like(vector_11))
             rows_21, scores_21 = np.zeros((2, 1), np.int64), np.zeros((2, 1), np.float32)
-            kernels.have_ties(scores_21)
             Hydrator(segments, spec, nothing, group_by=None).block(0, rows_21, scores_21).framed(1)
 
 

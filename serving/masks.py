@@ -5,16 +5,15 @@ Shapes: N rows of a segment.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+import weakref
+from collections.abc import Callable
 from functools import cache, partial, reduce
-from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
 from scannery.indexer import FEW_ROWS, AllowedRows, Segment
-from scannery.serving.filters import AllOf, AnyOf, Compare, Exists, IsIn, Node, Not
+from scannery.serving.bounded import Bounded
+from scannery.serving.filters import AllOf, AnyOf, Compare, Exists, IsIn, Node, Not, size_of
 from scannery.serving.postings import Field, IdField, Postings
 
 __all__ = ["MaskCache", "evaluate", "few_rows"]
@@ -48,49 +47,9 @@ def few_rows(node: Node, field: Callable[[str], Field], most: int) -> np.ndarray
     return None
 
 
-class _Sized(Protocol):
-    @property
-    def size_bytes(self) -> int: ...
-
-
-KeyT = TypeVar("KeyT", bound=Hashable)
-ValueT = TypeVar("ValueT", bound=_Sized)
-
-
-class _Bounded(Generic[KeyT, ValueT]):
-    """Values by key within a bound of memory, least recently used first out. Safe to use from several threads."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._values: OrderedDict[KeyT, tuple[ValueT, int]] = OrderedDict()
-        self.size_bytes = 0
-        self._lock = threading.Lock()
-        self.hits = 0
-        self.misses = 0
-
-    def get(self, key: KeyT, make: Callable[[], ValueT]) -> ValueT:
-        """Return the value of a key, made if it is not there."""
-        with self._lock:
-            found = self._values.get(key)
-            if found is not None:
-                self._values.move_to_end(key)
-                self.hits += 1
-                return found[0]
-            self.misses += 1
-        # Made outside of the lock: two threads may make the same value, and none waits for another's.
-        value = make()
-        self._keep(key, value, value.size_bytes)
-        return value
-
-    def _keep(self, key: KeyT, value: ValueT, size_bytes: int) -> None:
-        with self._lock:
-            if key in self._values or size_bytes > self._max_bytes:
-                return
-            self._values[key] = (value, size_bytes)
-            self.size_bytes += size_bytes
-            while self.size_bytes > self._max_bytes:
-                _, (_, dropped_bytes) = self._values.popitem(last=False)
-                self.size_bytes -= dropped_bytes
+_Key = tuple[str, Node, "weakref.ref[AllowedRows] | None"]
+"""A segment, a filter, and the live rows. Each write makes other live rows, and an entry must not keep them: it holds
+them weakly, and is never found again when they are gone."""
 
 
 class MaskCache:
@@ -101,8 +60,8 @@ class MaskCache:
 
     def __init__(self, max_bytes: int = 64 << 20, *, max_index_bytes: int = 512 << 20) -> None:
         # Of live rows the very object is part of the key: a version has one for each segment as long as it is open.
-        self._allowed: _Bounded[tuple[str, Node, AllowedRows | None], AllowedRows] = _Bounded(max_bytes)
-        self._postings: _Bounded[tuple[str, str], Postings] = _Bounded(max_index_bytes)
+        self._allowed: Bounded[_Key, AllowedRows] = Bounded(max_bytes)
+        self._postings: Bounded[tuple[str, str], Postings] = Bounded(max_index_bytes)
 
     @property
     def hits(self) -> int:
@@ -114,10 +73,20 @@ class MaskCache:
         """How often it was not."""
         return self._allowed.misses
 
+    @property
+    def size_bytes(self) -> int:
+        """Memory that all of it takes."""
+        return self._allowed.size_bytes + self._postings.size_bytes
+
     def allowed(self, segment: Segment, node: Node, alive: AllowedRows | None = None) -> AllowedRows:
         """Return the rows of a segment that a filter allows, and that are among the live ones if these are given."""
-        key = (segment.entry.sha256, node, alive)
-        return self._allowed.get(key, partial(self._evaluated, segment, node, alive))
+        key = (segment.entry.sha256, node, None if alive is None else weakref.ref(alive))
+        known = self._allowed.find(key)
+        if known is None:
+            # Made without a lock: two threads may make the same, and none waits for another.
+            known = self._evaluated(segment, node, alive)
+            self._allowed.keep(key, known, size_of(node) + known.size_bytes)
+        return known
 
     def mask(self, segment: Segment, node: Node) -> np.ndarray:
         """Return the rows of a segment that a filter allows, bool (N,), read-only."""
@@ -142,6 +111,11 @@ class MaskCache:
 
     def _field(self, segment: Segment, name: str) -> Field:
         def postings() -> Postings:
-            return self._postings.get((segment.entry.sha256, name), lambda: Postings(segment.column(name)))
+            key = (segment.entry.sha256, name)
+            known = self._postings.find(key)
+            if known is None:
+                known = Postings(segment.column(name))
+                self._postings.keep(key, known, known.size_bytes)
+            return known
 
         return IdField(segment, postings) if name == "id" else postings()

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer import Segment
+from scannery.indexer import Segment, id_hashes
 
 __all__ = ["Field", "IdField", "Operator", "Postings"]
 
@@ -67,14 +67,38 @@ class Postings:
     def among(self, values: Iterable[Any]) -> np.ndarray:
         """Return which rows equal one of the values."""
         mask_N = np.zeros(self._rows, bool)
-        for value in values:
-            mask_N[self._matching("eq", value)] = True
+        for start, stop in self._runs(values):
+            mask_N[self._rows_P[start:stop]] = True
         return mask_N
 
     def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
         """Return the numbers of these rows, if they are few."""
-        runs = [self._matching("eq", value) for value in values]
-        return None if sum(map(len, runs)) > most else np.unique(np.concatenate(runs)).astype(np.int64)
+        runs = self._runs(values)
+        if sum(stop - start for start, stop in runs) > most:
+            return None
+        rows = [self._rows_P[start:stop] for start, stop in runs]
+        return np.unique(np.concatenate([_NONE, *rows])).astype(np.int64)
+
+    def _runs(self, values: Iterable[Any]) -> list[tuple[int, int]]:
+        """Return where the postings of each of the values that occur begin and end."""
+        numbers = self._numbers(list(values))
+        return list(zip(self._starts[numbers].tolist(), self._starts[numbers + 1].tolist(), strict=True))
+
+    def _numbers(self, values: list[Any]) -> np.ndarray:
+        """Return the numbers of those of the values that occur, int64."""
+        if isinstance(self._values, np.ndarray):
+            if pa.types.is_timestamp(self._type):
+                values = pa.array(values, self._type).cast(pa.int64()).to_pylist()
+            return _places(self._values, np.array(values))
+        if FEW_VALUES * len(values) < len(self._values):
+            strings = _Strings(self._values)
+            places = [(value, bisect_left(strings, value)) for value in values]
+            return np.array(
+                [at for value, at in places if at < len(strings) and strings[at] == value], np.int64
+            )
+        # One hash of each value. To look for each by halves makes Python strings, under the interpreter's lock.
+        wanted = pa.array(values, self._values.type)
+        return np.flatnonzero(_bools(pc.is_in(self._values, value_set=wanted)))
 
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
         """Return which rows equal a value, or lie on a side of it."""
@@ -132,7 +156,7 @@ class IdField:
     def few_among(self, values: Iterable[Any], most: int) -> np.ndarray | None:
         """Return the numbers of these rows, if they are few."""
         rows = self._rows_of(values)
-        return None if len(rows) > most else np.unique(np.array(rows, np.int64))
+        return None if len(rows) > most else np.unique(rows)
 
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
         """Return which ids equal a value, or lie on a side of it."""
@@ -146,8 +170,11 @@ class IdField:
             return self.few_among([value], most)
         return self._postings().few(operator, value, most)
 
-    def _rows_of(self, values: Iterable[Any]) -> list[int]:
-        return [row for row in map(self._segment.row_of, values) if row is not None]
+    def _rows_of(self, values: Iterable[Any]) -> np.ndarray:
+        names = list(values)
+        rows = self._segment.rows_of(names, id_hashes(names))
+        found: np.ndarray = rows[rows >= 0]
+        return found
 
     def exists(self) -> np.ndarray:
         """Return all rows: each has an id."""
@@ -168,6 +195,17 @@ class _Strings(Sequence[str]):
 
 
 _NONE = np.zeros(0, np.int64)
+FEW_VALUES = 2048
+"""To find a value by halves takes as long as to hash so many strings."""
+
+
+def _places(values_V: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return where some values stand among distinct ones, which ascend; those that do not are left out."""
+    if not len(values_V):
+        return _NONE
+    places = np.minimum(np.searchsorted(values_V, wanted), len(values_V) - 1)
+    found: np.ndarray = places[values_V[places] == wanted]
+    return found
 
 
 def _flattened(array: pa.Array) -> tuple[np.ndarray, pa.Array]:

@@ -21,7 +21,6 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.hydrate import Hydrator, Written
 from scannery.serving.options import Options
 from scannery.serving.plans import note_plan, noted_plan
-from scannery.serving.ranking import settle_ties
 from scannery.serving.requests import ByVector
 from scannery.serving.scopes import Scope, scopes_of
 from scannery.serving.snapshot import Snapshot
@@ -63,7 +62,6 @@ class Prepared:
         rows_QK, scores_QK, plan = scope.search(vectors_QD, min(self._hits, scope.rows))
         note_plan(plan, scope.rows)
         deadline.check()
-        settle_ties(rows_QK, scores_QK, scope.segment)
         if self.options.offset:
             rows_QK, scores_QK = rows_QK[:, self.options.offset :], scores_QK[:, self.options.offset :]
         return self.hydrator.block(scope.number, rows_QK, scores_QK)

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 
-from scannery.indexer import Segment, kernels
+from scannery.indexer import Segment
 
-__all__ = ["EMPTY", "Ranking", "best", "by_score_and_id", "merge", "settle_ties"]
+__all__ = ["EMPTY", "Ranking", "best", "by_score_and_id", "merge"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,8 +64,6 @@ def best(
 ) -> Ranking:
     """Return the best rows of one query over all segments, at most `most`, by score and then by id.
 
-    Unlike `merge`, which takes what is cut already, this is right to the id also at the cut.
-
     Args:
         found: per segment its number, rows and scores, in any order.
         most: rows to keep.
@@ -80,6 +76,7 @@ def best(
     rows = np.concatenate([rows for _, rows, _ in found] or [EMPTY.rows])
     scores = np.concatenate([scores for _, _, scores in found] or [EMPTY.scores])
     if len(scores) > most:
+        # With all that equal the last one: which of them stay, their ids say.
         kept = scores >= np.partition(scores, len(scores) - most)[len(scores) - most]
         numbers, rows, scores = numbers[kept], rows[kept], scores[kept]
     return by_score_and_id(Ranking(numbers, rows, scores), segments).at(slice(0, most))
@@ -87,9 +84,14 @@ def best(
 
 def by_score_and_id(ranking: Ranking, segments: Sequence[Segment]) -> Ranking:
     """Return the same rows in order, whatever order they are in."""
-    ranking = ranking.at(np.argsort(-ranking.scores, kind="stable"))
-    equal = ranking.scores[1:] == ranking.scores[:-1]
-    return _by_id_where_equal(ranking, segments) if equal.any() else ranking
+    ranks = np.empty(len(ranking), np.int64)
+    numbers = np.unique(ranking.segments).tolist()
+    for number in numbers:
+        places = np.flatnonzero(ranking.segments == number)
+        ranks[places] = segments[number].ties.ranks_N[ranking.rows[places]]
+    ranking = ranking.at(np.lexsort((ranks, -ranking.scores)))
+    # Ranks of several segments do not compare.
+    return ranking if len(numbers) < 2 else _by_id_where_equal(ranking, segments)
 
 
 def merge(
@@ -101,16 +103,16 @@ def merge(
     """Return the best rows of each query over all segments, at most `most`, by score and then by id.
 
     Args:
-        found: per segment its number, rows_QM (negative where there is none) and scores_QM.
+        found: per segment its number, rows_QM (negative where there is none) and scores_QM, in this order too.
         queries: how many.
-        most: rows to keep per query. Of equal scores at this cut, those that stand first in their segment stay.
+        most: rows to keep per query.
         segments: all segments of the snapshot, for the ids.
 
     """
     if not found:
         return [EMPTY] * queries
     if len(found) == 1:
-        return _alone(*found[0], most, segments)
+        return _alone(*found[0], most)
     numbers_S = np.concatenate([np.full(rows.shape[1], number) for number, rows, _ in found])
     rows_QS = np.concatenate([rows for _, rows, _ in found], axis=1)
     scores_QS = np.concatenate([scores for _, _, scores in found], axis=1)
@@ -120,40 +122,14 @@ def merge(
     ]
 
 
-@lru_cache(maxsize=1024)
-def _numbers(number: int, count: int) -> np.ndarray:
-    numbers = np.full(count, number, np.int64)
-    numbers.setflags(write=False)
-    return numbers
-
-
-def _alone(
-    number: int, rows_QM: np.ndarray, scores_QM: np.ndarray, most: int, segments: Sequence[Segment]
-) -> list[Ranking]:
+def _alone(number: int, rows_QM: np.ndarray, scores_QM: np.ndarray, most: int) -> list[Ranking]:
     """Return the rankings of the only segment, which need no merging."""
     rows_QM, scores_QM = rows_QM[:, :most], scores_QM[:, :most]
-    settle_ties(rows_QM, scores_QM, segments[number])
-    numbers_M = _numbers(number, rows_QM.shape[1])
+    numbers_M = np.full(rows_QM.shape[1], number, np.int64)  # shared, and not changed
     whole = [Ranking(numbers_M, *one) for one in zip(rows_QM, scores_QM, strict=True)]
     if rows_QM.shape[1] == 0 or rows_QM[:, -1].min(initial=0) >= 0:
         return whole
     return [ranking.at(slice(0, np.count_nonzero(ranking.rows >= 0))) for ranking in whole]
-
-
-def settle_ties(rows_QM: np.ndarray, scores_QM: np.ndarray, segment: Segment) -> None:
-    """Put rows of a segment that have equal scores for a query in the order of their ids, in place.
-
-    Scores descend (float32); rows that are none, with minus infinity for a score, stand last and stay there.
-    """
-    if not kernels.have_ties(scores_QM):
-        return
-    for rows_M, scores_M in zip(rows_QM, scores_QM, strict=True):
-        starts = np.flatnonzero(np.diff(scores_M, prepend=np.nan) != 0)
-        for start, end in pairwise((*starts.tolist(), len(rows_M))):
-            if end - start > 1 and rows_M[start] >= 0:
-                names = segment.take(rows_M[start:end], ["id"]).column(0).to_pylist()
-                order = sorted(range(end - start), key=names.__getitem__)
-                rows_M[start:end] = rows_M[start:end][order]
 
 
 def _ranking(
@@ -164,18 +140,34 @@ def _ranking(
     most: int,
     segments: Sequence[Segment],
 ) -> Ranking:
-    order = order_S[rows_S[order_S] >= 0][:most]
+    order = order_S[rows_S[order_S] >= 0]
+    scores = scores_S[order]
+    if len(order) > most:
+        # With all that equal the last one: which of them stay, their ids say.
+        order = order[: np.searchsorted(-scores, -scores[most - 1], side="right")] if most else order[:0]
     ranking = Ranking(numbers_S[order], rows_S[order], scores_S[order])
-    ties = np.flatnonzero(ranking.scores[1:] == ranking.scores[:-1])
-    return _by_id_where_equal(ranking, segments) if len(ties) else ranking
+    return _by_id_where_equal(ranking, segments).within(0, most)
 
 
 def _by_id_where_equal(ranking: Ranking, segments: Sequence[Segment]) -> Ranking:
+    """Return rows, whose scores descend, with those of equal scores by id."""
+    equal = ranking.scores[1:] == ranking.scores[:-1]
+    if not equal.any():
+        return ranking
+    # Only what has an equal beside it needs its id looked at.
+    tied = np.flatnonzero(np.concatenate([equal, [False]]) | np.concatenate([[False], equal]))
+    ids = _ids(ranking.at(tied), segments)
+    scores = ranking.scores[tied].tolist()
+    order = np.arange(len(ranking))
+    order[tied] = tied[sorted(range(len(tied)), key=lambda place: (-scores[place], ids[place]))]
+    return ranking.at(order)
+
+
+def _ids(ranking: Ranking, segments: Sequence[Segment]) -> list[str]:
     ids: list[str] = [""] * len(ranking)
     for number in np.unique(ranking.segments).tolist():
         positions = np.flatnonzero(ranking.segments == number)
         names = segments[number].take(ranking.rows[positions], ["id"]).column(0).to_pylist()
         for position, name in zip(positions.tolist(), names, strict=True):
             ids[position] = name
-    scores = ranking.scores.tolist()
-    return ranking.at(np.array(sorted(range(len(ids)), key=lambda i: (-scores[i], ids[i])), np.int64))
+    return ids

@@ -101,6 +101,12 @@ def test_blends_stand_beside_other_queries_in_a_batch(client: scannery.Client) -
             "cancel each other out",
         ),
         ("squared_l2", Blend([VECTORS_ND[0]], [-1]), "query.group.weights", "must have a sum above 0"),
+        (
+            "squared_l2",
+            Blend([np.full(DIMENSIONS, 1e15), np.full(DIMENSIONS, -1e15)], [1, -0.99999994]),
+            "query.group",
+            "its weights make a vector with components of 3.36e+22; must be finite and within ±1e+15",
+        ),
     ],
 )
 def test_bad_blends_name_what_is_wrong(
@@ -122,3 +128,17 @@ def test_other_errors_name_the_member(client: scannery.Client) -> None:
         index.search(Blend(["sea", "salt"], [1, -1]), mode="lexical")
     with pytest.raises(InvalidArgumentError, match=r"query.group.queries\[1\]: lexical search needs a text"):
         index.search(Blend(["sea", VECTORS_ND[0]]), mode="lexical")
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_blends_of_the_largest_vectors_have_finite_scores_alone_and_in_batches(
+    client: scannery.Client, distance: str
+) -> None:
+    index = client.index(distance)
+    largest = np.full(DIMENSIONS, 1e15)
+    blend = Blend([largest, VECTORS_ND[3]], [1, 0.5])
+    alone = index.search(blend, k=20)
+    assert len(alone) == 20
+    assert np.isfinite([hit.score for hit in alone]).all()
+    for hits in index.search_many([blend] * 9, k=20):
+        assert hits == alone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import grpc
@@ -132,3 +133,26 @@ def test_texts_are_answered_by_the_native_protocol_as_by_grpc(texts: Path) -> No
             assert native.ask(SEARCH, body).body == first.body == over_grpc(server, SEARCH, body)[1]
         body = search_many("texts", ["baking", "tax"], 2).request.SerializeToString()
         assert native.ask(SEARCH_MANY, body).body == over_grpc(server, SEARCH_MANY, body)[1]
+
+
+def test_what_is_remembered_of_queries_is_bounded_in_bytes() -> None:
+    class Wide(CountingEncoder):
+        dimensions = 256
+
+        def encode_queries(self, texts: list[str]) -> np.ndarray:
+            return np.zeros((len(texts), self.dimensions), np.float32)
+
+    most_bytes = 1 << 20
+    encoder = QueryEncoder(Wide(), cached_bytes=most_bytes, batched=False)  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        for number in range(60):
+            # One long text, and one vector that is asked for of a batch of fifty.
+            encoder.encode([f"{number} {'x' * 30_000}"])
+            encoder.encode([f"{number}-{place}" for place in range(50)])
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes <= most_bytes + (64 << 10)
+    assert encoder.known("59-49") is not None
+    assert encoder.known("0-0") is None

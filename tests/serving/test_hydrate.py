@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,3 +179,19 @@ def test_records_on_disk_are_those_in_memory(tmp_path: Path) -> None:
 def test_varints_are_those_of_protobuf(number: int) -> None:
     assert varint(number) == Datapoint(revision=number).SerializeToString()[1:] or number == 0
     assert framed(5, b"x" * 300) == Datapoint(text="x" * 300).SerializeToString()
+
+
+def test_large_hits_do_not_decide_on_the_room_for_small_ones() -> None:
+    hydrator = Hydrator([segment()], SPEC, EVERYTHING, group_by=None)
+    large, small = np.zeros((1, 100), np.int64), np.ones((1000, 100), np.int64)
+    hydrator.block(0, large, np.zeros(large.shape, np.float32))
+    tracemalloc.start()
+    try:
+        written = hydrator.block(0, small, np.zeros(small.shape, np.float32))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(written.lists()) == 1000
+    assert peak_bytes < 4 * len(written.data_B) + (32 << 20)
+    hits = HitList.FromString(written.lists()[-1]).hits
+    assert hits[-1].datapoint == expected(1)
