@@ -14,21 +14,15 @@ from scannery.serving.errors import ConfigError
 from scannery.serving.security.config import SecurityConfig
 from scannery.serving.security.files import Watched
 from scannery.serving.security.keys import PREFIX, KeyFile, KeyRing
-from scannery.serving.security.principals import ANONYMOUS, Principal, Scope
+from scannery.serving.security.principals import ANONYMOUS, Principal
 from scannery.serving.security.tokens import TokenVerifier
 
-__all__ = ["Authenticator", "scope_of"]
+__all__ = ["Authenticator"]
 
 _LOG = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
-_WRITES = frozenset(("Upsert", "UpsertStream", "Delete"))
 _BEARER = "bearer "
-
-
-def scope_of(path: str) -> Scope:
-    """Return the scope that calling a method needs. What writes is listed; everything else reads."""
-    return "write" if path.rsplit("/", 1)[-1] in _WRITES else "read"
 
 
 class Authenticator:
