@@ -6,6 +6,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 
 import grpc
@@ -26,7 +27,7 @@ from scannery.serving.security.authentication import Authenticator
 from scannery.serving.security.entry import Entry
 from scannery.serving.security.interceptor import Gate
 from scannery.serving.security.principals import Scope
-from scannery.serving.security.tls import server_credentials
+from scannery.serving.security.tls import Certificates
 from scannery.serving.slow import SlowCalls
 from scannery.serving.standard import Standard
 from scannery.serving.threads import CallThreads
@@ -73,7 +74,9 @@ class Front:
         self._stopped = threading.Event()
         # Calls that wait for their body or their turn each hold a thread, which costs next to nothing.
         self._threads = CallThreads(config.threads + config.queue, "scannery-request")
-        self._entry = Entry(Authenticator(config.security), self._scope_of)
+        authenticator = Authenticator(config.security)
+        self._entry = Entry(authenticator, self._scope_of)
+        self._certificates = Certificates(config.security) if config.security.tls_cert else None
         self._publisher = Publisher(self.metrics, config, publish)
         answering = Answering(methods, config, self.metrics, offer=offer)
         self._methods = methods
@@ -86,6 +89,7 @@ class Front:
         admission = self.admission = answering.admission
         self.metrics.in_flight.asks(lambda: {(): admission.in_flight})
         self.metrics.limit.asks(lambda: {(): admission.limit})
+        self.metrics.stale_credentials.asks(partial(_stale, authenticator, self._certificates))
 
     @property
     def metrics_address(self) -> str:
@@ -144,7 +148,7 @@ class Front:
         )
         server.add_generic_rpc_handlers((self._dispatcher, self._standard))
         self._native.start()
-        self.address = _bound(server, config)
+        self.address = _bound(server, config, self._certificates)
         server.start()
         self._grpc = server
         self._health.begin()
@@ -169,11 +173,11 @@ def _options(config: ListenConfig) -> list[tuple[str, int]]:
     ]
 
 
-def _bound(server: grpc.Server, config: ListenConfig) -> str:
+def _bound(server: grpc.Server, config: ListenConfig, certificates: Certificates | None) -> str:
     host, _ = split_address(config.listen)
     try:
-        if config.security.tls_cert:
-            port = server.add_secure_port(config.listen, server_credentials(config.security))
+        if certificates is not None:
+            port = server.add_secure_port(config.listen, certificates.credentials)
         else:
             port = server.add_insecure_port(config.listen)
     except RuntimeError as error:
@@ -181,6 +185,13 @@ def _bound(server: grpc.Server, config: ListenConfig) -> str:
     if port == 0:
         raise BindError(f"cannot listen on {config.listen}: is the port taken?", field="listen")
     return joined_address(host, port)
+
+
+def _stale(authenticator: Authenticator, certificates: Certificates | None) -> dict[tuple[str, ...], float]:
+    return {
+        ("credentials",): authenticator.stale_s,
+        ("certificate",): certificates.stale_s if certificates else 0.0,
+    }
 
 
 class Running(ABC):

@@ -63,7 +63,9 @@ def test_a_file_of_keys_holds_no_secret_and_is_for_its_owner(keys: KeyFile) -> N
 def test_keys_expire_and_are_revoked_while_the_server_runs(keys: KeyFile) -> None:
     now = [time.time()]
     _, text = keys.create("a", days=1)
-    authenticator = Authenticator(SecurityConfig(keys_file=str(keys.path)), clock=lambda: now[0])
+    authenticator = Authenticator(
+        SecurityConfig(keys_file=str(keys.path)), clock=lambda: now[0], ticks=lambda: now[0]
+    )
 
     def known(text: str) -> bool:
         return authenticator.principal((("authorization", f"Bearer {text}"),)) is not None
