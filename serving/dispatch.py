@@ -51,6 +51,8 @@ __all__ = ["Dispatcher"]
 LARGE_ANSWER_BYTES = 1 << 20
 MAX_IN_STREAM = 1000
 """Requests of a stream that were read and not answered."""
+MAX_UNREAD_BYTES = 1 << 20
+"""While so much of a stream's answers waits for its caller, no more of its requests are read."""
 ASK_AGAIN_AFTER_S = 1.0
 """A body that took longer to arrive may have outlived its caller's credentials."""
 UPSERT = f"/{INDEX_SERVICE}/Upsert"
@@ -170,6 +172,7 @@ class Dispatcher(GenericHandler):
                         partial(self._stream_answer, self._deadline(context), context),
                         threads=self._config.threads,
                         window=MAX_IN_STREAM,
+                        window_bytes=MAX_UNREAD_BYTES,
                         pool=self._stream_threads,
                     )
             except grpc.RpcError:
