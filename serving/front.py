@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -38,6 +39,11 @@ _LOG = logging.getLogger(__name__)
 
 MAX_REFUSALS = 1024
 MAX_CALLS_PER_CONNECTION = 512
+MAX_CONNECTIONS = 16384
+"""Of a process, and at most half of the descriptors that it may have: it needs some to read its own files."""
+MAX_HEADER_BYTES = 16 << 10
+IDLE_S = 300
+"""Connections without calls are closed after so long; clients open others when they need them."""
 
 
 class Front:
@@ -159,6 +165,9 @@ def _options(config: ListenConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_request_bytes),
         ("grpc.max_send_message_length", -1),
+        # Before anybody knows whose they are.
+        ("grpc.max_metadata_size", MAX_HEADER_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_HEADER_BYTES),
         # On by default, and then two servers share a port in silence.
         ("grpc.so_reuseport", int(config.share_port)),
         # Connections that never finish their handshake, that died without a word, and that nobody uses.
@@ -166,11 +175,19 @@ def _options(config: ListenConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.max_connection_idle_ms", 30 * 60_000),
+        ("grpc.max_connection_idle_ms", IDLE_S * 1000),
+        ("grpc.max_allowed_incoming_connections", _most_connections()),
         # Clients may ask as often; a flood of pings ends their connection.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
     ]
+
+
+def _most_connections() -> int:
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        MAX_CONNECTIONS if descriptors == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, descriptors // 2)
+    )
 
 
 def _bound(server: grpc.Server, config: ListenConfig, certificates: Certificates | None) -> str:
