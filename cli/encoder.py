@@ -44,6 +44,7 @@ def encoder(
     jwt_audience: options.JwtAudienceOption = "",
     tls_cert: options.TlsCertOption = "",
     tls_key: options.TlsKeyOption = "",
+    behind_tls: options.BehindTlsOption = False,
     client_ca: options.ClientCaOption = "",
     public_health: options.PublicHealthOption = True,
     reflection: options.ReflectionOption = None,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from scannery.cli.options import JsonOption
 from scannery.cli.output import console, print_json
+
+if TYPE_CHECKING:
+    from scannery.serving.security import ApiKey
 
 __all__ = ["keys_app"]
 
@@ -36,7 +39,7 @@ def create(
     """Make a key and print it; the file gets only its hash, so it cannot be shown again."""
     from scannery.serving.security import KeyFile
 
-    key, text = KeyFile(file).create(name, scopes=scope or ["read"], indexes=index or [], days=days)
+    key, text = KeyFile(file).create(name, scopes=scope or ["read"], indexes=index or None, days=days)
     typer.echo(text)
     typer.echo(
         f"key {key.id} ({', '.join(key.scopes)}); keep it, this is the only time it is shown", err=True
@@ -50,15 +53,23 @@ def list_(file: FileOption, as_json: JsonOption = False) -> None:
 
     keys = KeyFile(file).read()
     if as_json:
-        print_json([{k: v for k, v in asdict(key).items() if k != "sha256"} for key in keys])
+        print_json([{k: v for k, v in asdict(key).items() if k != "sha256"} | _indexes(key) for key in keys])
         return
     table = Table("id", "name", "scopes", "indexes", "created", "expires")
     for key in keys:
         table.add_row(
-            key.id, key.name, " ".join(key.scopes), " ".join(key.indexes) or "all", key.created_at,
+            key.id, key.name, " ".join(key.scopes), _shown(key), key.created_at,
             key.expires_at or "never",
         )  # fmt: skip
     console().print(table)
+
+
+def _indexes(key: ApiKey) -> dict[str, object]:
+    return {"indexes": "*" if key.indexes is None else list(key.indexes)}
+
+
+def _shown(key: ApiKey) -> str:
+    return "all" if key.indexes is None else " ".join(key.indexes) or "none"
 
 
 @keys_app.command(no_args_is_help=True)

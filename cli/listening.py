@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from scannery.serving import SecurityConfig
 
 __all__ = [
+    "BehindTlsOption",
     "ClientCaOption",
     "DeviceOption",
     "DrainOption",
@@ -69,6 +70,12 @@ JwtIssuerOption = Annotated[str, _secured(metavar="ISS", help="Issuer of the tok
 JwtAudienceOption = Annotated[str, _secured(metavar="AUD", help="Audience of the tokens.")]
 TlsCertOption = Annotated[str, _secured(metavar="FILE", help="Certificate chain, PEM.")]
 TlsKeyOption = Annotated[str, _secured(metavar="FILE", help="Its private key, PEM.")]
+BehindTlsOption = Annotated[
+    bool,
+    _secured(
+        "--behind-tls", help="Something in front of this server ends TLS: take keys in the clear from it."
+    ),
+]
 ClientCaOption = Annotated[
     str, _secured(metavar="FILE", help="Ask callers for a certificate of this authority.")
 ]
@@ -98,6 +105,7 @@ def security(**given: Any) -> SecurityConfig:
                 "jwt_audience",
                 "tls_cert",
                 "tls_key",
+                "behind_tls",
                 "client_ca",
                 "public_health",
                 "reflection",

@@ -95,6 +95,7 @@ class Encoder:
         document_prompt: str | None = None,
         max_tokens: int | None = None,
         threads: int | None = None,
+        expected: Fingerprint | None = None,
     ) -> Encoder:
         """Return the encoder for `model`, a sentence-transformers model: a name, or a local folder.
 
@@ -108,15 +109,17 @@ class Encoder:
             document_prompt: likewise for documents.
             max_tokens: cut texts off after this many tokens; None takes the model's own limit.
             threads: cores to use on a CPU; None takes all that torch sees (OMP_NUM_THREADS limits them).
+            expected: what it must be. The hashes of its files are compared before any library loads them.
 
         Raises:
             ModelNotFoundError: there is no such model.
-            InvalidModelError: it is damaged, incomplete, or wants code of its own to be run.
+            InvalidModelError: it is damaged, incomplete, wants code of its own to be run, or its weights are pickles.
+            FingerprintMismatchError: it is not the expected one.
             InvalidArgumentError: an option does not fit the model or the device.
             DeviceError: this machine has no such device.
         """
         options = ModelOptions(dimensions, query_prompt, document_prompt, max_tokens)
-        modules, fingerprint = load_model(model, options, device)
+        modules, fingerprint = load_model(model, options, device, expected)
         return cls(
             modules,
             fingerprint,

@@ -11,7 +11,7 @@ from typing import Any
 
 from scannery.embed.errors import FingerprintMismatchError, InvalidModelError
 
-__all__ = ["Fingerprint", "hash_model_folder", "require_match"]
+__all__ = ["Fingerprint", "hash_model_folder", "require_files", "require_match", "weight_files"]
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt",
@@ -101,6 +101,27 @@ def require_match(expected: Fingerprint, actual: Fingerprint) -> None:
         f"the index was embedded with {expected}, this encoder is {actual}; different: {'; '.join(different)}",
         field="encoder",
     )
+
+
+def require_files(expected: Fingerprint, weights_sha256: str, config_sha256: str, label: str) -> None:
+    """Return if the files of a model are those of the fingerprint: known before any of them is loaded.
+
+    Raises:
+        FingerprintMismatchError: they are others; the message says which.
+
+    """
+    found = {"weights_sha256": weights_sha256, "config_sha256": config_sha256}
+    different = [
+        f"{name} {_shown(getattr(expected, name))} vs {_shown(value)}"
+        for name, value in found.items()
+        if getattr(expected, name) != value
+    ]
+    if different:
+        raise FingerprintMismatchError(
+            f"the index was embedded with {expected}, this encoder is {label} (weights {weights_sha256[:12]}), which is "
+            f"not loaded; different: {'; '.join(different)}",
+            field="encoder",
+        )
 
 
 def hash_model_folder(folder: Path, module_folders: list[str]) -> tuple[str, str]:

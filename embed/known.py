@@ -20,7 +20,8 @@ from typing import Any
 
 from scannery.embed.errors import EmbedError
 from scannery.embed.fingerprint import Fingerprint, hash_model_folder
-from scannery.embed.models import DATA_FILES, module_folders
+from scannery.embed.model_checks import module_folders
+from scannery.embed.models import DATA_FILES
 
 __all__ = ["Known", "recalled"]
 

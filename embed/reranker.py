@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from scannery.embed.errors import DeviceError, InvalidModelError
-from scannery.embed.models import check_model_folder, find_model, quiet
+from scannery.embed.model_checks import check_model_folder
+from scannery.embed.models import find_model, quiet
 
 __all__ = ["Reranker"]
 

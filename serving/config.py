@@ -122,7 +122,16 @@ class ListenConfig:
     def _check_address(self, name: str) -> None:
         address = getattr(self, name)
         host, _ = split_address(address, field=name)
-        if not self.insecure and not self.security.authenticates and not is_loopback(host):
+        if is_loopback(host):
+            return
+        if self.security.in_the_clear:
+            raise ConfigError(
+                f"{name}: {address} can be reached from other machines, and keys and tokens would be sent there in the "
+                "clear; give a certificate (--tls-cert, --tls-key), or say that something in front of this server ends "
+                "TLS (--behind-tls)",
+                field=name,
+            )
+        if not self.insecure and not self.security.authenticates:
             raise ConfigError(
                 f"{name}: {address} can be reached from other machines, and this server authenticates nobody; "
                 "listen on 127.0.0.1, ask for credentials (--keys, --jwks, --client-ca), or allow it with --insecure",

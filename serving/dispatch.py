@@ -3,7 +3,8 @@
 1. The gate (security/interceptor.py) knows the caller, or refuses.
 2. Admission takes the call on, or refuses it at once; both answer from a small pool of their own, so that no refusal
    waits behind work.
-3. The body is read, within `body_timeout_s`. All methods are registered as streams for that: gRPC would read the body
+3. The body is read, within `body_timeout_s`. A stream's credentials are checked with each of its messages, and now and
+   then while there are none. All methods are registered as streams for that: gRPC would read the body
    of a unary method before it calls us, with no limit on the time.
 4. One of `threads` turns is awaited, no longer than the caller's deadline; whoever hung up meanwhile is dropped.
 5. The request is decoded, its index is checked against the caller's, the handler answers, the answer is encoded.
@@ -11,17 +12,18 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
 
 from scannery.serving import tracing
+from scannery.serving.aborting import abort
 from scannery.serving.admission import Ticket
 from scannery.serving.answering import Answering, Asked, client_of, current_principal, decoded
 from scannery.serving.config import ListenConfig
@@ -29,10 +31,11 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.errors import OverloadedError
 from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.plans import noting
-from scannery.serving.security.principals import CURRENT, Principal
+from scannery.serving.security.entry import Entry
+from scannery.serving.security.principals import CURRENT
 from scannery.serving.service import INDEX_SERVICE, SEARCH_STREAM, UPSERT_STREAM
 from scannery.serving.slow import SlowCalls
-from scannery.serving.status import DETAIL_KEY, status_of
+from scannery.serving.status import status_of
 from scannery.serving.streams import pipelined
 from scannery.serving.turns import GoneError, Turn
 from scannery.v1 import index_pb2, search_pb2
@@ -42,14 +45,16 @@ if TYPE_CHECKING:
 else:  # gRPC's classes are generic in its stubs only
     GenericHandler = grpc.GenericRpcHandler
 
-__all__ = ["Dispatcher", "abort"]
-
-_LOG = logging.getLogger(__name__)
+__all__ = ["Dispatcher"]
 
 # While so much of an answer is still to be sent, its request counts as in flight: slow readers must not pile them up.
 LARGE_ANSWER_BYTES = 1 << 20
 MAX_IN_STREAM = 1000
 """Requests of a stream that were read and not answered."""
+MAX_UNREAD_BYTES = 1 << 20
+"""While so much of a stream's answers waits for its caller, no more of its requests are read."""
+ASK_AGAIN_AFTER_S = 1.0
+"""A body that took longer to arrive may have outlived its caller's credentials."""
 UPSERT = f"/{INDEX_SERVICE}/Upsert"
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -58,14 +63,17 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 class Dispatcher(GenericHandler):
     """Finds the handler of a call, if it is taken on."""
 
-    def __init__(self, service: Methods, answering: Answering, config: ListenConfig) -> None:
-        """Take what is served, and what answers it."""
+    def __init__(
+        self, service: Methods, answering: Answering, config: ListenConfig, entry: Entry, slow: SlowCalls
+    ) -> None:
+        """Take what is served, what answers it, who may call, and what ends calls that take too long."""
         self._service = service
+        self._entry = entry
         self._answering = answering
         self._config = config
         # A stream keeps its thread; half of them always stay free for single requests.
         self._streams = threading.BoundedSemaphore(max(1, config.threads // 2))
-        self._slow = SlowCalls()
+        self._slow = slow
         self._stream_threads = ThreadPoolExecutor(
             config.threads * max(1, config.threads // 2), thread_name_prefix="scannery-stream"
         )
@@ -100,7 +108,6 @@ class Dispatcher(GenericHandler):
 
     def close(self) -> None:
         """End the threads."""
-        self._slow.close()
         self._stream_threads.shutdown(wait=False)
         self._refusals.shutdown(wait=False)
 
@@ -125,8 +132,7 @@ class Dispatcher(GenericHandler):
     ) -> bytes:
         asked, code = Asked(path, ticket), grpc.StatusCode.OK
         try:
-            with self._slow.watched(context, self._config.body_timeout_s):
-                data = next(messages, b"")
+            data = self._body(path, messages, context)
             response = self._answering.answer(asked, method, data, self._turn(context))
             if len(response) > LARGE_ANSWER_BYTES and context.add_callback(ticket.leave):
                 return response
@@ -145,6 +151,14 @@ class Dispatcher(GenericHandler):
                 ticket.leave()
             self._answering.ended(asked, code)
 
+    def _body(self, path: str, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        began_s = time.monotonic()
+        with self._slow.watched(context, self._config.body_timeout_s):
+            data = next(messages, b"")
+        if time.monotonic() - began_s > ASK_AGAIN_AFTER_S:
+            CURRENT.set(self._entry.principal(path, context.invocation_metadata()))
+        return data
+
     def _search_stream(
         self, ticket: Ticket, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
@@ -152,12 +166,13 @@ class Dispatcher(GenericHandler):
             if not self._streams.acquire(blocking=False):
                 abort(context, OverloadedError("too many open streams", retry_after_s=1.0))
             try:
-                with self._slow.watched(context, self._config.max_request_s):
+                with self._watched(SEARCH_STREAM, context):
                     yield from pipelined(
                         messages,
-                        partial(self._stream_answer, self._deadline(context), context, current_principal()),
+                        partial(self._stream_answer, self._deadline(context), context),
                         threads=self._config.threads,
                         window=MAX_IN_STREAM,
+                        window_bytes=MAX_UNREAD_BYTES,
                         pool=self._stream_threads,
                     )
             except grpc.RpcError:
@@ -177,7 +192,7 @@ class Dispatcher(GenericHandler):
                 abort(context, OverloadedError("too many open streams", retry_after_s=1.0))
             try:
                 deadline = self._deadline(context)
-                with self._slow.watched(context, self._config.max_request_s):
+                with self._watched(UPSERT_STREAM, context):
                     for data in messages:
                         # One after the other: the first error ends the stream, and what was acknowledged stays.
                         yield self._upserted(data, deadline, context)
@@ -190,6 +205,7 @@ class Dispatcher(GenericHandler):
 
     def _upserted(self, data: bytes, deadline: Deadline, context: grpc.ServicerContext) -> bytes:
         started_s = time.monotonic()
+        CURRENT.set(self._entry.principal(UPSERT_STREAM, context.invocation_metadata()))
         request = decoded(index_pb2.UpsertRequest, data)
         with Turn(self._answering.turns, deadline, context.is_active):
             response = self._answering.handled(UPSERT, request, deadline)
@@ -198,10 +214,9 @@ class Dispatcher(GenericHandler):
         )
         return response
 
-    def _stream_answer(
-        self, deadline: Deadline, context: grpc.ServicerContext, principal: Principal, data: bytes
-    ) -> bytes:
+    def _stream_answer(self, deadline: Deadline, context: grpc.ServicerContext, data: bytes) -> bytes:
         started_s = time.monotonic()
+        principal = self._entry.principal(SEARCH_STREAM, context.invocation_metadata())
         request = decoded(search_pb2.SearchStreamRequest, data)
         with tracing.request(SEARCH_STREAM, context.invocation_metadata):
             note = noting()
@@ -214,6 +229,13 @@ class Dispatcher(GenericHandler):
             self._answering.observe(SEARCH_STREAM, asked.index, note.plan, code, time.monotonic() - started_s)
         return response.SerializeToString()
 
+    def _watched(self, path: str, context: grpc.ServicerContext) -> AbstractContextManager[None]:
+        """Return a context in which a stream may stay, as long as its caller's credentials are good."""
+        metadata = context.invocation_metadata()
+        return self._slow.watched(
+            context, self._config.max_request_s, lambda: self._entry.admits(path, metadata)
+        )
+
     def _turn(self, context: grpc.ServicerContext) -> Turn:
         return Turn(self._answering.turns, self._deadline(context), context.is_active, context.add_callback)
 
@@ -222,12 +244,3 @@ class Dispatcher(GenericHandler):
 
 
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-
-
-def abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
-    """End a call with the status of an error."""
-    code, message, detail = status_of(error)
-    if code is grpc.StatusCode.INTERNAL:
-        _LOG.error("unexpected error", exc_info=error)
-    context.set_trailing_metadata(((DETAIL_KEY, detail.SerializeToString()),))
-    context.abort(code, message)

@@ -92,8 +92,8 @@ class Embedding:
         """`encoders` returns those that the caller of the current request can see: of an index, or all (empty)."""
         self._encoders = encoders
         self.methods = {
-            EMBED: UnaryMethod(pb.EmbedRequest, self.embed),
-            LIST_ENCODERS: UnaryMethod(pb.ListEncodersRequest, self.list_encoders),
+            EMBED: UnaryMethod(pb.EmbedRequest, self.embed, "read"),
+            LIST_ENCODERS: UnaryMethod(pb.ListEncodersRequest, self.list_encoders, "read"),
         }
 
     def embed(self, request: pb.EmbedRequest, deadline: Deadline) -> pb.EmbedResponse:

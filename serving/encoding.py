@@ -244,7 +244,7 @@ class EncoderPool:
 def load_encoder(manifest: Manifest, device: str) -> Encoder:
     """Return the encoder that an index names, loaded here; EncoderUnavailableError if it cannot be, or is another."""
     # Takes seconds (torch), and vector queries never need it.
-    from scannery.embed import EmbedError, Encoder, Fingerprint, require_match
+    from scannery.embed import EmbedError, Encoder, Fingerprint
 
     spec = manifest.spec.encoder
     if spec is None:
@@ -257,9 +257,9 @@ def load_encoder(manifest: Manifest, device: str) -> Encoder:
             query_prompt=spec.query_prompt,
             document_prompt=spec.document_prompt,
             max_tokens=spec.max_tokens,
+            # Before it is loaded: whoever can write the store, or the hub, must not choose what is.
+            expected=None if manifest.encoder is None else Fingerprint.from_dict(manifest.encoder),
         )
-        if manifest.encoder is not None:
-            require_match(Fingerprint.from_dict(manifest.encoder), encoder.fingerprint)
     except EmbedError as error:
         raise EncoderUnavailableError(
             f"index {manifest.index!r} cannot be asked with text: {error}", field="query"

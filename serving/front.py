@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import logging
+import resource
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from typing_extensions import Self
 
 from scannery.serving.affinity import on_core
 from scannery.serving.answering import Answering, Offer
 from scannery.serving.config import ListenConfig, joined_address, split_address
-from scannery.serving.dispatch import Dispatcher, abort
-from scannery.serving.errors import BindError, UnauthenticatedError
+from scannery.serving.dispatch import Dispatcher
+from scannery.serving.errors import BindError
+from scannery.serving.health import Health
 from scannery.serving.methods import Methods
 from scannery.serving.metrics import ServerMetrics
 from scannery.serving.metrics.publishing import Publisher
 from scannery.serving.metrics.registry import Dump
 from scannery.serving.native import Native
 from scannery.serving.security.authentication import Authenticator
-from scannery.serving.security.interceptor import Gate, Refuse
-from scannery.serving.security.tls import server_credentials
+from scannery.serving.security.entry import Entry
+from scannery.serving.security.interceptor import Gate
+from scannery.serving.security.principals import Scope
+from scannery.serving.security.tls import Certificates
+from scannery.serving.slow import SlowCalls
+from scannery.serving.standard import Standard
 from scannery.serving.threads import CallThreads
 
 __all__ = ["Front", "Running"]
@@ -35,6 +39,11 @@ _LOG = logging.getLogger(__name__)
 
 MAX_REFUSALS = 1024
 MAX_CALLS_PER_CONNECTION = 512
+MAX_CONNECTIONS = 16384
+"""Of a process, and at most half of the descriptors that it may have: it needs some to read its own files."""
+MAX_HEADER_BYTES = 16 << 10
+IDLE_S = 300
+"""Connections without calls are closed after so long; clients open others when they need them."""
 
 
 class Front:
@@ -66,22 +75,27 @@ class Front:
         """Where it listens; the real port once it is started."""
         self.metrics = ServerMetrics()
         self.metrics.registry.restore(before or {})
-        self._services = services
-        self._health = health.HealthServicer()
-        self._reported: set[str] = set()
+        self._health = Health()
         self._grpc: grpc.Server | None = None
         self._stopped = threading.Event()
         # Calls that wait for their body or their turn each hold a thread, which costs next to nothing.
         self._threads = CallThreads(config.threads + config.queue, "scannery-request")
-        self._authenticator = Authenticator(config.security)
+        authenticator = Authenticator(config.security)
+        self._entry = Entry(authenticator, self._scope_of)
+        self._certificates = Certificates(config.security) if config.security.tls_cert else None
         self._publisher = Publisher(self.metrics, config, publish)
         answering = Answering(methods, config, self.metrics, offer=offer)
-        self._dispatcher = Dispatcher(methods, answering, config)
-        self._native = Native(methods, answering, self._authenticator, self._threads, config)
+        self._methods = methods
+        self._slow = SlowCalls()
+        self._dispatcher = Dispatcher(methods, answering, config, self._entry, self._slow)
+        self._native = Native(methods, answering, self._entry, self._threads, config)
         methods.add(self._native.methods)
+        shown = (*services, *self._native.services) if config.security.shows_reflection else ()
+        self._standard = Standard(self._health, config, self._entry, self._slow, shown)
         admission = self.admission = answering.admission
         self.metrics.in_flight.asks(lambda: {(): admission.in_flight})
         self.metrics.limit.asks(lambda: {(): admission.limit})
+        self.metrics.stale_credentials.asks(partial(_stale, authenticator, self._certificates))
 
     @property
     def metrics_address(self) -> str:
@@ -108,57 +122,52 @@ class Front:
         if self._stopped.is_set():
             return False
         self._stopped.set()
-        self._health.enter_graceful_shutdown()
+        self._health.stop()
         drain_s = self.config.drain_s if drain_s is None else drain_s
         stopped = self._grpc.stop(drain_s) if self._grpc is not None else None
         self._native.stop(drain_s)
         if stopped is not None:
             stopped.wait()
         self._dispatcher.close()
+        self._standard.close()
+        self._slow.close()
         self._threads.close()
         self._publisher.stop()
         return True
 
     def report_health(self, states: dict[str, bool]) -> None:
         """Say by name in the health service what answers; names that are missing now do not."""
-        for name, answers in states.items():
-            self._health.set(name, _SERVING if answers else _NOT_SERVING)
-        for name in self._reported - states.keys():
-            self._health.set(name, _NOT_SERVING)
-        self._reported |= states.keys()
+        self._health.report(states)
+
+    def _scope_of(self, path: str) -> Scope | None:
+        return self._methods.scope_of(path) or self._standard.scopes.get(path)
 
     def _listen(self) -> None:
         config = self.config
-        refuse = self._dispatcher.refusal
-        probe = _probe(self._health, refuse) if config.security.public_health else None
+        probe = self._standard.probe() if config.security.public_health else None
         server = grpc.server(
             self._threads,  # type: ignore[arg-type]  # it submits to them, and no more
-            interceptors=[Gate(self._authenticator, refuse, probe=probe)],
+            interceptors=[Gate(self._entry, self._dispatcher.refusal, probe=probe)],
             options=_options(config),
             # A backstop for what is refused faster than it can be told; admission is what limits.
             maximum_concurrent_rpcs=2 * (config.threads + config.queue) + MAX_REFUSALS,
         )
-        server.add_generic_rpc_handlers((self._dispatcher,))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        if config.security.shows_reflection:
-            names = (*self._services, *self._native.services, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, server)
+        server.add_generic_rpc_handlers((self._dispatcher, self._standard))
         self._native.start()
-        self.address = _bound(server, config)
+        self.address = _bound(server, config, self._certificates)
         server.start()
         self._grpc = server
-        self._health.set("", _SERVING)
+        self._health.begin()
         _LOG.info("listening on %s; native protocol: %s", self.address, self._native.port or "off")
-
-
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def _options(config: ListenConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_request_bytes),
         ("grpc.max_send_message_length", -1),
+        # Before anybody knows whose they are.
+        ("grpc.max_metadata_size", MAX_HEADER_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_HEADER_BYTES),
         # On by default, and then two servers share a port in silence.
         ("grpc.so_reuseport", int(config.share_port)),
         # Connections that never finish their handshake, that died without a word, and that nobody uses.
@@ -166,18 +175,26 @@ def _options(config: ListenConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.max_connection_idle_ms", 30 * 60_000),
+        ("grpc.max_connection_idle_ms", IDLE_S * 1000),
+        ("grpc.max_allowed_incoming_connections", _most_connections()),
         # Clients may ask as often; a flood of pings ends their connection.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
     ]
 
 
-def _bound(server: grpc.Server, config: ListenConfig) -> str:
+def _most_connections() -> int:
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        MAX_CONNECTIONS if descriptors == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, descriptors // 2)
+    )
+
+
+def _bound(server: grpc.Server, config: ListenConfig, certificates: Certificates | None) -> str:
     host, _ = split_address(config.listen)
     try:
-        if config.security.tls_cert:
-            port = server.add_secure_port(config.listen, server_credentials(config.security))
+        if certificates is not None:
+            port = server.add_secure_port(config.listen, certificates.credentials)
         else:
             port = server.add_insecure_port(config.listen)
     except RuntimeError as error:
@@ -185,6 +202,13 @@ def _bound(server: grpc.Server, config: ListenConfig) -> str:
     if port == 0:
         raise BindError(f"cannot listen on {config.listen}: is the port taken?", field="listen")
     return joined_address(host, port)
+
+
+def _stale(authenticator: Authenticator, certificates: Certificates | None) -> dict[tuple[str, ...], float]:
+    return {
+        ("credentials",): authenticator.stale_s,
+        ("certificate",): certificates.stale_s if certificates else 0.0,
+    }
 
 
 class Running(ABC):
@@ -218,22 +242,3 @@ class Running(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _probe(servicer: health.HealthServicer, refuse: Refuse) -> grpc.RpcMethodHandler[Any, Any]:
-    """Return the health check for strangers: of the server as a whole, and of no index."""
-    refused = UnauthenticatedError("valid credentials are needed")
-
-    def check(
-        request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
-    ) -> health_pb2.HealthCheckResponse:
-        if request.service:
-            abort(context, refused)
-        response: health_pb2.HealthCheckResponse = servicer.Check(request, context)
-        return response
-
-    return grpc.unary_unary_rpc_method_handler(
-        check,
-        request_deserializer=health_pb2.HealthCheckRequest.FromString,
-        response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf.message import Message
@@ -11,6 +12,7 @@ from google.protobuf.message import Message
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import UnsupportedError
 from scannery.serving.prepared import Ready
+from scannery.serving.security.principals import Scope
 from scannery.v1 import search_pb2
 
 __all__ = ["Methods", "UnaryMethod"]
@@ -23,6 +25,9 @@ class UnaryMethod:
     request: type[Message]
     # Each handler takes its own kind of request; `Methods.call` checks that it gets it.
     handle: Callable[[Any, Deadline], Message | bytes]
+    scope: Scope
+    """What a caller's credentials must allow. There is no default: a method that is added is open to no caller by
+    accident."""
     response: type[Message] | None = None
     """Of handlers that return the answer as it goes over the wire."""
 
@@ -30,15 +35,22 @@ class UnaryMethod:
 class Methods:
     """Some methods. Safe to use from several threads."""
 
-    def __init__(self, methods: dict[str, UnaryMethod], *, streams: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, methods: dict[str, UnaryMethod], *, streams: Mapping[str, Scope] = MappingProxyType({})
+    ) -> None:
         self.methods = methods
         """By full path."""
         self.streams = streams
-        """Full paths of the streams that are served besides."""
+        """Scopes of the streams that are served besides, by full path."""
 
     def add(self, methods: Mapping[str, UnaryMethod]) -> None:
         """Serve these, too; before anything is called."""
         self.methods = {**self.methods, **methods}
+
+    def scope_of(self, path: str) -> Scope | None:
+        """Return what a caller's credentials must allow; None: there is no such method."""
+        method = self.methods.get(path)
+        return method.scope if method else self.streams.get(path)
 
     def call(self, path: str, request: Message, deadline: Deadline) -> Message:
         """Return the answer of the method at `path`; raise what its handler raises."""

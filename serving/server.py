@@ -15,6 +15,7 @@ from scannery.serving.embedding import EMBEDDING_SERVICE
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import UnknownIndexError
 from scannery.serving.front import Front, Running
+from scannery.serving.health import INDEX_PREFIX
 from scannery.serving.info import memory_rows
 from scannery.serving.metrics.registry import Dump
 from scannery.serving.preload import Preloaded, encoder_pool
@@ -30,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 def health_name(index: str) -> str:
     """Return what an index is called in the health service; the server as a whole is the empty name."""
-    return f"index/{index}"
+    return f"{INDEX_PREFIX}{index}"
 
 
 class Server(Running):

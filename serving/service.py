@@ -77,19 +77,21 @@ class Service(Methods):
         self._embedding = Embedding(partial(index_encoders, catalog))
         unary = {
             f"/{SEARCH_SERVICE}/Search": UnaryMethod(
-                search_pb2.SearchRequest, self._search, search_pb2.SearchResponse
+                search_pb2.SearchRequest, self._search, "read", search_pb2.SearchResponse
             ),
             f"/{SEARCH_SERVICE}/SearchMany": UnaryMethod(
-                search_pb2.SearchManyRequest, self._search_many, search_pb2.SearchManyResponse
+                search_pb2.SearchManyRequest, self._search_many, "read", search_pb2.SearchManyResponse
             ),
-            f"/{SEARCH_SERVICE}/Get": UnaryMethod(search_pb2.GetRequest, self.get),
-            f"/{INDEX_SERVICE}/ListIndexes": UnaryMethod(index_pb2.ListIndexesRequest, self.list_indexes),
-            f"/{INDEX_SERVICE}/GetIndex": UnaryMethod(index_pb2.GetIndexRequest, self.get_index),
-            f"/{INDEX_SERVICE}/Upsert": UnaryMethod(index_pb2.UpsertRequest, self._writes.upsert),
-            f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, self._writes.delete),
+            f"/{SEARCH_SERVICE}/Get": UnaryMethod(search_pb2.GetRequest, self.get, "read"),
+            f"/{INDEX_SERVICE}/ListIndexes": UnaryMethod(
+                index_pb2.ListIndexesRequest, self.list_indexes, "read"
+            ),
+            f"/{INDEX_SERVICE}/GetIndex": UnaryMethod(index_pb2.GetIndexRequest, self.get_index, "read"),
+            f"/{INDEX_SERVICE}/Upsert": UnaryMethod(index_pb2.UpsertRequest, self._writes.upsert, "write"),
+            f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, self._writes.delete, "write"),
             **self._embedding.methods,
         }
-        super().__init__(unary, streams=frozenset((SEARCH_STREAM, UPSERT_STREAM)))
+        super().__init__(unary, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"})
 
     def close(self) -> None:
         """Close the catalog."""

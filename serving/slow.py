@@ -6,13 +6,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 __all__ = ["Cancellable", "SlowCalls"]
 
 _LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
+_TOO_LONG = "a call that took too long to arrive, or a stream that stayed too long,"
+_NOT_ALLOWED = "a stream whose credentials are not good any more"
+
+
+def _always() -> bool:
+    return True
 
 
 class Cancellable(Protocol):
@@ -22,14 +28,21 @@ class Cancellable(Protocol):
         """End it."""
 
 
+Allowed: TypeAlias = Callable[[], bool]
+
+
 class _Watch:
     __slots__ = ("_calls", "_key")
 
     def __init__(
-        self, calls: dict[int, tuple[float, Cancellable]], call: Cancellable, until_s: float
+        self,
+        calls: dict[int, tuple[float, Cancellable, Allowed]],
+        call: Cancellable,
+        until_s: float,
+        allowed: Allowed,
     ) -> None:
         self._calls, self._key = calls, id(self)
-        calls[self._key] = (until_s, call)
+        calls[self._key] = (until_s, call, allowed)
 
     def __enter__(self) -> None: ...
 
@@ -43,14 +56,14 @@ class SlowCalls:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         # Single operations on a dict are atomic.
-        self._calls: dict[int, tuple[float, Cancellable]] = {}
+        self._calls: dict[int, tuple[float, Cancellable, Allowed]] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._look, name="scannery-slow-calls", daemon=True)
         self._thread.start()
 
-    def watched(self, call: Cancellable, seconds: float) -> _Watch:
-        """Return a context in which the call may be for so many seconds."""
-        return _Watch(self._calls, call, self._clock() + seconds)
+    def watched(self, call: Cancellable, seconds: float, allowed: Allowed = _always) -> _Watch:
+        """Return a context in which the call may be for so many seconds, and while `allowed()`, asked now and then."""
+        return _Watch(self._calls, call, self._clock() + seconds, allowed)
 
     def close(self) -> None:
         """Stop looking."""
@@ -60,10 +73,9 @@ class SlowCalls:
     def _look(self) -> None:
         while not self._closed.wait(LOOK_EVERY_S):
             now_s = self._clock()
-            for key, (until_s, call) in list(self._calls.items()):
-                if now_s > until_s and key in self._calls:
-                    _LOG.info(
-                        "a call that took too long to arrive, or a stream that stayed too long, is ended"
-                    )
+            for key, (until_s, call, allowed) in list(self._calls.items()):
+                why = _TOO_LONG if now_s > until_s else "" if allowed() else _NOT_ALLOWED
+                if why and key in self._calls:
                     self._calls.pop(key, None)
+                    _LOG.info("%s is ended", why)
                     call.cancel()

@@ -16,11 +16,20 @@ class _Pipeline:
     Handing each request to a pool would cost a switch of threads more, and needs a queue with a bound.
     """
 
-    def __init__(self, requests: Iterator[bytes], answer: Callable[[bytes], bytes], window: int) -> None:
+    def __init__(
+        self,
+        requests: Iterator[bytes],
+        answer: Callable[[bytes], bytes],
+        window: int,
+        window_bytes: int,
+    ) -> None:
         self._requests = requests
         self._answer = answer
         self._next = threading.Lock()
-        self._room = threading.Semaphore(window)
+        self._room = threading.Condition()
+        self._window, self._window_bytes = window, window_bytes
+        self._unread = self._unread_bytes = 0
+        """Requests that were read and whose answers were not taken; bytes of the answers that are there."""
         self._ended = False
         self.answers: queue.SimpleQueue[bytes | Exception | None] = queue.SimpleQueue()
         """Answers; the error that ended the stream; None for each thread that is done."""
@@ -29,35 +38,52 @@ class _Pipeline:
         """Answer until there are no requests."""
         try:
             while (request := self._take()) is not None:
-                self.answers.put(self._answer(request))
+                answer = self._answer(request)
+                with self._room:
+                    self._unread_bytes += len(answer)
+                self.answers.put(answer)
         except Exception as error:  # noqa: BLE001  raised again where the answers are awaited
             self._ended = True
             self.answers.put(error)
         finally:
             self.answers.put(None)
 
-    def sent(self) -> None:
+    def sent(self, size_bytes: int) -> None:
         """Make room for another request: an answer was taken by the caller."""
-        self._room.release()
+        with self._room:
+            self._unread -= 1
+            self._unread_bytes -= size_bytes
+            self._room.notify()
 
     def end(self) -> None:
         """Take no further requests."""
-        self._ended = True
-        self._room.release()
+        with self._room:
+            self._ended = True
+            self._room.notify_all()
 
     def _take(self) -> bytes | None:
         with self._next:
-            # The answers that nobody reads are bounded, too.
-            self._room.acquire()
+            # The answers that are not read are bounded, too.
+            with self._room:
+                self._room.wait_for(self._has_room)
+                self._unread += 1
             request = None if self._ended else next(self._requests, None)
             if request is None:
                 self._ended = True
-                self._room.release()
             return request
+
+    def _has_room(self) -> bool:
+        return self._ended or (self._unread < self._window and self._unread_bytes < self._window_bytes)
 
 
 def pipelined(
-    requests: Iterator[bytes], answer: Callable[[bytes], bytes], *, threads: int, window: int, pool: Executor
+    requests: Iterator[bytes],
+    answer: Callable[[bytes], bytes],
+    *,
+    threads: int,
+    window: int,
+    window_bytes: int,
+    pool: Executor,
 ) -> Iterator[bytes]:
     """Return the answers to requests as they are ready.
 
@@ -65,11 +91,13 @@ def pipelined(
         requests: read one at a time, ahead of the answers.
         answer: from a request to its answer; what it raises ends the stream.
         threads: requests answered side by side.
-        window: requests that were read and whose answers were not taken yet.
+        window: most requests that were read and whose answers were not taken yet.
+        window_bytes: while the answers that were not taken have so many, no request is read; those that are being
+            answered may go beyond.
         pool: where the threads come from.
 
     """
-    pipeline = _Pipeline(requests, answer, window)
+    pipeline = _Pipeline(requests, answer, window, window_bytes)
     for _ in range(threads):
         pool.submit(pipeline.work)
     working = threads
@@ -82,6 +110,6 @@ def pipelined(
                 raise item
             else:
                 yield item
-                pipeline.sent()
+                pipeline.sent(len(item))
     finally:
         pipeline.end()

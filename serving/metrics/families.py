@@ -32,6 +32,12 @@ class ServerMetrics:
         self.refused = Counter("scannery_refused_total", "Requests refused at once because of overload.")
         self.in_flight = Gauge("scannery_in_flight", "Requests being worked on or waiting.")
         self.limit = Gauge("scannery_in_flight_limit", "Most requests that are let in now.")
+        self.stale_credentials = Gauge(
+            "scannery_credentials_stale_seconds",
+            "Time since files of credentials could be used for the last time; 0: at the last look.",
+            ("file",),
+            combine="max",
+        )
         self.batch_texts = Histogram(
             "scannery_encoder_batch_texts", "Texts encoded together.", buckets=_SIZES
         )

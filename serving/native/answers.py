@@ -25,9 +25,6 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.errors import (
     InvalidRequestError,
     OverloadedError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-    UnsupportedError,
 )
 from scannery.serving.methods import Methods
 from scannery.serving.native import frames
@@ -35,8 +32,8 @@ from scannery.serving.native.connection import Connection
 from scannery.serving.native.frames import BrokenFrameError, Frame
 from scannery.serving.plans import noting
 from scannery.serving.prepared import Ready, answers_of
-from scannery.serving.security.authentication import Authenticator
-from scannery.serving.security.principals import CURRENT, Principal
+from scannery.serving.security.entry import Entry
+from scannery.serving.security.principals import CURRENT
 from scannery.serving.service import MAX_TOGETHER, SEARCH_SERVICE
 from scannery.serving.status import status_of
 from scannery.serving.threads import CallThreads
@@ -51,7 +48,6 @@ _LOG = logging.getLogger(__name__)
 MAX_METADATA = 16
 SEARCH = f"/{SEARCH_SERVICE}/Search"
 _PATHS = {frames.SEARCH: SEARCH, frames.SEARCH_MANY: f"/{SEARCH_SERVICE}/SearchMany"}
-_NOT_KNOWN = "valid credentials are needed"
 
 
 @dataclass(slots=True)
@@ -102,12 +98,12 @@ class NativeAnswers:
         self,
         service: Methods,
         answering: Answering,
-        authenticator: Authenticator,
+        entry: Entry,
         threads: CallThreads,
         config: ListenConfig,
         welcome: NativeWelcome,
     ) -> None:
-        self._service, self._answering, self._authenticator = service, answering, authenticator
+        self._service, self._answering, self._entry = service, answering, entry
         self._threads, self._config = threads, config
         self._welcome = welcome.SerializeToString()
 
@@ -137,11 +133,9 @@ class NativeAnswers:
         if connection.metadata is None:
             self([(connection, more) for more in self._greet(connection, frame)])
             return
-        principal = self._principal(connection)
-        path = _PATHS.get(frame.kind)
-        if path is None:
-            raise UnsupportedError(f"requests have no kind {frame.kind}")
-        CURRENT.set(principal)
+        path = _PATHS.get(frame.kind, "")
+        # Each time: keys are revoked, and tokens expire.
+        CURRENT.set(self._entry.principal(path, connection.metadata))
         ticket = self._answering.enter(connection.client)
         call = self._call(connection, frame, path, ticket)
         if frame.kind == frames.SEARCH and not tracing.on():
@@ -163,24 +157,13 @@ class NativeAnswers:
         """Answer a hello; return the frames that came with it."""
         hello = _hello(frame)
         metadata = tuple((item.key, item.value) for item in hello.metadata)
-        principal = self._authenticator.principal(metadata)
-        if principal is None:
-            raise UnauthenticatedError(_NOT_KNOWN)
+        principal = self._entry.known(metadata)
         if hello.protocol != frames.PROTOCOL:
             raise InvalidRequestError.at("protocol", f"must be {frames.PROTOCOL}, got {hello.protocol}")
         if len(metadata) > MAX_METADATA:
             raise InvalidRequestError.at("metadata", f"must have at most {MAX_METADATA}, got {len(metadata)}")
         connection.send(frames.answer(frame.call, self._welcome))
         return connection.admit(metadata, client_of(principal, metadata), frames.MAX_REQUEST_BYTES)
-
-    def _principal(self, connection: Connection) -> Principal:
-        # Each time: keys are revoked, and tokens expire.
-        principal = self._authenticator.principal(connection.metadata)
-        if principal is None:
-            raise UnauthenticatedError(_NOT_KNOWN)
-        if not principal.may("read"):
-            raise PermissionDeniedError("these credentials do not have the scope 'read'")
-        return principal
 
     def _call(self, connection: Connection, frame: Frame, path: str, ticket: Ticket) -> _Call:
         deadline = Deadline.after(min(frame.timeout_s, self._config.max_request_s))

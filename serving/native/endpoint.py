@@ -12,7 +12,7 @@ from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.native.answers import NativeAnswers
 from scannery.serving.native.frames import PROTOCOL
 from scannery.serving.native.listener import NativeListener
-from scannery.serving.security.authentication import Authenticator
+from scannery.serving.security.entry import Entry
 from scannery.serving.security.tls import TlsSockets
 from scannery.serving.threads import CallThreads
 from scannery.v1.native_pb2 import GetEndpointRequest, GetEndpointResponse, NativeWelcome
@@ -30,12 +30,12 @@ class Native:
         self,
         service: Methods,
         answering: Answering,
-        authenticator: Authenticator,
+        entry: Entry,
         threads: CallThreads,
         config: ListenConfig,
     ) -> None:
         """Take what answers; nothing listens before `start`."""
-        self.methods = {GET_ENDPOINT: UnaryMethod(GetEndpointRequest, self.endpoint)}
+        self.methods = {GET_ENDPOINT: UnaryMethod(GetEndpointRequest, self.endpoint, "read")}
         """How clients learn of it, for the gRPC server."""
         self._config = config
         # At a port that was chosen for it, whoever answers is the right one: several servers may share a name.
@@ -44,7 +44,7 @@ class Native:
             protocol=PROTOCOL, server=server, worker=secrets.randbits(63), workers=config.workers
         )
         self._server = server
-        self._answers = NativeAnswers(service, answering, authenticator, threads, config, welcome)
+        self._answers = NativeAnswers(service, answering, entry, threads, config, welcome)
         self._listener: NativeListener | None = None
 
     @property

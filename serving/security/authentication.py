@@ -5,37 +5,37 @@ Whoever is not known gets the same answer to everything: UNAUTHENTICATED, for me
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 
-from scannery.serving.errors import ConfigError
 from scannery.serving.security.config import SecurityConfig
 from scannery.serving.security.files import Watched
 from scannery.serving.security.keys import PREFIX, KeyFile, KeyRing
-from scannery.serving.security.principals import ANONYMOUS, Principal, Scope
+from scannery.serving.security.principals import ANONYMOUS, Principal
 from scannery.serving.security.tokens import TokenVerifier
 
-__all__ = ["Authenticator", "scope_of"]
-
-_LOG = logging.getLogger(__name__)
+__all__ = ["Authenticator"]
 
 CHECK_EVERY_S = 1.0
-_WRITES = frozenset(("Upsert", "UpsertStream", "Delete"))
 _BEARER = "bearer "
-
-
-def scope_of(path: str) -> Scope:
-    """Return the scope that calling a method needs. What writes is listed; everything else reads."""
-    return "write" if path.rsplit("/", 1)[-1] in _WRITES else "read"
 
 
 class Authenticator:
     """Knows callers by what they carry. Safe to use from several threads."""
 
-    def __init__(self, config: SecurityConfig, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        config: SecurityConfig,
+        *,
+        clock: Callable[[], float] = time.time,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Read the files.
+
+        Args:
+            config: which.
+            clock: seconds since 1970, for what expires.
+            ticks: seconds that are never set back, for when to look at the files.
 
         Raises:
             ConfigError: a file cannot be used.
@@ -43,15 +43,23 @@ class Authenticator:
         """
         self._config = config
         self._clock = clock
-        self._files = Watched((config.keys_file, config.jwks_file))
-        self._keys, self._tokens = self._read()
-        self._lock = threading.Lock()
-        self._checked_at_s = clock()
+        self._files = Watched(
+            "credentials",
+            (config.keys_file, config.jwks_file),
+            self._read,
+            every_s=CHECK_EVERY_S,
+            clock=ticks,
+        )
 
     @property
     def asks(self) -> bool:
         """Whether calls must carry credentials."""
         return self._config.tokens
+
+    @property
+    def stale_s(self) -> float:
+        """Seconds for which the files could not be read; 0: they were read at the last look."""
+        return self._files.stale_s
 
     def principal(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal | None:
         """Return who calls, by the metadata of the call; None if nobody that may."""
@@ -61,25 +69,12 @@ class Authenticator:
         # Two could be read differently by a proxy in front of us.
         if len(given) != 1 or not isinstance(given[0], str) or given[0][: len(_BEARER)].lower() != _BEARER:
             return None
-        self._look_again()
+        self._files.look()
+        keys, tokens = self._files.value
         text, now_s = given[0][len(_BEARER) :].strip(), self._clock()
         if text.startswith(PREFIX):
-            return self._keys.principal(text, now_s) if self._keys else None
-        return self._tokens.principal(text, now_s) if self._tokens else None
-
-    def _look_again(self) -> None:
-        now_s = self._clock()
-        if now_s - self._checked_at_s < CHECK_EVERY_S or not self._lock.acquire(blocking=False):
-            return
-        try:
-            self._checked_at_s = now_s
-            if self._files.changed():
-                self._keys, self._tokens = self._read()
-                _LOG.info("credentials were read again")
-        except ConfigError as error:
-            _LOG.error("credentials stay as they were: %s", error)
-        finally:
-            self._lock.release()
+            return keys.principal(text, now_s) if keys else None
+        return tokens.principal(text, now_s) if tokens else None
 
     def _read(self) -> tuple[KeyRing | None, TokenVerifier | None]:
         config = self._config

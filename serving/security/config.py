@@ -32,6 +32,10 @@ class SecurityConfig:
     tls_key: str = ""
     """Its private key, PEM."""
 
+    behind_tls: bool = False
+    """Something in front of the server ends TLS, so that keys and tokens do not travel in the clear although the server
+    has no certificate: an ingress, or a mesh."""
+
     client_ca: str = ""
     """Callers must show a certificate that one of these authorities signed, PEM (mTLS)."""
 
@@ -48,6 +52,8 @@ class SecurityConfig:
                 raise ConfigError(f"{field.name}: there is no file {value}", field=field.name)
         _together(self, "tls_cert", "tls_key")
         _together(self, "jwks_file", "jwt_issuer", "jwt_audience")
+        if self.behind_tls and self.tls_cert:
+            raise ConfigError("behind_tls: makes no sense with tls_cert", field="behind_tls")
         if self.client_ca and not self.tls_cert:
             raise ConfigError("client_ca: needs tls_cert and tls_key", field="client_ca")
 
@@ -55,6 +61,11 @@ class SecurityConfig:
     def tokens(self) -> bool:
         """Whether a call must carry an API key or a token."""
         return bool(self.keys_file or self.jwks_file)
+
+    @property
+    def in_the_clear(self) -> bool:
+        """Whether keys and tokens would be sent in the clear."""
+        return self.tokens and not self.tls_cert and not self.behind_tls
 
     @property
     def authenticates(self) -> bool:

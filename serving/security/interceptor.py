@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from scannery.serving.errors import PermissionDeniedError, UnauthenticatedError
-from scannery.serving.security.authentication import Authenticator, scope_of
+from scannery.serving.errors import PermissionDeniedError, UnauthenticatedError, UnsupportedError
+from scannery.serving.security.entry import Entry
 from scannery.serving.security.principals import CURRENT
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ class Gate(Interceptor):
     """Lets known callers through to what their scopes allow."""
 
     def __init__(
-        self, authenticator: Authenticator, refuse: Refuse, *, probe: grpc.RpcMethodHandler[Any, Any] | None
+        self, entry: Entry, refuse: Refuse, *, probe: grpc.RpcMethodHandler[Any, Any] | None
     ) -> None:
         """Take what answers strangers: `refuse`, and for health checks `probe` (None: refused, too)."""
-        self._authenticator = authenticator
+        self._entry = entry
         self._refuse = refuse
         self._probe = probe
 
@@ -42,13 +42,11 @@ class Gate(Interceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the handler of the call, or one that refuses it."""
         details: Any = handler_call_details
-        principal = self._authenticator.principal(details.invocation_metadata)
-        if principal is None:
+        try:
+            principal = self._entry.principal(details.method, details.invocation_metadata)
+        except (UnauthenticatedError, PermissionDeniedError, UnsupportedError) as error:
             if details.method == HEALTH_CHECK and self._probe is not None:
                 return self._probe
-            return self._refuse(UnauthenticatedError("valid credentials are needed"))
-        scope = scope_of(details.method)
-        if not principal.may(scope):
-            return self._refuse(PermissionDeniedError(f"these credentials do not have the scope {scope!r}"))
+            return self._refuse(error)
         CURRENT.set(principal)
         return continuation(handler_call_details)

@@ -7,25 +7,26 @@ password hashes protect what people choose, and would cost every request.
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
 import hashlib
 import hmac
 import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from scannery.serving.errors import ConfigError
 from scannery.serving.security.principals import SCOPES, Principal, Scope
+from scannery.serving.security.private_files import check_private, locked, replaced
 
 __all__ = ["PREFIX", "ApiKey", "KeyFile", "KeyRing"]
 
 PREFIX = "scn_"
+ALL_INDEXES = "*"
+"""In the file, for a key that no list of indexes limits."""
 _KEY = re.compile(r"scn_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})")
 _INDEX = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -40,14 +41,14 @@ class ApiKey:
     sha256: str
     """Of the secret."""
     scopes: tuple[Scope, ...] = ("read",)
-    indexes: tuple[str, ...] = ()
-    """Only these; none: all."""
+    indexes: tuple[str, ...] | None = None
+    """The only ones that exist for its bearer; None: all of them."""
     created_at: str = ""
     expires_at: str = ""
     """ISO 8601 with a time zone; empty: never."""
 
     def __post_init__(self) -> None:
-        for index in self.indexes:
+        for index in self.indexes or ():
             if not _INDEX.fullmatch(index):
                 raise ConfigError(f"indexes: {index!r:.80} is no name of an index", field="indexes")
         if self.expires_at:
@@ -58,9 +59,8 @@ class ApiKey:
     @property
     def principal(self) -> Principal:
         """Who shows this key."""
-        return Principal(
-            f"{self.name or 'key'}/{self.id}", frozenset(self.scopes), frozenset(self.indexes) or None
-        )
+        indexes = None if self.indexes is None else frozenset(self.indexes)
+        return Principal(f"{self.name or 'key'}/{self.id}", frozenset(self.scopes), indexes)
 
 
 class KeyRing:
@@ -89,7 +89,10 @@ class KeyRing:
 
 
 class KeyFile:
-    """The file with the keys of a server: JSON, readable by its owner only, replaced as a whole."""
+    """The file with the keys of a server: JSON, made for its owner only, replaced as a whole.
+
+    Who owns it and who may read it stays as it is: the server may run as another user than who changes the keys.
+    """
 
     def __init__(
         self,
@@ -108,12 +111,16 @@ class KeyFile:
 
         """
         try:
-            return [_parsed(item) for item in json.loads(self.path.read_text())["keys"]]
+            with self.path.open() as file:
+                check_private(self.path, os.fstat(file.fileno()), "keys_file")
+                return [_parsed(item) for item in json.loads(file.read())["keys"]]
         except OSError as error:
             raise ConfigError(
                 f"keys_file: cannot read {self.path}: {error.strerror}", field="keys_file"
             ) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, ConfigError) and error.field == "keys_file":
+                raise
             what = error.args[0] if isinstance(error, ConfigError) else type(error).__name__
             raise ConfigError(
                 f"keys_file: {self.path} is no file of keys: {what}", field="keys_file"
@@ -124,7 +131,7 @@ class KeyFile:
         name: str,
         *,
         scopes: Sequence[str] = ("read",),
-        indexes: Sequence[str] = (),
+        indexes: Sequence[str] | None = None,
         days: float | None = None,
     ) -> tuple[ApiKey, str]:
         """Add a key; return it, and its full text, which nothing can tell again.
@@ -132,7 +139,7 @@ class KeyFile:
         Args:
             name: what it is for, 1 to 64 printable characters.
             scopes: what its bearer may do.
-            indexes: the only ones that exist for its bearer; none: all.
+            indexes: the only ones that exist for its bearer, one at least; None: all.
             days: how long it is good; None: until it is revoked.
 
         Raises:
@@ -143,17 +150,19 @@ class KeyFile:
             raise ConfigError("name: must be 1 to 64 printable characters without `/`", field="name")
         if days is not None and not 0 < days < 36500:
             raise ConfigError(f"days: must be above 0 and below 36500, got {days:g}", field="days")
+        if indexes is not None and not indexes:
+            raise ConfigError("indexes: must have one at least; None allows all", field="indexes")
         now, secret = self._clock(), secrets.token_urlsafe(32)
         key = ApiKey(
             id=secrets.token_hex(6),
             name=name,
             sha256=hashlib.sha256(secret.encode()).hexdigest(),
             scopes=_scopes(scopes),
-            indexes=tuple(indexes),
+            indexes=None if indexes is None else tuple(indexes),
             created_at=now.isoformat(timespec="seconds"),
             expires_at="" if days is None else (now + dt.timedelta(days=days)).isoformat(timespec="seconds"),
         )
-        with self._locked():
+        with locked(self.path):
             self._write([*(self.read() if self.path.exists() else []), key])
         return key, f"{PREFIX}{key.id}_{secret}"
 
@@ -164,7 +173,7 @@ class KeyFile:
             ConfigError: there is no such key, or the file cannot be read.
 
         """
-        with self._locked():
+        with locked(self.path):
             keys = self.read()
             found = next((key for key in keys if key.id == key_id), None)
             if found is None:
@@ -172,27 +181,27 @@ class KeyFile:
             self._write([key for key in keys if key.id != key_id])
         return found
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        # Two administrators at once must not lose a key, or bring a revoked one back.
-        with self.path.with_name(f".{self.path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
     def _write(self, keys: Sequence[ApiKey]) -> None:
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump({"keys": [asdict(key) for key in keys]}, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replaced(self.path, json.dumps({"keys": [_written(key) for key in keys]}, indent=1))
+
+
+def _written(key: ApiKey) -> dict[str, Any]:
+    return {**asdict(key), "indexes": ALL_INDEXES if key.indexes is None else key.indexes}
 
 
 def _parsed(item: dict[str, Any]) -> ApiKey:
-    return ApiKey(**{**item, "scopes": _scopes(item["scopes"]), "indexes": tuple(item["indexes"])})
+    return ApiKey(**{**item, "scopes": _scopes(item["scopes"]), "indexes": _indexes(item)})
+
+
+def _indexes(item: dict[str, Any]) -> tuple[str, ...] | None:
+    """Return the indexes of a key: all (None) if they are absent or "*"; whatever else is no list of names opens none.
+
+    Whoever removes the last name from a list must not open all indexes by it.
+    """
+    given = item.get("indexes", ALL_INDEXES)
+    if given == ALL_INDEXES:
+        return None
+    return tuple(name for name in given if isinstance(name, str)) if isinstance(given, list) else ()
 
 
 def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import ssl
 from pathlib import Path
@@ -13,43 +12,39 @@ from scannery.serving.errors import ConfigError
 from scannery.serving.security.config import SecurityConfig
 from scannery.serving.security.files import Watched
 
-__all__ = ["TlsSockets", "server_credentials"]
-
-_LOG = logging.getLogger(__name__)
+__all__ = ["Certificates", "TlsSockets"]
 
 
-def server_credentials(config: SecurityConfig) -> grpc.ServerCredentials:
-    """Return the credentials of the server; its files are read again before a handshake if they changed.
+class Certificates:
+    """The certificates of a gRPC port; the files are looked at before each handshake."""
 
-    Raises:
-        ConfigError: the files do not hold a certificate and its key.
-
-    """
-    certificates = _Certificates(config)
-    return grpc.dynamic_ssl_server_credentials(
-        certificates.first,
-        certificates.fetch,  # type: ignore[arg-type]  # None means "no change", which the stubs do not know
-        require_client_authentication=bool(config.client_ca),
-    )
-
-
-class _Certificates:
     def __init__(self, config: SecurityConfig) -> None:
-        self._config = config
-        self._files = Watched((config.tls_cert, config.tls_key, config.client_ca))
-        self.first = self._read()
+        """Read the files.
 
-    def fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        Raises:
+            ConfigError: they do not hold a certificate and its key.
+
+        """
+        self._config = config
+        self._files = Watched("certificate", _files(config), self._read, every_s=0)
+
+    @property
+    def credentials(self) -> grpc.ServerCredentials:
+        """What a server is started with."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._files.value,
+            self._fetch,  # type: ignore[arg-type]  # None means "no change", which the stubs do not know
+            require_client_authentication=bool(self._config.client_ca),
+        )
+
+    @property
+    def stale_s(self) -> float:
+        """Seconds for which the files could not be used; 0: they were read at the last look."""
+        return self._files.stale_s
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         """Return the new certificates; None if they are the old ones, or not usable (yet)."""
-        if not self._files.changed():
-            return None
-        try:
-            fresh = self._read()
-        except ConfigError as error:
-            _LOG.error("the certificate stays as it was: %s", error)
-            return None
-        _LOG.info("certificate %s was read again", self._config.tls_cert)
-        return fresh
+        return self._files.value if self._files.look() else None
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         config = self._config
@@ -63,19 +58,14 @@ class TlsSockets:
     """Makes TLS sockets of those that were accepted, with the same files and rules as gRPC's."""
 
     def __init__(self, config: SecurityConfig) -> None:
-        """Read the files; raises ConfigError as `server_credentials` does."""
+        """Read the files; raises ConfigError as `Certificates` does."""
         self._config = config
-        self._files = Watched((config.tls_cert, config.tls_key, config.client_ca))
-        self._context = self._read()
+        self._files = Watched("certificate", _files(config), self._read, every_s=0)
 
     def wrap(self, accepted: socket.socket) -> socket.socket:
         """Return a TLS socket, whose handshake is still to be done; raises OSError."""
-        if self._files.changed():
-            try:
-                self._context = self._read()
-            except ConfigError as error:
-                _LOG.error("the certificate stays as it was: %s", error)
-        return self._context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        self._files.look()
+        return self._files.value.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
 
     def _read(self) -> ssl.SSLContext:
         config = self._config
@@ -91,6 +81,10 @@ class TlsSockets:
         except OSError as error:  # SSLError among them
             raise ConfigError(f"tls_cert: cannot be used: {error}", field="tls_cert") from error
         return context
+
+
+def _files(config: SecurityConfig) -> tuple[str, str, str]:
+    return config.tls_cert, config.tls_key, config.client_ca
 
 
 def _bytes(path: str, field: str) -> bytes:

@@ -1,7 +1,7 @@
 """JSON Web Tokens (RFC 7519) of one issuer, checked against its published keys (JWK set, RFC 7517).
 
 Claims: `sub` names the caller; `scope` holds some of `read write admin`, separated by spaces; `scannery_indexes` lists
-the indexes that exist for the caller (absent: all). `exp` is required.
+the indexes that exist for the caller (absent or `"*"`: all; null: none). `exp` is required.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ MAX_TOKEN_BYTES = 8192
 CACHED_TOKENS = 1024
 # Clocks of issuer and server may differ by so much.
 LEEWAY_S = 30
+ALL_INDEXES = "*"
+MIN_RSA_BITS = 2048
 
 
 class TokenVerifier:
@@ -34,13 +36,20 @@ class TokenVerifier:
         self._jwt = jwt
         self._issuer, self._audience = issuer, audience
         try:
-            keys = jwt.PyJWKSet.from_dict(jwks).keys
+            described = [each for each in jwks["keys"] if _for_signatures(each)]
+            keys = jwt.PyJWKSet.from_dict({"keys": described}).keys
         except (jwt.PyJWTError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"jwks_file: is no set of public keys: {error}", field="jwks_file") from error
         # A key without an id can only be meant if it is the only one.
-        self._keys = {key.key_id or "": key for key in keys if key.algorithm_name in ALGORITHMS}
+        self._keys = {
+            key.key_id or "": key for key in keys if key.algorithm_name in ALGORITHMS and _is_strong(key)
+        }
         if not self._keys:
-            raise ConfigError(f"jwks_file: has no key for any of {', '.join(ALGORITHMS)}", field="jwks_file")
+            raise ConfigError(
+                f"jwks_file: has no key for signatures by any of {', '.join(ALGORITHMS)}, of {MIN_RSA_BITS} bits at "
+                "least where it is one of RSA",
+                field="jwks_file",
+            )
         self._seen: OrderedDict[bytes, tuple[float, Principal]] = OrderedDict()
 
     @classmethod
@@ -96,10 +105,22 @@ class TokenVerifier:
         return claims
 
 
+def _for_signatures(described: Any) -> bool:
+    """Return whether a key of the set is meant for signatures: one for encryption is somebody else's to use."""
+    operations = described.get("key_ops", ["verify"])
+    return described.get("use", "sig") == "sig" and isinstance(operations, list) and "verify" in operations
+
+
+def _is_strong(key: Any) -> bool:
+    return bool(key.key_type != "RSA" or key.key.key_size >= MIN_RSA_BITS)
+
+
 def _principal(claims: dict[str, Any]) -> Principal | None:
-    scope, indexes = claims.get("scope", ""), claims.get("scannery_indexes")
-    if not isinstance(scope, str) or not isinstance(indexes, (list, type(None))):
+    scope, indexes = claims.get("scope", ""), claims.get("scannery_indexes", ALL_INDEXES)
+    if not isinstance(scope, str) or not (indexes in (None, ALL_INDEXES) or isinstance(indexes, list)):
         return None
     allowed = frozenset(name for name in SCOPES if name in scope.split())
-    visible = None if indexes is None else frozenset(name for name in indexes if isinstance(name, str))
+    # Issuers send null for an attribute that has no value: whoever has no index gets none.
+    names = indexes if isinstance(indexes, list) else ()
+    visible = None if indexes == ALL_INDEXES else frozenset(name for name in names if isinstance(name, str))
     return Principal(f"sub/{str(claims['sub'])[:64]}", allowed, visible)

@@ -19,6 +19,7 @@ from scannery.embed import (
     ModelNotFoundError,
     require_match,
 )
+from scannery.embed.model_checks import PICKLED_ENVIRONMENT, check_model_folder
 from scannery.embed.models import find_model
 from tests.embed.tiny_models import make_model
 
@@ -140,13 +141,18 @@ def test_another_encoder_is_refused_with_both_named(folder: Path, minilm: Encode
         Fingerprint.from_dict({k: v for k, v in other.to_dict().items() if k != "dimensions"})
 
 
-def test_pickled_weights_are_read_without_running_them(folder: Path) -> None:
+def test_pickled_weights_are_refused_unless_they_are_allowed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
     from safetensors.torch import load_file
 
     expected = Encoder.load(folder, device="cpu").encode_documents(["a dog"])
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
+    with pytest.raises(InvalidModelError, match=r"are pickles.*SCANNERY_PICKLED_WEIGHTS=1"):
+        Encoder.load(folder, device="cpu")
+    monkeypatch.setenv(PICKLED_ENVIRONMENT, "1")
     assert (Encoder.load(folder, device="cpu").encode_documents(["a dog"]) == expected).all()
 
     class Evil:
@@ -156,3 +162,64 @@ def test_pickled_weights_are_read_without_running_them(folder: Path) -> None:
     torch.save({"weight": Evil()}, folder / "pytorch_model.bin")
     with pytest.raises(InvalidModelError, match="cannot load"):
         Encoder.load(folder, device="cpu")
+
+
+def test_the_weights_of_each_module_are_checked(folder: Path) -> None:
+    (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(InvalidModelError, match="2_Dense are pickles"):
+        check_model_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        # Classes of the library that read pickles, or import what their own files name.
+        ("modules.json", {"type": "sentence_transformers.models.WordEmbeddings"}, "reads pickles"),
+        # One that names further ones in a file of its own (router_config.json).
+        ("modules.json", {"type": "sentence_transformers.base.modules.router.Router"}, "reads pickles"),
+        ("modules.json", {"type": "sentence_transformers.util.misc.import_from_string"}, "code of its own"),
+        ("2_Dense/config.json", {"activation_function": "os.getcwd"}, "activation function"),
+        ("2_Dense/config.json", {"activation_function": "torch.hub.list"}, "activation function"),
+        ("config.json", {"sentence_transformers": {"activation_fn": "os.getcwd"}}, "activation function"),
+        ("config.json", {"text_config": {"_attn_implementation": "hub/kernel"}}, "from a hub"),
+        ("sentence_bert_config.json", {"model_args": {"trust_remote_code": True}}, "code of its own"),
+        ("tokenizer_config.json", {"trust_remote_code": True}, "code of its own"),
+    ],
+)
+def test_what_configuration_names_is_on_a_list(
+    folder: Path, file: str, change: dict[str, Any], message: str
+) -> None:
+    check_model_folder(folder)
+    data = json.loads((folder / file).read_text())
+    (data[-1] if isinstance(data, list) else data).update(change)
+    (folder / file).write_text(json.dumps(data))
+    with pytest.raises(InvalidModelError, match=message):
+        check_model_folder(folder)
+
+
+def test_another_model_is_refused_before_it_is_loaded(
+    folder: Path, minilm: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are hashed; no library sees them."""
+    from scannery.embed import loading, models
+
+    loaded: list[Path] = []
+    known = models.load_modules
+
+    def load(place: Path) -> Any:
+        loaded.append(place)
+        return known(place)
+
+    monkeypatch.setattr(loading, "load_modules", load)
+    edit(
+        folder / "config.json", lambda c: c.update(initializer_range=0.021)
+    )  # not loaded before on this machine
+    with pytest.raises(FingerprintMismatchError, match="which is not loaded; different: weights_sha256"):
+        Encoder.load(folder, device="cpu", expected=minilm.fingerprint)
+    assert loaded == []
+    mine = Encoder.load(folder, device="cpu").fingerprint
+    assert loaded == [folder]
+    assert Encoder.load(folder, device="cpu", expected=mine).fingerprint == mine
+    # What the files do not tell is compared, too.
+    with pytest.raises(FingerprintMismatchError, match="max_tokens"):
+        Encoder.load(folder, device="cpu", max_tokens=9, expected=mine)

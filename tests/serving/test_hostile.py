@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import pytest
 
 import scannery
 from scannery.client import calls
-from scannery.serving import Server
+from scannery.serving import Server, front
 from scannery.serving.native import listener as native_listener
 from scannery.serving.processes import allow_open_files
+from scannery.v1 import search_pb2, search_pb2_grpc
+from tests import http2
 from tests.native import SEARCH, SEARCH_MANY, Native, framed, hello, port_of
 from tests.served import DIMENSIONS, ROWS, serving
 
@@ -335,3 +338,68 @@ def _only_well_behaved_callers_are_left(server: Server) -> None:
     while server._front.admission.in_flight > 2:
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_a_stream_whose_answers_are_not_read_keeps_few_of_them(server: Server) -> None:
+    """The windows of the connection hold some; the server holds no more than it may."""
+    vectors = np.resize(VECTOR, (20, DIMENSIONS))
+    large = search_pb2.SearchStreamRequest(search_many=calls.search_many("library", vectors, ROWS).request)
+    answer_bytes = 2_000_000
+    read, done = [0], threading.Event()
+
+    def requests() -> Iterator[search_pb2.SearchStreamRequest]:
+        for _ in range(150):
+            read[0] += 1
+            yield large
+        done.wait(60)
+
+    options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(server.address, options) as channel:
+        stub: Any = search_pb2_grpc.SearchServiceStub(channel)
+        stream = stub.SearchStream(requests(), timeout=60)
+        first = next(stream)
+        assert not first.HasField("error")
+        assert first.ByteSize() > answer_bytes
+        time.sleep(3)
+        counted = server.metrics.request_seconds.dump()
+        made = sum(sum(series[1:]) for labels, series in counted.items() if "SearchStream" in labels)
+        stream.cancel()
+        done.set()
+    # One of each thread, and those on their way; the threads come to about thirty in this time.
+    assert made <= server.config.threads + 8
+    _only_well_behaved_callers_are_left(server)
+
+
+def test_connections_are_bounded(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are there go on, and when the others have gone, there is room again."""
+    monkeypatch.setattr(front, "MAX_CONNECTIONS", 20)
+    with serving(library) as other, scannery.connect(other.address) as client:
+        assert len(client.index("library").search(VECTOR, 3)) == 3
+        flood = [http2.dialled(other.address) for _ in range(60)]
+        taken = 0
+        for connection in flood:
+            connection.settimeout(5)
+            with suppress(OSError):
+                taken += bool(connection.recv(9))
+        assert 0 < taken <= 20
+        assert len(client.index("library").search(VECTOR, 3)) == 3
+        for connection in flood:
+            connection.close()
+        until_s = time.monotonic() + 20
+        while True:
+            try:
+                with scannery.connect(other.address, retries=False) as late:
+                    assert len(late.index("library").search(VECTOR, 3, timeout_s=2)) == 3
+                break
+            except scannery.ScanneryError:
+                assert time.monotonic() < until_s
+
+
+def test_long_headers_are_refused(server: Server) -> None:
+    with grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        untyped: Any = channel
+        with pytest.raises(grpc.RpcError) as caught:
+            untyped.unary_unary("/scannery.v1.SearchService/Search")(
+                b"", timeout=60, metadata=(("authorization", "x" * 20_000),)
+            )
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

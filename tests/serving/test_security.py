@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import scannery
 from scannery.client.calls import search
-from scannery.serving import ConfigError, SecurityConfig, Server, ServerConfig
+from scannery.serving import ConfigError, EncoderConfig, SecurityConfig, Server, ServerConfig
 from scannery.serving.security import KeyFile
 from scannery.serving.security.authentication import Authenticator
 from scannery.v1 import index_pb2, index_pb2_grpc, search_pb2, search_pb2_grpc
 from tests.served import DIMENSIONS, serving
+from tests.serving.test_tls import Authority, secure
 
 VECTOR = np.random.default_rng(0).normal(size=DIMENSIONS).astype(np.float32)
 UNKNOWN = grpc.StatusCode.UNAUTHENTICATED
@@ -63,7 +65,9 @@ def test_a_file_of_keys_holds_no_secret_and_is_for_its_owner(keys: KeyFile) -> N
 def test_keys_expire_and_are_revoked_while_the_server_runs(keys: KeyFile) -> None:
     now = [time.time()]
     _, text = keys.create("a", days=1)
-    authenticator = Authenticator(SecurityConfig(keys_file=str(keys.path)), clock=lambda: now[0])
+    authenticator = Authenticator(
+        SecurityConfig(keys_file=str(keys.path)), clock=lambda: now[0], ticks=lambda: now[0]
+    )
 
     def known(text: str) -> bool:
         return authenticator.principal((("authorization", f"Bearer {text}"),)) is not None
@@ -144,10 +148,9 @@ def test_strangers_may_probe_the_server_but_no_index(
     with grpc.insecure_channel(server.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         assert stub.Check(health_pb2.HealthCheckRequest(), timeout=60).status == 1
-        for name in ("index/library", "index/nothing", "x"):
-            with pytest.raises(grpc.RpcError) as caught:
-                stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
-            assert caught.value.code() is UNKNOWN
+        # Their body is not read, so the answer is that of the whole, whatever they name.
+        for name in ("index/library", "index/nothing", "x", "x" * 100_000):
+            assert stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60).status == 1
     closed = SecurityConfig(keys_file=server.config.security.keys_file, public_health=False)
     with serving(library, security=closed) as other, grpc.insecure_channel(other.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
@@ -286,7 +289,26 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
 def test_with_credentials_a_server_may_be_reached_from_anywhere(keys: KeyFile) -> None:
     keys.create("a")
     security = SecurityConfig(keys_file=str(keys.path))
-    assert ServerConfig(store="x", listen="0.0.0.0:1", security=security).listen == "0.0.0.0:1"
+    for native in ("off", "0.0.0.0:2"):
+        with pytest.raises(ConfigError, match="in the clear"):
+            ServerConfig(store="x", listen="0.0.0.0:1", native=native, security=security)
+    with pytest.raises(ConfigError, match="in the clear") as caught:
+        ServerConfig(store="x", native="0.0.0.0:2", security=security)
+    assert caught.value.field == "native"
+    # What allows strangers does not send anybody's key around.
+    with pytest.raises(ConfigError, match="--behind-tls"):
+        ServerConfig(store="x", listen="0.0.0.0:1", insecure=True, security=security)
+    with pytest.raises(ConfigError, match="in the clear"):
+        EncoderConfig(models=("x",), listen="0.0.0.0:1", security=security)
+    assert ServerConfig(store="x", listen="127.0.0.1:1", security=security).listen == "127.0.0.1:1"
+    certificate = Authority(keys.path.parent).issue("server")
+    for good in (
+        replace(security, behind_tls=True),
+        secure(*certificate, keys_file=str(keys.path)),
+    ):
+        assert ServerConfig(store="x", listen="0.0.0.0:1", security=good).listen == "0.0.0.0:1"
+    with pytest.raises(ConfigError, match="behind_tls"):
+        secure(*certificate, behind_tls=True)
     with pytest.raises(ConfigError, match="authenticates nobody"):
         ServerConfig(store="x", listen="0.0.0.0:1")
 

@@ -6,16 +6,17 @@ import base64
 import hmac
 import json
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 import scannery
-from scannery.serving import SecurityConfig
+from scannery.serving import ConfigError, SecurityConfig
 from scannery.serving.security.authentication import Authenticator
 from tests.served import DIMENSIONS, serving
 
@@ -67,7 +68,7 @@ def test_a_token_says_who_and_what(tmp_path: Path, library: Path) -> None:
 def test_tokens_that_are_not_good_are_nobodys(tmp_path: Path) -> None:
     issuer = Issuer(tmp_path)
     now = [time.time()]
-    authenticator = Authenticator(issuer.security, clock=lambda: now[0])
+    authenticator = Authenticator(issuer.security, clock=lambda: now[0], ticks=lambda: now[0])
 
     def known(token: str) -> bool:
         return authenticator.principal((("authorization", f"Bearer {token}"),)) is not None
@@ -118,10 +119,67 @@ def _signed_with_a_shared_secret(header: dict[str, str], body: str, secret: byte
 def test_renewed_keys_of_the_issuer_are_read(tmp_path: Path) -> None:
     issuer = Issuer(tmp_path)
     now = [time.time()]
-    authenticator = Authenticator(issuer.security, clock=lambda: now[0])
+    authenticator = Authenticator(issuer.security, clock=lambda: now[0], ticks=lambda: now[0])
     issuer.key = ec.generate_private_key(ec.SECP256R1())
     token = (("authorization", f"Bearer {issuer.token()}"),)
     assert authenticator.principal(token) is None
     issuer.publish(issuer.key)
     now[0] += 2
     assert authenticator.principal(token) is not None
+
+
+@pytest.mark.parametrize(
+    ("claim", "visible"),
+    [
+        ({}, None),
+        ({"scannery_indexes": "*"}, None),
+        ({"scannery_indexes": ["flat"]}, {"flat"}),
+        ({"scannery_indexes": []}, set()),
+        ({"scannery_indexes": [3, None]}, set()),
+        # What issuers send for an attribute without a value.
+        ({"scannery_indexes": ...}, set()),
+    ],
+)
+def test_only_an_absent_claim_or_a_star_opens_all_indexes(
+    tmp_path: Path, claim: dict[str, Any], visible: set[str] | None
+) -> None:
+    issuer = Issuer(tmp_path)
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": time.time() + 600, "scope": "read"}
+    claims |= {name: None if value is ... else value for name, value in claim.items()}
+    token = issuer.jwt.encode(claims, issuer.key, algorithm="ES256", headers={"kid": "k1"})
+    found = Authenticator(issuer.security).principal((("authorization", f"Bearer {token}"),))
+    assert found is not None
+    assert found.indexes == visible
+    assert found.sees("library") == (visible is None)
+
+
+@pytest.mark.parametrize(
+    ("bits", "more", "good"),
+    [
+        (2048, {}, True),
+        (2048, {"use": "sig", "key_ops": ["verify"]}, True),
+        (1024, {}, False),
+        (2048, {"use": "enc"}, False),
+        (2048, {"key_ops": ["wrapKey"]}, False),
+    ],
+)
+def test_weak_keys_and_those_for_encryption_sign_nothing(
+    tmp_path: Path, bits: int, more: dict[str, Any], good: bool
+) -> None:
+    issuer = Issuer(tmp_path)
+    issuer.publish(issuer.key)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the library, which warns of short keys
+        key = rsa.generate_private_key(65537, bits)
+        published = json.loads(issuer.jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
+        [usual] = json.loads(issuer.jwks.read_text())["keys"]
+        weak = {**{k: v for k, v in published.items() if k != "key_ops"}, "kid": "k2", "alg": "RS256", **more}
+        issuer.jwks.write_text(json.dumps({"keys": [usual, weak]}))
+        claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": time.time() + 600, "scope": "read"}
+        token = issuer.jwt.encode(claims, key, algorithm="RS256", headers={"kid": "k2"})
+        known = Authenticator(issuer.security).principal((("authorization", f"Bearer {token}"),))
+        assert (known is not None) == good
+        issuer.jwks.write_text(json.dumps({"keys": [weak]}))
+        if not good:
+            with pytest.raises(ConfigError, match="jwks_file"):
+                Authenticator(issuer.security)

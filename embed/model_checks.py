@@ -1,0 +1,165 @@
+"""Whether a model is data alone: what its configuration names is on a list, and its weights are no pickles.
+
+The libraries that load models import classes that configuration files name, and each version checks other ones of them.
+Here all of them are checked, before a library sees the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from scannery.embed.errors import InvalidModelError
+from scannery.embed.fingerprint import weight_files
+
+__all__ = ["PICKLED_ENVIRONMENT", "allows_pickled_weights", "check_model_folder", "module_folders"]
+
+PICKLED_ENVIRONMENT = "SCANNERY_PICKLED_WEIGHTS"
+"""Set to 1, weights may be pickles: those who wrote them are trusted as much as who wrote this program."""
+
+MODULES = frozenset({
+    "Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling", "StaticEmbedding",
+    "LSTM", "CNN",
+})  # fmt: skip
+"""Classes of sentence-transformers that a model may be made of: those that read numbers and JSON in their own folder.
+Routers are none of them: they name further classes and folders, which no fingerprint covers."""
+_MODULE = re.compile(r"sentence_transformers(?:\.[a-z_][a-z_0-9]*)*\.(?P<name>[A-Za-z]+)")
+_ACTIVATION = re.compile(r"torch\.nn\.(?:modules\.[a-z_]+\.)?[A-Z][A-Za-z0-9]*")
+_ACTIVATION_KEYS = frozenset({"activation_function", "activation_fn", "sbert_ce_default_activation_function"})
+MAX_CONFIG_BYTES = 4 << 20
+
+
+def allows_pickled_weights() -> bool:
+    """Return whether whoever runs this process allowed weights that are pickles."""
+    return os.environ.get(PICKLED_ENVIRONMENT, "") == "1"
+
+
+def check_model_folder(folder: Path) -> None:
+    """Return if `folder` is a model that can be loaded as data alone.
+
+    Raises:
+        InvalidModelError: a file is missing or unreadable, the model wants code that is not part of
+            sentence-transformers and transformers, or its weights are pickles.
+
+    """
+    modules = _modules(folder)
+    if not modules and not (folder / "config.json").is_file():
+        raise InvalidModelError(
+            f"{folder} is not a model: neither modules.json nor config.json is in it", field="model"
+        )
+    for module in modules:
+        _check_class(folder, module.get("type"))
+    folders = list(dict.fromkeys((folder, *(folder / name for name in module_folders(folder)))))
+    for path in folders:
+        _check_folder(path)
+    if not any(weight_files(path) for path in folders):
+        raise InvalidModelError(f"{folder} has no weights (*.safetensors)", field="model")
+
+
+def module_folders(folder: Path) -> list[str]:
+    """Return the sub-folder of each module, in order; "" is the model folder itself."""
+    paths = [str(module.get("path", "")) for module in _modules(folder)]
+    for path in paths:
+        if not (folder / path).resolve().is_relative_to(folder.resolve()):
+            raise InvalidModelError(f"module path {path!r} leads out of {folder}", field="model")
+    return paths
+
+
+def _modules(folder: Path) -> list[dict[str, Any]]:
+    modules = _read_json(folder / "modules.json", default=[])
+    if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
+        raise InvalidModelError(f"{folder / 'modules.json'} must be a list of modules", field="model")
+    return modules
+
+
+def _check_class(folder: Path, kind: object) -> None:
+    match = _MODULE.fullmatch(kind) if isinstance(kind, str) else None
+    if match is None or match["name"] not in MODULES:
+        raise InvalidModelError(
+            f"{folder} wants the module {kind!r:.200}, which is code of its own or reads pickles; "
+            f"known modules of sentence-transformers are run only ({', '.join(sorted(MODULES))})",
+            field="model",
+        )
+
+
+def _check_folder(path: Path) -> None:
+    if (path / "adapter_config.json").is_file():
+        raise InvalidModelError(f"{path} is an adapter; merge it into its base model first", field="model")
+    if not allows_pickled_weights() and any(file.suffix != ".safetensors" for file in weight_files(path)):
+        raise InvalidModelError(
+            f"the weights in {path} are pickles, which may run code when they are read; save them as *.safetensors, or "
+            f"allow it with {PICKLED_ENVIRONMENT}=1",
+            field="model",
+        )
+    # config.json, sentence_bert_config.json, tokenizer_config.json, and so on.
+    for file in sorted(path.glob("*config*.json")):
+        config = _read_json(file, default={})
+        if file.name in ("config.json", "sentence_bert_config.json") and not isinstance(config, dict):
+            raise InvalidModelError(f"{file} must be a JSON object", field="model")
+        known = isinstance(config, dict) and _is_known_architecture(config.get("model_type"))
+        for key, value in _items(config):
+            _check_item(file, key, value, known=known)
+
+
+def _check_item(file: Path, key: str, value: Any, *, known: bool) -> None:
+    """Raise InvalidModelError for an entry of a configuration that names code."""
+    # With an architecture that transformers knows, its own class is taken.
+    if key == "auto_map" and value and not (known or file.name != "config.json"):
+        raise InvalidModelError(
+            f"{file.parent} wants custom code (auto_map), which is never run", field="model"
+        )
+    if key.lstrip("_") == "attn_implementation" and "/" in str(value):
+        # Attention kernels of this form are code on a hub.
+        raise InvalidModelError(
+            f"{file.parent} wants attention code from a hub, which is never run", field="model"
+        )
+    if key == "trust_remote_code" and value:
+        raise InvalidModelError(f"{file.parent} wants code of its own (trust_remote_code)", field="model")
+    if (
+        key in _ACTIVATION_KEYS
+        and isinstance(value, str)
+        and "." in value
+        and not _ACTIVATION.fullmatch(value)
+    ):
+        raise InvalidModelError(
+            f"{file.parent} wants the activation function {value!r:.200}, which is none of torch.nn",
+            field="model",
+        )
+
+
+def _items(data: Any) -> Iterator[tuple[str, Any]]:
+    """Return all keys and values of JSON, however deep."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield key, value
+            yield from _items(value)
+    elif isinstance(data, list):
+        for item in data:
+            yield from _items(item)
+
+
+def _is_known_architecture(model_type: object) -> bool:
+    if not isinstance(model_type, str):
+        return False
+    from transformers import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
+
+
+def _read_json(path: Path, *, default: Any) -> Any:
+    if not path.is_file():
+        return default
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise InvalidModelError(
+                f"cannot read {path}: it has more than {MAX_CONFIG_BYTES} bytes", field="model"
+            )
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, InvalidModelError):
+            raise
+        raise InvalidModelError(f"cannot read {path}: {error}", field="model") from error

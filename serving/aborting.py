@@ -1,0 +1,23 @@
+"""From an error to the end of a gRPC call."""
+
+from __future__ import annotations
+
+import logging
+from typing import NoReturn
+
+import grpc
+
+from scannery.serving.status import DETAIL_KEY, status_of
+
+__all__ = ["abort"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
+    """End a call with the status of an error."""
+    code, message, detail = status_of(error)
+    if code is grpc.StatusCode.INTERNAL:
+        _LOG.error("unexpected error", exc_info=error)
+    context.set_trailing_metadata(((DETAIL_KEY, detail.SerializeToString()),))
+    context.abort(code, message)
