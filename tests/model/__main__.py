@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import random
 import sys
@@ -16,6 +17,7 @@ __all__ = ["main"]
 def main() -> int:
     """Run, shrink what fails, and say how to see it again."""
     given = _arguments()
+    logging.disable(logging.CRITICAL)  # the product says what goes wrong, and much does here
     # Memory, where there is: what counts here is the order of things, not the disk.
     if Path("/dev/shm").is_dir() and "TMPDIR" not in os.environ:
         tempfile.tempdir = "/dev/shm"
@@ -25,9 +27,11 @@ def main() -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
+    from tests.model.errors import KNOWN
     from tests.model.runner import replay, run
     from tests.model.shrink import shrunk
 
+    KNOWN.difference_update(KNOWN.copy() if "all" in given.strict else given.strict)
     if given.replay:
         recorded = json.loads(given.replay.read_text())
         failure = replay(recorded["config"], recorded["ops"])
@@ -57,6 +61,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--weights", nargs="*", default=[], help="name=weight of operations")
+    parser.add_argument("--strict", nargs="*", default=[], help="known faults that are not tolerated, or `all`")
     parser.add_argument("--processes", action="store_true", help="with servers and clients in processes of their own")
     parser.add_argument("--replay", type=Path, help="file with operations")
     parser.add_argument("--out", type=Path, help="where to write the operations that fail")

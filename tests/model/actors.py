@@ -94,3 +94,7 @@ class LocalActor(Actor):
         self.clock.now_s += 3600.0
         if self.server:
             self.catalog.refresh()
+
+    def version(self) -> int:
+        """Return the version that it has open; a call of its own would describe the index, too."""
+        return self.catalog.snapshot(self.index_name).manifest.version

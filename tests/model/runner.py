@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.model import versions, writing  # noqa: F401  they register their operations
+from tests.model import trouble, versions, writing  # noqa: F401  they register their operations
 from tests.model.machine import Machine
 from tests.model.operations import Op, random_op
 
