@@ -17,7 +17,7 @@ __all__ = ["main"]
 def main() -> int:
     """Run, shrink what fails, and say how to see it again."""
     given = _arguments()
-    logging.disable(logging.CRITICAL)  # the product says what goes wrong, and much does here
+    logging.lastResort = None  # the product says what goes wrong, and much does here
     # Memory, where there is: what counts here is the order of things, not the disk.
     if Path("/dev/shm").is_dir() and "TMPDIR" not in os.environ:
         tempfile.tempdir = "/dev/shm"

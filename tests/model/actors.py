@@ -20,7 +20,7 @@ __all__ = ["ACTORS", "Actor", "Clock", "LocalActor"]
 
 ACTORS = {"e1": False, "e2": False, "s1": True, "s2": True}
 """Names of the actors in this process; whether it is a server, which looks for versions only when told to."""
-TIMEOUT_S = 60.0
+TIMEOUT_S = 15.0
 
 
 @dataclass

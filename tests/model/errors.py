@@ -9,6 +9,7 @@ KNOWN: set[str] = {
     "builds-do-not-seal",
     "ties-at-the-cut",
     "bare-os-errors",
+    "ids-of-deleted-records",
     "reused-request-id",
     "moved-id-stands-twice",
     "gc-takes-running-builds",

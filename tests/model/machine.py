@@ -150,7 +150,7 @@ class Machine:
         def interrupt(key: str) -> None:
             if part in key and left:
                 for op in left.pop():
-                    self.do(op)
+                    self.do(op | {"nested": True})
 
         def created(store: Store, key: str, data: bytes) -> None:
             interrupt(key)
@@ -163,14 +163,16 @@ class Machine:
         if not ops:
             yield
             return
+        if any(op["do"] == "collected" for op in ops):
+            self._age()
         Store.create, Store.write_file = created, written  # type: ignore[method-assign]
         try:
             yield
         finally:
             Store.create, Store.write_file = create, write_file  # type: ignore[method-assign]
 
-    def age(self) -> None:
-        """Make all files of the index two days old."""
+    def _age(self) -> None:
+        """Make all files of the index two days old, so that only what comes now is too young for gc."""
         for path in (self.path / INDEX).rglob("*"):
             if path.is_file() and "log" not in path.parts:
                 past = path.stat().st_mtime - 2 * 86400

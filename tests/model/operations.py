@@ -52,7 +52,7 @@ def random_op(rng: random.Random, weights: dict[str, float]) -> Op:
     names = list(OPERATIONS)
     chosen = [weights.get(name, OPERATIONS[name].weight) for name in names]
     op: Op = {"do": rng.choices(names, chosen)[0], "seed": rng.randrange(1 << 32)}
-    if rng.random() < OPERATIONS[op["do"]].nests:
+    if rng.random() < OPERATIONS[op["do"]].nests * weights.get("during", 1.0):
         inner = [weights.get(name, OPERATIONS[name].weight) and OPERATIONS[name].inner for name in names]
         count = rng.choice([1, 1, 2, 4])
         op["during"] = [

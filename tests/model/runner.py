@@ -17,7 +17,7 @@ from tests.model import trouble, versions, writing  # noqa: F401  they register 
 from tests.model.machine import Machine
 from tests.model.operations import Op, random_op
 
-__all__ = ["Failure", "config_of", "replay", "run"]
+__all__ = ["Failure", "config_of", "random_ops", "replay", "run"]
 
 PROGRESS_S = 10.0
 ROUND = 20_000
@@ -97,6 +97,12 @@ def run(
             return failure
         left, number = left - ROUND, number + 1
     return None
+
+
+def random_ops(seed: str, count: int, weights: dict[str, float]) -> list[Op]:
+    """Return a list of operations."""
+    rng = random.Random(seed)
+    return [random_op(rng, weights) for _ in range(count)]
 
 
 def _generated(rng: random.Random, count: int, weights: dict[str, float], progress: Any, end_s: float) -> Any:

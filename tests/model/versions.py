@@ -64,6 +64,9 @@ def built(machine: Machine, rng: random.Random, op: Op) -> None:
     """Update the index from files, and remove documents."""
     rows = [random_row(rng, name) for name in machine.some_ids(rng, [1, 10, 60])]
     deletes = [f"doc{rng.randrange(DOCUMENTS)}"] if rng.random() < 0.3 else []
+    if "ids-of-deleted-records" in KNOWN:
+        rows = [row for row in rows if row.document_id not in deletes] or [random_row(rng, "id0")]
+        deletes = [name for name in deletes if all(row.document_id != name for row in rows)]
     _build(machine, rng, op, rows, deletes=deletes)
 
 

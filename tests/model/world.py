@@ -130,6 +130,8 @@ def after_build(
         old.setdefault(row.document_id, {})[row.id] = row
     changed = {name: own for name, own in documents.items() if not _same(own, old.get(name, {}))}
     ids = {identifier for own in changed.values() for identifier in own}
+    # A record of a document that is deleted takes its id from whatever had it, and goes with its document.
+    ids |= {record.id for record in records if record.document_id in gone}
     removed = gone | changed.keys() | ((old.keys() - documents.keys()) if full else set())
     after = {
         name: row for name, row in rows.items() if row.document_id not in removed and name not in ids
