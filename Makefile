@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test torture kills test-xla check proto bench clean
+.PHONY: demo test torture model kills test-xla check proto bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,10 @@ test: $(VENV)/.ready  ## Two tests at a time: most of the time of one goes into 
 
 torture: $(VENV)/.ready  ## Two hundred rounds of killing servers while clients write.
 	PYTHONPATH=src:. $(BIN)/python -m tests.serving.live.torture --rounds $${ROUNDS:-200}
+
+model: $(VENV)/.ready  ## Random operations against a model: OPS of them, from SEED on; PROCESSES=1: with real servers and kills.
+	PYTHONPATH=src:. $(BIN)/python -m tests.model --ops $${OPS:-1000000} $${SEED:+--seed $$SEED} \
+		$${JOBS:+--jobs $$JOBS} $${PROCESSES:+--processes}
 
 kills: $(VENV)/.ready  ## Ten kills of a build, of an update and of a compaction, at random moments.
 	SCANNERY_KILLS=$${ROUNDS:-10} $(BIN)/python -m pytest -q -s tests/pipelines/test_kill_often.py

@@ -1,0 +1,73 @@
+"""python -m tests.model --ops 1000000 --seed 7 [--processes] [--minutes M] [--weights sealed=1,built=0] | --replay FILE."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Run, shrink what fails, and say how to see it again."""
+    given = _arguments()
+    logging.lastResort = None  # the product says what goes wrong, and much does here
+    # Memory, where there is: what counts here is the order of things, not the disk.
+    if Path("/dev/shm").is_dir() and "TMPDIR" not in os.environ:
+        tempfile.tempdir = "/dev/shm"
+    with tempfile.TemporaryDirectory(prefix="scannery-cache-") as cache:
+        os.environ["SCANNERY_CACHE_DIR"] = cache
+        return _run(given)
+
+
+def _run(given: argparse.Namespace) -> int:
+    from tests.model.errors import KNOWN
+    from tests.model.runner import replay, run
+    from tests.model.shrink import shrunk
+
+    KNOWN.difference_update(KNOWN.copy() if "all" in given.strict else given.strict)
+    if given.replay:
+        recorded = json.loads(given.replay.read_text())
+        failure = replay(recorded["config"], recorded["ops"])
+        print(failure.message if failure else "nothing is wrong")
+        return int(failure is not None)
+    seed = random.SystemRandom().randrange(2**31) if given.seed is None else given.seed
+    print(f"seed {seed}", flush=True)
+    weights = {name: float(value) for name, _, value in (pair.partition("=") for pair in given.weights)}
+    failure = run(given.ops, seed, minutes=given.minutes, weights=weights, verbose=True)
+    if failure is None:
+        print(f"nothing is wrong after {given.ops:,} operations of seed {seed}")
+        return 0
+    print(f"wrong after {len(failure.ops):,} operations of {failure.config}: {failure.message}", flush=True)
+    path = given.out or Path(tempfile.gettempdir()) / f"scannery-model-{seed}.json"
+    failure.save(path)
+    if not given.no_shrink:
+        failure = shrunk(failure, save=lambda smaller: smaller.save(path))
+    print(f"{len(failure.ops)} operations fail:")
+    print("\n".join(json.dumps(op) for op in failure.ops[:50]))
+    print(f"{failure.message}\npython -m tests.model --replay {path}")
+    return 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ops", type=int, default=100_000)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--minutes", type=float)
+    parser.add_argument("--weights", nargs="*", default=[], help="name=weight of operations")
+    parser.add_argument("--strict", nargs="*", default=[], help="known faults that are not tolerated, or `all`")
+    parser.add_argument("--processes", action="store_true", help="with servers and clients in processes of their own")
+    parser.add_argument("--replay", type=Path, help="file with operations")
+    parser.add_argument("--out", type=Path, help="where to write the operations that fail")
+    parser.add_argument("--no-shrink", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

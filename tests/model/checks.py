@@ -1,0 +1,308 @@
+"""Answers compared with the model: searches of all kinds, get, stats, and whole states."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import scannery
+from scannery.client.results import Datapoint, Hits
+from tests.model.actors import Actor
+from tests.model.errors import KNOWN, check
+from tests.model.oracle import Oracle, Ranked
+from tests.model.rows import DIMENSIONS, DOCUMENTS, EPOCH, WORDS, Row
+from tests.model.world import Rows, World
+
+__all__ = ["Checker", "random_filter"]
+
+GROUPS = [None, "show", "year", "live"]
+CLOSE = 1e-5
+NEAR = 1e-6
+SHORT_S = 0.2
+MANY = 1000
+
+
+def random_filter(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+    """Return a filter over all kinds of attributes, up to some levels deep."""
+    if depth and rng.random() < 0.4:
+        kind = rng.choice(["$and", "$or", "$not"])
+        if kind == "$not":
+            return {kind: random_filter(rng, depth - 1)}
+        return {kind: [random_filter(rng, depth - 1) for _ in range(rng.randrange(1, 4))]}
+    name = rng.choice(sorted(_VALUES))
+    value = _VALUES[name]
+    orders = [] if name == "live" else ["$gt", "$gte", "$lt", "$lte"]
+    operator = rng.choice(["bare", "$ne", "$in", "$nin", "$exists", *orders])
+    if operator == "bare":
+        return {name: value(rng)}
+    if operator == "$exists":
+        return {name: {"$exists": rng.random() < 0.5}}
+    given = [value(rng) for _ in range(rng.randrange(1, 5))] if operator in ("$in", "$nin") else value(rng)
+    test = {operator: given}
+    return {name: {"$not": test} if rng.random() < 0.2 else test}
+
+
+_VALUES: dict[str, Any] = {
+    "id": lambda rng: f"id{rng.randrange(300)}",
+    "document_id": lambda rng: f"doc{rng.randrange(DOCUMENTS)}",
+    "show": lambda rng: rng.choice(["gotime", "jsparty", "Ünï", "none"]),
+    "tags": lambda rng: rng.choice("abcd"),
+    "year": lambda rng: rng.randrange(2014, 2026),
+    "rating": lambda rng: rng.randrange(11) / 2,
+    "live": lambda rng: rng.random() < 0.5,
+    "published": lambda rng: EPOCH.replace(hour=rng.randrange(20)),
+}
+
+
+@dataclass
+class Checker:
+    """Compares what actors say with a world."""
+
+    world: World
+    distance: str
+    ids: int
+    scann: bool = False
+    """Whether segments may be searched by ScaNN, whose answers are not exact."""
+    _oracles: dict[int, tuple[Rows, Oracle]] = field(default_factory=dict)
+
+    def expected(self, actor: Actor, version: int, sequence: int, least: int) -> Rows:
+        """Return the rows that an answer is about; check that the actor may be there."""
+        world = self.world
+        check(version in world.versions, f"{actor.name} answers of version {version}, which nobody committed")
+        check(version >= actor.seen_version, f"{actor.name} went back from {actor.seen_version} to {version}")
+        check(sequence <= world.position, f"{actor.name} is at sequence {sequence} of {world.position}")
+        least = max(least, actor.acknowledged)
+        check(sequence >= least, f"{actor.name} is at sequence {sequence}, {least} was asked for")
+        if version == actor.seen_version:
+            check(
+                sequence >= actor.seen_sequence,
+                f"{actor.name} went back from sequence {actor.seen_sequence} to {sequence}",
+            )
+        actor.seen_version, actor.seen_sequence = version, sequence
+        return world.state(version, sequence)
+
+    def oracle(self, rows: Rows) -> Oracle:
+        """Return the oracle of a state; kept, as many questions are about the same one."""
+        known = self._oracles.get(id(rows))
+        if known is None or known[0] is not rows:
+            if len(self._oracles) > 8:
+                self._oracles.clear()
+            known = self._oracles[id(rows)] = rows, Oracle(rows, self.distance)
+        return known[1]
+
+    def search(self, actor: Actor, rng: random.Random) -> None:
+        """Ask a random search, and compare the whole answer."""
+        query, mode = self._query(rng)
+        options, k = self._options(rng, mode), rng.choice([1, 3, 10, 10, 50, 1000])
+        least = self.world.position if rng.random() < 0.5 else 0
+        asked = {**options, "k": k, "mode": mode}
+        try:
+            hits = self._ask(actor, query, least, asked)
+        except scannery.NotFoundError:
+            check(isinstance(query, scannery.Like), "a search found no such datapoint, and named none")
+            return
+        rows = self.expected(actor, hits.version, hits.sequence, least)
+        self._compare(hits, rows, query, asked)
+
+    def search_many(self, actor: Actor, rng: random.Random) -> None:
+        """Ask several vectors in one call."""
+        queries = [[float(rng.randrange(-2, 3)) or 1.0 for _ in range(DIMENSIONS)] for _ in range(9)]
+        options: dict[str, Any] = {"k": rng.choice([1, 10, 100]), "mode": "dense"}
+        if rng.random() < 0.5:
+            options["where"] = random_filter(rng)
+        for query, hits in zip(queries, actor.index.search_many(queries, **options), strict=True):
+            rows = self.expected(actor, hits.version, hits.sequence, 0)
+            self._compare(hits, rows, query, options)
+
+    def pages(self, actor: Actor, rng: random.Random) -> None:
+        """Page through an answer: nothing twice, nothing left out."""
+        query, mode = self._query(rng)
+        if isinstance(query, scannery.Like):
+            return
+        options: dict[str, Any] = {"where": random_filter(rng)} if rng.random() < 0.5 else {}
+        size, seen = rng.choice([7, 20, 90]), list[str]()
+        while True:
+            hits = actor.index.search(query, k=size, mode=mode, offset=len(seen), **options)
+            seen += [hit.id for hit in hits]
+            if len(hits) < size or len(seen) >= 5 * size:
+                break
+        if "ties-at-the-cut" not in KNOWN or mode == "lexical":
+            whole = actor.index.search(query, k=max(1, len(seen)), mode=mode, **options)
+            check(seen == [hit.id for hit in whole] or not seen, f"pages of {mode} differ from the whole")
+            check(len(set(seen)) == len(seen), f"pages of {mode} repeat")
+
+    def get(self, actor: Actor, rng: random.Random) -> None:
+        """Compare some datapoints."""
+        names = [f"id{rng.randrange(self.ids)}" for _ in range(rng.choice([1, 5, 40]))]
+        names = list(dict.fromkeys(names))
+        before = actor.index.stats()
+        rows = self.expected(actor, before.version, before.sequence, 0)
+        self._compare_points(rows, names, actor.index.get(names, vectors=True))
+
+    def stats(self, actor: Actor) -> None:
+        """Compare the counts."""
+        info = actor.index.stats()
+        rows = self.expected(actor, info.version, info.sequence, 0)
+        check(info.rows == len(rows), f"{actor.name} counts {info.rows} rows of {len(rows)}")
+
+    def everything(self, actor: Actor) -> None:
+        """Compare all datapoints, and that there are no others."""
+        info = actor.index.stats()
+        self.whole(actor, self.expected(actor, info.version, info.sequence, 0))
+
+    def whole(self, actor: Actor, rows: Rows) -> None:
+        """Compare all datapoints of an actor with some rows."""
+        names = sorted({*rows, *(f"id{number}" for number in range(self.ids))})
+        for start in range(0, len(names), MANY):
+            part = names[start : start + MANY]
+            self._compare_points(rows, part, actor.index.get(part, vectors=True))
+        found = actor.index.stats().rows
+        check(found == len(rows), f"{actor.name} counts {found} rows of {len(rows)}")
+        hits = actor.index.search([1.0] * DIMENSIONS, k=10_000, fields=[])
+        names = [hit.id for hit in hits]
+        check(len(names) == len(set(names)), f"an id stands twice: {_twice(names)}")
+        if not self.scann:
+            check(set(names) == set(rows), f"a search of everything differs: {_difference(names, rows)}")
+
+    def _query(self, rng: random.Random) -> tuple[Any, str]:
+        mode = rng.choices(["dense", "lexical", "hybrid"], [5, 3, 2])[0]
+        vector = [rng.choice([-1.0, -0.5, 0.0, 0.5, 1.0]) for _ in range(DIMENSIONS)]
+        vector = vector if any(vector) else [1.0] * DIMENSIONS
+        words = " ".join(rng.choices(WORDS, k=rng.randrange(1, 4)))
+        sparse = {dimension: rng.randrange(1, 5) / 2 for dimension in rng.sample(range(6), 2)}
+        if mode == "hybrid":
+            return scannery.Sparse(sparse, vector), mode
+        if mode == "lexical":
+            return (words if rng.random() < 0.8 else scannery.Sparse(sparse)), mode
+        return (vector if rng.random() < 0.9 else scannery.Like(f"id{rng.randrange(self.ids)}")), mode
+
+    def _options(self, rng: random.Random, mode: str) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if rng.random() < 0.5:
+            options["where"] = random_filter(rng)
+        if rng.random() < 0.25:
+            options |= {"max_per_group": rng.randrange(1, 4), "group_by": rng.choice(GROUPS)}
+        if rng.random() < 0.25:
+            options["offset"] = rng.choice([1, 10, 200])
+        if rng.random() < 0.15 and mode == "dense":
+            options["min_score"] = rng.randrange(-4, 4) / 2
+        if mode == "hybrid":
+            options["alpha"] = rng.choice([0.25, 0.5, 1.0])
+        return options
+
+    def _ask(self, actor: Actor, query: Any, least: int, asked: Mapping[str, Any]) -> Hits:
+        if not least:
+            return actor.index.search(query, **asked)
+        try:
+            return actor.index.search(query, min_sequence=least, timeout_s=SHORT_S, **asked)
+        except scannery.DeadlineExceededError:
+            # The log has been cut beyond the version that it has open; it must look for the next one.
+            actor.look()
+            return actor.index.search(query, min_sequence=least, **asked)
+
+    def _compare(self, hits: Hits, rows: Rows, query: Any, options: Mapping[str, Any]) -> None:
+        oracle = self.oracle(rows)
+        ranked = self._ranked(oracle, query, options)
+        where = f"{query!r} with {dict(options)!r}"
+        for hit in hits:
+            check(hit.id in rows, f"{hit.id} is found, and is not there; {where}")
+        offset = options.get("offset", 0)
+        wanted = ranked[offset : offset + options["k"]]
+        found = [(hit.id, hit.score) for hit in hits]
+        check(len(found) == len(wanted), f"{len(found)} hits instead of {len(wanted)}; {where}")
+        exact = self._is_exact(ranked, options)
+        if exact and [name for name, _ in found] != [name for name, _ in wanted]:
+            check(False, f"other hits, or another order: {_first_difference(found, wanted)}; {where}")
+        self._compare_loosely(found, wanted, dict(ranked), where, options)
+        for hit in hits[:3]:
+            _compare_point(rows[hit.id], hit)
+
+    def _ranked(self, oracle: Oracle, query: Any, options: Mapping[str, Any]) -> Ranked:
+        mode, own = options["mode"], ""
+        dense_query, words = query, query
+        if isinstance(query, scannery.Like):
+            own, dense_query = query.id, oracle.rows[query.id].vector
+        if isinstance(query, scannery.Sparse):
+            dense_query = query.query
+        def lexical() -> Ranked:
+            if isinstance(words, scannery.Sparse):
+                return oracle.sparse(words.weights)
+            return oracle.lexical(words)
+        if mode == "lexical":
+            ranked = oracle.kept(lexical(), options)
+        elif mode == "dense":
+            ranked = oracle.kept(oracle.dense(dense_query), options)
+        else:
+            wanted = options.get("offset", 0) + options["k"]
+            sides = (oracle.kept(side, options) for side in (oracle.dense(dense_query), lexical()))
+            ranked = oracle.fused(*sides, wanted, options["alpha"])
+        return oracle.crowded([pair for pair in ranked if pair[0] != own], options)
+
+    def _is_exact(self, ranked: Ranked, options: Mapping[str, Any]) -> bool:
+        """Return whether the order is certain: not where float32 decides."""
+        mode = options["mode"]
+        dense = mode != "lexical"
+        if dense and (self.distance == "cosine" or self.scann or "ties-at-the-cut" in KNOWN):
+            return False
+        scores = [score for _, score in ranked]
+        return all(
+            a == b or abs(a - b) > NEAR * max(abs(a), abs(b)) for a, b in zip(scores, scores[1:], strict=False)
+        )
+
+    def _compare_loosely(
+        self, found: Ranked, wanted: Ranked, scores: Mapping[str, float], where: str, options: Mapping[str, Any]
+    ) -> None:
+        names = [name for name, _ in found]
+        check(len(set(names)) == len(names), f"{_twice(names)} twice; {where}")
+        for (name, score), (after, next_score) in zip(found, found[1:], strict=False):
+            check((-score, name) < (-next_score, after), f"{name} stands before {after}; {where}")
+        hybrid = options["mode"] == "hybrid"
+        if hybrid and not self._is_exact([], options):
+            return
+        if "max_per_group" in options and not self._is_exact([], options):
+            return
+        for name, score in found:
+            check(name in scores, f"{name} is a hit and must not be; {where}")
+            check(_close(score, scores[name]), f"{name} has {score}, not {scores[name]}; {where}")
+        if not self.scann:
+            for (name, score), (_, best) in zip(found, wanted, strict=True):
+                check(_close(score, best), f"{name} stands where one with {best} should; {where}")
+
+    def _compare_points(self, rows: Rows, names: Sequence[str], points: Sequence[Datapoint | None]) -> None:
+        for name, point in zip(names, points, strict=True):
+            row = rows.get(name)
+            check((point is None) == (row is None), f"{name} is {'gone' if point is None else 'there'}")
+            if row is None or point is None:
+                continue
+            _compare_point(row, point)
+            check(point.vector is not None, f"{name} comes without its vector")
+            np.testing.assert_array_equal(point.vector, np.array(row.vector, np.float32), err_msg=name)
+
+
+def _compare_point(row: Row, point: Datapoint) -> None:
+    for field_name in ("document_id", "title", "text", "attributes", "payload", "revision"):
+        wanted, found = getattr(row, field_name), getattr(point, field_name)
+        check(wanted == found, f"{row.id}.{field_name} is {found!r}, not {wanted!r}")
+
+
+def _close(one: float, other: float) -> bool:
+    return abs(one - other) <= CLOSE * max(1.0, abs(one), abs(other))
+
+
+def _twice(names: Sequence[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def _difference(names: Sequence[str], rows: Rows) -> str:
+    return f"missing {sorted(rows.keys() - set(names))[:5]}, too many {sorted(set(names) - rows.keys())[:5]}"
+
+
+def _first_difference(found: Ranked, wanted: Ranked) -> str:
+    for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        if one[0] != other[0]:
+            return f"at {place} {one} instead of {other}"
+    return "none"

@@ -1,0 +1,195 @@
+"""One store, the actors on it, and the model beside them; it does one operation at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import scannery
+from scannery.indexer import Manifest, SegmentCache, Store, list_versions, read_manifest
+from scannery.pipelines import build
+from tests.model.actors import ACTORS, Actor, LocalActor
+from tests.model.checks import Checker
+from tests.model.errors import WrongError, check
+from tests.model.operations import OPERATIONS, Op
+from tests.model.rows import INDEX, Row, make_spec, random_row
+from tests.model.world import Rows, World, after_build
+
+__all__ = ["IDS", "Machine"]
+
+IDS = 220
+STARTING_ROWS = 60
+PRESERVING = ("live", "merge")
+"""Modes of versions that keep what there is."""
+
+ResultT = TypeVar("ResultT")
+Effect = Callable[[Rows], Rows]
+
+
+class Machine:
+    """Executes operations, each known by what it is and a seed, and compares."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        """Make a store in a folder; `config` has seed, distance and shards."""
+        self.folder, self.config = folder, config
+        self.ids = IDS
+        self.spec = make_spec(distance=config["distance"], shards=config["shards"])
+        self.path = folder / "store"
+        self.cache = SegmentCache(folder / "cache")
+        self.world = World()
+        self.checker = Checker(self.world, config["distance"], IDS)
+        self.actors: dict[str, Actor] = {}
+        self.backup: tuple[Path, World] | None = None
+        self.counts: dict[str, int] = {}
+        self._inputs = 0
+        self._begin(random.Random(config["seed"]))
+
+    def _begin(self, rng: random.Random) -> None:
+        rows = [random_row(rng, f"id{number}") for number in range(STARTING_ROWS)]
+        report = build(self.spec, [self.input_of(rows)], str(self.path))
+        self.world.add_version(report.version, after_build({}, rows), 0)
+        for name in ACTORS:
+            self.reopen(name)
+
+    @property
+    def store(self) -> Store:
+        """The store, opened anew."""
+        return Store.open(self.path)
+
+    def do(self, op: Op) -> None:
+        """Do one operation and compare what it is about."""
+        kind = op["do"]
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        OPERATIONS[kind].run(self, random.Random(op["seed"]), op)
+
+    def close(self) -> None:
+        """Close all actors, and check that the store is sound."""
+        for actor in self.actors.values():
+            actor.close()
+
+    def some_actor(self, rng: random.Random) -> Actor:
+        """Return an actor by chance."""
+        return self.actors[rng.choice(sorted(self.actors))]
+
+    def reopen(self, name: str) -> Actor:
+        """Open an actor anew."""
+        if name in self.actors:
+            self.actors.pop(name).close()
+        self.actors[name] = LocalActor.opened(name, self.path, INDEX, self.cache)
+        return self.actors[name]
+
+    def some_ids(self, rng: random.Random, counts: Sequence[int]) -> list[str]:
+        """Return different ids, sorted."""
+        return sorted({f"id{rng.randrange(self.ids)}" for _ in range(rng.choice(counts))})
+
+    def input_of(self, rows: Sequence[Row]) -> str:
+        """Write the input of a build and return its path."""
+        self._inputs += 1
+        path = self.folder / "input" / f"{self._inputs}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(f"{json.dumps(row.to_record())}\n" for row in rows))
+        return str(path)
+
+    def moved(self, actor: Actor, call: Callable[[], ResultT]) -> ResultT:
+        """Return what a write answers; where its index is about to move to another version, move it."""
+        try:
+            return call()
+        except scannery.ResourceExhaustedError as error:
+            check("moves to another version" in str(error), f"{actor.name} takes no writes: {error}")
+            actor.look()
+            return call()
+
+    def sync(self, effect: Effect | None = None) -> None:
+        """Take note of versions that are new in the store; `effect` is what the last of them does to its parent."""
+        stored = list_versions(self.store, INDEX)
+        new = [number for number in stored if number not in self.world.stored]
+        for number in new:
+            check(number not in self.world.versions, f"version {number} was collected, and is there again")
+            manifest = read_manifest(self.store, INDEX, number)
+            preserves = manifest.statistics.get("mode") in PRESERVING or (effect is None)
+            self._add(manifest, None if preserves and number != new[-1] else effect)
+        check(not self.world.stored - set(stored), f"versions {self.world.stored - set(stored)} are gone")
+
+    def _add(self, manifest: Manifest, effect: Effect | None) -> None:
+        parent = manifest.parent
+        check(parent in self.world.versions, f"version {manifest.version} has parent {parent}")
+        assert parent is not None
+        check(
+            parent == self.world.current, f"version {manifest.version} is of {parent}, not {self.world.current}"
+        )
+        if effect is None:
+            rows = self.world.state(parent, manifest.log_sequence)
+        else:
+            rows = effect(self.world.state(parent, manifest.log_sequence))
+        check(manifest.log_sequence <= self.world.position, "a version is ahead of the log")
+        self.world.add_version(manifest.version, rows, manifest.log_sequence)
+
+    def look_all(self) -> None:
+        """Have all actors go over to the current version."""
+        for actor in self.actors.values():
+            actor.look()
+            found = actor.version()
+            check(found == self.world.current, f"{actor.name} is at version {found}, not {self.world.current}")
+
+    def forget(self) -> None:
+        """Keep the model small."""
+        self.world.forget(actor.seen_version for actor in self.actors.values())
+
+    @contextmanager
+    def during(self, ops: Sequence[Op], part: str) -> Iterator[None]:
+        """Do some operations right before a file is stored whose key has a part: as if others were faster."""
+        left = [list(ops)]
+        create, write_file = Store.create, Store.write_file
+
+        def interrupt(key: str) -> None:
+            if part in key and left:
+                for op in left.pop():
+                    self.do(op | {"nested": True})
+
+        def created(store: Store, key: str, data: bytes) -> None:
+            interrupt(key)
+            create(store, key, data)
+
+        def written(store: Store, key: str, path: Path) -> None:
+            interrupt(key)
+            write_file(store, key, path)
+
+        if not ops:
+            yield
+            return
+        if any(op["do"] == "collected" for op in ops):
+            self._age()
+        Store.create, Store.write_file = created, written  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            Store.create, Store.write_file = create, write_file  # type: ignore[method-assign]
+
+    def _age(self) -> None:
+        """Make all files of the index two days old, so that only what comes now is too young for gc."""
+        for path in (self.path / INDEX).rglob("*"):
+            if path.is_file() and "log" not in path.parts:
+                past = path.stat().st_mtime - 2 * 86400
+                os.utime(path, (past, past))
+
+    def replace_store(self, other: Path, world: World) -> None:
+        """Put another store in the place of this one, with nobody there."""
+        names = list(self.actors)
+        for name in names:
+            self.actors.pop(name).close()
+        shutil.rmtree(self.path)
+        other.rename(self.path)
+        self.world = self.checker.world = world
+        for name in names:
+            self.reopen(name)
+
+
+def failed(error: Exception) -> WrongError:
+    """Return an unexpected error of the product as what is wrong."""
+    return WrongError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,167 @@
+"""Searches as documented, over a dictionary of rows: filters, scores by vector and by words, fusion, crowding, pages.
+
+Slow and plain on purpose, and without a line of the product's.
+
+Shapes: N rows, D dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tests.model.rows import Row
+
+__all__ = ["Oracle", "Ranked", "matches"]
+
+Ranked = list[tuple[str, float]]
+"""Ids with scores, best first, equal scores by id."""
+K1, B = 1.2, 0.75
+RANK_CONSTANT = 60
+LEAST_DEPTH = 200
+DEEPER = 4
+
+
+def matches(row: Row, where: Mapping[str, Any]) -> bool:
+    """Return whether a row passes a filter (docs/searching.md)."""
+    return all(_holds(row, name, wanted) for name, wanted in where.items())
+
+
+def _holds(row: Row, name: str, wanted: Any) -> bool:
+    if name == "$and":
+        return all(matches(row, part) for part in wanted)
+    if name == "$or":
+        return any(matches(row, part) for part in wanted)
+    if name == "$not":
+        return not matches(row, wanted)
+    own = {"id": row.id, "document_id": row.document_id}
+    value = own[name] if name in own else row.attributes.get(name)
+    conditions = wanted if isinstance(wanted, Mapping) else {"$eq": wanted}
+    return all(_condition(value, operator, given) for operator, given in conditions.items())
+
+
+def _condition(value: Any, operator: str, given: Any) -> bool:
+    match operator:
+        case "$exists":
+            return (value is not None) == given
+        case "$ne":
+            return not _condition(value, "$eq", given)
+        case "$nin":
+            return not _condition(value, "$in", given)
+        case "$not":
+            return not all(_condition(value, inner, wanted) for inner, wanted in given.items())
+    if value is None:
+        return False
+    test = _TESTS[operator]
+    return any(test(item, given) for item in (value if isinstance(value, list) else [value]))
+
+
+_TESTS: dict[str, Callable[[Any, Any], bool]] = {
+    "$eq": lambda value, given: value == given,
+    "$in": lambda value, given: value in given,
+    "$gt": lambda value, given: value > given,
+    "$gte": lambda value, given: value >= given,
+    "$lt": lambda value, given: value < given,
+    "$lte": lambda value, given: value <= given,
+}
+
+
+@dataclass
+class Oracle:
+    """Some rows, to be searched."""
+
+    rows: Mapping[str, Row]
+    distance: str
+
+    def __post_init__(self) -> None:
+        self.ids = sorted(self.rows)
+        vectors = [self.rows[name].vector for name in self.ids]
+        self.vectors_ND = np.array(vectors, np.float64).reshape(len(vectors), -1)
+        self.has_words = [row for row in self.rows.values() if row.length]
+        self.words = sum(row.length for row in self.has_words)
+        self.frequencies: Counter[str] = Counter()
+        for row in self.has_words:
+            self.frequencies.update(row.words.keys())
+
+    def dense(self, query: Sequence[float]) -> Ranked:
+        """Return all rows by vector."""
+        if not self.ids:
+            return []
+        query_D = np.array(query, np.float64)
+        vectors_ND = self.vectors_ND
+        if self.distance == "squared_l2":
+            scores_N = -np.square(vectors_ND - query_D).sum(axis=1)
+        elif self.distance == "dot":
+            scores_N = vectors_ND @ query_D
+        else:
+            lengths_N = np.linalg.norm(vectors_ND, axis=1) * np.linalg.norm(query_D)
+            # Rounded, so that equal vectors are equal whatever the order of the sum.
+            scores_N = np.round((vectors_ND @ query_D) / lengths_N, 9)
+        return self._ordered(dict(zip(self.ids, scores_N.tolist(), strict=True)))
+
+    def lexical(self, text: str) -> Ranked:
+        """Return the rows that have any of the words, by BM25."""
+        if not self.has_words:
+            return []
+        average = self.words / len(self.has_words)
+        scores: dict[str, float] = {}
+        for word, count in Counter(text.split()).items():
+            frequency = self.frequencies[word]
+            idf = math.log(1 + (len(self.has_words) - frequency + 0.5) / (frequency + 0.5))
+            for row in self.has_words:
+                if found := row.words[word]:
+                    norm = K1 * (1 - B + B * row.length / average)
+                    scores[row.id] = scores.get(row.id, 0.0) + count * idf * found / (found + norm)
+        return self._ordered({name: float(np.float32(score)) for name, score in scores.items()})
+
+    def sparse(self, weights: Mapping[int, float]) -> Ranked:
+        """Return the rows that share a dimension, by inner product."""
+        return self._ordered(
+            {
+                name: sum(weight * row.sparse.get(at, 0.0) for at, weight in weights.items())
+                for name, row in self.rows.items()
+                if row.sparse is not None and row.sparse.keys() & weights.keys()
+            }
+        )
+
+    def kept(self, ranked: Ranked, options: Mapping[str, Any]) -> Ranked:
+        """Return what a filter and a least score leave."""
+        where, least = options.get("where"), options.get("min_score")
+        return [
+            (name, score)
+            for name, score in ranked
+            if (where is None or matches(self.rows[name], where)) and (least is None or score >= least)
+        ]
+
+    def fused(self, dense: Ranked, lexical: Ranked, wanted: int, alpha: float) -> Ranked:
+        """Return both rankings as one, by reciprocal rank."""
+        depth = LEAST_DEPTH
+        while depth < wanted:
+            depth *= DEEPER
+        scores: dict[str, float] = {}
+        for side, weight in ((dense, alpha), (lexical, 1 - alpha)):
+            for place, (name, _) in enumerate(side[:depth]):
+                scores[name] = scores.get(name, 0.0) + weight / (RANK_CONSTANT + 1 + place)
+        return self._ordered({name: float(np.float32(score)) for name, score in scores.items()})
+
+    def crowded(self, ranked: Ranked, options: Mapping[str, Any]) -> Ranked:
+        """Return what is left where groups are bounded."""
+        most = options.get("max_per_group")
+        if most is None:
+            return ranked
+        column, seen, kept = options.get("group_by"), Counter[Any](), list[tuple[str, float]]()
+        for name, score in ranked:
+            row = self.rows[name]
+            group = row.document_id if column is None else row.attributes.get(column, ("alone", name))
+            seen[group] += 1
+            if seen[group] <= most:
+                kept.append((name, score))
+        return kept
+
+    def _ordered(self, scores: Mapping[str, float]) -> Ranked:
+        return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))

@@ -1,0 +1,158 @@
+"""Random datapoints, as Python values, as what a client writes, and as records of a build.
+
+Values come from small sets, so that filters find something, vectors are equal now and then, and words repeat.
+Components and sparse weights are multiples of one half: their products are exact in float32, and so are ties.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from scannery.indexer import IndexSpec, parse_spec
+
+__all__ = ["ATTRIBUTES", "DIMENSIONS", "INDEX", "WORDS", "Row", "make_spec", "random_row", "random_values"]
+
+INDEX = "modelled"
+DIMENSIONS = 5
+DOCUMENTS = 40
+WORDS = ["volcano", "bread", "chess", "battery", "violin", "tax", "river", "engine", "moon", "garden"]
+EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
+ATTRIBUTES = {
+    "show": "string",
+    "tags": "string_list",
+    "year": "int",
+    "rating": "float",
+    "live": "bool",
+    "published": "timestamp",
+}
+
+
+def make_spec(*, distance: str = "dot", shards: int = 2, live: dict[str, Any] | None = None) -> IndexSpec:
+    """Return the spec of the index; nothing is sealed or merged unless an operation does it, or `live` says so."""
+    return parse_spec(
+        {
+            "index": INDEX,
+            "source": {
+                "id": "id",
+                "vector": "vector",
+                "text": "text",
+                "title": "title",
+                "document_id": "document",
+                "payload": "payload",
+                "sparse_vector": "sparse",
+            },
+            "distance": distance,
+            "shards": shards,
+            "lexical": {"language": "none"},
+            "attributes": ATTRIBUTES,
+            "live": live or {"seal_rows": 100_000, "seal_age_s": 1e6, "merge_segments": 3},
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A datapoint that there should be."""
+
+    id: str
+    document_id: str
+    vector: tuple[float, ...]
+    title: str | None
+    text: str | None
+    attributes: dict[str, Any] = field(hash=False)
+    """Without those that are not set."""
+    payload: Any = field(hash=False)
+    sparse: dict[int, float] | None = field(hash=False)
+    revision: int = 0
+
+    @cached_property
+    def words(self) -> Counter[str]:
+        """How often each word stands in title and text."""
+        return Counter(f"{self.title or ''} {self.text or ''}".split())
+
+    @cached_property
+    def length(self) -> int:
+        """Words of title and text."""
+        return self.words.total()
+
+    def changed(self, change: dict[str, Any], revision: int) -> Row:
+        """Return the row after a partial update; None clears."""
+        attributes = {**self.attributes, **change.get("attributes", {})}
+        plain = {name: change[name] for name in ("title", "payload") if name in change}
+        present = {name: value for name, value in attributes.items() if value is not None}
+        return replace(self, **plain, attributes=present, revision=revision)
+
+    def same_content(self, other: Row) -> bool:
+        """Return whether both are equal but for their revisions."""
+        return replace(self, revision=0) == replace(other, revision=0)
+
+    def to_upsert(self) -> dict[str, Any]:
+        """Return what a client writes."""
+        point: dict[str, Any] = {
+            "id": self.id,
+            "document_id": self.document_id,
+            "vector": list(self.vector),
+            "title": self.title,
+            "text": self.text,
+            "attributes": self.attributes,
+            "payload": self.payload,
+        }
+        return point if self.sparse is None else point | {"sparse_vector": self.sparse}
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the record of a build, JSON-ready."""
+        values = dict(self.attributes)
+        if "published" in values:
+            values["published"] = values["published"].isoformat()
+        record: dict[str, Any] = {
+            "id": self.id,
+            "document": self.document_id,
+            "vector": list(self.vector),
+            "title": self.title,
+            "text": self.text,
+            "payload": self.payload,
+            **values,
+        }
+        if self.sparse is not None:
+            record["sparse"] = {"indices": list(self.sparse), "values": list(self.sparse.values())}
+        return record
+
+
+def random_vector(rng: random.Random) -> tuple[float, ...]:
+    """Return one of few vectors, never all 0."""
+    while True:
+        vector = tuple(rng.choice((-1.0, -0.5, 0.0, 0.5, 1.0)) for _ in range(DIMENSIONS))
+        if any(vector):
+            return vector
+
+
+def random_values(rng: random.Random) -> dict[str, Any]:
+    """Return an attribute of each type, or None."""
+    return {
+        "show": rng.choice([None, "gotime", "jsparty", "Ünï"]),
+        "tags": rng.choice([None, ["a"], ["a", "b"], ["c", "b"]]),
+        "year": rng.choice([None, rng.randrange(2015, 2025)]),
+        "rating": rng.choice([None, rng.randrange(10) / 2]),
+        "live": rng.choice([None, True, False]),
+        "published": rng.choice([None, EPOCH + dt.timedelta(hours=rng.randrange(20))]),
+    }
+
+
+def random_row(rng: random.Random, identifier: str, *, vectors: int = 40) -> Row:
+    """Return a row; `vectors` is how many different vectors there are among all."""
+    values = random_values(rng)
+    return Row(
+        id=identifier,
+        document_id=f"doc{rng.randrange(DOCUMENTS)}",
+        vector=random_vector(random.Random(rng.randrange(vectors))),
+        title=rng.choice([None, rng.choice(WORDS)]),
+        text=rng.choice([None, " ".join(rng.choices(WORDS, k=rng.randrange(1, 7)))]),
+        attributes={name: value for name, value in values.items() if value is not None},
+        payload=rng.choice([None, {"n": rng.randrange(100)}, ["ü", None, 1.5]]),
+        sparse=rng.choice([None, {n: rng.randrange(1, 5) / 2 for n in rng.sample(range(6), 2)}]),
+    )

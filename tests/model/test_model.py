@@ -1,0 +1,57 @@
+"""The model test in short, and the test of the test: faults that are put in are found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.model.errors import KNOWN
+from tests.model.injected import INJECTED, injected
+from tests.model.operations import OPERATIONS
+from tests.model.runner import Failure, config_of, random_ops, replay, run
+from tests.model.shrink import shrunk
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_random_operations_are_what_the_model_says(seed: int) -> None:
+    failure = run(150, seed)
+    assert failure is None, f"{failure.config}: {failure.message}\n{json.dumps(failure.ops)}"
+
+
+@pytest.mark.parametrize("name", INJECTED)
+def test_a_fault_is_noticed(name: str) -> None:
+    fault = INJECTED[name]
+    ops = random_ops("injected", 400, fault.weights)
+    with injected(fault):
+        failure = replay(config_of(4), ops)
+    assert failure is not None, f"{name} was not noticed"
+
+
+def test_a_failure_shrinks_to_what_it_takes(tmp_path: Path) -> None:
+    def again(config: dict[str, object], ops: list[dict[str, object]]) -> Failure | None:
+        wrong = {3, 77} <= {op["seed"] for op in ops}
+        return Failure(config, ops, "WrongError", "both are there") if wrong else None
+
+    first = again(config_of(1), [{"do": "search", "seed": number} for number in range(100)])
+    assert first is not None
+    smaller = shrunk(first, again=again)
+    assert [op["seed"] for op in smaller.ops] == [3, 77]
+    smaller.save(tmp_path / "ops.json")
+    assert json.loads((tmp_path / "ops.json").read_text())["ops"] == smaller.ops
+
+
+def test_a_list_of_operations_gives_the_same_again() -> None:
+    ops = random_ops("again", 200, {})
+    with injected(INJECTED["another-bm25"]):
+        first, second = (replay(config_of(1), ops) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert (first.ops, first.message.splitlines()[0]) == (second.ops, second.message.splitlines()[0])
+
+
+def test_known_faults_are_looked_for_somewhere() -> None:
+    source = "".join(path.read_text() for path in Path(__file__).parent.glob("*.py") if path.stem != "errors")
+    assert [name for name in sorted(KNOWN) if f'"{name}" in KNOWN' not in source and f'"{name}" not in KNOWN' not in source] == []  # fmt: skip
+    assert OPERATIONS

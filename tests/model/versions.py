@@ -1,0 +1,208 @@
+"""Operations that make versions, collect them, and copy them."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import scannery
+from scannery.indexer import AlreadyExistsError, Store, collect_garbage, leased_versions, rollback, verify
+from scannery.indexer.errors import IndexerError
+from scannery.pipelines import build, compact, export
+from scannery.serving.live.backup import restore, snapshot
+from scannery.serving.live.merging import merge
+from scannery.serving.live.sealing import seal
+from tests.model.actors import Actor
+from tests.model.errors import KNOWN, check
+from tests.model.operations import Op, operation
+from tests.model.rows import DOCUMENTS, INDEX, Row, random_row
+from tests.model.world import Rows, Version, World, after_build
+
+if TYPE_CHECKING:
+    from tests.model.machine import Machine
+
+__all__: list[str] = []
+
+
+@operation(0.5, nests=0.3, inner=2)
+def sealed(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Bring the log into a version."""
+    with machine.during(op.get("during", []), op.get("at", "")):
+        report = seal(machine.store, INDEX, cache=machine.cache)
+    machine.sync()
+    current = machine.world.versions[machine.world.current]
+    check(
+        "during" in op or current.log_sequence == machine.world.position,
+        f"sealed up to {current.log_sequence} of {machine.world.position}: {report}",
+    )
+    _noticed(machine, rng)
+
+
+@operation(0.4, nests=0.3, inner=1)
+def merged(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Merge some segments."""
+    with machine.during(op.get("during", []), op.get("at", "")):
+        merge(machine.store, INDEX, cache=machine.cache)
+    machine.sync()
+    _noticed(machine, rng)
+
+
+@operation(0.15, nests=0.4)
+def compacted(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Make one segment of each shard."""
+    with machine.during(op.get("during", []), op.get("at", "")):
+        compact(INDEX, str(machine.path))
+    machine.sync()
+    _noticed(machine, rng)
+
+
+@operation(0.15, nests=0.3)
+def built(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Update the index from files, and remove documents."""
+    rows = [random_row(rng, name) for name in machine.some_ids(rng, [1, 10, 60])]
+    deletes = [f"doc{rng.randrange(DOCUMENTS)}"] if rng.random() < 0.3 else []
+    if "ids-of-deleted-records" in KNOWN:
+        rows = [row for row in rows if row.document_id not in deletes] or [random_row(rng, "id0")]
+        deletes = [name for name in deletes if all(row.document_id != name for row in rows)]
+    _build(machine, rng, op, rows, deletes=deletes)
+
+
+@operation(0.05, nests=0.3)
+def built_full(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Build the index anew, from half of what there is and something else."""
+    now = sorted(machine.world.now.items())
+    own = [row for _, row in rng.sample(now, len(now) // 2)]
+    fresh = [random_row(rng, name) for name in machine.some_ids(rng, [10, 60])]
+    names = {row.id for row in fresh}
+    _build(machine, rng, op, [*fresh, *(row for row in own if row.id not in names)], mode="full")
+
+
+def _build(machine: Machine, rng: random.Random, op: Op, rows: list[Row], **options: Any) -> None:
+    plain = [Row(**{**vars_of(row), "revision": 0}) for row in rows]
+    effect = _effect(plain, **options)
+    with machine.during(op.get("during", []), op.get("at", "")):
+        report = build(machine.spec, [machine.input_of(plain)], str(machine.path), **options)
+    if report.version in machine.world.stored:
+        machine.sync()
+        content = machine.world.versions[report.version].rows
+        check(effect(content) == content, f"a build that changes something made no version: {report.version}")
+    else:
+        machine.sync(effect)
+        check(report.version in machine.world.stored, f"version {report.version} is not there")
+    if "builds-do-not-seal" not in KNOWN and "during" not in op:
+        served = machine.world.now
+        gone = options.get("deletes", ())
+        wanted = {row.id: row for row in plain if row.document_id not in gone}
+        older = [name for name, row in wanted.items() if name not in served or not row.same_content(served[name])]
+        check(not older, f"older live writes stand before a build: {older[:5]}")
+    _noticed(machine, rng)
+
+
+def vars_of(row: Row) -> dict[str, Any]:
+    """Return the fields of a row."""
+    return {name: getattr(row, name) for name in Row.__dataclass_fields__}
+
+
+def _effect(rows: list[Row], *, mode: str = "upsert", deletes: list[str] | None = None) -> Any:
+    def effect(parent: Rows) -> Rows:
+        return after_build(parent, rows, full=mode == "full", deletes=deletes or ())
+
+    return effect
+
+
+@operation(0.15, inner=1)
+def rolled_back(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Go back to an earlier version."""
+    target = rng.choice(sorted(machine.world.stored))
+    world, old = machine.world, machine.world.versions[target]
+    position = world.versions[world.current].log_sequence
+    manifest = rollback(machine.store, INDEX, target)
+    check(manifest.log_sequence == position, f"a rollback is at {manifest.log_sequence}, not {position}")
+    check(manifest.version not in world.versions, f"version {manifest.version} was there before")
+    world.add_version(manifest.version, old.rows, position)
+    machine.sync()
+    _noticed(machine, rng)
+
+
+@operation(0.3, inner=1)
+def collected(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Collect garbage; what servers have open stays."""
+    nested = op.get("nested", False)
+    if nested and "gc-takes-running-builds" in KNOWN:
+        return
+    leased, _ = leased_versions(machine.store, INDEX)
+    keep = rng.choice([1, 1, 3])
+    age = timedelta(days=1) if nested else timedelta(0)
+    report = collect_garbage(machine.store, INDEX, keep=keep, min_age=age)
+    stored = sorted(machine.world.stored)
+    check(set(report.versions) <= set(stored[:-keep]) - leased, f"gc removed {report.versions} of {stored}")
+    open_now = {actor.seen_version for actor in machine.actors.values() if getattr(actor, "server", False)}
+    check(not set(report.versions) & open_now & leased, "gc removed a version that a server has open")
+    machine.world.stored -= set(report.versions)
+    machine.sync()
+    machine.forget()
+
+
+@operation(0.08)
+def verified(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Read everything again."""
+    problems = verify(machine.store, INDEX).problems
+    check(not problems, f"verify says {problems}")
+
+
+@operation(0.1)
+def exported(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Export the current version, and compare it."""
+
+
+    path = machine.folder / "export.jsonl"
+    export(INDEX, str(machine.path), str(path), overwrite=True)
+    rows = machine.world.versions[machine.world.current].rows
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    names = [row["id"] for row in found]
+    check(sorted(names) == sorted(rows), "an export has other datapoints than the version")
+    for line in found:
+        check(tuple(line["embedding"]) == rows[line["id"]].vector, f"{line['id']} is exported with another vector")
+
+
+@operation(0.1)
+def snapshotted(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Back up, restore beside, and compare with what there was."""
+    places = [machine.folder / name for name in ("backup", "restored")]
+    for place in places:
+        shutil.rmtree(place, ignore_errors=True)
+    backup, restored = (Store.open(place, create=True) for place in places)
+    report = snapshot(machine.store, INDEX, backup)
+    world = machine.world
+    check((report.version, report.sequence) == (world.current, world.position), f"a snapshot is {report}")
+    restore(backup, INDEX, restored)
+    try:
+        restore(backup, INDEX, restored)
+    except AlreadyExistsError:
+        pass
+    else:
+        check(False, "a restore over an index is not refused")
+    copied = world.copied()
+    copied.stored = {world.current}
+    for place in places:
+        with scannery.connect(place) as client:
+            info = client.index(INDEX).stats()
+            check(info.sequence == world.position, f"a copy is at {info.sequence}, not {world.position}")
+            machine.checker.whole(Actor("copy", client, INDEX), world.now)
+    if rng.random() < 0.3:
+        machine.replace_store(places[1], copied)
+
+
+def _noticed(machine: Machine, rng: random.Random) -> None:
+    """Let some actors look, and compare one of them; others stay where they are."""
+    for actor in machine.actors.values():
+        if rng.random() < 0.5:
+            actor.look()
+    if rng.random() < 0.3:
+        machine.checker.everything(machine.some_actor(rng))
+
+
+
