@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 
 from scannery.indexer.errors import (
@@ -14,13 +15,14 @@ from scannery.indexer.errors import (
     MissingFileError,
     NotFoundError,
 )
-from scannery.indexer.leases import wait_for_removals, working
+from scannery.indexer.leases import WorkLease, wait_for_removals, working
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec import INDEX_NAME
 from scannery.indexer.store import Store
 
 __all__ = [
     "commit",
+    "hold_current",
     "latest_version",
     "list_indexes",
     "list_versions",
@@ -71,6 +73,25 @@ def read_manifest(store: Store, index: str, version: int | None = None) -> Manif
     if (manifest.index, manifest.version) != (index, version):
         raise CorruptError(f"{key} is the manifest of version {manifest.version} of index {manifest.index!r}")
     return manifest
+
+
+def hold_current(
+    store: Store, index: str, lease: WorkLease, *, units: Collection[str] = ()
+) -> Manifest | None:
+    """Return the current version, held by a lease: gc cannot remove it any more. None if there is no such index.
+
+    Raises:
+        CorruptError, FormatError: its manifest cannot be read.
+
+    """
+    while True:
+        version = latest_version(store, index)
+        lease.hold(parent=version, units=units)
+        if version is None:
+            return None
+        # Removed between the two calls only if others have published versions after it.
+        with contextlib.suppress(NotFoundError):
+            return read_manifest(store, index, version)
 
 
 def commit(store: Store, manifest: Manifest) -> Manifest:

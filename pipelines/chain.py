@@ -22,7 +22,6 @@ from apache_beam.utils import shared
 
 from scannery.embed import Encoder
 from scannery.indexer.errors import CorruptError, NotFoundError
-from scannery.indexer.versions import read_manifest
 from scannery.pipelines.counts import ShardOutcome, UnitOutcome
 from scannery.pipelines.embed_stage import embed_unit, finished_unit
 from scannery.pipelines.failures import carried
@@ -33,6 +32,7 @@ from scannery.pipelines.questions import EncoderSource
 from scannery.pipelines.resolve_stage import moved_ids, needs_resolving, resolve
 from scannery.pipelines.reuse import Catalogue
 from scannery.pipelines.segment_stage import RowGroup, build_shard, finished_shard, shard_key
+from scannery.pipelines.stored import read_parent
 from scannery.pipelines.units import WorkUnit
 from scannery.pipelines.update_stage import Touch, update_shard
 
@@ -178,9 +178,7 @@ class BuildSegment(beam.DoFn):
 
     def _outcome(self, shard: int, values: list[str]) -> ShardOutcome:
         job, store, encoder = self._job, self._store, _encoder_source(self._job, self._encoders)
-        parent = (
-            read_manifest(store, job.index, job.parent) if job.mode == "upsert" or job.keep_rows else None
-        )
+        parent = read_parent(job, store) if job.mode == "upsert" or job.keep_rows else None
         if job.mode == "upsert" and parent is not None:
             return update_shard(shard, values, parent, job, store, encoder=encoder)
         rows = [RowGroup.from_json(value) for value in values]

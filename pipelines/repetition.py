@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.store import Store
-from scannery.indexer.versions import read_manifest
 from scannery.pipelines.counts import ShardOutcome, UnitOutcome
 from scannery.pipelines.embed_stage import finished_unit
 from scannery.pipelines.job import Job
@@ -15,6 +14,7 @@ from scannery.pipelines.publish_stage import publish
 from scannery.pipelines.questions import EncoderSource
 from scannery.pipelines.resolve_stage import needs_resolving
 from scannery.pipelines.segment_stage import RowGroup, finished_shard, shard_key
+from scannery.pipelines.stored import read_parent
 from scannery.pipelines.units import WorkUnit
 from scannery.pipelines.update_stage import Touch, finished_update
 
@@ -50,7 +50,7 @@ def published_again(
 def _finished_shards(
     job: Job, store: Store, units: Sequence[UnitOutcome], touches: Mapping[int, Touch]
 ) -> list[ShardOutcome] | None:
-    parent = read_manifest(store, job.index, job.parent) if job.mode == "upsert" or job.keep_rows else None
+    parent = read_parent(job, store) if job.mode == "upsert" or job.keep_rows else None
     values: dict[int, list[str]] = defaultdict(list)
     for shard, touch in touches.items():
         values[shard].append(touch.to_json())

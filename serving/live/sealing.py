@@ -29,7 +29,9 @@ from scannery.indexer import (
     segment_key,
     shards_of_ids,
 )
+from scannery.indexer.leases import WorkLease, working
 from scannery.indexer.scratch import scratch_folder
+from scannery.indexer.versions import hold_current
 from scannery.serving.live.index import state_after
 from scannery.serving.live.location import log_folder
 from scannery.serving.live.log import MutationLog
@@ -80,18 +82,25 @@ def seal(
     except FileNotFoundError:
         return None
     try:
-        return _sealed(store, index, log, cache, threads)
+        with working(store, index) as lease:
+            return _sealed(store, index, log, cache, threads, lease)
     finally:
         log.close()
 
 
 def _sealed(
-    store: Store, index: str, log: MutationLog, cache: SegmentCache | None, threads: int | None
+    store: Store,
+    index: str,
+    log: MutationLog,
+    cache: SegmentCache | None,
+    threads: int | None,
+    lease: WorkLease,
 ) -> SealReport | None:
     cache = cache or SegmentCache()
     opened = None
     for attempt in range(MAX_ATTEMPTS):
-        opened = open_index(store, index, cache=cache, reuse=opened)
+        held = hold_current(store, index, lease)
+        opened = open_index(store, index, held.version if held else None, cache=cache, reuse=opened)
         parent = opened.manifest
         state = begin(opened)
         while entries := log.read(state.sequence):
