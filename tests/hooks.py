@@ -1,18 +1,21 @@
-"""Points at which a test stops a build, and lets something happen there before the build goes on."""
+"""Points at which a test lets something happen before a build goes on, and states that it brings about."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scannery.indexer import Store
 
-__all__ = ["before_call", "make_old"]
+__all__ = ["before_call", "make_old", "no_descriptors"]
 
 
 def before_call(
@@ -37,3 +40,21 @@ def make_old(store: Store, *keys: str, age: timedelta = timedelta(days=3)) -> No
         path = store.local_root / key
         then_s = path.stat().st_mtime - age.total_seconds()
         os.utime(path, (then_s, then_s))
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Leave this process without a free file descriptor, as a flood of connections does."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(used) + 1, limits[1]))
+        with suppress(OSError):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
