@@ -2,8 +2,8 @@
 
     units ─ embed ─▶ (shard, row group) ─ group ─▶ build segment ─▶ outcome ─ group ─▶ publish
 
-An update starts with touches as well, which go from the first stage to their shards (update_stage.py). Where records
-name their documents, `─ group ─▶ resolve duplicates ─▶` stands before the first grouping.
+An update starts with touches as well, which go from the first stage to their shards (update_stage.py). Where one id
+can be in two shards, `─ group ─▶ resolve duplicates ─▶` stands before the first grouping.
 
 References to row groups are shuffled, never vectors: that takes 16 s in place of 28 s for a million vectors of 384
 dimensions, and a seventh of the memory. There are no tagged outputs, side inputs or branches, because some runners
@@ -29,7 +29,7 @@ from scannery.pipelines.job import Job
 from scannery.pipelines.planned_encoder import load_encoder
 from scannery.pipelines.publish_stage import publish
 from scannery.pipelines.questions import EncoderSource
-from scannery.pipelines.resolve_stage import moved_ids, needs_resolving, resolve
+from scannery.pipelines.resolve_stage import may_move, moved_ids, needs_resolving, resolve
 from scannery.pipelines.reuse import Catalogue
 from scannery.pipelines.segment_stage import RowGroup, build_shard, finished_shard, shard_key
 from scannery.pipelines.stored import read_parent
@@ -58,7 +58,7 @@ def add_build(
         | "Units" >> beam.Create(work)
         | "Embed" >> beam.ParDo(EmbedUnit(job, encoders)).with_output_types(tuple[int, str])
     )
-    if needs_resolving(job):
+    if needs_resolving(job) or may_move(job):
         embedded = (
             embedded
             | "Under one key" >> beam.Map(_under_one_key).with_output_types(tuple[str, tuple[int, str]])
@@ -147,7 +147,9 @@ class ResolveDuplicates(beam.DoFn):
                 groups.append((shard, RowGroup.from_json(value)))
         with carried():
             store = self._job.open_store()
-            resolved = list(resolve(groups, self._job, store)) if groups else []
+            resolved = (
+                list(resolve(groups, self._job, store)) if groups and needs_resolving(self._job) else groups
+            )
             for shard, group in resolved:
                 yield shard, group.to_json()
             for shard, ids in moved_ids(resolved, self._job, store).items():

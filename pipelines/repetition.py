@@ -12,7 +12,7 @@ from scannery.pipelines.embed_stage import finished_unit
 from scannery.pipelines.job import Job
 from scannery.pipelines.publish_stage import publish
 from scannery.pipelines.questions import EncoderSource
-from scannery.pipelines.resolve_stage import needs_resolving
+from scannery.pipelines.resolve_stage import moved_ids, needs_resolving
 from scannery.pipelines.segment_stage import RowGroup, finished_shard, shard_key
 from scannery.pipelines.stored import read_parent
 from scannery.pipelines.units import WorkUnit
@@ -54,9 +54,15 @@ def _finished_shards(
     values: dict[int, list[str]] = defaultdict(list)
     for shard, touch in touches.items():
         values[shard].append(touch.to_json())
-    for unit in units:
-        for shard, group in unit.row_groups.items():
-            values[shard].append(RowGroup(unit.ordinal, unit.key, group).to_json())
+    groups = [
+        (shard, RowGroup(unit.ordinal, unit.key, group))
+        for unit in units
+        for shard, group in unit.row_groups.items()
+    ]
+    for shard, row_group in groups:
+        values[shard].append(row_group.to_json())
+    for shard, ids in moved_ids(groups, job, store).items():
+        values[shard].append(Touch(moved=tuple(ids)).to_json())
     shards = []
     for shard, items in values.items():
         outcome = _finished_shard(shard, items, parent, job, store)
