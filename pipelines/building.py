@@ -107,6 +107,7 @@ def build(
         before(store, spec.index)
     with working(store, spec.index) as lease:
         parent = hold_current(store, spec.index, lease)
+        began_at = parent.log_sequence if parent is not None else 0
         if parent is not None and not files:
             spec = parent.spec
         parts, limit = cut_input(files, spec, progress)
@@ -117,6 +118,7 @@ def build(
         for attempt in range(1, ATTEMPTS + 1):
             job = dataclasses.replace(
                 _job(spec, store, parts, encoder, given, parent, "full" if mode == "full" else "upsert"),
+                newer_than=None if parent is None or parent.log_sequence == began_at else began_at,
                 deletes=len(gone),
                 max_dead_letters=max_dead_letters,
                 started_at=clock.started_at,
@@ -284,7 +286,9 @@ def _touches(job: Job, store: Store, gone: Iterable[str], parent: Manifest | Non
     for document in gone:
         by_shard.setdefault(shard_of(document, job.shards), []).append(document)
     touches = {shard: Touch(write_deletes(store, job.index, ids)) for shard, ids in by_shard.items()}
-    if job.merge and parent is not None:
+    # Rows that live updates wrote while a full build ran stay, also in shards of which its input has nothing.
+    keeps_newer = job.newer_than is not None and job.keep_rows
+    if (job.merge or keeps_newer) and parent is not None:
         touches = {entry.shard: Touch() for entry in parent.segments} | touches
     return touches
 

@@ -183,9 +183,9 @@ class BuildSegment(beam.DoFn):
         parent = read_parent(job, store) if job.mode == "upsert" or job.keep_rows else None
         if job.mode == "upsert" and parent is not None:
             return update_shard(shard, values, parent, job, store, encoder=encoder)
-        rows = [RowGroup.from_json(value) for value in values]
+        rows = [RowGroup.from_json(value) for value in values if Touch.from_json(value) is None]
         key = shard_key(job, shard, rows)
-        if done := finished_shard(key, job, store):
+        if (job.newer_than is None or parent is None) and (done := finished_shard(key, job, store)):
             return done
         if parent is not None:
             try:

@@ -75,7 +75,7 @@ def _finished_shards(
 def _finished_shard(
     shard: int, values: Sequence[str], parent: Manifest | None, job: Job, store: Store
 ) -> ShardOutcome | None:
-    if job.mode == "full":
+    if job.mode == "full" and (job.newer_than is None or parent is None):
         rows = [RowGroup.from_json(value) for value in values]
         if done := finished_shard(shard_key(job, shard, rows), job, store):
             return done

@@ -207,8 +207,13 @@ def test_a_file_that_gc_removes_is_not_committed(store: Store, monkeypatch: pyte
             problems.append(error)
 
     thread = threading.Thread(target=committed)
+
     # After the last look of gc: it removes the file, and the commit must wait for that and see that it is gone.
-    before_call(monkeypatch, "delete", r"t/segments/", lambda: (thread.start(), thread.join(0.3)))
+    def begun() -> None:
+        thread.start()
+        thread.join(0.3)
+
+    before_call(monkeypatch, "delete", r"t/segments/", begun)
     assert len(collect_garbage(store, "t", keep=1, min_age=NOW).segments) == 1
     thread.join()
     assert [type(error) for error in problems] == [MissingFileError]
