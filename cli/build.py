@@ -16,9 +16,12 @@ from scannery.cli.output import console, size_text
 from scannery.cli.progress import stage_bar
 
 if TYPE_CHECKING:
+    from scannery.indexer import Store
     from scannery.pipelines import BuildReport
 
 __all__ = ["build", "quiet_beam"]
+
+_LOG = logging.getLogger(__name__)
 
 
 def build(
@@ -66,6 +69,13 @@ def build(
             help="Queries to tune for: .npy, .parquet or .jsonl, or texts in lines. They are kept.",
         ),
     ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Logs of live updates, as `scannery serve --log`; default: those in the store.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, for machines.")] = False,
 ) -> None:
     """Build an index from files, or bring it up to date with them.
@@ -93,11 +103,28 @@ def build(
             progress=progress,
             max_dead_letters=limit,
             queries=queries,
+            before=lambda store, index: _seal(store, index, log, repairs=full or mode == "full"),
         )
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
         _print(report, store, query='"…"' if parsed.encoder else "--vector '[…]'")
+
+
+def _seal(store: Store, index: str, log: Path | None, *, repairs: bool) -> None:
+    """Bring live updates into a version, for the build to replace: those in the log are applied after it.
+
+    A build that `repairs` makes all anew, and so goes on where the version or its log is damaged.
+    """
+    from scannery.indexer import CorruptError, NotFoundError
+    from scannery.serving.live.sealing import seal
+
+    try:
+        seal(store, index, log_root=log)
+    except (CorruptError, NotFoundError) as error:
+        if not repairs:
+            raise
+        _LOG.warning("live updates are not sealed before the build: %s", error)
 
 
 def _split(rest: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -23,7 +23,6 @@ from scannery.indexer import (
     list_indexes,
     list_versions,
     read_manifest,
-    rollback,
     spec_json_schema,
     verify,
 )
@@ -130,10 +129,22 @@ def rollback_command(
     name: NameArgument,
     store: StoreOption,
     to: Annotated[int, typer.Option("--to", min=1, help="Version whose content to publish again.")],
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Logs of live updates, as `scannery serve --log`; default: the store's."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish an earlier version again, as a new version."""
-    manifest = rollback(Store.open(store), name, to)
+    """Publish an earlier version again, as a new version.
+
+    Live updates that were sealed since are undone; where the current version is damaged, and the log still has them,
+    they are applied again.
+    """
+    from scannery.serving.live.undoing import rollback
+
+    manifest = rollback(Store.open(store), name, to, log_root=log)
     if as_json:
         print_json(_summary(manifest))
     else:

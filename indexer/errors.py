@@ -4,6 +4,7 @@ IndexerError
 ├── InvalidSpecError       the spec is not valid; `field` is the dotted path to the key
 ├── InvalidRecordError     one input record cannot become a datapoint; `reason` is its dead-letter category
 ├── NotFoundError          no such store, index, version, segment or object
+│   └── MissingFileError   a version that is to be committed names a file that the store does not have
 ├── AlreadyExistsError     a conditional put lost: somebody else created the object first
 │   └── ReplacedError      the index is another one by now: made anew or restored under the same name
 ├── CorruptError           bytes at rest are not what the manifest says they are
@@ -21,6 +22,7 @@ __all__ = [
     "IndexerError",
     "InvalidRecordError",
     "InvalidSpecError",
+    "MissingFileError",
     "NotFoundError",
     "ReplacedError",
     "StoreError",
@@ -60,6 +62,10 @@ class InvalidRecordError(IndexerError, ValueError):
 
 class NotFoundError(IndexerError, LookupError):
     """There is no such store, index, version or object."""
+
+
+class MissingFileError(NotFoundError):
+    """A version that is to be committed names a file that the store does not have, or in another size."""
 
 
 class AlreadyExistsError(IndexerError):

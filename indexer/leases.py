@@ -1,9 +1,20 @@
-"""Leases: which versions of an index somebody has open, so that garbage collection leaves them alone.
+"""Leases: what a process relies on in an index, so that garbage collection leaves it alone.
 
     INDEX/leases/<holder>.json    {"versions": [7], "expires_at": "2026-01-31T12:00:00+00:00"}
 
-A holder writes its lease again well before it expires, and removes it when it ends. One that was killed says nothing
-any more, and its lease expires.
+A server holds the versions that it has open. What makes a version (a build, a seal, a merge, a compaction, a rollback)
+holds the version that it begins from and the number after it, and in these further keys:
+
+    "since": "2026-01-31T11:00:00+00:00"    all that was written from then on stays
+    "units": ["5f0c…"]                      work units whose embeddings it uses
+    "files": ["segments/…parquet"]          files that the version names which is being committed
+
+A holder writes its lease again well before it expires, and removes it when it ends. The lease of a process that was
+killed expires.
+
+Garbage collection announces in the same way what it is about to remove, in `INDEX/removals/<name>.json`: it writes the
+announcement, then reads the leases. A commit writes its lease, then reads the announcements. So at least one of them
+sees the other.
 """
 
 from __future__ import annotations
@@ -14,17 +25,33 @@ import logging
 import os
 import re
 import socket
+import threading
+import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 from scannery.indexer.errors import IndexerError, StoreError
 from scannery.indexer.store import Store
 
-__all__ = ["LIFETIME", "LeaseHolder", "leased_versions"]
+__all__ = [
+    "LIFETIME",
+    "LeaseHolder",
+    "Leases",
+    "WorkLease",
+    "leased_versions",
+    "read_leases",
+    "removing",
+    "wait_for_removals",
+    "working",
+]
 
 LIFETIME = timedelta(minutes=15)
 """Written again after a third of it: two writes may fail, or a machine may sleep, and the lease still holds."""
+WAIT_S = 30.0
+"""A commit waits this long for a removal of files that it names."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -46,7 +73,7 @@ class LeaseHolder:
         """Announce the versions of an index that are open; writes only what is new or soon expires."""
         if self._process != os.getpid():  # forked: the leases there are the parent's
             self._process, self._held = os.getpid(), {}
-            self._name = f"{_host()}-{self._process}-{uuid.uuid4().hex[:8]}"
+            self._name = _new_name()
         now, wanted = self._clock(), frozenset(versions)
         before, written = self._held.get(index, (frozenset(), now - LIFETIME))
         if wanted == before and now - written < LIFETIME / 3:
@@ -74,26 +101,186 @@ class LeaseHolder:
         return f"{index}/leases/{self._name}.json"
 
 
-def leased_versions(store: Store, index: str, now: datetime | None = None) -> tuple[set[int], list[str]]:
-    """Return the versions of an index that somebody has open, and the keys of leases that have expired.
+class WorkLease:
+    """The lease of one piece of work that is to end in a version. Made by `working`."""
+
+    def __init__(self, store: Store, index: str) -> None:
+        self._store = store
+        self._key = f"{index}/leases/{_new_name()}.json"
+        self._content: dict[str, Any] = {"versions": [], "since": _now().isoformat()}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def hold(
+        self, *, parent: int | None = None, units: Collection[str] = (), files: Collection[str] = ()
+    ) -> None:
+        """Hold other things than before: a parent version and the number after it, work units, files.
+
+        Keys of files are relative to the store. When this returns, the lease is in the store.
+
+        Raises:
+            StoreError: the lease cannot be written.
+
+        """
+        # The number after the parent too: a commit relies on it being taken if somebody else was faster.
+        versions = [version for version in (parent, (parent or 0) + 1) if version]
+        with self._lock:
+            self._content |= {"versions": versions, "units": sorted(units), "files": sorted(files)}
+        self._write()
+
+    def renew_until_ended(self) -> None:
+        """Write the lease again and again before it expires, until `end`."""
+        while not self._ended.wait(LIFETIME.total_seconds() / 3):
+            try:
+                self._write()
+            except IndexerError as error:  # two more attempts follow before it expires
+                _LOG.warning("cannot renew the lease %s: %s", self._key, error)
+
+    def end(self) -> None:
+        """Remove the lease; one that cannot be removed expires."""
+        self._ended.set()
+        with self._lock, contextlib.suppress(IndexerError):
+            self._store.delete(self._key)
+
+    def _write(self) -> None:
+        with self._lock:
+            if not self._ended.is_set():
+                lease = self._content | {"expires_at": (_now() + LIFETIME).isoformat()}
+                self._store.write(self._key, json.dumps(lease).encode())
+
+
+@contextlib.contextmanager
+def working(
+    store: Store, index: str, *, parent: int | None = None, files: Collection[str] = ()
+) -> Iterator[WorkLease]:
+    """Hold what a piece of work relies on while the context lasts; a thread renews the lease.
+
+    All that is written in the index from now on stays, whatever its age.
+
+    Raises:
+        StoreError: the lease cannot be written.
+
+    """
+    lease = WorkLease(store, index)
+    lease.hold(parent=parent, files=files)
+    renewal = threading.Thread(target=lease.renew_until_ended, name="scannery-lease", daemon=True)
+    renewal.start()
+    try:
+        yield lease
+    finally:
+        lease.end()
+        renewal.join()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leases:
+    """What processes rely on in an index at one moment."""
+
+    versions: frozenset[int]
+    since: datetime | None
+    """What was written from then on stays; None: no work is being done."""
+    units: frozenset[str]
+    files: frozenset[str]
+    """Keys relative to the store."""
+    expired: tuple[str, ...]
+    """Keys of leases that have expired."""
+
+
+def read_leases(store: Store, index: str, now: datetime | None = None) -> Leases:
+    """Return what is leased in an index.
 
     A lease that cannot be read counts as expired if it is older than leases live.
     """
     now = now or _now()
-    versions: set[int] = set()
+    alive: list[dict[str, Any]] = []
     expired: list[str] = []
     for item in store.list(f"{index}/leases"):
         try:
-            lease = json.loads(store.read(item.key))
-            held, until = set(map(int, lease["versions"])), datetime.fromisoformat(lease["expires_at"])
-            alive = until > now
+            lease = _parsed(store.read(item.key))
+            is_alive = lease["until"] > now
         except (IndexerError, ValueError, TypeError, KeyError):
-            held, alive = set(), item.modified + LIFETIME > now
-        if alive:
-            versions |= held
+            lease, is_alive = {}, item.modified + LIFETIME > now
+        if is_alive:
+            alive.append(lease)
         else:
             expired.append(item.key)
-    return versions, expired
+    since = [lease["since"] for lease in alive if lease.get("since")]
+    return Leases(
+        versions=frozenset(version for lease in alive for version in lease.get("versions", ())),
+        # The clocks of two machines differ.
+        since=min(since) - LIFETIME if since else None,
+        units=frozenset(unit for lease in alive for unit in lease.get("units", ())),
+        files=frozenset(file for lease in alive for file in lease.get("files", ())),
+        expired=tuple(expired),
+    )
+
+
+def leased_versions(store: Store, index: str, now: datetime | None = None) -> tuple[set[int], list[str]]:
+    """Return the versions of an index that are leased, and the keys of leases that have expired."""
+    leases = read_leases(store, index, now)
+    return set(leases.versions), list(leases.expired)
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    lease = json.loads(data)
+    since = lease.get("since")
+    return {
+        "versions": [int(version) for version in lease["versions"]],
+        "until": datetime.fromisoformat(lease["expires_at"]),
+        "since": None if since is None else datetime.fromisoformat(since),
+        "units": [str(unit) for unit in lease.get("units", ())],
+        "files": [str(file) for file in lease.get("files", ())],
+    }
+
+
+@contextlib.contextmanager
+def removing(store: Store, index: str, files: Collection[str]) -> Iterator[Callable[[], bool]]:
+    """Announce that some files are about to be removed, as long as the context lasts.
+
+    Gives a function that tells whether the announcement still holds; when it does not, nothing more may be removed
+    under it.
+    """
+    # Half of it for the difference of clocks.
+    until_s = time.monotonic() + LIFETIME.total_seconds() / 2
+    key = f"{index}/removals/{_new_name()}.json"
+    content = {"files": sorted(files), "expires_at": (_now() + LIFETIME).isoformat()}
+    store.write(key, json.dumps(content).encode())
+    try:
+        yield lambda: time.monotonic() < until_s
+    finally:
+        with contextlib.suppress(IndexerError):
+            store.delete(key)
+
+
+def wait_for_removals(store: Store, index: str, files: Collection[str], *, wait_s: float = WAIT_S) -> None:
+    """Return when no removal of some files is announced.
+
+    Raises:
+        StoreError: one is still announced after `wait_s` seconds.
+
+    """
+    wanted, end_s = frozenset(files), time.monotonic() + wait_s
+    while going := wanted & _announced(store, index):
+        if time.monotonic() >= end_s:
+            raise StoreError(
+                f"{min(going)} is being removed by garbage collection; run this again when that has ended "
+                f"(at most {LIFETIME.total_seconds() / 60:.0f} minutes after it was killed)"
+            )
+        time.sleep(0.1)
+
+
+def _announced(store: Store, index: str) -> set[str]:
+    found: set[str] = set()
+    for item in store.list(f"{index}/removals"):
+        with contextlib.suppress(IndexerError, ValueError, TypeError, KeyError):  # it ended meanwhile
+            removal = json.loads(store.read(item.key))
+            if datetime.fromisoformat(removal["expires_at"]) > _now():
+                found |= set(removal["files"])
+    return found
+
+
+def _new_name() -> str:
+    return f"{_host()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 def _host() -> str:

@@ -16,6 +16,7 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.opening import open_segment
 from scannery.indexer.reader import OpenIndex, live_rows_of
 from scannery.indexer.scratch import scratch_folder
+from scannery.indexer.segment_writer import is_sound
 from scannery.indexer.store import Store
 from scannery.indexer.tuning import FRESH_QUERIES, TUNED_K, near, recall_by_score
 from scannery.indexer.versions import (
@@ -114,17 +115,32 @@ def near_stored(index: OpenIndex) -> np.ndarray:
     return near(queries_QD, generator)
 
 
-def rollback(store: Store, index: str, version: int) -> Manifest:
+def rollback(store: Store, index: str, version: int, *, log_after: int | None = None) -> Manifest:
     """Publish the content of an earlier version as a new one, which servers then move to.
 
     Nothing is copied or removed, so a rollback can itself be rolled back. The new version has the log position of the
-    current one: mutations that only later versions had in their segments are undone, and not applied again.
+    current one: mutations that only later versions had in their segments are undone, and not applied again. That is
+    different where the current version is damaged, and `log_after` says that the log has all mutations after this
+    sequence: if these are all that came after the earlier version, it keeps its own position, and they are applied
+    again.
+
+    Raises:
+        NotFoundError: no such index or version, or a file of the version is missing.
+        AlreadyExistsError: somebody else published a version meanwhile.
+
     """
     old = read_manifest(store, index, version)
     for key in (key for entry in old.segments for key in entry.keys):
         store.size(segment_key(index, key))
     current = list_versions(store, index)[-1]
-    return commit(store, old.model_copy(update={"parent": current, "log_sequence": _position(store, index)}))
+    position = _position(store, index)
+    if (
+        log_after is not None
+        and log_after <= old.log_sequence < position
+        and _is_damaged(store, old, current)
+    ):
+        position = old.log_sequence
+    return commit(store, old.model_copy(update={"parent": current, "log_sequence": position}))
 
 
 def _position(store: Store, index: str) -> int:
@@ -133,6 +149,21 @@ def _position(store: Store, index: str) -> int:
         with contextlib.suppress(CorruptError, FormatError):
             return read_manifest(store, index, version).log_sequence
     return 0
+
+
+def _is_damaged(store: Store, old: Manifest, current: int) -> bool:
+    """Return whether the current version cannot be read, or a file that it has and the old version has not."""
+    try:
+        manifest = read_manifest(store, old.index, current)
+    except (CorruptError, FormatError):
+        return True
+    shared = {key for entry in old.segments for key in entry.keys}
+    files = [file for entry in manifest.segments for file in (entry, entry.deleted) if file]
+    return any(
+        not is_sound(store, segment_key(old.index, file.key), file.size_bytes, file.sha256)
+        for file in files
+        if file.key not in shared
+    )
 
 
 def _open_all(

@@ -113,6 +113,8 @@ class Manifest(_Record):
     version: Annotated[int, Field(ge=1)]
     parent: int | None = None
     """The version this one was made from."""
+    parent_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of the parent's manifest file; None without a parent, and in manifests of before."""
     created_at: datetime
     spec: IndexSpec
     encoder: dict[str, Any] | None = None

@@ -30,6 +30,10 @@ _CODES = "hashed_dataset.npy"
 _SOAR_CODES = "hashed_dataset_soar.npy"
 # Files that a segment may carry in its metadata. A name from a file becomes a path, so the set is closed.
 _SIDECAR = ("ah_codebook.pb", "scann_assets.pbtxt", "scann_config.pb", "serialized_partitioner.pb")
+_FREE_BYTES = 64 << 20
+_BYTES_PER_CODE = 32
+"""The largest file is the partitioner: 4 bytes for each component of a leaf. There are fewer leaves than rows, and a
+byte of a row's code stands for 2 or 4 components."""
 _KNOWN = {_TOKENS, _CODES, _SOAR_CODES, *_SIDECAR}
 
 
@@ -66,17 +70,36 @@ def pack_sidecar(folder: Path) -> dict[str, str]:
 
 
 def unpack_assets(folder: Path, table: pa.Table, sidecar: Mapping[str, str]) -> None:
-    """Write ScaNN's files to the empty `folder`, for the rows of `table` in their stored order."""
+    """Write ScaNN's files to the empty `folder`, for the rows of `table` in their stored order.
+
+    Raises:
+        CorruptError: a file has a name that this format does not have, or is not what `pack_sidecar` makes.
+
+    """
     for name, text in sidecar.items():
         if name not in _SIDECAR:
             raise CorruptError(f"the segment carries an unknown ScaNN file {name!r}")
-        (folder / name).write_bytes(zstandard.ZstdDecompressor().decompress(base64.b64decode(text)))
+        most_bytes = _FREE_BYTES + _BYTES_PER_CODE * table.column(CODES_COLUMN).nbytes
+        (folder / name).write_bytes(_unpacked(name, text, most_bytes))
     leaves = [table.column(n).to_numpy() for n in (LEAF_COLUMN, SOAR_LEAF_COLUMN) if n in table.column_names]
     # With SOAR, the two leaves of a row stand side by side.
     np.save(folder / _TOKENS, np.stack(leaves, axis=1).ravel())
     np.save(folder / _CODES, _bytes(table.column(CODES_COLUMN)))
     if SOAR_CODES_COLUMN in table.column_names:
         np.save(folder / _SOAR_CODES, _bytes(table.column(SOAR_CODES_COLUMN)))
+
+
+def _unpacked(name: str, text: str, most_bytes: int) -> bytes:
+    try:
+        data = base64.b64decode(text)
+        size_bytes = zstandard.frame_content_size(data)
+        if not 0 <= size_bytes <= most_bytes:
+            raise CorruptError(
+                f"the segment's ScaNN file {name} has {size_bytes} bytes by its header; allowed are 0 to {most_bytes}"
+            )
+        return zstandard.ZstdDecompressor().decompress(data)
+    except (ValueError, zstandard.ZstdError) as error:
+        raise CorruptError(f"the segment's ScaNN file {name} does not decompress: {error}") from error
 
 
 def _tokens(folder: Path) -> np.ndarray:

@@ -19,16 +19,17 @@ import pyarrow.parquet as pq
 
 from scannery.indexer.analyser import ANALYSER_VERSION
 from scannery.indexer.datapoints import REVISION_COLUMN, datapoint_schema
-from scannery.indexer.errors import BuildError
+from scannery.indexer.errors import BuildError, NotFoundError
 from scannery.indexer.manifest import FORMAT_VERSION, CurvePoint, SegmentEntry
 from scannery.indexer.postings import term_columns
 from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
 from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE, ScannBuild
 from scannery.indexer.scann_config import ScannConfig, choose_config
 from scannery.indexer.spec import IndexSpec
+from scannery.indexer.store import Store
 from scannery.indexer.vector_files import blocks_of, write_search_vectors
 
-__all__ = ["FORMAT_KEY", "SEGMENT_KEY", "BuiltSegment", "build_segment", "file_sha256"]
+__all__ = ["FORMAT_KEY", "SEGMENT_KEY", "BuiltSegment", "build_segment", "file_sha256", "is_sound"]
 
 FORMAT_KEY = b"scannery.format"
 SEGMENT_KEY = b"scannery.segment"
@@ -159,6 +160,17 @@ def file_sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def is_sound(store: Store, key: str, size_bytes: int, sha256: str) -> bool:
+    """Return whether an object is there and has this size and SHA-256; reads all of it."""
+    try:
+        if store.size(key) != size_bytes:
+            return False
+        with store.open_file(key) as path:
+            return file_sha256(path) == sha256
+    except NotFoundError:
+        return False
 
 
 def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:

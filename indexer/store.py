@@ -1,6 +1,8 @@
 """The object store: a folder or a bucket, with conditional puts that make publishing atomic.
 
-Keys are relative paths with `/`. On a local folder every write goes to a temporary file first, is synced to disk,
+Keys are relative paths with `/`. A folder that is created for a store has mode 0700. Files and folders in it get the
+mode of the store's folder (without the right to execute, for files), so a folder that was there before can be shared
+with a group. On a local folder every write goes to a temporary file first, is synced to disk,
 and only then takes its name; obstore's own local store (0.12) does not sync, so a power cut could leave a
 manifest that is visible and empty.
 """
@@ -32,6 +34,8 @@ _REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Left behind by a killed writer; never listed as an object.
 _TEMPORARY = ".tmp-"
+_OWN = 0o700
+"""Mode of a folder that is created for a store. Not by a umask, which all threads of a process share."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,12 @@ class Store:
         return True
 
     def list(self, prefix: str = "") -> Sequence[StoredObject]:
-        """Return the objects in the folder `prefix` and below, sorted by key; empty if there are none."""
+        """Return the objects in the folder `prefix` and below, sorted by key; empty if there are none.
+
+        Raises:
+            StoreError: a folder cannot be listed. What is left out would be taken for what is not there.
+
+        """
         return sorted(self._backend.list(_checked(prefix) if prefix else ""), key=lambda item: item.key)
 
     def folders(self) -> Sequence[str]:
@@ -145,9 +154,10 @@ class Store:
     def remove_drafts(self, prefix: str, before: datetime) -> None:
         """Remove what writers that were killed before `before` left half written (folder stores only)."""
         if self.local_root is not None:
-            for path in (self.local_root / _checked(prefix)).rglob(f"{_TEMPORARY}*"):
-                with contextlib.suppress(FileNotFoundError):
-                    if _described(path, self.local_root).modified < before:
+            for path in _files_below(self.local_root, _checked(prefix)):
+                with contextlib.suppress(FileNotFoundError), _failing_os(prefix):
+                    is_draft = path.name.startswith(_TEMPORARY)
+                    if is_draft and _described(path, self.local_root).modified < before:
                         path.unlink()
 
     @contextlib.contextmanager
@@ -172,6 +182,8 @@ class _FolderBackend:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        with _os_errors("the store"):
+            self._mode = root.stat().st_mode & 0o777
 
     def read(self, key: str) -> bytes:
         with _os_errors(key):
@@ -180,10 +192,10 @@ class _FolderBackend:
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
         final = self.root / key
         with _os_errors(key):
-            _make_folders(final.parent)
+            _make_folders(final.parent, self._mode)
             temporary = final.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
             try:
-                _write_synced(temporary, data)
+                _write_synced(temporary, data, self._mode & 0o666)
                 # A hard link fails if the name exists, a rename replaces it; both are atomic.
                 (os.link if only_if_absent else os.replace)(temporary, final)
             finally:
@@ -200,16 +212,14 @@ class _FolderBackend:
         return f"{status.st_dev}-{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        for folder, _, names in os.walk(self.root / prefix):
-            for name in names:
-                path = Path(folder, name)
-                if not name.startswith(_TEMPORARY):
-                    with contextlib.suppress(FileNotFoundError):  # removed while we walk
-                        yield _described(path, self.root)
+        for path in _files_below(self.root, prefix):
+            if not path.name.startswith(_TEMPORARY):
+                with contextlib.suppress(FileNotFoundError), _failing_os(prefix):  # removed while we walk
+                    yield _described(path, self.root)
 
     def folders(self) -> Sequence[str]:
-        with _os_errors("the store"):
-            return [entry.name for entry in os.scandir(self.root) if entry.is_dir()]
+        with _os_errors("the store"), os.scandir(self.root) as entries:
+            return [entry.name for entry in entries if entry.is_dir()]
 
     def delete(self, key: str) -> None:
         with _os_errors(key):
@@ -262,16 +272,36 @@ class _ObjectBackend:
 
 def _folder(path: str, *, create: bool) -> Path:
     root = Path(path).expanduser().absolute()
-    if root.exists() and not root.is_dir():
-        raise StoreUriError(f"store {path!r} is a file; a store is a folder")
-    if not root.exists():
-        if not create:
-            raise NotFoundError(f"there is no store at {path!r}; `scannery build` creates one")
-        try:
-            _make_folders(root)
-        except OSError as error:
-            raise StoreError(f"cannot create a store at {path!r}: {error.strerror}") from error
+    try:
+        if not root.exists():
+            if not create:
+                raise NotFoundError(f"there is no store at {path!r}; `scannery build` creates one")
+            _make_folders(root.parent)
+            _make_folders(root, _OWN)
+        if not root.is_dir():
+            raise StoreUriError(f"store {path!r} is a file; a store is a folder")
+    except OSError as error:
+        raise StoreError(
+            f"cannot {'create' if create else 'open'} a store at {path!r}: {error.strerror}"
+        ) from error
     return root
+
+
+def _files_below(root: Path, prefix: str) -> Iterator[Path]:
+    """Yield all files in a folder of a store and below; none if the store has no such folder.
+
+    Raises:
+        StoreError: a folder cannot be listed, or the store is gone.
+
+    """
+
+    def failed(error: OSError) -> None:
+        # Removed while we walk, or never there; but a store that is gone is not an empty one.
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)) or not root.is_dir():
+            raise StoreError(f"{prefix or 'the store'} cannot be listed: {error.strerror}") from error
+
+    for folder, _, names in os.walk(root / prefix, onerror=failed):
+        yield from (Path(folder, name) for name in names)
 
 
 def _described(path: Path, root: Path) -> StoredObject:
@@ -288,16 +318,16 @@ def _checked(key: str) -> str:
     return key
 
 
-def _make_folders(folder: Path) -> None:
-    """Create a folder and its parents durably: each new name is synced in its parent."""
+def _make_folders(folder: Path, mode: int = 0o777) -> None:
+    """Create a folder and its parents durably: each new name is synced in its parent. The umask narrows `mode`."""
     missing = [f for f in (folder, *folder.parents) if not f.exists()]
     for item in reversed(missing):
-        item.mkdir(exist_ok=True)
+        item.mkdir(mode, exist_ok=True)
         _sync_folder(item.parent)
 
 
-def _write_synced(path: Path, data: bytes | Path) -> None:
-    with path.open("wb") as file:
+def _write_synced(path: Path, data: bytes | Path, mode: int) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         if isinstance(data, Path):
             with data.open("rb") as source:
                 shutil.copyfileobj(source, file, 1 << 22)
@@ -325,6 +355,17 @@ def _os_errors(key: str) -> Iterator[None]:
         raise NotFoundError(f"there is no {key} in the store") from error
     except OSError as error:
         raise StoreError(f"{key}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _failing_os(key: str) -> Iterator[None]:
+    """Turn what the system reports into a StoreError, other than that a file is gone."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{key or 'the store'}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager

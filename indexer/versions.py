@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import secrets
+from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 
 from scannery.indexer.errors import (
     AlreadyExistsError,
     CorruptError,
     FormatError,
+    MissingFileError,
     NotFoundError,
     ReplacedError,
 )
+from scannery.indexer.leases import WorkLease, wait_for_removals, working
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec import INDEX_NAME
 from scannery.indexer.store import Store
 
 __all__ = [
     "commit",
+    "hold_current",
     "inherited_id",
     "latest_version",
     "list_indexes",
@@ -74,33 +79,114 @@ def read_manifest(store: Store, index: str, version: int | None = None) -> Manif
     return manifest
 
 
+def hold_current(
+    store: Store, index: str, lease: WorkLease, *, units: Collection[str] = ()
+) -> Manifest | None:
+    """Return the current version, held by a lease: gc cannot remove it any more. None if there is no such index.
+
+    Raises:
+        CorruptError, FormatError: its manifest cannot be read.
+
+    """
+    while True:
+        version = latest_version(store, index)
+        lease.hold(parent=version, units=units)
+        if version is None:
+            return None
+        # Removed between the two calls only if others have published versions after it.
+        with contextlib.suppress(NotFoundError):
+            return read_manifest(store, index, version)
+
+
 def commit(store: Store, manifest: Manifest) -> Manifest:
     """Publish a manifest as the next version after its parent; from then on it is the current one.
 
-    The segments that it names must be in the store already. The conditional put is the commit: of two builders that
-    started from the same parent one wins.
+    The files that it names must be in the store already. The conditional put is the commit: of two builders that
+    started from the same parent one wins. That alone does not suffice, since garbage collection frees the numbers of
+    old versions: the parent must be the newest version right before the put, and no other may lie above right after.
 
     Returns:
         The manifest as published, with its version and time.
 
     Raises:
         AlreadyExistsError: somebody else published a version since the parent; nothing was changed.
+        MissingFileError: a file that the manifest names is not in the store.
         ReplacedError: the index that the manifest was made for is gone, and another one has its name.
 
     """
-    version = (manifest.parent or 0) + 1
-    index_id = inherited_id(store, manifest)
-    published = manifest.model_copy(
-        update={"version": version, "created_at": datetime.now(timezone.utc), "index_id": index_id}
-    )
-    try:
-        store.create(manifest_key(manifest.index, version), published.to_json())
-    except AlreadyExistsError as error:
-        raise AlreadyExistsError(
-            f"index {manifest.index!r}: version {version} was published by another build meanwhile; "
-            "run this one again to build on top of it"
-        ) from error
+    files = _files(manifest)
+    with working(store, manifest.index, parent=manifest.parent, files=files):
+        wait_for_removals(store, manifest.index, files)
+        _check_files(store, files)
+        published = _next(store, manifest)
+        key, data = manifest_key(published.index, published.version), published.to_json()
+        try:
+            store.create(key, data)
+        except AlreadyExistsError as error:
+            raise _overtaken(manifest) from error
+        if not _is_in_line(store, published, data):
+            # Never the current version: a higher one was there before.
+            store.delete(key)
+            raise _overtaken(manifest)
     return published
+
+
+def _files(manifest: Manifest) -> dict[str, int | None]:
+    """Return the store keys of all files that a manifest names, with their sizes in bytes where it has them."""
+    entries = [file for entry in manifest.segments for file in (entry, entry.deleted) if file]
+    files: dict[str, int | None] = {
+        segment_key(manifest.index, file.key): file.size_bytes for file in entries
+    }
+    if manifest.recall and manifest.recall.given_queries:
+        files[segment_key(manifest.index, manifest.recall.given_queries)] = None
+    return files
+
+
+def _check_files(store: Store, files: Mapping[str, int | None]) -> None:
+    folders = {key.rpartition("/")[0] for key in files}
+    stored = {item.key: item.size_bytes for folder in folders for item in store.list(folder)}
+    for key, size_bytes in files.items():
+        if key not in stored or size_bytes not in (None, stored[key]):
+            found = f"has {stored[key]} bytes, not {size_bytes}" if key in stored else "is not in the store"
+            raise MissingFileError(f"{key} {found}; nothing was published, run this again to make it anew")
+
+
+def _next(store: Store, manifest: Manifest) -> Manifest:
+    """Return the manifest as it is to be published, if its parent is the newest version."""
+    parent, digest = manifest.parent, None
+    if latest_version(store, manifest.index) != parent:
+        raise _overtaken(manifest)
+    if parent is not None:
+        try:
+            digest = hashlib.sha256(store.read(manifest_key(manifest.index, parent))).hexdigest()
+        except NotFoundError as error:  # collected, so there is a later one by now
+            raise _overtaken(manifest) from error
+    update = {
+        "version": (parent or 0) + 1,
+        "created_at": datetime.now(timezone.utc),
+        "parent_sha256": digest,
+        "index_id": inherited_id(store, manifest),
+    }
+    return manifest.model_copy(update=update)
+
+
+def _is_in_line(store: Store, published: Manifest, data: bytes) -> bool:
+    """Return whether no version lies above one that was just put, or only such as were made from it."""
+    above = [v for v in list_versions(store, published.index) if v > published.version]
+    if not above:
+        return True
+    try:
+        following = read_manifest(store, published.index, above[0])
+    except (NotFoundError, CorruptError, FormatError):
+        return False
+    return following.parent_sha256 == hashlib.sha256(data).hexdigest()
+
+
+def _overtaken(manifest: Manifest) -> AlreadyExistsError:
+    return AlreadyExistsError(
+        f"index {manifest.index!r}: version {(manifest.parent or 0) + 1} was published by another build meanwhile; "
+        "run this one again to build on top of it"
+    )
 
 
 def new_index_id() -> str:

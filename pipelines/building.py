@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from scannery.indexer.datapoints import identifier
-from scannery.indexer.errors import AlreadyExistsError, NotFoundError
+from scannery.indexer.errors import AlreadyExistsError, MissingFileError, NotFoundError
+from scannery.indexer.leases import working
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.sharding import shard_of
 from scannery.indexer.spec import IndexSpec
 from scannery.indexer.spec_files import parse_spec
 from scannery.indexer.store import Store
-from scannery.indexer.versions import read_manifest
+from scannery.indexer.versions import hold_current, read_manifest
 from scannery.pipelines.compatibility import check_compatible, needs_rewriting
 from scannery.pipelines.errors import ModeError, NothingToIndexError, SpecConflictError
 from scannery.pipelines.job import Job, Mode
@@ -57,6 +58,7 @@ def build(
     progress: ProgressCallback | None = None,
     max_dead_letters: float | None = None,
     queries: str | Path | None = None,
+    before: Callable[[Store, str], object] | None = None,
 ) -> BuildReport:
     """Build the index that `spec` describes from all records in `inputs`, and commit it as a new version.
 
@@ -80,6 +82,8 @@ def build(
             all records below 1.
         queries: a file of queries as users will ask them (tuning_queries.py), to tune the index for in place of such
             as are made of its own rows. They are kept, for later builds too.
+        before: called with the store and the name of an index that exists, before the build reads its version. The
+            command line seals live updates there, so that the build replaces them.
 
     Raises:
         InvalidSpecError: `spec` is a mapping that does not describe an index.
@@ -99,36 +103,43 @@ def build(
     gone |= ids_to_delete(files) if mode == "upsert" else set()  # a full build has what its input has
     store = Store.open(store_uri, create=bool(inputs))
     parent = _current(store, spec.index, needed=not inputs)
-    if parent is not None and not files:
-        spec = parent.spec
-    parts, limit = cut_input(files, spec, progress)
-    encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
-    given = None if queries is None else read_queries(queries, encoder)
-    clock.lap("plan")
-    engine = Engine(runner=runner, options=runner_options, encoder=encoder)
-    for attempt in range(1, ATTEMPTS + 1):
-        job = dataclasses.replace(
-            _job(spec, store, parts, encoder, given, parent, "full" if mode == "full" else "upsert"),
-            deletes=len(gone),
-            max_dead_letters=max_dead_letters,
-            started_at=clock.started_at,
-            plan_seconds=clock.laps["plan"],
-        )
-        units = group(parts, limit, job.recipe)
-        touches = _touches(job, store, gone if parent else (), parent)
-        if not units and not gone:
-            raise NothingToIndexError("no record could be indexed (the input is empty)")
-        job = dataclasses.replace(job, build_id=build_id(job, units, touches))
-        try:
-            record = execute(job, store, units, touches, engine, progress)
-            break
-        except AlreadyExistsError as error:
-            if attempt == ATTEMPTS:
-                raise
-            _LOG.info("%s; going on from there", error)
-            parent = read_manifest(store, spec.index)
-    check_record(record, job)
-    manifest = read_manifest(store, job.index, record.version)
+    if parent is not None and before is not None:
+        before(store, spec.index)
+    with working(store, spec.index) as lease:
+        parent = hold_current(store, spec.index, lease)
+        began_at = parent.log_sequence if parent is not None else 0
+        if parent is not None and not files:
+            spec = parent.spec
+        parts, limit = cut_input(files, spec, progress)
+        encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
+        given = None if queries is None else read_queries(queries, encoder)
+        clock.lap("plan")
+        engine = Engine(runner=runner, options=runner_options, encoder=encoder)
+        for attempt in range(1, ATTEMPTS + 1):
+            job = dataclasses.replace(
+                _job(spec, store, parts, encoder, given, parent, "full" if mode == "full" else "upsert"),
+                newer_than=None if parent is None or parent.log_sequence == began_at else began_at,
+                deletes=len(gone),
+                max_dead_letters=max_dead_letters,
+                started_at=clock.started_at,
+                plan_seconds=clock.laps["plan"],
+            )
+            units = group(parts, limit, job.recipe)
+            touches = _touches(job, store, gone if parent else (), parent)
+            if not units and not gone:
+                raise NothingToIndexError("no record could be indexed (the input is empty)")
+            job = dataclasses.replace(job, build_id=build_id(job, units, touches))
+            lease.hold(parent=job.parent, units=[unit.key for unit in units])
+            try:
+                record = execute(job, store, units, touches, engine, progress)
+                break
+            except (AlreadyExistsError, MissingFileError) as error:
+                if attempt == ATTEMPTS:
+                    raise
+                _LOG.info("%s; going on from there", error)
+                parent = hold_current(store, spec.index, lease, units=[unit.key for unit in units])
+        check_record(record, job)
+        manifest = read_manifest(store, job.index, record.version)
     seconds = {**record.statistics["seconds"], "wall": clock.wall_s}
     return BuildReport.of(record, manifest, store=job.store_uri, files=files, seconds=seconds)
 
@@ -276,7 +287,9 @@ def _touches(job: Job, store: Store, gone: Iterable[str], parent: Manifest | Non
     for document in gone:
         by_shard.setdefault(shard_of(document, job.shards), []).append(document)
     touches = {shard: Touch(write_deletes(store, job.index, ids)) for shard, ids in by_shard.items()}
-    if job.merge and parent is not None:
+    # Rows that live updates wrote while a full build ran stay, also in shards of which its input has nothing.
+    keeps_newer = job.newer_than is not None and job.keep_rows
+    if (job.merge or keeps_newer) and parent is not None:
         touches = {entry.shard: Touch() for entry in parent.segments} | touches
     return touches
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from scannery.indexer.errors import AlreadyExistsError
+from scannery.indexer.leases import working
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.store import Store
-from scannery.indexer.versions import read_manifest
+from scannery.indexer.versions import hold_current, read_manifest
 from scannery.pipelines.building import build_id, new_job
 from scannery.pipelines.progress import ProgressCallback
 from scannery.pipelines.rebasing import rebase
@@ -71,23 +72,42 @@ def compact(
     started, started_at = time.perf_counter(), time.time()
     check_engine(runner, runner_options, [store_uri])
     store = Store.open(store_uri)
-    before = after = read_manifest(store, index)
-    counts = Counter(entry.shard for entry in before.segments)
-    worn = {entry.shard for entry in before.segments if entry.deleted or counts[entry.shard] > 1}
-    shards = tuple(sorted(worn))
-    if shards:
-        job = new_job(before.spec, store, dimensions=before.dimensions, shards=before.shards,
-                      fingerprint=before.encoder, parent=before, mode="upsert")  # fmt: skip
-        touches = {shard: Touch() for shard in shards}
-        job = dataclasses.replace(job, merge=True, started_at=started_at)
-        job = dataclasses.replace(job, build_id=build_id(job, [], touches))
-        try:
-            record = execute(job, store, [], touches, Engine(runner=runner, options=runner_options), progress)
-            after = read_manifest(store, index, record.version)
-        except AlreadyExistsError:
-            outcomes = [update_shard(shard, [Touch().to_json()], before, job, store) for shard in shards]
-            after = rebase(outcomes, before, job, store)
+    read_manifest(store, index)  # a clear NotFoundError
+    engine = Engine(runner=runner, options=runner_options)
+    with working(store, index) as lease:
+        before = hold_current(store, index, lease)
+        assert before is not None
+        shards = _worn(before)
+        after = _compacted(before, shards, store, engine, progress, started_at) if shards else before
     return _report(before, after, shards, time.perf_counter() - started)
+
+
+def _worn(manifest: Manifest) -> tuple[int, ...]:
+    """Return the shards with several segments or deleted rows."""
+    counts = Counter(entry.shard for entry in manifest.segments)
+    worn = {entry.shard for entry in manifest.segments if entry.deleted or counts[entry.shard] > 1}
+    return tuple(sorted(worn))
+
+
+def _compacted(
+    before: Manifest,
+    shards: Sequence[int],
+    store: Store,
+    engine: Engine,
+    progress: ProgressCallback | None,
+    started_at: float,
+) -> Manifest:
+    job = new_job(before.spec, store, dimensions=before.dimensions, shards=before.shards,
+                  fingerprint=before.encoder, parent=before, mode="upsert")  # fmt: skip
+    touches = {shard: Touch() for shard in shards}
+    job = dataclasses.replace(job, merge=True, started_at=started_at)
+    job = dataclasses.replace(job, build_id=build_id(job, [], touches))
+    try:
+        record = execute(job, store, [], touches, engine, progress)
+        return read_manifest(store, before.index, record.version)
+    except AlreadyExistsError:
+        outcomes = [update_shard(shard, [Touch().to_json()], before, job, store) for shard in shards]
+        return rebase(outcomes, before, job, store)
 
 
 def _report(before: Manifest, after: Manifest, shards: tuple[int, ...], seconds: float) -> CompactReport:

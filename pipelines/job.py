@@ -66,6 +66,10 @@ class Job:
     queries: str | None = None
     """Key of the queries that the user wants the index tuned for (tuning_queries.py)."""
 
+    newer_than: int | None = None
+    """Rows of live updates with a later sequence were written while the build ran, and win over it. None: there are
+    none, the version that it goes on from has the log up to where it was when the build began."""
+
     deletes: int = 0
     """How many documents the caller wants removed."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -20,6 +21,7 @@ from scannery.indexer.versions import commit, read_manifest
 from scannery.pipelines.counts import Counts, ShardOutcome, UnitOutcome
 from scannery.pipelines.job import Job, dead_letters_key, stage_key
 from scannery.pipelines.questions import EncoderSource
+from scannery.pipelines.stored import read_parent
 from scannery.pipelines.whole_recall import with_fresh_recall, with_whole_recall
 
 __all__ = ["BuildRecord", "publish", "read_record"]
@@ -62,13 +64,14 @@ def publish(
 
     Raises:
         AlreadyExistsError: another build published a version meanwhile.
+        MissingFileError: a segment is gone from the store.
 
     """
     units = sorted(units, key=lambda unit: unit.ordinal)
     shards = sorted(shards, key=lambda shard: shard.shard)
     parts = [unit.counts for unit in units] + [shard.counts for shard in shards]
     counts = functools.reduce(operator.add, parts, Counts())
-    parent = None if job.parent is None else read_manifest(store, job.index, job.parent)
+    parent = read_parent(job, store)
     entries = _entries(job, parent, shards)
     _write_dead_letters(job, store, units, shards)
     statistics = _statistics(job, counts, units, shards) | _coverage(job, counts, entries)
@@ -143,9 +146,10 @@ def _decide(
         return "committed", commit(store, manifest)
     except AlreadyExistsError:
         # Our own commit, if a worker died after it and the runner repeats the stage.
-        current = read_manifest(store, job.index, (job.parent or 0) + 1)
-        if current.statistics.get("build_id") == job.build_id and _is_same(current, manifest):
-            return "committed", current
+        with contextlib.suppress(NotFoundError):
+            current = read_manifest(store, job.index, (job.parent or 0) + 1)
+            if current.statistics.get("build_id") == job.build_id and _is_same(current, manifest):
+                return "committed", current
         raise
 
 

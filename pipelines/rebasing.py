@@ -33,7 +33,8 @@ ATTEMPTS = 10
 def rebase(outcomes: Sequence[ShardOutcome], base: Manifest, job: Job, store: Store) -> Manifest:
     """Commit the outcomes of merging shards of `base` on top of the current version, and return what is current then.
 
-    Shards whose segments somebody else has replaced meanwhile stay as they are; if that is all, nothing is committed.
+    Shards whose segments somebody else has replaced meanwhile stay as they are, and those in which a rollback has
+    brought back rows, which the outcomes do not have; if that is all, nothing is committed.
 
     Raises:
         AlreadyExistsError: others committed a version in each of the attempts.
@@ -78,7 +79,7 @@ def _carried(
     """Return the segments of a shard: the merged one and those added since, or those of now."""
     merged = {entry.key for entry in before}
     known = {entry.key: entry for entry in now}
-    if not merged <= known.keys():
+    if not merged <= known.keys() or any(_came_back(entry, known[entry.key], job, store) for entry in before):
         return now
     gone: set[str] = set()
     for entry in before:
@@ -86,6 +87,14 @@ def _carried(
     added = [entry for entry in now if entry.key not in merged]
     marked = [_without(entry, gone, job, store) for entry in outcome.entries] if gone else outcome.entries
     return [*(entry for entry in marked if entry.live_rows), *added]
+
+
+def _came_back(before: SegmentEntry, now: SegmentEntry, job: Job, store: Store) -> bool:
+    """Return whether rows are part of the index again that were deleted then: a rollback does that."""
+    if before.deleted == now.deleted:
+        return False
+    then_R, now_R = (read_deleted(store, job.index, entry) for entry in (before, now))
+    return len(np.setdiff1d(then_R, now_R)) > 0
 
 
 def _deleted_since(before: SegmentEntry, now: SegmentEntry, job: Job, store: Store) -> set[str]:

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.store import Store
-from scannery.indexer.versions import read_manifest
 from scannery.pipelines.counts import ShardOutcome, UnitOutcome
 from scannery.pipelines.embed_stage import finished_unit
 from scannery.pipelines.job import Job
 from scannery.pipelines.publish_stage import publish
 from scannery.pipelines.questions import EncoderSource
-from scannery.pipelines.resolve_stage import needs_resolving
+from scannery.pipelines.resolve_stage import moved_ids, needs_resolving
 from scannery.pipelines.segment_stage import RowGroup, finished_shard, shard_key
+from scannery.pipelines.stored import read_parent
 from scannery.pipelines.units import WorkUnit
 from scannery.pipelines.update_stage import Touch, finished_update
 
@@ -50,13 +50,19 @@ def published_again(
 def _finished_shards(
     job: Job, store: Store, units: Sequence[UnitOutcome], touches: Mapping[int, Touch]
 ) -> list[ShardOutcome] | None:
-    parent = read_manifest(store, job.index, job.parent) if job.mode == "upsert" or job.keep_rows else None
+    parent = read_parent(job, store) if job.mode == "upsert" or job.keep_rows else None
     values: dict[int, list[str]] = defaultdict(list)
     for shard, touch in touches.items():
         values[shard].append(touch.to_json())
-    for unit in units:
-        for shard, group in unit.row_groups.items():
-            values[shard].append(RowGroup(unit.ordinal, unit.key, group).to_json())
+    groups = [
+        (shard, RowGroup(unit.ordinal, unit.key, group))
+        for unit in units
+        for shard, group in unit.row_groups.items()
+    ]
+    for shard, row_group in groups:
+        values[shard].append(row_group.to_json())
+    for shard, ids in moved_ids(groups, job, store).items():
+        values[shard].append(Touch(moved=tuple(ids)).to_json())
     shards = []
     for shard, items in values.items():
         outcome = _finished_shard(shard, items, parent, job, store)
@@ -69,7 +75,7 @@ def _finished_shards(
 def _finished_shard(
     shard: int, values: Sequence[str], parent: Manifest | None, job: Job, store: Store
 ) -> ShardOutcome | None:
-    if job.mode == "full":
+    if job.mode == "full" and (job.newer_than is None or parent is None):
         rows = [RowGroup.from_json(value) for value in values]
         if done := finished_shard(shard_key(job, shard, rows), job, store):
             return done

@@ -1,25 +1,27 @@
-"""A stage in between, where the source groups records into documents: duplicates across shards.
+"""A stage in between, where there are several shards: one id in two of them.
 
-Rows are sharded by document, so two records with one id but different documents never meet in a shard. Here all row
-groups of a build pass through one worker, which reads their ids and marks the rows that lose.
+Rows are sharded by document, so two rows with one id but different documents never meet in a shard. Where the source
+groups records into documents, two records can be such rows. And whatever the source is, a row of the index can be of
+another document than the record that replaces it: a live update may name any document. Here all row groups of a
+build pass through one worker, which reads their ids, and the ids of the index, and marks the rows that lose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from scannery.indexer.hashes import id_hashes, text_hash
 from scannery.indexer.store import Store
-from scannery.indexer.versions import read_manifest
 from scannery.pipelines.job import Job
 from scannery.pipelines.old_rows import read_live_rows
 from scannery.pipelines.segment_stage import RowGroup, read_row_group
+from scannery.pipelines.stored import read_parent
 
-__all__ = ["moved_ids", "needs_resolving", "resolve"]
+__all__ = ["may_move", "moved_ids", "needs_resolving", "resolve"]
 
 
 class _Ids(NamedTuple):
@@ -30,6 +32,11 @@ class _Ids(NamedTuple):
 def needs_resolving(job: Job) -> bool:
     """Return whether two records with one id can end up in different shards."""
     return job.spec.source.document_id is not None and job.shards > 1
+
+
+def may_move(job: Job) -> bool:
+    """Return whether the index can have the id of a record in another shard than the record is for."""
+    return job.mode == "upsert" and job.parent is not None and job.shards > 1
 
 
 def resolve(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> Iterator[tuple[int, RowGroup]]:
@@ -54,21 +61,58 @@ def resolve(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> I
 
 
 def moved_ids(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> dict[int, list[str]]:
-    """Return, by shard, the ids of the parent version whose new records belong to documents in other shards."""
-    if job.mode != "upsert":
+    """Return, by shard, the ids of the parent version whose new records belong to documents in other shards.
+
+    Holds 12 bytes for each new row, and the ids of one segment at a time.
+    """
+    parent = read_parent(job, store) if may_move(job) and groups else None
+    if parent is None:
         return {}
-    shard_of_id: dict[str, int] = {}
+    places_2N = _places(groups, job, store)
+    suspects: dict[int, list[str]] = {}
+    for entry in parent.segments:
+        table, _ = read_live_rows(entry, job, store, ["id"])
+        if found := _elsewhere(table.column("id").to_pylist(), entry.shard, places_2N):
+            suspects.setdefault(entry.shard, []).extend(found)
+    return _confirmed(suspects, groups, job, store)
+
+
+def _places(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> np.ndarray:
+    """Return the hash of each new id that stays, ascending, and its shard: uint64 (2, N)."""
+    parts = []
     for shard, group in groups:
+        hashes_N = np.delete(_hashes(group, job, store), list(group.lost))
+        parts.append(np.stack([hashes_N, np.full(len(hashes_N), shard, np.uint64)]))
+    places_2N = np.concatenate(parts, axis=1)
+    return places_2N[:, np.argsort(places_2N[0], kind="stable")]
+
+
+def _elsewhere(ids: Sequence[str], shard: int, places_2N: np.ndarray) -> list[str]:
+    """Return the ids of a shard that are among the new ones of another shard, as far as hashes tell."""
+    hashes_N = id_hashes(ids)
+    first_N, end_N = (np.searchsorted(places_2N[0], hashes_N, side) for side in ("left", "right"))
+    return [
+        ids[row]
+        for row in np.flatnonzero(end_N > first_N).tolist()
+        if (places_2N[1, first_N[row] : end_N[row]] != shard).any()
+    ]
+
+
+def _confirmed(
+    suspects: dict[int, list[str]], groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store
+) -> dict[int, list[str]]:
+    """Return the ids that are indeed among the new ones of another shard: two ids can have one hash."""
+    wanted = {identifier for ids in suspects.values() for identifier in ids}
+    shard_of_id: dict[str, int] = {}
+    for shard, group in groups if wanted else ():
         lost = set(group.lost)
         ids = _ids(group, job, store).ids
-        shard_of_id.update((identifier, shard) for row, identifier in enumerate(ids) if row not in lost)
-    moved: dict[int, list[str]] = {}
-    for entry in read_manifest(store, job.index, job.parent).segments:
-        table, _ = read_live_rows(entry, job, store, ["id"])
-        for identifier in table.column("id").to_pylist():
-            if shard_of_id.get(identifier, entry.shard) != entry.shard:
-                moved.setdefault(entry.shard, []).append(identifier)
-    return moved
+        shard_of_id |= {name: shard for row, name in enumerate(ids) if row not in lost and name in wanted}
+    moved = {
+        shard: [name for name in ids if shard_of_id.get(name, shard) != shard]
+        for shard, ids in suspects.items()
+    }
+    return {shard: ids for shard, ids in moved.items() if ids}
 
 
 def _repeated(hashes_N: np.ndarray) -> frozenset[int]:
@@ -77,7 +121,7 @@ def _repeated(hashes_N: np.ndarray) -> frozenset[int]:
 
 
 def _hashes(group: RowGroup, job: Job, store: Store) -> np.ndarray:
-    return np.fromiter(map(_hash, _ids(group, job, store).ids), np.uint64)
+    return id_hashes(_ids(group, job, store).ids)
 
 
 def _suspicious(
@@ -86,14 +130,10 @@ def _suspicious(
     """Yield id, place in the input and row of the rows whose id may stand twice."""
     table = _ids(group, job, store)
     for row, identifier in enumerate(table.ids):
-        if _hash(identifier) in suspects:
+        if int(text_hash(identifier)) in suspects:
             yield identifier, (group.ordinal, int(table.records_N[row])), row
 
 
 def _ids(group: RowGroup, job: Job, store: Store) -> _Ids:
     table: pa.Table = read_row_group(group, job, store, columns=["id", "_record"])
     return _Ids(table.column("id").to_pylist(), table.column("_record").to_numpy())
-
-
-def _hash(identifier: str) -> int:
-    return int.from_bytes(blake2b(identifier.encode(), digest_size=8).digest(), "little")

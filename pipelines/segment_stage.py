@@ -99,6 +99,9 @@ def finished_shard(key: str, job: Job, store: Store) -> ShardOutcome | None:
     text = read_stage(store, job.index, "segments", key)
     if text is None:
         return None
+    # Its files may be old and in no version. The record, written again, says that they are in use (garbage.py); first,
+    # or gc could look at it before, and remove them after they were found.
+    store.write(stage_key(job.index, "segments", f"{key}.json"), sealed(text))
     outcome = ShardOutcome.from_json(text)
     files = [file for entry in outcome.entries for file in (entry, entry.deleted) if file]
     for file in files:

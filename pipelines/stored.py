@@ -6,19 +6,39 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from scannery.indexer.errors import NotFoundError
+from scannery.indexer.errors import AlreadyExistsError, NotFoundError
+from scannery.indexer.manifest import Manifest
 from scannery.indexer.segment_writer import file_sha256
 from scannery.indexer.store import Store
+from scannery.indexer.versions import read_manifest
 from scannery.pipelines.counts import UnitOutcome
 from scannery.pipelines.errors import StageDamagedError
-from scannery.pipelines.job import embeddings_key, stage_key, unsealed
+from scannery.pipelines.job import Job, embeddings_key, stage_key, unsealed
 
-__all__ = ["forget_unit", "has_hash", "has_size", "open_embeddings", "read_stage", "read_unit"]
+__all__ = ["forget_unit", "has_hash", "has_size", "open_embeddings", "read_parent", "read_stage", "read_unit"]
 
 _SOUND: set[tuple[str, int, int, str]] = set()
 """Files whose hash this process has checked, with their size and time: a file is read by every shard in it."""
 
 _MOST_SOUND = 100_000
+
+
+def read_parent(job: Job, store: Store) -> Manifest | None:
+    """Return the version that a build began from, or None if there was none.
+
+    Raises:
+        AlreadyExistsError: gc has removed it, as there are later ones: the build is to begin from one of these.
+
+    """
+    if job.parent is None:
+        return None
+    try:
+        return read_manifest(store, job.index, job.parent)
+    except NotFoundError as error:
+        raise AlreadyExistsError(
+            f"index {job.index!r}: version {job.parent}, from which this build began, was removed meanwhile; "
+            "run it again"
+        ) from error
 
 
 def read_stage(store: Store, index: str, kind: str, name: str) -> str | None:

@@ -173,6 +173,8 @@ class _Update(NamedTuple):
 
 def _changes(touches: Sequence[Touch], job: Job) -> Sequence[object]:
     """Return what besides rows and segments decides on the outcome."""
+    if job.newer_than is not None:
+        return [touches, job.merge, job.mode, "newer than", job.newer_than]
     if job.merge:
         return [touches, True]
     return [touches, "full"] if job.mode == "full" else touches
@@ -199,7 +201,8 @@ def _updated(update: _Update, job: Job, store: Store, encoder: EncoderSource | N
         statistics=built.statistics if built else {},
     )
     outcome = record_shard(outcome, letters, job, store)
-    _record_repetition(outcome, rows, touches, letters, job, store)
+    if job.newer_than is None:  # else a repetition replaces what was newer this time
+        _record_repetition(outcome, rows, touches, letters, job, store)
     return outcome
 
 
@@ -238,11 +241,11 @@ def _change(
     moved = {name for touch in touches for name in touch.moved}
     fresh = fresh.append_column(REVISION_COLUMN, pa.nulls(fresh.num_rows, pa.int64())).select(schema.names)
     # What only loses rows is not read whole.
-    columns = schema.names if fresh.num_rows or job.merge else ["id", "document_id"]
+    columns = schema.names if fresh.num_rows or job.merge else ["id", "document_id", REVISION_COLUMN]
     olds = [(entry, *read_live_rows(entry, job, store, columns)) for entry in base]
     old_documents = _distinct([table for _, table, _ in olds])
     removed = _removed(fresh, old_documents, touches, job, store)
-    fresh = _without(fresh, document_id=removed)
+    fresh = _without_overwritten(_without(fresh, document_id=removed), [table for _, table, _ in olds], job)
     same = set()
     if fresh.num_rows:
         old_rows = pa.concat_tables([schema.empty_table(), *(table for _, table, _ in olds)])
@@ -255,9 +258,13 @@ def _change(
         "removed": len(removed),
         "unchanged": len(same),
     }
-    gone_ids = moved | set(fresh.column("id").to_pylist())
+    replaced: dict[str, set[str]] = {
+        "document_id": removed | new_documents,
+        "id": set(fresh.column("id").to_pylist()),
+    }
     marked = [
-        _Old(entry, table, rows_N, _has(table, document_id=removed | new_documents, id=gone_ids))
+        # A row that moved goes in any case: its id would stand twice.
+        _Old(entry, table, rows_N, (_has(table, **replaced) & ~_newer(table, job)) | _has(table, id=moved))
         for entry, table, rows_N in olds
     ]
     kept, rewritten = _arranged(marked, fresh.num_rows, merge=job.merge)
@@ -266,6 +273,26 @@ def _change(
     if rows.column(REVISION_COLUMN).null_count == rows.num_rows:
         rows = rows.drop_columns([REVISION_COLUMN])
     return _Change([_marked(old, job, store) for old in kept], rows, counts)
+
+
+def _newer(table: pa.Table, job: Job) -> np.ndarray:
+    """Return which rows were written by live updates while the build ran, bool."""
+    if job.newer_than is None:
+        return np.zeros(table.num_rows, bool)
+    newer_N: np.ndarray = pc.greater(
+        pc.fill_null(table.column(REVISION_COLUMN), 0), job.newer_than
+    ).to_numpy()
+    return newer_N
+
+
+def _without_overwritten(fresh: pa.Table, olds: Sequence[pa.Table], job: Job) -> pa.Table:
+    """Return the new rows without those that live updates wrote while the build ran.
+
+    Where a record is a whole document, a live update has written all of it.
+    """
+    newer = [table.filter(pa.array(_newer(table, job))) for table in olds]
+    column = "document_id" if job.spec.source.document_id is None else "id"
+    return _without(fresh, **{column: {name for table in newer for name in table.column(column).to_pylist()}})
 
 
 def _removed(

@@ -152,19 +152,27 @@ def _find_local(location: str) -> Iterator[InputFile]:
     elif path.exists():
         yield _local_file(path.parent, path)
     elif _WILDCARD.search(location):
-        base, pattern = _split_pattern(str(path))
-        yield from _walk(Path(base), pattern)
+        base, pattern, depth = _split_pattern(str(path))
+        yield from _walk(Path(base), pattern, depth)
 
 
-def _walk(base: Path, pattern: re.Pattern[str] | None) -> Iterator[InputFile]:
-    for folder, folders, names in os.walk(base):
+def _walk(base: Path, pattern: re.Pattern[str] | None, depth: int | None = None) -> Iterator[InputFile]:
+    for folder, folders, names in os.walk(base, onerror=_unlisted):
         if pattern is None:
             folders[:] = [name for name in folders if _is_visible(name)]
+        elif depth is not None and len(Path(folder).relative_to(base).parts) + 1 >= depth:
+            folders.clear()  # nothing below can match, so it need not be readable either
         for name in names:
             path = Path(folder) / name
             relative = path.relative_to(base).as_posix()
             if _is_visible(name) if pattern is None else pattern.fullmatch(relative):
                 yield _local_file(base, path)
+
+
+def _unlisted(error: OSError) -> None:
+    """Raise InputNotFoundError for a folder that cannot be listed: a full build would remove what was in there."""
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise InputNotFoundError(f"cannot list {error.filename}: {error.strerror}", field="input") from error
 
 
 def _local_file(base: Path, path: Path) -> InputFile:
@@ -179,7 +187,7 @@ def _local_file(base: Path, path: Path) -> InputFile:
 def find_remote(location: str) -> Iterator[InputFile]:
     """Yield the files that a URI of an object store names."""
     if _WILDCARD.search(location):
-        base, pattern = _split_pattern(location)
+        base, pattern, _ = _split_pattern(location)
         yield from (file for file in _list(base) if pattern.fullmatch(file.path))
         return
     parent, _, name = location.rpartition("/")
@@ -223,11 +231,15 @@ def _is_visible(name: str) -> bool:
     return not name.startswith((".", "_"))
 
 
-def _split_pattern(location: str) -> tuple[str, re.Pattern[str]]:
-    """Return the folder above the first wildcard, and the rest as a regular expression on relative paths."""
+def _split_pattern(location: str) -> tuple[str, re.Pattern[str], int | None]:
+    """Return the folder above the first wildcard, and the rest as a regular expression on relative paths.
+
+    Third, of how many parts the paths are that it matches; None: of any number.
+    """
     parts = location.split("/")
     fixed = next(i for i, part in enumerate(parts) if _WILDCARD.search(part))
-    return "/".join(parts[:fixed]) or "/", re.compile(_expression(parts[fixed:]))
+    depth = None if "**" in parts else len(parts) - fixed
+    return "/".join(parts[:fixed]) or "/", re.compile(_expression(parts[fixed:])), depth
 
 
 def _expression(parts: Sequence[str]) -> str:

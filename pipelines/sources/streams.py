@@ -11,13 +11,14 @@ import zstandard
 
 from scannery.pipelines.sources.locations import open_bytes
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError
+from scannery.pipelines.sources.zstd_blocks import zstd_pieces
 
 __all__ = ["BLOCK_BYTES", "lines_of", "read_blocks"]
 
 BLOCK_BYTES = 1 << 20
 
-# Small, because what a call has decompressed before it meets the damage is lost with it; and because zeros
-# compress a thousandfold, so it bounds what one call can return.
+# Small, because what a call has decompressed before it meets the damage is lost with it; and because gzip compresses
+# zeros a thousandfold, so it bounds what one call can return. For zstd zstd_blocks.py does that.
 _COMPRESSED_BYTES = 1 << 14
 
 
@@ -72,9 +73,10 @@ def _new_decoder(compression: str) -> _Decoder:
 
 
 def _decompressed(raw: BinaryIO, compression: str) -> Iterator[bytes]:
-    decoder, begun = _new_decoder(compression), False
-    while data := raw.read(_COMPRESSED_BYTES):
-        while data:
+    decoder, begun, first = _new_decoder(compression), False, True
+    for piece in _compressed(raw) if compression == "gz" else zstd_pieces(raw):
+        rest = piece
+        while data := rest if first or begun else rest.lstrip(b"\0"):
             begun = True
             try:
                 block = decoder.decompress(data)
@@ -82,12 +84,17 @@ def _decompressed(raw: BinaryIO, compression: str) -> Iterator[bytes]:
                 raise DamagedError(f"does not decompress: {error}") from error
             if block:
                 yield block
-            data = b""
+            rest = b""
             if decoder.eof:  # files may be joined: the next member follows, or padding with zeros
-                data = decoder.unused_data.lstrip(b"\0")
-                decoder, begun = _new_decoder(compression), False
+                rest = decoder.unused_data
+                decoder, begun, first = _new_decoder(compression), False, False
     if begun:
         raise DamagedError("the compressed data ends early")
+
+
+def _compressed(raw: BinaryIO) -> Iterator[bytes]:
+    while data := raw.read(_COMPRESSED_BYTES):
+        yield data
 
 
 def _plain(raw: BinaryIO) -> Iterator[bytes]:

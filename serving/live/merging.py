@@ -36,7 +36,9 @@ from scannery.indexer import (
     segment_key,
     with_deleted,
 )
+from scannery.indexer.leases import working
 from scannery.indexer.scratch import scratch_folder
+from scannery.indexer.versions import hold_current
 from scannery.serving.live.rows import live_rows, stored_schema
 
 __all__ = ["MergeReport", "due", "merge"]
@@ -92,11 +94,22 @@ def merge(
 
     """
     cache = cache or SegmentCache()
-    manifest = read_manifest(store, index)
-    groups = due(manifest)
-    if not groups:
+    if not due(read_manifest(store, index)):
         return None
-    group = groups[0]
+    with working(store, index) as lease:
+        manifest = hold_current(store, index, lease)
+        groups = due(manifest) if manifest else []
+        return _merged(store, manifest, groups[0], cache, threads) if manifest and groups else None
+
+
+def _merged(
+    store: Store,
+    manifest: Manifest,
+    group: Sequence[SegmentEntry],
+    cache: SegmentCache,
+    threads: int | None,
+) -> MergeReport | None:
+    index = manifest.index
     with scratch_folder("merge") as folder:
         built = _built(store, manifest, group, folder, cache, threads)
         if built is not None:

@@ -30,7 +30,9 @@ from scannery.indexer import (
     segment_key,
     shards_of_ids,
 )
+from scannery.indexer.leases import WorkLease, working
 from scannery.indexer.scratch import scratch_folder
+from scannery.indexer.versions import hold_current
 from scannery.serving.live.index import state_after
 from scannery.serving.live.log import MutationLog
 from scannery.serving.live.log_place import LogPlace
@@ -78,7 +80,8 @@ def seal(
     if log is None:
         return None
     try:
-        return _sealed(store, index, place, log, cache, threads)
+        with working(store, index) as lease:
+            return _sealed(store, index, place, log, cache, threads, lease)
     finally:
         log.close()
 
@@ -90,11 +93,13 @@ def _sealed(
     log: MutationLog,
     cache: SegmentCache | None,
     threads: int | None,
+    lease: WorkLease,
 ) -> SealReport | None:
     cache = cache or SegmentCache()
     opened = None
     for attempt in range(MAX_ATTEMPTS):
-        opened = open_index(store, index, cache=cache, reuse=opened)
+        held = hold_current(store, index, lease)
+        opened = open_index(store, index, held.version if held else None, cache=cache, reuse=opened)
         parent = opened.manifest
         place.check(log, parent)  # it may be another index since the last attempt
         state = begin(opened)

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import threading
 from datetime import datetime, timedelta, timezone
 
 import pytest
 
 from scannery.indexer import (
+    IndexerError,
     LeaseHolder,
     Store,
-    StoredObject,
     StoreError,
     collect_garbage,
-    garbage,
+    commit,
     leased_versions,
+    leases,
     list_versions,
+    read_manifest,
     rollback,
+    segment_key,
     verify,
 )
-from scannery.indexer.leases import LIFETIME
+from scannery.indexer.errors import MissingFileError
+from scannery.indexer.leases import LIFETIME, read_leases, removing, wait_for_removals, working
+from scannery.pipelines.job import sealed
 from scannery.serving.catalog import Catalog, Watcher
 from tests.data import without_ids
+from tests.hooks import before_call, make_old
 from tests.indexer.test_maintenance import NOW, store
 
 __all__ = ["store"]
@@ -133,16 +139,108 @@ def test_expired_leases_are_collected_and_progress_is_told(store: Store):
 def test_what_is_named_meanwhile_stays(store: Store, monkeypatch: pytest.MonkeyPatch):
     without_ids(store, "t", ["d1"])
     without_ids(store, "t", ["d2"])
-    real = garbage._Garbage.of
 
-    def overtaken(self: garbage._Garbage, kind: str) -> Iterator[StoredObject]:
-        found = list(real(self, kind))
-        if kind == "scratch":
-            rollback(store, "t", 1)
-            rollback(store, "t", 2)
-        return iter(found)
+    def rolled_back() -> None:
+        rollback(store, "t", 1)
+        rollback(store, "t", 2)
 
-    monkeypatch.setattr(garbage._Garbage, "of", overtaken)
-    report = collect_garbage(store, "t", keep=1, min_age=timedelta(0))
-    assert len(report.deletes) == 1
+    # Right before the first version goes: what gc is about to remove was looked up already.
+    before_call(monkeypatch, "delete", r"t/versions/", rolled_back)
+    report = collect_garbage(store, "t", keep=1, min_age=NOW)
+    assert (report.versions, report.deletes) == ((1, 2), ())
     assert verify(store, "t").problems == ()
+
+
+def test_work_is_left_alone_however_old_its_files_are(store: Store):
+    without_ids(store, "t", ["d1"])
+    without_ids(store, "t", ["d2"])
+    old, record = "t/segments/" + "0" * 64 + ".parquet", "t/stage/segments/x.json"
+    for key in (
+        old,
+        "t/embeddings/used.parquet",
+        "t/stage/units/used.json",
+        "t/embeddings/other.parquet",
+        record,
+    ):
+        store.write(key, b"")
+        make_old(store, key)
+    with working(store, "t", parent=1) as lease:
+        lease.hold(parent=1, units=["used"])
+        # Taken up: the record is written again, the segment is as old as it was.
+        store.write(record, sealed(json.dumps({"entries": [{"key": old.removeprefix("t/")}]})))
+        store.write("t/segments/fresh.parquet", b"")
+        report = collect_garbage(store, "t", keep=1, min_age=NOW)
+        assert (report.versions, report.leased) == ((), (1, 2))
+        assert (report.segments, report.embeddings) == ((), ("t/embeddings/other.parquet",))
+    assert store.list("t/leases") == []
+    report = collect_garbage(store, "t", keep=1, min_age=NOW)
+    assert report.versions == (1, 2)
+    assert (len(report.segments), report.embeddings) == (2, ("t/embeddings/used.parquet",))
+
+
+def test_a_lease_of_work_is_renewed_until_it_ends(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(leases, "LIFETIME", timedelta(seconds=0.3))
+    with working(store, "t", parent=4):
+        [lease] = store.list("t/leases")
+        first = json.loads(store.read(lease.key))
+        assert first["versions"] == [4, 5]
+        renewed = threading.Event()
+        before_call(monkeypatch, "write", "t/leases/", renewed.set)
+        assert renewed.wait(10)
+        while json.loads(store.read(lease.key))["expires_at"] == first["expires_at"]:
+            pass
+        assert read_leases(store, "t").versions == {4, 5}
+    assert store.list("t/leases") == []
+
+
+def test_a_file_that_gc_removes_is_not_committed(store: Store, monkeypatch: pytest.MonkeyPatch):
+    manifest = read_manifest(store, "t")
+    extra = manifest.segments[0].model_copy(update={"key": f"segments/{'0' * 64}.parquet", "size_bytes": 4})
+    store.write(segment_key("t", extra.key), b"left")
+    child = manifest.model_copy(update={"parent": 1, "segments": (*manifest.segments, extra)})
+    problems: list[IndexerError] = []
+
+    def committed() -> None:
+        try:
+            commit(store, child)
+        except IndexerError as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=committed)
+
+    # After the last look of gc: it removes the file, and the commit must wait for that and see that it is gone.
+    def begun() -> None:
+        thread.start()
+        thread.join(0.3)
+
+    before_call(monkeypatch, "delete", r"t/segments/", begun)
+    assert len(collect_garbage(store, "t", keep=1, min_age=NOW).segments) == 1
+    thread.join()
+    assert [type(error) for error in problems] == [MissingFileError]
+    assert list_versions(store, "t") == [1]
+
+
+def test_a_file_that_is_being_committed_is_not_removed(store: Store, monkeypatch: pytest.MonkeyPatch):
+    manifest = read_manifest(store, "t")
+    entry = without_ids(store, "t", ["d1"]).segments[0]
+    without_ids(store, "t", ["d2"])
+    assert entry.deleted is not None
+    make_old(store, segment_key("t", entry.deleted.key))
+    child = manifest.model_copy(update={"parent": 3, "segments": (entry,)})
+    # Right before the put, when the commit has seen that all of its files are there.
+    before_call(
+        monkeypatch, "create", "t/versions/", lambda: collect_garbage(store, "t", keep=1, min_age=NOW)
+    )
+    commit(store, child)
+    assert verify(store, "t").problems == ()
+
+
+def test_a_removal_that_was_killed_is_waited_for_a_while_only(store: Store):
+    with removing(store, "t", ["t/segments/a.parquet"]):
+        wait_for_removals(store, "t", ["t/segments/b.parquet"])
+        with pytest.raises(StoreError, match=r"t/segments/a\.parquet is being removed by garbage collection"):
+            wait_for_removals(store, "t", ["t/segments/a.parquet"], wait_s=0.2)
+    wait_for_removals(store, "t", ["t/segments/a.parquet"])
+    store.write("t/removals/killed.json", b"{}")
+    make_old(store, "t/removals/killed.json")
+    assert collect_garbage(store, "t", min_age=NOW).scratch == ("t/removals/killed.json",)

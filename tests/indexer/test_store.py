@@ -4,13 +4,15 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 from obstore.store import MemoryStore
 
-from scannery.indexer import AlreadyExistsError, NotFoundError, Store, StoreError
+from scannery.indexer import AlreadyExistsError, NotFoundError, Store, StoreError, list_indexes, list_versions
 from scannery.indexer.store import _ObjectBackend
+from tests.hooks import no_descriptors
 
 
 @pytest.fixture(params=["folder", "object"])
@@ -124,6 +126,48 @@ def test_a_folder_that_may_not_be_written():
                 store.write("a.json", b"")
         finally:
             os.seteuid(0)
+
+
+def test_what_cannot_be_listed_is_not_empty(tmp_path: Path):
+    store = Store.open(tmp_path)
+    store.write("pods/versions/00000001.json", b"{}")
+    now = datetime.now(timezone.utc)
+    asked: list[Callable[[], object]] = [
+        store.list,
+        store.folders,
+        lambda: store.list("pods/versions"),
+        lambda: list_versions(store, "pods"),
+        lambda: list_indexes(store),
+        lambda: store.remove_drafts("pods", now),
+    ]
+    for ask in asked:
+        with no_descriptors(), pytest.raises(StoreError, match="Too many open files"):
+            ask()
+
+
+def test_a_store_that_is_gone_is_not_empty(tmp_path: Path):
+    store = Store.open(tmp_path / "store", create=True)
+    assert store.list("pods/versions") == []
+    (tmp_path / "store").rmdir()
+    with pytest.raises(StoreError, match="cannot be listed: No such file"):
+        store.list("pods/versions")
+
+
+def test_a_folder_made_for_a_store_is_its_owners_alone(tmp_path: Path):
+    store = Store.open(tmp_path / "deep" / "store", create=True)
+    store.write("pods/segments/a.parquet", b"")
+    store.create("pods/versions/1.json", b"")
+    paths = [tmp_path / "deep" / "store", *(tmp_path / "deep" / "store").rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o700, 0o600}
+
+
+def test_a_folder_that_was_there_keeps_its_mode_and_gives_it_on(tmp_path: Path):
+    tmp_path.chmod(0o750)
+    Store.open(tmp_path, create=True).write("pods/a.json", b"")
+    modes = [
+        path.stat().st_mode & 0o777 for path in (tmp_path, tmp_path / "pods", tmp_path / "pods" / "a.json")
+    ]
+    assert modes == [0o750, 0o750, 0o640]
 
 
 def test_file_uris(tmp_path: Path):

@@ -14,6 +14,7 @@ from scannery.indexer import (
     FormatError,
     Manifest,
     NotFoundError,
+    SegmentEntry,
     Store,
     commit,
     list_indexes,
@@ -22,6 +23,8 @@ from scannery.indexer import (
     read_manifest,
     shard_of,
 )
+from scannery.indexer.errors import MissingFileError
+from tests.hooks import before_call
 
 SPEC = parse_spec({"index": "pods", "source": {"vector": "v"}})
 
@@ -60,6 +63,58 @@ def test_of_two_builders_on_one_parent_one_wins(store: Store):
     with pytest.raises(AlreadyExistsError, match="version 2 was published by another build"):
         commit(store, manifest(parent=1))
     assert read_manifest(store, "pods") == winner
+
+
+def test_a_number_that_was_freed_does_not_make_a_stale_commit_succeed(store: Store):
+    for parent in (None, 1, 2, 3):
+        commit(store, manifest(parent=parent))
+    store.delete("pods/versions/00000002.json")
+    with pytest.raises(AlreadyExistsError, match="run this one again"):
+        commit(store, manifest(parent=1))
+    assert list_versions(store, "pods") == [1, 3, 4]
+
+
+def test_a_number_that_is_freed_right_before_the_put_does_not_either(store: Store, monkeypatch):
+    commit(store, manifest())
+
+    def overtaken() -> None:
+        for parent in (1, 2):
+            commit(store, manifest(parent=parent))
+        store.delete("pods/versions/00000002.json")
+
+    before_call(monkeypatch, "create", "pods/versions/00000002", overtaken)
+    with pytest.raises(AlreadyExistsError, match="run this one again"):
+        commit(store, manifest(parent=1))
+    assert list_versions(store, "pods") == [1, 3]
+
+
+def test_a_commit_that_others_have_built_upon_already_stays(store: Store, monkeypatch):
+    first = commit(store, manifest())
+    real = Store.create
+
+    def followed(self: Store, key: str, data: bytes) -> None:
+        real(self, key, data)
+        if key.endswith("00000002.json"):
+            commit(store, manifest(parent=2))
+
+    monkeypatch.setattr(Store, "create", followed)
+    assert commit(store, manifest(parent=first.version)).version == 2
+    assert list_versions(store, "pods") == [1, 2, 3]
+
+
+def test_a_version_without_its_files_is_not_published(store: Store):
+    entry = SegmentEntry(
+        key=f"segments/{'0' * 64}.parquet", shard=0, rows=1, size_bytes=3, sha256="0" * 64, kind="exact"
+    )
+    version = manifest().model_copy(update={"segments": (entry,)})
+    with pytest.raises(MissingFileError, match=r"0\.parquet is not in the store; nothing was published"):
+        commit(store, version)
+    store.write(f"pods/{entry.key}", b"four")
+    with pytest.raises(MissingFileError, match=r"0\.parquet has 4 bytes, not 3"):
+        commit(store, version)
+    assert list_versions(store, "pods") == []
+    store.write(f"pods/{entry.key}", b"all")
+    assert commit(store, version).version == 1
 
 
 def test_what_is_missing_is_named(store: Store):

@@ -5,28 +5,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from scannery.indexer import (
     AlreadyExistsError,
+    GarbageReport,
     Manifest,
     Store,
     build_segment,
+    collect_garbage,
     commit,
     list_versions,
     next_version,
     parse_spec,
+    rollback,
     segment_key,
     shard_of,
     verify,
 )
 from scannery.pipelines import compact, publish_stage
 from tests.data import clustered, datapoints, without_ids
+from tests.hooks import before_call, make_old
 from tests.pipelines.conftest import DIMENSIONS, VECTORS, manifest_of, rows_of, run, vector_records
 from tests.pipelines.test_update import expected
 
+NOW = timedelta(0)
 SPEC = VECTORS | {"shards": 2}
 
 
@@ -140,3 +146,88 @@ def test_a_compaction_leaves_shards_that_somebody_has_rewritten(store, write, wo
     report = compact("vectors", store.uri)
     assert rows_of(store) == expected(*vector_records(0, 100, seed=1))
     assert (report.version, list_versions(store, "vectors")) == (3, [1, 2, 3])
+
+
+def test_a_compaction_does_not_undo_a_rollback(store, worn, monkeypatch):
+    # d2 and d3 come back while the shards are written without them.
+    overtake(monkeypatch, lambda: rollback(store, "vectors", 1))
+    compact("vectors", store.uri)
+    assert rows_of(store) == expected(*vector_records(0, 100))
+    assert not verify(store, "vectors").problems
+
+
+def test_gc_during_a_build_leaves_what_it_relies_on(store, write, monkeypatch):
+    run(store, write("a.jsonl", vector_records(0, 40)), spec=SPEC)
+    a, b = write("b.jsonl", vector_records(30, 50, seed=1)), write("c.jsonl", vector_records(60, 70))
+
+    def collected() -> None:
+        for name in ("d1", "d2", "d3"):
+            without_ids(store, "vectors", [name])
+        make_old(store)
+        collect_garbage(store, "vectors", keep=1, min_age=NOW)
+
+    overtake(monkeypatch, collected)
+    report = run(store, a, spec=SPEC)
+    wanted = expected(*vector_records(0, 30), *vector_records(30, 50, seed=1))
+    for name in ("d1", "d2", "d3"):
+        del wanted[name]
+    assert rows_of(store) == wanted
+    assert (report.version, report.added, report.replaced) == (5, 10, 10)
+    assert store.list("vectors/leases") == []
+    collect_garbage(store, "vectors", keep=1, min_age=NOW)
+    assert run(store, b, spec=SPEC).version == 6
+    assert not verify(store, "vectors").problems
+
+
+def test_gc_leaves_segments_that_a_build_takes_up_from_one_that_was_stopped(store, write, monkeypatch):
+    run(store, write("a.jsonl", vector_records(0, 40)), spec=SPEC)
+    path = write("b.jsonl", vector_records(30, 50, seed=1))
+
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    overtake(monkeypatch, stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(store, path, spec=SPEC)
+    monkeypatch.undo()
+    make_old(store)
+
+    # Now the segments are as old as gc removes them, and the second run finds that they are there.
+    reports: list[GarbageReport] = []
+    overtake(
+        monkeypatch, lambda: reports.append(collect_garbage(store, "vectors", min_age=timedelta(days=1)))
+    )
+    assert run(store, path, spec=SPEC).version == 2
+    assert [(report.segments, report.deletes, report.embeddings) for report in reports] == [((), (), ())]
+    assert rows_of(store) == expected(*vector_records(0, 30), *vector_records(30, 50, seed=1))
+    assert not verify(store, "vectors").problems
+
+
+def test_a_build_whose_segments_are_gone_makes_them_again(store, write, monkeypatch):
+    run(store, write("a.jsonl", vector_records(0, 40)), spec=SPEC)
+    before = {item.key for item in store.list("vectors/segments")}
+
+    def removed() -> None:
+        for item in store.list("vectors/segments"):
+            if item.key not in before:
+                store.delete(item.key)
+
+    overtake(monkeypatch, removed)
+    report = run(store, write("b.jsonl", vector_records(30, 50, seed=1)), spec=SPEC)
+    assert report.version == 2
+    assert rows_of(store) == expected(*vector_records(0, 30), *vector_records(30, 50, seed=1))
+
+
+def test_a_build_whose_parent_is_gone_goes_on_from_the_current_version(store, write, monkeypatch):
+    run(store, write("a.jsonl", vector_records(0, 40)), spec=SPEC)
+
+    def removed() -> None:
+        without_ids(store, "vectors", ["d1"])
+        # As if the lease had expired: the machine slept.
+        store.delete("vectors/versions/00000001.json")
+
+    before_call(monkeypatch, "write", "vectors/stage/units/", removed)
+    report = run(store, write("b.jsonl", vector_records(50, 60)), spec=SPEC)
+    wanted = expected(*vector_records(0, 40), *vector_records(50, 60))
+    del wanted["d1"]
+    assert (report.version, rows_of(store)) == (3, wanted)

@@ -28,7 +28,9 @@ from scannery.pipelines.sources import (
     read_part,
     split_file,
 )
-from scannery.pipelines.sources.streams import lines_of
+from scannery.pipelines.sources.parts import DamagedError
+from scannery.pipelines.sources.streams import BLOCK_BYTES, lines_of, read_blocks
+from tests.hooks import no_descriptors
 
 FIELDS = Fields.of(
     parse_spec({"index": "i", "source": {"vector": "vector", "text": "text"}, "attributes": {"n": "int"}})
@@ -144,6 +146,40 @@ def test_garbage_in_a_compressed_file_is_one_dead_letter(tmp_path, kind):
     records, letters = read(path)
     assert not records
     assert [d.reason for d in letters] == ["damaged_file"]
+
+
+def zstd_frames() -> list[bytes]:
+    """Return frames of every form: with and without size and checksum, skippable, of repeated bytes, of blocks."""
+    noise = np.random.default_rng(1).bytes(300_000)
+    frames = []
+    for content in (b"", b"x" * 300, b"\0" * 1_000_000, noise):
+        for checksum in (False, True):
+            frames.append(zstandard.ZstdCompressor(write_checksum=checksum).compress(content))
+            streaming = zstandard.ZstdCompressor(write_checksum=checksum).compressobj()
+            frames.append(streaming.compress(content) + streaming.flush())
+    return [*frames, b"\x5a\x2a\x4d\x18\x03\0\0\0abc"]
+
+
+def test_zstd_comes_in_bounded_blocks_whatever_it_expands_to(tmp_path):
+    bomb = zstandard.ZstdCompressor(level=19).compress(b"\0" * (64 << 20))
+    assert len(bomb) < 4096
+    (tmp_path / "bomb.zst").write_bytes(bomb)
+    sizes = [len(block) for block in read_blocks(str(tmp_path), "bomb.zst", "zst")]
+    assert sum(sizes) == 64 << 20
+    assert max(sizes) <= BLOCK_BYTES
+
+
+def test_zstd_frames_of_every_form_are_read_and_none_that_is_cut(tmp_path):
+    frames = zstd_frames()
+    decoder = zstandard.ZstdDecompressor()
+    wanted = b"".join(decoder.decompressobj().decompress(frame) for frame in frames[:-1])
+    (tmp_path / "all.zst").write_bytes(b"".join(frames) + b"\0" * 20_000)
+    assert b"".join(read_blocks(str(tmp_path), "all.zst", "zst")) == wanted
+    for frame in frames[:-1]:
+        for length in {1, 4, 5, 7, len(frame) // 2, len(frame) - 1}:
+            (tmp_path / "cut.zst").write_bytes(frame[:length])
+            with pytest.raises(DamagedError):
+                list(read_blocks(str(tmp_path), "cut.zst", "zst"))
 
 
 def test_joined_gzip_members_are_read_through(tmp_path):
@@ -309,6 +345,32 @@ def test_inputs_are_files_folders_and_patterns_in_the_order_given(tmp_path):
         find_files([str(tmp_path / "nothing.jsonl")])
     with pytest.raises(InputNotFoundError, match="no input"):
         find_files([])
+
+
+def test_an_input_folder_that_cannot_be_listed_is_no_empty_one(tmp_path):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "b.jsonl").write_text("{}\n")
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    for location in (tmp_path, tmp_path / "*.jsonl"):
+        with no_descriptors(), pytest.raises(InputNotFoundError, match="cannot list .*: Too many open files"):
+            find_files([str(location)])
+
+
+def test_a_folder_that_a_pattern_cannot_match_need_not_be_readable(tmp_path, monkeypatch):
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    real = os.scandir
+
+    def refused(path):
+        if str(path).endswith("lost+found"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert [file.path for file in find_files([str(tmp_path / "*.jsonl")])] == ["a.jsonl"]
+    for location in (tmp_path, tmp_path / "**" / "*.jsonl"):
+        with pytest.raises(InputNotFoundError, match=r"cannot list .*lost\+found: Permission denied"):
+            find_files([str(location)])
 
 
 def test_object_stores_are_read_like_folders(tmp_path):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from scannery.indexer import CorruptError, NotFoundError, list_versions, open_index, verify
+import scannery
+from scannery.indexer import CorruptError, NotFoundError, list_versions, open_index, rollback, verify
 from scannery.indexer.sharding import shard_of
 from scannery.pipelines import ModeError, NothingToIndexError, SpecConflictError, compact
+from scannery.serving.live.sealing import seal
 from tests.pipelines.conftest import VECTORS, manifest_of, rows_of, run, vector_records
 
 
@@ -110,6 +113,47 @@ def test_an_id_that_moves_to_another_document_is_in_the_index_once(store, write,
     moved = [record | {"doc": f"other{i}"} for i, record in enumerate(vector_records(0, 10, seed=1))]
     run(store, write("b.jsonl", moved), spec=spec)
     assert rows_of(store) == expected(*first) | expected(*moved)
+    assert not verify(store, "vectors").problems
+
+
+def foreign(names: Sequence[str], shards: int) -> dict[str, str]:
+    """Return for each id a document in another shard than the id itself would be in."""
+    return {
+        name: next(f"x{i}" for i in range(100) if shard_of(f"x{i}", shards) != shard_of(name, shards))
+        for name in names
+    }
+
+
+@pytest.mark.parametrize("mode", ["upsert", "full"])
+def test_an_id_that_a_live_update_put_into_another_shard_is_in_the_index_once(store, write, mode):
+    spec, records = VECTORS | {"shards": 2}, vector_records(0, 20)
+    run(store, write("a.jsonl", records), spec=spec)
+    documents = foreign(["d3", "d50"], 2)
+    with scannery.connect(store.uri) as client:
+        client.index("vectors").upsert(
+            [{"id": name, "document_id": other, "vector": [1.0] * 8} for name, other in documents.items()]
+        )
+    assert seal(store, "vectors") is not None
+    new = [*records[:5], *vector_records(50, 51)]
+    report = run(store, write("b.jsonl", new), spec=spec, mode=mode)
+    assert rows_of(store) == expected(*(new if mode == "full" else [*records, *new]))
+    assert not verify(store, "vectors").problems
+    assert run(store, write("b.jsonl", new), spec=spec, mode=mode).version == report.version
+
+
+def test_an_id_in_another_shard_is_found_though_all_was_done_before(store, write):
+    spec, records = VECTORS | {"shards": 2}, vector_records(0, 20)
+    run(store, write("a.jsonl", records), spec=spec)
+    path = write("b.jsonl", vector_records(50, 51))
+    run(store, path, spec=spec)
+    rollback(store, "vectors", 1)
+    [(name, other)] = foreign(["d50"], 2).items()
+    with scannery.connect(store.uri) as client:
+        client.index("vectors").upsert([{"id": name, "document_id": other, "vector": [1.0] * 8}])
+    assert seal(store, "vectors") is not None
+    # The shard of d50 is as it was when it was first built, so its segment is there.
+    run(store, path, spec=spec)
+    assert rows_of(store) == expected(*records, *vector_records(50, 51))
     assert not verify(store, "vectors").problems
 
 

@@ -25,7 +25,7 @@ from scannery.indexer import (
     verify,
 )
 from scannery.serving import OverloadedError
-from scannery.serving.live import merging, sealing
+from scannery.serving.live import merging, sealing, undoing
 from scannery.serving.live.backup import restore, snapshot
 from scannery.serving.live.maintenance import locked, seal_due
 from scannery.serving.live.merging import due, merge
@@ -368,6 +368,48 @@ def test_a_rollback_undoes_what_was_sealed_and_keeps_what_was_not(
         points = client.index("live").get(["sealed", "sealed2", "unsealed"])
         assert [point is not None for point in points] == [False, False, True]
         assert client.index("live").stats().sequence == 3
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged", "manifest"])
+def test_a_rollback_from_a_damaged_version_keeps_what_the_log_has(
+    store: Store, path: Path, damage: str
+) -> None:
+    with scannery.connect(path) as client:
+        for number in range(3):
+            client.index("live").upsert([{"id": f"new{number}", "vector": VECTOR}])
+        seal(store, "live")
+        client.index("live").upsert([{"id": "new3", "vector": VECTOR}])
+    old = {entry.key for entry in read_manifest(store, "live", 1).segments}
+    new = next(e for e in read_manifest(store, "live").segments if e.key not in old)
+    match damage:
+        case "missing":
+            store.delete(f"live/{new.key}")
+        case "damaged":
+            store.write(f"live/{new.key}", b"x" * new.size_bytes)
+        case _:
+            store.write("live/versions/00000002.json", b"{")
+    undoing.rollback(store, "live", 1)
+    with scannery.connect(path) as client:
+        assert all(client.index("live").get([f"new{number}" for number in range(4)]))
+        assert client.index("live").stats().sequence == 4
+    # Sealed again, and of a sound version a rollback undoes it.
+    assert seal(store, "live") is not None
+    assert undoing.rollback(store, "live", 1).log_sequence == 4
+    with scannery.connect(path) as client:
+        assert client.index("live").get(["new0"]) == [None]
+
+
+def test_a_rollback_beyond_what_the_log_has_keeps_the_position(store: Store, path: Path) -> None:
+    for number in range(3):
+        with scannery.connect(path) as client:
+            client.index("live").upsert([{"id": f"new{number}", "vector": VECTOR}])
+        seal(store, "live")
+    store.write("live/versions/00000004.json", b"{")
+    # The log begins after sequence 2, which the first version does not have.
+    assert undoing.rollback(store, "live", 1).log_sequence == 2
+    with scannery.connect(path) as client:
+        points = client.index("live").get([f"new{number}" for number in range(3)])
+        assert [point is not None for point in points] == [False, False, True]
 
 
 def test_a_backup_is_taken_while_writing_and_comes_back_whole(
