@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Collection
 from datetime import datetime, timedelta, timezone
 
-from scannery.indexer.errors import IndexerError, StoreError
+from scannery.indexer.errors import IndexerError
 from scannery.indexer.store import Store
 
 __all__ = ["LIFETIME", "LeaseHolder", "leased_versions"]
@@ -55,7 +55,7 @@ class LeaseHolder:
         try:
             self._store.write(self._key(index), json.dumps(lease).encode())
             self._held[index], self._failing = (wanted, now), False
-        except StoreError as error:
+        except IndexerError as error:
             # Tried again after a while: a store that is read-only should not be asked every second.
             self._held[index] = wanted, now
             if not self._failing:

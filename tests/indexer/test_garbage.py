@@ -22,7 +22,8 @@ from scannery.indexer import (
     verify,
 )
 from scannery.indexer.leases import LIFETIME
-from scannery.serving.catalog import Catalog, Watcher
+from scannery.serving.catalog import Catalog
+from scannery.serving.watcher import Watcher
 from tests.data import without_ids
 from tests.indexer.test_maintenance import NOW, store
 
