@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from scannery.indexer import ChunkSpec, Manifest
+from scannery.serving.attempts import Attempts
 from scannery.serving.batching import Batcher
 from scannery.serving.config import RemoteConfig
 from scannery.serving.deadline import Deadline
@@ -188,7 +190,12 @@ class EncoderPool:
     """The models of a process: indexes that name the same one share it. Safe to use from several threads."""
 
     def __init__(
-        self, *, device: str = "auto", reranker: str | None = None, remote: RemoteConfig | None = None
+        self,
+        *,
+        device: str = "auto",
+        reranker: str | None = None,
+        remote: RemoteConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load nothing yet.
 
@@ -196,13 +203,16 @@ class EncoderPool:
             device: where models run.
             reranker: the cross-encoder of all indexes, whatever their specs name.
             remote: the process that encodes; None: models are loaded here.
+            clock: seconds.
 
         """
+        self._clock = clock
         self._device = device
         self._remote = remote
         self._process: EncoderProcess | None = None
         self.rerankers = RerankerPool(model=reranker, device=device)
         self._encoders: dict[str, QueryEncoder] = {}
+        self._failed: dict[str, Attempts] = {}
         self._observer = Observer()
         self._lock = threading.Lock()
 
@@ -229,13 +239,26 @@ class EncoderPool:
         # One load at a time: loading a model takes all the memory bandwidth there is.
         with self._lock:
             if key not in self._encoders:
-                self._encoders[key] = self._made(manifest)
+                self._encoders[key] = self._tried(key, manifest, field)
             return self._encoders[key]
 
     def close(self) -> None:
         """Let go of the connection to another process."""
         if self._process is not None:
             self._process.close()
+
+    def _tried(self, key: str, manifest: Manifest, field: str) -> QueryEncoder:
+        """Load it, unless that failed a moment ago: a try takes seconds, in which all texts wait."""
+        attempts = self._failed.setdefault(key, Attempts(clock=self._clock))
+        if attempts.error is not None and not attempts.due:
+            raise EncoderUnavailableError(str(attempts.error), field=field)
+        try:
+            encoder = self._made(manifest)
+        except EncoderUnavailableError as error:
+            attempts.failed(f"the encoder of index {manifest.index}", error)
+            raise
+        del self._failed[key]
+        return encoder
 
     def _made(self, manifest: Manifest) -> QueryEncoder:
         if self._remote is None:
@@ -266,7 +289,7 @@ def load_encoder(manifest: Manifest, device: str) -> Encoder:
         )
         if manifest.encoder is not None:
             require_match(Fingerprint.from_dict(manifest.encoder), encoder.fingerprint)
-    except EmbedError as error:
+    except (EmbedError, OSError) as error:
         raise EncoderUnavailableError(
             f"index {manifest.index!r} cannot be asked with text: {error}", field="query"
         ) from error
