@@ -4,6 +4,7 @@ from scannery.indexer.allowed import FEW_ROWS, AllowedRows
 from scannery.indexer.analyser import Analyser
 from scannery.indexer.bm25 import CorpusStatistics, corpus_statistics, score_rows
 from scannery.indexer.cache import SegmentCache
+from scannery.indexer.children import python_command, python_environment
 from scannery.indexer.datapoints import (
     MAX_ID_BYTES,
     MAX_MAGNITUDE,
@@ -148,6 +149,8 @@ __all__ = [
     "open_index",
     "open_segment",
     "parse_spec",
+    "python_command",
+    "python_environment",
     "read_deleted",
     "read_live_mask",
     "read_manifest",
