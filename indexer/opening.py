@@ -57,8 +57,7 @@ def _opened(store: Store, key: str, entry: SegmentEntry, cache: SegmentCache) ->
         if costs:
             (folder / files.COSTS).write_text(costs.to_json())
 
-    folder = cache.get(entry.sha256, unpack)
-    with COMPILING:
+    with cache.opened(entry.sha256, unpack) as folder, COMPILING:
         if not unpacked:  # or the machine has just as much to do
             _time_again(entry, folder)
         return Segment(entry, folder)
