@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scannery.indexer.errors import StoreError
 
-__all__ = ["is_private", "make_private"]
+__all__ = ["is_private", "keeps_code", "make_private"]
 
 _LOG = logging.getLogger(__name__)
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -40,6 +40,26 @@ def make_private(folder: Path, name: str) -> None:
         if status.st_mode & _OTHERS_WRITE:
             _LOG.warning("%s could be written by other users (%s); it is closed to them now", name, folder)
         folder.chmod(0o700)
+
+
+def keeps_code(folder: Path, source: Path) -> bool:
+    """Return whether compiled code in a cache folder can be trusted as much as its source, and tell if it cannot.
+
+    Numba's cache is pickle: loading it runs whatever it says. Beside the source nothing is gained by a check, since who
+    can write there can change the source. One of ours that others could write is emptied and closed to them.
+    """
+    if folder.name == "__pycache__" and folder.parent.samefile(source.parent):
+        return True
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        _LOG.warning("compiled code in %s is not used: it belongs to user %d", folder, status.st_uid)
+        return False
+    if status.st_mode & _OTHERS_WRITE:
+        _LOG.warning("compiled code in %s could be written by other users; it is compiled anew", folder)
+        folder.chmod(0o700)
+        for path in folder.iterdir():
+            path.unlink(missing_ok=True)
+    return True
 
 
 def is_private(folder: Path) -> bool:

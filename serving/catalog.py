@@ -81,10 +81,11 @@ class Catalog:
         """
         self._store = store
         self._opened = opened
-        self._log_root = log or store.local_root
+        # What is given as a relative path stays what it is now, whatever folder the process goes to.
+        self._log_root = log.absolute() if log else store.local_root
         self._only = None if only is None else frozenset(only)
         self.encoders = encoders or EncoderPool()
-        self._cache = cache
+        self._cache = cache or SegmentCache()
         self._clock = clock
         self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()

@@ -20,7 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from scannery.indexer import IndexerError, Store, latest_version, python_command, python_environment
+from scannery.indexer import (
+    IndexerError,
+    Store,
+    default_cache_folder,
+    latest_version,
+    python_command,
+    python_environment,
+)
 from scannery.serving.errors import OverloadedError
 from scannery.serving.live.location import log_folder
 from scannery.serving.live.log_files import LOG_FILE
@@ -62,7 +69,8 @@ class Maintenance:
     ) -> None:
         self._store = store
         self._index = index
-        self._log_root = log_root
+        self._log_root = log_root.absolute()
+        self._cache = default_cache_folder().absolute()
         self._clock = clock
         self._runs: dict[Task, _Run] = {}
         self._failures: dict[Task, int] = {}
@@ -143,7 +151,7 @@ class Maintenance:
             ]
             process = subprocess.Popen(
                 python_command(PROGRAM, arguments),
-                env=python_environment(bounds()),
+                env=python_environment(bounds() | {"SCANNERY_CACHE_DIR": str(self._cache)}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

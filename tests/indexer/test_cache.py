@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from scannery.indexer import SegmentCache, StoreError
+from tests.data import ROOT
 
 
 def unpacking(text: str, seen: list[str] | None = None) -> Callable[[Path], None]:
@@ -103,3 +106,41 @@ def test_a_change_of_folders_leaves_the_cache_where_it_was(
     monkeypatch.chdir(tmp_path / "elsewhere")
     with cache.opened("a", unpacking("a")) as folder:
         assert folder.is_relative_to(tmp_path / "cache")
+
+
+SOURCE = """
+from scannery.indexer.kernels import compiled
+@compiled
+def doubled(number):
+    return 2 * number
+print(doubled(21), sum(doubled.stats.cache_hits.values()) if hasattr(doubled, "stats") else -1)
+"""
+
+
+def kernel_run(program: Path, cache: Path, folder: Path) -> tuple[str, str]:
+    """Return what a program with a kernel prints, and what it logs; the kernel is kept in `cache`."""
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "NUMBA_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip(), done.stderr
+
+
+def test_compiled_code_that_others_could_write_is_not_loaded(tmp_path: Path) -> None:
+    (program := tmp_path / "program.py").write_text(SOURCE)
+    cache = tmp_path / "numba"
+    assert kernel_run(program, cache, tmp_path)[0] == "42 0"
+    [folder] = [path.parent for path in cache.rglob("program*.nbi")]
+    folder.chmod(0o777)
+    found, said = kernel_run(program, cache, tmp_path)
+    assert found == "42 0"
+    assert "could be written by other users" in said
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert kernel_run(program, cache, tmp_path)[0] == "42 1"
+    if os.geteuid() == 0:
+        os.chown(folder, 12345, 12345)
+        assert kernel_run(program, cache, tmp_path)[0] == "42 0"
