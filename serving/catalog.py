@@ -80,6 +80,8 @@ class Catalog:
 
         """
         self._store = store
+        self.uri = store.uri
+        """Of the store; what opens it again."""
         self._opened = opened
         # What is given as a relative path stays what it is now, whatever folder the process goes to.
         self._log_root = log.absolute() if log else store.local_root

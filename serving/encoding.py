@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from scannery.serving.batching import Batcher
 from scannery.serving.config import RemoteConfig
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
+from scannery.serving.places import current_folder, placed_model
 from scannery.serving.reranking import RerankerPool
 from scannery.serving.tracing import span
 from scannery.serving.turns import waiting
@@ -207,6 +209,7 @@ class EncoderPool:
 
         """
         self._clock = clock
+        self._folder = current_folder()
         self._device = device
         self._remote = remote
         self._process: EncoderProcess | None = None
@@ -262,7 +265,7 @@ class EncoderPool:
 
     def _made(self, manifest: Manifest) -> QueryEncoder:
         if self._remote is None:
-            return QueryEncoder(load_encoder(manifest, self._device), observer=self._observer)
+            return QueryEncoder(load_encoder(manifest, self._device, self._folder), observer=self._observer)
         from scannery.serving.remote import EncoderProcess, RemoteEncoder
 
         # No connection before it is needed: none survives a fork.
@@ -270,8 +273,11 @@ class EncoderPool:
         return QueryEncoder(RemoteEncoder(self._process, manifest), observer=self._observer, batched=False)
 
 
-def load_encoder(manifest: Manifest, device: str) -> Encoder:
-    """Return the encoder that an index names, loaded here; EncoderUnavailableError if it cannot be, or is another."""
+def load_encoder(manifest: Manifest, device: str, folder: Path) -> Encoder:
+    """Return the encoder that an index names, loaded here; EncoderUnavailableError if it cannot be, or is another.
+
+    A model that is a local folder, by a relative path, is looked for in `folder`.
+    """
     # Takes seconds (torch), and vector queries never need it.
     from scannery.embed import EmbedError, Encoder, Fingerprint, require_match
 
@@ -280,7 +286,7 @@ def load_encoder(manifest: Manifest, device: str) -> Encoder:
         raise EncoderUnavailableError(f"index {manifest.index!r} has no encoder", field="query")
     try:
         encoder = Encoder.load(
-            spec.model,
+            placed_model(spec.model, folder),
             device=device,
             dimensions=spec.dimensions,
             query_prompt=spec.query_prompt,

@@ -18,6 +18,7 @@ from scannery.serving.config import EncoderConfig
 from scannery.serving.embedding import ServedEncoder
 from scannery.serving.encoding import Observer, QueryEncoder, load_encoder
 from scannery.serving.errors import EncoderUnavailableError, UnknownIndexError
+from scannery.serving.places import current_folder, placed_model
 from scannery.serving.security.principals import CURRENT
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Shelf:
     def __init__(self, config: EncoderConfig) -> None:
         """Take the options; `refresh` loads what they name."""
         self._config = config
+        self._folder = current_folder()
         self.observer = Observer()
         self._served: dict[str, ServedEncoder] = {}
         self._versions: dict[str, int] = {}
@@ -105,14 +107,14 @@ class Shelf:
             manifest.spec.encoder.model_dump(mode="json"), sort_keys=True
         )
         if key not in self._served:
-            self._put(key, load_encoder(manifest, self._config.device))
+            self._put(key, load_encoder(manifest, self._config.device, self._folder))
         return key
 
     def _add_model(self, model: str) -> None:
         from scannery.embed import EmbedError, Encoder
 
         try:
-            encoder = Encoder.load(model, device=self._config.device)
+            encoder = Encoder.load(placed_model(model, self._folder), device=self._config.device)
         except EmbedError as error:
             raise EncoderUnavailableError(f"model {model}: {error}", field="models") from error
         self._put(encoder.fingerprint.digest, encoder)

@@ -250,19 +250,25 @@ def test_a_log_that_cannot_be_followed_keeps_no_other_from_it(
     catalog.close()
 
 
-def test_an_encoder_that_could_not_be_loaded_is_tried_again_and_told(tmp_path: Path) -> None:
+def test_an_encoder_that_could_not_be_loaded_is_tried_again_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock, folder = Clock(), make_model("bert-cls", tmp_path / "model")
     store = Store.open(tmp_path / "store", create=True)
     spec = parse_spec(
-        {"index": "texts", "source": {"id": "id", "text": "t"}, "encoder": {"model": str(folder)}}
+        {"index": "texts", "source": {"id": "id", "text": "t"}, "encoder": {"model": "./model/model"}}
     )
     from scannery.embed import Encoder
 
+    monkeypatch.chdir(tmp_path)
     encoder = Encoder.load(folder, device="cpu")
     vectors = encoder.encode_documents(["one", "two"])
     publish_version(store, spec, datapoints(spec, vectors), tmp_path, encoder=encoder.fingerprint.to_dict())
     folder.rename(tmp_path / "away")
     catalog = Catalog(store, clock=clock, encoders=EncoderPool(device="cpu", clock=clock))
+    # A relative path starts from where the catalog was opened.
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     catalog.refresh(encoders=True)
     assert "its encoder cannot be used" in catalog.problem("texts")
     snapshot = catalog.snapshot("texts")
