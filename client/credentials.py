@@ -69,6 +69,10 @@ class Credentials:
             raise InvalidArgumentError("cert: needs key, and key needs cert", field="cert")
         if self.tls is False and (self.ca is not None or self.cert is not None):
             raise InvalidArgumentError("tls: False goes with neither ca nor cert", field="tls")
+        for name in ("ca", "cert", "key"):
+            # They are read again at every new connection, and the process may go to another folder.
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _expanded(path).absolute())
 
     def __bool__(self) -> bool:
         return self != Credentials()

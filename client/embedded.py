@@ -33,7 +33,7 @@ class EmbeddedTransport:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._store: str | Path | None = None
+        self._store: str | None = None
         self._pid = os.getpid()
         self._closed = False
 
@@ -44,10 +44,12 @@ class EmbeddedTransport:
         from scannery.serving.service import Service
 
         try:
-            transport = cls(Service(Catalog.open(store)))
+            catalog = Catalog.open(store)
         except Exception as error:
             raise _translated(error) from error
-        transport._store = store
+        transport = cls(Service(catalog))
+        # Absolute: it is opened again after a fork, perhaps from another folder.
+        transport._store = catalog.uri
         return transport
 
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:

@@ -258,6 +258,8 @@ class IndexInfo:
     """Empty in a list of indexes."""
     spec: dict[str, Any]
     """Empty in a list of indexes."""
+    problem: str = ""
+    """What is wrong while the index answers: a later version that cannot be opened, say. Empty: nothing."""
 
 
 PointT = TypeVar("PointT", bound=Datapoint)
@@ -339,6 +341,7 @@ def parse_index(message: index_pb2.IndexInfo) -> IndexInfo:
             for s in message.segments
         ),
         spec=json.loads(message.spec_json) if message.spec_json else {},
+        problem=message.problem,
     )
 
 

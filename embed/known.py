@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import uuid
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from scannery.embed.cache_folders import cache_folder, is_ours, make_cache_folder
 from scannery.embed.errors import EmbedError
 from scannery.embed.fingerprint import Fingerprint, hash_model_folder
 from scannery.embed.model_checks import module_folders
@@ -45,14 +45,14 @@ class Known:
     def fingerprint(self, label: str) -> Fingerprint | None:
         """Return the fingerprint under the name `label`, or None if unknown."""
         try:
-            return Fingerprint.from_dict({**json.loads(self._place.read_text()), "model": label})
+            return Fingerprint.from_dict({**json.loads(_read(self._place)), "model": label})
         except (OSError, ValueError, TypeError, EmbedError):
             return None
 
     def notes(self) -> dict[str, Any] | None:
         """Return the notes of lean.py, or None if there are none."""
         try:
-            checksum, _, text = self._notes_place.read_text().partition("\n")
+            checksum, _, text = _read(self._notes_place).partition("\n")
             # Half a vocabulary would still be one.
             if hashlib.sha256(text.encode()).hexdigest() != checksum:
                 return None
@@ -83,9 +83,15 @@ def recalled(folder: Path, label: str, options: Mapping[str, Any]) -> Fingerprin
         return None
 
 
+def _read(place: Path) -> str:
+    if not is_ours(place.parent):
+        raise PermissionError(f"{place.parent} can be written by others")
+    return place.read_text()
+
+
 def _write(place: Path, text: str) -> None:
     with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_cache_folder(place.parent)
         draft = place.with_name(f"draft-{uuid.uuid4().hex}")
         draft.write_text(text)
         draft.replace(place)
@@ -98,14 +104,7 @@ def _place(folder: Path, hashes: tuple[str, str], options: Mapping[str, Any]) ->
     }
     known = [hashes, files, dict(options), [_version(name) for name in _LIBRARIES]]
     key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-    return _cache_folder() / "fingerprints" / f"{key}.json"
-
-
-def _cache_folder() -> Path:
-    # As indexer/cache.py has it; rooms do not import each other for this.
-    named = os.environ.get("SCANNERY_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(named) if named else Path(base or Path.home() / ".cache") / "scannery"
+    return cache_folder() / "fingerprints" / f"{key}.json"
 
 
 def _version(name: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from scannery.embed.batching import Batch, Bucket, bucket_batches, choose_buckets
+from scannery.embed.cache_folders import is_ours, make_cache_folder
 from scannery.embed.devices import Emit, Forward, Work, unavailable
 from scannery.embed.errors import InvalidArgumentError, RecompilationError
 from scannery.embed.models import quiet
@@ -243,9 +244,14 @@ def _torch_xla() -> Any:
         from torch_xla import runtime
     except ImportError as error:
         raise unavailable("xla", "torch_xla is not installed (pip install 'scannery[tpu]')") from error
-    cache = os.environ.get(CACHE_ENVIRONMENT) or str(Path.home() / ".cache" / "scannery" / "xla")
+    named = os.environ.get(CACHE_ENVIRONMENT)
+    cache = Path(named).absolute() if named else Path.home() / ".cache" / "scannery" / "xla"
     try:
-        runtime.initialize_cache(cache, readonly=False)
+        make_cache_folder(cache)
+        if is_ours(cache):
+            runtime.initialize_cache(str(cache), readonly=False)
+        else:  # they are code, and others could write it
+            logger.warning("compilations are not kept: %s is not of this user alone", cache)
     except (RuntimeError, AssertionError, OSError) as error:  # too late in this process, or not writable
         logger.info("compilations are not kept: %s", error)
     return torch_xla

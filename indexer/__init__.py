@@ -3,7 +3,8 @@
 from scannery.indexer.allowed import FEW_ROWS, AllowedRows
 from scannery.indexer.analyser import Analyser
 from scannery.indexer.bm25 import CorpusStatistics, corpus_statistics, score_rows
-from scannery.indexer.cache import SegmentCache
+from scannery.indexer.cache import SegmentCache, default_cache_folder
+from scannery.indexer.children import python_command, python_environment
 from scannery.indexer.datapoints import (
     MAX_ID_BYTES,
     MAX_MAGNITUDE,
@@ -138,6 +139,7 @@ __all__ = [
     "commit",
     "corpus_statistics",
     "datapoint_schema",
+    "default_cache_folder",
     "exact_search",
     "expected_recall",
     "id_hashes",
@@ -154,6 +156,8 @@ __all__ = [
     "open_index",
     "open_segment",
     "parse_spec",
+    "python_command",
+    "python_environment",
     "read_deleted",
     "read_live_mask",
     "read_manifest",

@@ -5,13 +5,17 @@ Compiled on first use and cached on disk, in numba's own cache (`NUMBA_CACHE_DIR
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+
+from scannery.indexer.private import keeps_code
 
 __all__ = [
     "COMPILING",
@@ -22,6 +26,11 @@ __all__ = [
     "unit_vectors",
 ]
 
+
+if _named := os.environ.get("NUMBA_CACHE_DIR"):
+    # A relative one would be another after a change of folders, and code would be loaded from there.
+    os.environ["NUMBA_CACHE_DIR"] = str(Path(_named).absolute())
+    numba.config.reload_config()  # type: ignore[no-untyped-call]
 
 COMPILING = threading.RLock()
 """Segments are opened by several threads, and a first one compiles kernels. Compilers parse Python code, as numpy does
@@ -44,10 +53,12 @@ def compiled(function: FunctionT, *, fastmath: bool = True, brief: bool = False)
     """
     allowed = _FASTMATH if fastmath else False
     try:
-        kernel: FunctionT = numba.njit(cache=True, nogil=not brief, fastmath=allowed)(function)  # type: ignore[assignment]
-    except RuntimeError:  # there is no folder that can be written
-        kernel = numba.njit(nogil=not brief, fastmath=allowed)(function)  # type: ignore[assignment]
-    return kernel
+        kernel = numba.njit(cache=True, nogil=not brief, fastmath=allowed)(function)
+        if keeps_code(Path(str(kernel.stats.cache_path)), Path(function.__code__.co_filename)):
+            return cast("FunctionT", kernel)
+    except (RuntimeError, OSError):  # there is no folder that can be written
+        pass
+    return cast("FunctionT", numba.njit(nogil=not brief, fastmath=allowed)(function))
 
 
 def _add_bm25(

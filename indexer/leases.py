@@ -82,7 +82,7 @@ class LeaseHolder:
         try:
             self._store.write(self._key(index), json.dumps(lease).encode())
             self._held[index], self._failing = (wanted, now), False
-        except StoreError as error:
+        except IndexerError as error:
             # Tried again after a while: a store that is read-only should not be asked every second.
             self._held[index] = wanted, now
             if not self._failing:

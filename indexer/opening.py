@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pyarrow as pa
 
 from scannery.indexer import segment_files as files
 from scannery.indexer.cache import SegmentCache
-from scannery.indexer.errors import CorruptError
+from scannery.indexer.errors import CorruptError, IndexerError, StoreError
 from scannery.indexer.kernels import COMPILING
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.plan_costs import latest_costs
@@ -25,11 +28,17 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
 
     Raises:
         NotFoundError: the file is not in the store.
-        CorruptError: the file is not what the manifest says.
+        CorruptError: the file is not what the manifest says, or no segment.
         FormatError: the file is of a later format.
+        StoreError: it cannot be read, or not be unpacked into the local cache (disk full, no permission).
 
     """
     key = segment_key(index, entry.key)
+    with _explained(key):
+        return _opened(store, key, entry, cache)
+
+
+def _opened(store: Store, key: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
     size = store.size(key)
     if size != entry.size_bytes:
         raise CorruptError(f"{key} has {size} bytes, the manifest says {entry.size_bytes}")
@@ -48,11 +57,27 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
         if costs:
             (folder / files.COSTS).write_text(costs.to_json())
 
-    folder = cache.get(entry.sha256, unpack)
-    with COMPILING:
+    with cache.opened(entry.sha256, unpack) as folder, COMPILING:
         if not unpacked:  # or the machine has just as much to do
             _time_again(entry, folder)
         return Segment(entry, folder)
+
+
+@contextlib.contextmanager
+def _explained(key: str) -> Iterator[None]:
+    """Turn what the system and the libraries that read a segment raise into our errors."""
+    try:
+        yield
+    except IndexerError:
+        raise
+    except OSError as error:
+        if error.errno is None:  # Arrow's, of what is in the file
+            raise CorruptError(f"{key} is not a segment: {error}") from error
+        raise StoreError(f"{key} cannot be opened through the local cache: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
+        if isinstance(error, MemoryError):
+            raise
+        raise CorruptError(f"{key} is not a segment: {type(error).__name__}: {error}") from error
 
 
 def _time_again(entry: SegmentEntry, folder: Path) -> None:

@@ -8,14 +8,13 @@ import math
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from typing_extensions import Self
 
 from scannery.indexer.arrays import mapped
+from scannery.indexer.children import python_command, python_environment
 from scannery.indexer.errors import BuildError
 from scannery.indexer.manifest import CurvePoint
 from scannery.indexer.scann_config import SOAR_LAMBDA, ScannConfig
@@ -26,9 +25,8 @@ __all__ = ["QUERIES_FILE", "VECTORS_FILE", "ScannBuild", "Tuning"]
 VECTORS_FILE = "vectors.npy"
 QUERIES_FILE = "queries.npy"
 _STDERR_SHOWN = 2000
+# By its path, so that it need not import our packages.
 _SCRIPT = Path(__file__).with_name("scann_child.py")
-# By its path, so that it need not import our packages; not as `python FILE`, which makes our modules top-level ones.
-_RUN = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +83,7 @@ class ScannBuild:
         (folder / "job.json").write_text(json.dumps(job))
 
     def __enter__(self) -> Self:
-        self._tuner = self._start(["-m", "scannery.indexer.scann_tune"], "tune")
+        self._tuner = self._start("scannery.indexer.scann_tune", "tune")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,7 +96,7 @@ class ScannBuild:
             BuildError: the child failed or died.
 
         """
-        trainer = self._start(["-c", _RUN, str(_SCRIPT)], "train")
+        trainer = self._start(_SCRIPT, "train")
         try:
             self._finish(trainer, "train", "the ScaNN build")
         finally:
@@ -124,16 +122,14 @@ class ScannBuild:
         curve = tuple(CurvePoint.model_validate(point) for point in found["curve"])
         return Tuning(curve=curve, seconds=found["seconds"], fresh_recall=found["fresh_recall"])
 
-    def _start(self, arguments: Sequence[str], log: str) -> subprocess.Popen[bytes]:
-        # The parent's import path, since it need not be an installed one (Beam workers, editable installs).
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    def _start(self, program: str | Path, log: str) -> subprocess.Popen[bytes]:
         # ScaNN has threads of its own. The linear algebra of the tuner is to use one core: that of the thread that
         # asks for it, whose priority is low.
-        environment |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+        threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         with (self._place / f"{log}.txt").open("wb") as output:
             return subprocess.Popen(
-                [sys.executable, *arguments, str(self._place)],
-                env=environment,
+                python_command(program, [str(self._place)]),
+                env=python_environment(threads),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

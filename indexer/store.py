@@ -63,6 +63,7 @@ class Store:
 
     def __init__(self, uri: str, backend: _Backend) -> None:
         self.uri = uri
+        """What opens it again from any folder: a URI, or an absolute path."""
         self._backend = backend
 
     @classmethod
@@ -85,7 +86,8 @@ class Store:
             raise StoreUriError(
                 f"store {text!r}: unknown scheme; use a folder, file://, gs://, s3:// or az://"
             )
-        return cls(text, _FolderBackend(_folder(text, create=create)))
+        root = _folder(text, create=create)
+        return cls(str(root), _FolderBackend(root))
 
     @property
     def local_root(self) -> Path | None:

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from scannery.indexer import (
@@ -28,10 +27,10 @@ from scannery.indexer import (
 from scannery.serving import hydrate
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
+from scannery.serving.entries import Entry
 from scannery.serving.errors import (
     ClosedError,
     InvalidRequestError,
-    ServingError,
     UnknownIndexError,
 )
 from scannery.serving.live.index import LiveIndex
@@ -39,40 +38,16 @@ from scannery.serving.live.log import LogGapError
 from scannery.serving.live.log_database import check_sqlite
 from scannery.serving.live.log_place import LogPlace
 from scannery.serving.live.maintenance import Maintenance
-from scannery.serving.live.tail import Tail
 from scannery.serving.security.principals import CURRENT
 from scannery.serving.snapshot import Snapshot
 
-__all__ = ["Catalog", "Watcher"]
+__all__ = ["CHECK_EVERY_S", "Catalog"]
 
 _LOG = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
-MAX_BACKOFF_S = 60.0
 # A version that is replaced while it is being opened is no trouble, unless that never ends.
 MAX_GAPS = 5
-
-
-@dataclass(slots=True)
-class _Entry:
-    live: LiveIndex | None = None
-    maintenance: Maintenance | None = None
-    error: IndexerError | None = None
-    """Why the current version is not open."""
-    checked_at_s: float = float("-inf")
-    failures: int = 0
-    stamp: str = ""
-    """Of the manifest that is open, by which another one of the same number is told."""
-    retry_at_s: float = float("-inf")
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """What a query sees now."""
-        return None if self.live is None else self.live.snapshot
-
-    def look_again(self) -> None:
-        """Forget when the version was looked at last: there is a later one."""
-        self.checked_at_s = float("-inf")
 
 
 class Catalog:
@@ -110,18 +85,23 @@ class Catalog:
         """
         check_sqlite()
         self._store = store
+        self.uri = store.uri
+        """Of the store; what opens it again."""
         self._opened = opened
-        self._log_root = log or store.local_root
+        # What is given as a relative path stays what it is now, whatever folder the process goes to.
+        self._log_root = log.absolute() if log else store.local_root
         self._only = None if only is None else frozenset(only)
         self.encoders = encoders or EncoderPool()
-        self._cache = cache
+        self._cache = cache or SegmentCache()
         self._clock = clock
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
         self._lock = threading.Lock()
         self._leases = LeaseHolder(store)
         self._closed = False
         self.watched = False
         """Whether somebody calls `refresh` all the time."""
+        self.failed: Callable[[str], object] = lambda task: None
+        """Is told the name of each task in the background that fails."""
 
     @classmethod
     def open(cls, uri: str | Path, *, device: str = "auto") -> Catalog:
@@ -132,7 +112,7 @@ class Catalog:
         """Return the names of the indexes that the caller can ask for, sorted."""
         self._check_open()
         if not self.watched:
-            names = list(self._stored())
+            names = self._stored()
         else:
             names = [name for name, entry in list(self._entries.items()) if entry.snapshot]
         return sorted(name for name in names if _visible(name))
@@ -140,6 +120,15 @@ class Catalog:
     def states(self) -> dict[str, bool]:
         """Return for each index whether it answers."""
         return {name: entry.snapshot is not None for name, entry in list(self._entries.items())}
+
+    def problem(self, name: str) -> str:
+        """Return what is wrong with an index that may answer all the same; empty if nothing is."""
+        entry = self._entries.get(name)
+        return entry.problem if entry is not None else ""
+
+    def failures(self) -> dict[str, int]:
+        """Return for each index how often in a row it failed to open its current version, or to load its encoder."""
+        return {name: entry.failures for name, entry in list(self._entries.items())}
 
     def snapshots(self) -> list[Snapshot]:
         """Return the current snapshots of the indexes that are open."""
@@ -170,7 +159,8 @@ class Catalog:
         if entry is None:
             raise self._unknown(name)
         if entry.live is None:
-            raise entry.error or self._unknown(name)
+            # Without the frames of those who were told before.
+            raise (entry.opening.error or self._unknown(name)).with_traceback(None)
         if not self.watched:
             # Nobody follows the log; whoever finds it busy takes what there is.
             entry.live.catch_up(wait_s=0)
@@ -192,8 +182,12 @@ class Catalog:
     def maintain(self) -> None:
         """Have sealed and merged what is due; costs little where nothing is."""
         for entry in list(self._entries.values()):
-            if entry.live is not None and entry.maintenance is not None:
-                entry.maintenance.look(entry.live.state)
+            # An error is of no other index, and of no write, which is acknowledged by now.
+            entry.maintain()
+
+    def note_failure(self, task: str) -> None:
+        """Count a failure of a task in the background."""
+        self.failed(task)
 
     def live_indexes(self) -> list[LiveIndex]:
         """Return all indexes that are open."""
@@ -217,17 +211,16 @@ class Catalog:
             StoreError: the store cannot be listed; everything stays as it is.
 
         """
-        stored = self._stored()
         with self._lock:
-            for name, version in stored.items():
+            self._renew_leases()
+            names = self._chosen()
+            for name in names:
                 if not self._closed:
-                    self._refresh_one(name, version, encoders=encoders)
-            for name in self._entries.keys() - stored.keys():
-                _LOG.info("index %s is gone", name)
+                    self._look(name, encoders=encoders, known=True)
+                # After each: to open one may take minutes, in which the leases of the others would expire.
+                self._renew_leases()
+            for name in self._entries.keys() - names:
                 self._forget(name)
-            for name, entry in self._entries.items():
-                if entry.snapshot is not None:
-                    self._leases.hold(name, {entry.snapshot.manifest.version})
 
     def close(self) -> None:
         """Let go of all indexes; queries that run finish on what they hold."""
@@ -237,20 +230,33 @@ class Catalog:
                 self._forget(name)
             self._leases.release()
 
+    def _renew_leases(self) -> None:
+        for entry in self._entries.values():
+            entry.hold(self._leases)
+
     def _forget(self, name: str) -> None:
         entry = self._entries.pop(name, None)
-        if entry is not None and entry.maintenance is not None:
-            entry.maintenance.close(finish=not self.watched)
-        if entry is not None and entry.live is not None:
-            entry.live.close()
+        if entry is not None:
+            # Embedded: no server goes on with what is due.
+            entry.close(finish=not self.watched)
+            if not self._closed:
+                _LOG.info("index %s is gone", name)
 
-    def _stored(self) -> dict[str, int]:
-        names = (name for name in self._store.folders() if self._only is None or name in self._only)
-        return {name: version for name in names if (version := latest_version(self._store, name)) is not None}
+    def _chosen(self) -> set[str]:
+        return {name for name in self._store.folders() if self._only is None or name in self._only}
 
-    def _looked_after(self, name: str) -> _Entry | None:
+    def _stored(self) -> list[str]:
+        return [name for name in self._chosen() if self._is_stored(name)]
+
+    def _is_stored(self, name: str) -> bool:
+        try:
+            return latest_version(self._store, name) is not None
+        except IndexerError:  # it is there, and cannot be read
+            return True
+
+    def _looked_after(self, name: str) -> Entry | None:
         entry = self._entries.get(name)
-        is_open = entry is not None and (entry.live is not None or entry.error is not None)
+        is_open = entry is not None and (entry.live is not None or entry.opening.error is not None)
         if entry is not None and is_open and self._clock() - entry.checked_at_s < CHECK_EVERY_S:
             return entry
         # Whoever has a snapshot does not wait while somebody else opens one.
@@ -258,29 +264,55 @@ class Catalog:
             return entry
         try:
             self._check_open()
-            return self._refresh_one(name, self._version_of(name))
+            return self._look(name)
         finally:
             self._lock.release()
+
+    def _look(self, name: str, *, encoders: bool = False, known: bool = False) -> Entry | None:
+        """Open the current version of an index if it is another one. An error changes nothing, and is kept.
+
+        `known`: it is there, so what is wrong with it is kept even if it was never open.
+        """
+        entry = self._entries.get(name)
+        if entry is not None:
+            entry.checked_at_s = self._clock()
+            if not entry.opening.due:
+                return entry
+        try:
+            version = self._version_of(name)
+        except Exception as error:
+            if entry is None and not known:
+                raise
+            entry = self._entry(name)
+            entry.opening.failed(f"index {name}: its versions cannot be listed", error)
+            return entry
+        return self._refresh_one(name, version, encoders=encoders)
 
     def _version_of(self, name: str) -> int | None:
         return latest_version(self._store, name) if self._only is None or name in self._only else None
 
-    def _refresh_one(self, name: str, version: int | None, *, encoders: bool = False) -> _Entry | None:
+    def _entry(self, name: str) -> Entry:
+        # Not kept before it is known to exist: asking for nonsense must not cost memory.
+        if name not in self._entries:
+            self._entries[name] = Entry(name, self.note_failure, self._clock)
+        return self._entries[name]
+
+    def _refresh_one(self, name: str, version: int | None, *, encoders: bool = False) -> Entry | None:
         if version is None:
             self._forget(name)
             return None
-        # Not kept before it is known to exist: asking for nonsense must not cost memory.
-        entry = self._entries.setdefault(name, _Entry())
-        now = self._clock()
-        entry.checked_at_s = now
+        entry = self._entry(name)
+        entry.checked_at_s = self._clock()
         current = entry.snapshot
-        if now >= entry.retry_at_s and (
-            current is None or current.manifest.version != version or self._is_other(entry, name, version)
-        ):
+        if current is None or current.manifest.version != version or self._is_other(entry, name, version):
             self._open(entry, name, version, encoders=encoders)
+        else:
+            entry.opening.succeeded()
+            if encoders and entry.encoder.failures:
+                entry.load_encoder(current)
         return entry
 
-    def _is_other(self, entry: _Entry, name: str, version: int) -> bool:
+    def _is_other(self, entry: Entry, name: str, version: int) -> bool:
         """Return whether the index was made anew or restored: a version of the same number is another one then."""
         if entry.live is not None and entry.live.replaced:
             return True
@@ -289,20 +321,18 @@ class Catalog:
         except IndexerError:
             return False  # removed, or not to be reached this moment; the next look tells
 
-    def _open(self, entry: _Entry, name: str, version: int, *, encoders: bool) -> None:
+    def _open(self, entry: Entry, name: str, version: int, *, encoders: bool) -> None:
         try:
             stamp = self._store.stamp(manifest_key(name, version))
             index = self._moved(entry, name, version, encoders=encoders)
-        except IndexerError as error:
-            entry.failures += 1
-            entry.error = error
-            entry.retry_at_s = self._clock() + min(MAX_BACKOFF_S, 2.0 ** min(entry.failures, 10))
-            _LOG.error("index %s: version %d cannot be opened: %s", name, version, error)
+        except Exception as error:  # noqa: BLE001  whatever it is: what is open goes on, and so do other indexes
+            entry.opening.failed(f"index {name}: version {version} cannot be opened", error)
             return
-        entry.error, entry.failures, entry.stamp = None, 0, stamp
+        entry.stamp = stamp
+        entry.opening.succeeded()
         _LOG.info("index %s: version %d, %d datapoints", name, index.manifest.version, index.manifest.rows)
 
-    def _moved(self, entry: _Entry, name: str, version: int, *, encoders: bool) -> OpenIndex:
+    def _moved(self, entry: Entry, name: str, version: int, *, encoders: bool) -> OpenIndex:
         """Open a version and go over to it; a later one, if the log has no longer what this one needs."""
         live = entry.live
         for _ in range(MAX_GAPS):
@@ -310,7 +340,7 @@ class Catalog:
             index = open_index(self._store, name, version, cache=self._cache, reuse=reuse)
             hydrate.warm_up(index.segments, index.spec)
             if encoders:
-                _load_encoder(Snapshot(index, self.encoders))
+                entry.load_encoder(Snapshot(index, self.encoders))
             try:
                 if live is not None and live.is_of(index.manifest):
                     live.move(index)
@@ -336,73 +366,7 @@ class Catalog:
             raise ClosedError("the engine is closed")
 
 
-class Watcher:
-    """A thread that keeps a catalog up to date."""
-
-    def __init__(
-        self, catalog: Catalog, *, every_s: float = CHECK_EVERY_S, after: Callable[[], None] | None = None
-    ) -> None:
-        self._catalog = catalog
-        self._every_s = every_s
-        self._after = after
-        self._tail = Tail(catalog.live_indexes)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="scannery-watcher", daemon=True)
-
-    def start(self) -> None:
-        """Open everything, and then keep looking. Returns when all indexes are open.
-
-        Raises:
-            StoreError: the store cannot be read.
-
-        """
-        self._catalog.refresh(encoders=True)
-        self._catalog.watched = True
-        self._report()
-        self._tail.start()
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop looking; waits for the version that is being opened."""
-        self._stop.set()
-        self._tail.stop()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _watch(self) -> None:
-        trouble = ""
-        while not self._stop.wait(self._every_s):
-            try:
-                self._catalog.refresh(encoders=True)
-                self._catalog.maintain()
-                self._report()
-                trouble = ""
-            except Exception as error:  # noqa: BLE001  the next look may succeed; without it, old versions stay for ever
-                if str(error) != trouble:  # said once, not every second
-                    _LOG.error(
-                        "cannot look for new versions: %s",
-                        error,
-                        exc_info=not isinstance(error, IndexerError),
-                    )
-                trouble = str(error)
-
-    def _report(self) -> None:
-        if self._after:
-            self._after()
-
-
 def _visible(name: str) -> bool:
     # Every way to an index leads through the catalog, so this is where callers are kept to theirs.
     principal = CURRENT.get()
     return principal is None or principal.sees(name)
-
-
-def _load_encoder(snapshot: Snapshot) -> None:
-    if snapshot.manifest.spec.encoder is None:
-        return
-    try:
-        # The first text loads what the model loads lazily, too.
-        snapshot.encoder.encode(["warm"])
-    except ServingError as error:
-        # Vector queries work all the same.
-        _LOG.warning("%s", error)

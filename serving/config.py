@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scannery.serving.errors import ConfigError
+from scannery.serving.places import make_absolute
 from scannery.serving.security.config import SecurityConfig
 
 __all__ = [
@@ -164,6 +165,7 @@ class RemoteConfig:
             path = getattr(self, name)
             if path and not Path(path).is_file():
                 raise ConfigError(f"encoder_{name}: there is no file {path}", field=f"encoder_{name}")
+        make_absolute(self, "key_file", "ca")
 
     @property
     def tls(self) -> bool:
@@ -198,6 +200,7 @@ class ServerConfig(ListenConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check("recall_share", 0, 1)
+        make_absolute(self, "store", "log")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +225,7 @@ class EncoderConfig(ListenConfig):
             raise ConfigError("store: give a store (--store), a model (--model), or both", field="store")
         if self.indexes and not self.store:
             raise ConfigError("indexes: need a store (--store)", field="indexes")
+        make_absolute(self, "store")
 
 
 def split_address(listen: str, *, field: str = "listen") -> tuple[str, int]:

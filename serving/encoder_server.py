@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
 from scannery.serving import tracing
+from scannery.serving.attempts import Attempts
 from scannery.serving.config import EncoderConfig
 from scannery.serving.embedding import EMBEDDING_SERVICE, Embedding
 from scannery.serving.front import Front, Running
@@ -15,8 +15,6 @@ from scannery.serving.metrics.registry import Dump
 from scannery.serving.shelf import Shelf
 
 __all__ = ["EncoderServer"]
-
-_LOG = logging.getLogger(__name__)
 
 
 class EncoderServer(Running):
@@ -78,12 +76,6 @@ class EncoderServer(Running):
             self._thread.join()
 
     def _watch(self) -> None:
-        trouble = ""
+        attempts = Attempts(counted=lambda: self.metrics.background_failures.inc(("look",)))
         while not self._stopped.wait(self.config.check_every_s):
-            try:
-                self._shelf.refresh()
-                trouble = ""
-            except Exception as error:  # noqa: BLE001  the next look may succeed
-                if str(error) != trouble:
-                    _LOG.error("cannot look for new indexes: %s", error)
-                trouble = str(error)
+            attempts.run("cannot look for new indexes", self._shelf.refresh)

@@ -8,18 +8,22 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from scannery.indexer import ChunkSpec, Manifest
+from scannery.serving.attempts import Attempts
 from scannery.serving.batching import Batcher
 from scannery.serving.bounded import Bounded
 from scannery.serving.config import RemoteConfig
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
+from scannery.serving.places import current_folder, placed_model
 from scannery.serving.reranking import RerankerPool
 from scannery.serving.tracing import span
 from scannery.serving.turns import waiting
@@ -182,7 +186,12 @@ class EncoderPool:
     """The models of a process: indexes that name the same one share it. Safe to use from several threads."""
 
     def __init__(
-        self, *, device: str = "auto", reranker: str | None = None, remote: RemoteConfig | None = None
+        self,
+        *,
+        device: str = "auto",
+        reranker: str | None = None,
+        remote: RemoteConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load nothing yet.
 
@@ -190,13 +199,17 @@ class EncoderPool:
             device: where models run.
             reranker: the cross-encoder of all indexes, whatever their specs name.
             remote: the process that encodes; None: models are loaded here.
+            clock: seconds.
 
         """
+        self._clock = clock
+        self._folder = current_folder()
         self._device = device
         self._remote = remote
         self._process: EncoderProcess | None = None
         self.rerankers = RerankerPool(model=reranker, device=device)
         self._encoders: dict[str, QueryEncoder] = {}
+        self._failed: dict[str, Attempts] = {}
         self._observer = Observer()
         self._lock = threading.Lock()
 
@@ -223,7 +236,7 @@ class EncoderPool:
         # One load at a time: loading a model takes all the memory bandwidth there is.
         with self._lock:
             if key not in self._encoders:
-                self._encoders[key] = self._made(manifest)
+                self._encoders[key] = self._tried(key, manifest, field)
             return self._encoders[key]
 
     def close(self) -> None:
@@ -231,9 +244,22 @@ class EncoderPool:
         if self._process is not None:
             self._process.close()
 
+    def _tried(self, key: str, manifest: Manifest, field: str) -> QueryEncoder:
+        """Load it, unless that failed a moment ago: a try takes seconds, in which all texts wait."""
+        attempts = self._failed.setdefault(key, Attempts(clock=self._clock))
+        if attempts.error is not None and not attempts.due:
+            raise EncoderUnavailableError(str(attempts.error), field=field)
+        try:
+            encoder = self._made(manifest)
+        except EncoderUnavailableError as error:
+            attempts.failed(f"the encoder of index {manifest.index}", error)
+            raise
+        del self._failed[key]
+        return encoder
+
     def _made(self, manifest: Manifest) -> QueryEncoder:
         if self._remote is None:
-            return QueryEncoder(load_encoder(manifest, self._device), observer=self._observer)
+            return QueryEncoder(load_encoder(manifest, self._device, self._folder), observer=self._observer)
         from scannery.serving.remote import EncoderProcess, RemoteEncoder
 
         # No connection before it is needed: none survives a fork.
@@ -241,8 +267,11 @@ class EncoderPool:
         return QueryEncoder(RemoteEncoder(self._process, manifest), observer=self._observer, batched=False)
 
 
-def load_encoder(manifest: Manifest, device: str) -> Encoder:
-    """Return the encoder that an index names, loaded here; EncoderUnavailableError if it cannot be, or is another."""
+def load_encoder(manifest: Manifest, device: str, folder: Path) -> Encoder:
+    """Return the encoder that an index names, loaded here; EncoderUnavailableError if it cannot be, or is another.
+
+    A model that is a local folder, by a relative path, is looked for in `folder`.
+    """
     # Takes seconds (torch), and vector queries never need it.
     from scannery.embed import EmbedError, Encoder, Fingerprint
 
@@ -251,7 +280,7 @@ def load_encoder(manifest: Manifest, device: str) -> Encoder:
         raise EncoderUnavailableError(f"index {manifest.index!r} has no encoder", field="query")
     try:
         encoder = Encoder.load(
-            spec.model,
+            placed_model(spec.model, folder),
             device=device,
             dimensions=spec.dimensions,
             query_prompt=spec.query_prompt,
@@ -260,7 +289,7 @@ def load_encoder(manifest: Manifest, device: str) -> Encoder:
             # Before it is loaded: whoever can write the store, or the hub, must not choose what is.
             expected=None if manifest.encoder is None else Fingerprint.from_dict(manifest.encoder),
         )
-    except EmbedError as error:
+    except (EmbedError, OSError) as error:
         raise EncoderUnavailableError(
             f"index {manifest.index!r} cannot be asked with text: {error}", field="query"
         ) from error

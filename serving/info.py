@@ -9,8 +9,13 @@ from scannery.v1 import index_pb2 as pb
 __all__ = ["index_info", "memory_rows"]
 
 
-def index_info(manifest: Manifest, *, details: bool, snapshot: Snapshot | None = None) -> pb.IndexInfo:
-    """Return the description of a version, or of a snapshot of it; without `details`, not its segments and spec."""
+def index_info(
+    manifest: Manifest, *, details: bool, snapshot: Snapshot | None = None, problem: str = ""
+) -> pb.IndexInfo:
+    """Return the description of a version, or of a snapshot of it; without `details`, not its segments and spec.
+
+    `problem` says what is wrong with the index.
+    """
     spec = manifest.spec
     info = pb.IndexInfo(
         name=manifest.index,
@@ -26,6 +31,7 @@ def index_info(manifest: Manifest, *, details: bool, snapshot: Snapshot | None =
         sequence=manifest.log_sequence if snapshot is None else snapshot.sequence,
         memory_rows=memory_rows(snapshot),
         recall=_recall(manifest),
+        problem=problem,
     )
     info.created_at.FromDatetime(manifest.created_at)
     if details:

@@ -20,14 +20,13 @@ from scannery.indexer import (
     OpenIndex,
     Store,
     latest_version,
-    list_indexes,
     open_index,
     read_manifest,
 )
 from scannery.serving import hydrate
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding import EncoderPool
-from scannery.serving.errors import EncoderUnavailableError, UnknownIndexError
+from scannery.serving.errors import UnknownIndexError
 from scannery.serving.shelf import Shelf
 
 __all__ = ["Preloaded", "encoder_pool", "preload", "preload_encoders"]
@@ -115,9 +114,16 @@ def _settle() -> None:
 
 
 def _check_named(store: Store, config: ServerConfig) -> None:
-    # Every worker would say so, too; here it is the error of the whole.
-    if missing := sorted(set(config.indexes) - set(list_indexes(store))):
+    # Every worker would say so, too; here it is the error of the whole. One that cannot be read is there.
+    if missing := sorted(name for name in config.indexes if not _is_there(store, name)):
         raise UnknownIndexError(f"there is no index {', '.join(missing)} in {config.store}", field="index")
+
+
+def _is_there(store: Store, name: str) -> bool:
+    try:
+        return latest_version(store, name) is not None
+    except IndexerError:
+        return True
 
 
 def _manifests(store: Store, config: ServerConfig) -> Iterator[Manifest]:
@@ -125,10 +131,12 @@ def _manifests(store: Store, config: ServerConfig) -> Iterator[Manifest]:
         if config.indexes and name not in config.indexes:
             continue
         try:
-            if latest_version(store, name) is not None:
-                yield read_manifest(store, name)
-        except IndexerError as error:
+            found = read_manifest(store, name) if latest_version(store, name) is not None else None
+        except Exception as error:  # noqa: BLE001  it is of this index alone
             _log_not_shared(name, error)
+        else:
+            if found is not None:
+                yield found
 
 
 def _open(store: Store, manifest: Manifest, preloaded: Preloaded, before: Preloaded | None) -> None:
@@ -138,11 +146,11 @@ def _open(store: Store, manifest: Manifest, preloaded: Preloaded, before: Preloa
         index = open_index(store, name, manifest.version, reuse=reuse)
         hydrate.warm_up(index.segments, index.spec)
         preloaded.indexes[name] = index
-    except IndexerError as error:
+    except Exception as error:  # noqa: BLE001  it is of this index alone
         _log_not_shared(name, error)
 
 
-def _log_not_shared(name: str, error: IndexerError) -> None:
+def _log_not_shared(name: str, error: Exception) -> None:
     # The workers say the same, keep trying, and serve the other indexes.
     _LOG.debug("index %s is not shared: %s", name, error)
 
@@ -155,7 +163,7 @@ def _load_encoders(manifests: Sequence[Manifest], encoders: EncoderPool, config:
     for manifest in wanted:
         try:
             encoders.encoder_of(manifest)
-        except EncoderUnavailableError as error:
+        except Exception as error:  # noqa: BLE001  vector queries work all the same, and the workers say so
             _LOG.debug("%s", error)
 
 

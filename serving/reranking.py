@@ -17,6 +17,7 @@ from scannery.serving.affinity import on_all_cores
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import RerankerUnavailableError
 from scannery.serving.options import Rerank
+from scannery.serving.places import current_folder, placed_model
 from scannery.serving.ranking import Ranking
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class RerankerPool:
     def __init__(self, *, model: str | None = None, device: str = "auto") -> None:
         """`model` is for all indexes, whatever their specs name."""
         self._model = model
+        self._folder = current_folder()
         # Rerankers know no XLA.
         self._device = device if device in ("cpu", "cuda") else "auto"
         self._rerankers: dict[tuple[str, int | None], Reranker] = {}
@@ -59,7 +61,7 @@ class RerankerPool:
         key = (model, spec.max_tokens if spec else None)
         with self._lock:
             if key not in self._rerankers:
-                self._rerankers[key] = _load(*key, self._device)
+                self._rerankers[key] = _load(placed_model(model, self._folder), key[1], self._device)
             return self._rerankers[key]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scannery.indexer import Store
 from scannery.serving import tracing
-from scannery.serving.catalog import Catalog, Watcher
+from scannery.serving.catalog import Catalog
 from scannery.serving.config import ServerConfig
 from scannery.serving.embedding import EMBEDDING_SERVICE
 from scannery.serving.encoding import EncoderPool
@@ -22,6 +22,7 @@ from scannery.serving.preload import Preloaded, encoder_pool
 from scannery.serving.recall import RecallSampler
 from scannery.serving.service import INDEX_SERVICE, SEARCH_SERVICE, Service
 from scannery.serving.snapshot import Snapshot
+from scannery.serving.watcher import Watcher
 from scannery.v1 import search_pb2
 
 __all__ = ["Server", "health_name"]
@@ -122,6 +123,8 @@ class Server(Running):
         ):
             gauge.asks(partial(_by_index, catalog, value))
         metrics.up.asks(lambda: {(name,): float(answers) for name, answers in catalog.states().items()})
+        metrics.open_failures.asks(lambda: {(name,): float(n) for name, n in catalog.failures().items()})
+        catalog.failed = lambda task: metrics.background_failures.inc((task,))
         encoders.observe(
             batch=metrics.batch_texts.observe,
             cached=lambda known, count: metrics.cached.inc(("hit" if known else "miss",), count),

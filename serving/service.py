@@ -227,7 +227,12 @@ class Service(Methods):
         """Return what an index is."""
         snapshot = self._catalog.snapshot(request.index)
         return index_pb2.GetIndexResponse(
-            index=index_info(snapshot.manifest, details=True, snapshot=snapshot)
+            index=index_info(
+                snapshot.manifest,
+                details=True,
+                snapshot=snapshot,
+                problem=self._catalog.problem(request.index),
+            )
         )
 
     def _seen(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
@@ -238,7 +243,8 @@ class Service(Methods):
             snapshot = self._catalog.snapshot(name) if self._catalog.watched else None
             # Without a watcher, an index is not opened to be listed.
             manifest = snapshot.manifest if snapshot else self._catalog.manifest(name)
-            return index_info(manifest, details=False, snapshot=snapshot)
+            problem = self._catalog.problem(name)
+            return index_info(manifest, details=False, snapshot=snapshot, problem=problem)
         except (IndexerError, UnknownIndexError) as error:
             # One that is broken, or just went away, hides none of the others.
             _LOG.warning("index %s is left out of the list: %s", name, error)

@@ -9,13 +9,16 @@ import json
 import logging
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from scannery.indexer import IndexerError, Manifest, Store, latest_version, read_manifest
+from scannery.indexer import Manifest, Store, latest_version, read_manifest
+from scannery.serving.attempts import Attempts
 from scannery.serving.config import EncoderConfig
 from scannery.serving.embedding import ServedEncoder
 from scannery.serving.encoding import Observer, QueryEncoder, load_encoder
 from scannery.serving.errors import EncoderUnavailableError, UnknownIndexError
+from scannery.serving.places import current_folder, placed_model
 from scannery.serving.security.principals import CURRENT
 
 if TYPE_CHECKING:
@@ -32,10 +35,12 @@ class Shelf:
     def __init__(self, config: EncoderConfig) -> None:
         """Take the options; `refresh` loads what they name."""
         self._config = config
+        self._folder = current_folder()
         self.observer = Observer()
         self._served: dict[str, ServedEncoder] = {}
         self._versions: dict[str, int] = {}
-        self._refused: dict[str, str] = {}
+        self._attempts: dict[str, Attempts] = {}
+        self._store: Store | None = None
         self._lock = threading.Lock()
 
     def encoders(self, index: str) -> list[ServedEncoder]:
@@ -68,7 +73,9 @@ class Shelf:
                     self._add_model(model)
                     self._versions[model] = 0
             if self._config.store:
-                self._look_at_store(Store.open(self._config.store))
+                # Opened once: what is named by a relative path must stay what it was.
+                self._store = self._store or Store.open(self._config.store)
+                self._look_at_store(self._store)
 
     def _look_at_store(self, store: Store) -> None:
         names = [name for name in store.folders() if not self._config.indexes or name in self._config.indexes]
@@ -77,38 +84,37 @@ class Shelf:
                 f"there is no index {', '.join(missing)} in {self._config.store}", field="indexes"
             )
         for name in names:
-            try:
-                version = latest_version(store, name)
-                if version is not None and self._versions.get(f"index/{name}") != version:
-                    self._add_index(read_manifest(store, name, version))
-                    self._versions[f"index/{name}"] = version
-                    self._refused.pop(name, None)
-            except (IndexerError, EncoderUnavailableError) as error:
-                if self._refused.get(name) != str(error):  # said once, not every second
-                    _LOG.error("the encoder of index %s is not served: %s", name, error)
-                self._refused[name] = str(error)
+            attempts = self._attempts.setdefault(name, Attempts())
+            attempts.run(f"the encoder of index {name} is not served", partial(self._look_at, store, name))
+
+    def _look_at(self, store: Store, name: str) -> None:
+        version = latest_version(store, name)
+        if version is not None and self._versions.get(f"index/{name}") != version:
+            self._add_index(read_manifest(store, name, version))
+            self._versions[f"index/{name}"] = version
 
     def _add_index(self, manifest: Manifest) -> None:
-        if manifest.spec.encoder is None:
-            return
-        # Another version may have another encoder.
-        for key, one in list(self._served.items()):
-            if manifest.index in one.indexes:
-                self._served[key] = replace(one, indexes=one.indexes - {manifest.index})
+        key = None if manifest.spec.encoder is None else self._loaded(manifest)
+        # Another version may have another encoder; that of the one before goes when this one is there.
+        for other, one in list(self._served.items()):
+            indexes = one.indexes - {manifest.index} if other != key else one.indexes | {manifest.index}
+            self._served[other] = replace(one, indexes=indexes)
+
+    def _loaded(self, manifest: Manifest) -> str:
+        """Return the key of the encoder that a version names, loaded."""
+        assert manifest.spec.encoder is not None
         key = str((manifest.encoder or {}).get("digest", "")) or json.dumps(
             manifest.spec.encoder.model_dump(mode="json"), sort_keys=True
         )
         if key not in self._served:
-            encoder = load_encoder(manifest, self._config.device)
-            self._put(key, encoder)
-        known = self._served[key]
-        self._served[key] = replace(known, indexes=known.indexes | {manifest.index})
+            self._put(key, load_encoder(manifest, self._config.device, self._folder))
+        return key
 
     def _add_model(self, model: str) -> None:
         from scannery.embed import EmbedError, Encoder
 
         try:
-            encoder = Encoder.load(model, device=self._config.device)
+            encoder = Encoder.load(placed_model(model, self._folder), device=self._config.device)
         except EmbedError as error:
             raise EncoderUnavailableError(f"model {model}: {error}", field="models") from error
         self._put(encoder.fingerprint.digest, encoder)

@@ -11,7 +11,6 @@ import fcntl
 import logging
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,7 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from scannery.indexer import IndexerError, Store, latest_version
+from scannery.indexer import (
+    IndexerError,
+    Store,
+    default_cache_folder,
+    latest_version,
+    python_command,
+    python_environment,
+)
 from scannery.serving.errors import OverloadedError
 from scannery.serving.live.location import log_folder
 from scannery.serving.live.log_files import LOG_FILE, make_folders, open_private
@@ -71,7 +77,8 @@ class Maintenance:
     ) -> None:
         self._store = store
         self._index = index
-        self._log_root = log_root
+        self._log_root = log_root.absolute()
+        self._cache = default_cache_folder().absolute()
         self._clock = clock
         self._runs: dict[Task, _Run] = {}
         self._failures: dict[Task, int] = {}
@@ -143,25 +150,38 @@ class Maintenance:
             return
         if lock is None:
             return
+        try:
+            self._runs[task] = self._begun(task, lock)
+        except OSError as error:
+            self._failed(task, str(error))
+        finally:
+            os.close(lock)
+
+    def _begun(self, task: Task, lock: int) -> _Run:
         output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
         try:
+            arguments = [
+                task,
+                self._index,
+                "--store",
+                self._store.uri,
+                "--log",
+                str(self._log_root),
+                "--lock",
+                str(lock),
+            ]
             process = subprocess.Popen(
-                [sys.executable, "-m", PROGRAM, task, self._index, "--store", self._store.uri,
-                 "--log", str(self._log_root), "--lock", str(lock)],
-                # The parent's import path, since it need not be an installed one.
-                env=os.environ | bounds() | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                python_command(PROGRAM, arguments),
+                env=python_environment(bounds() | {"SCANNERY_CACHE_DIR": str(self._cache)}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[lock],
-            )  # fmt: skip
-        except OSError as error:
+            )
+        except BaseException:
             output.close()
-            self._failed(task, str(error))
-            return
-        finally:
-            os.close(lock)
-        self._runs[task] = _Run(process, output)
+            raise
+        return _Run(process, output)
 
     def _reap(self, task: Task) -> None:
         run = self._runs[task]

@@ -1,4 +1,4 @@
-"""The process that seals or merges: `python -m scannery.serving.live.maintenance_process`, started by a server."""
+"""The process that seals or merges, started by a server: the module `scannery.serving.live.maintenance_process`."""
 
 from __future__ import annotations
 

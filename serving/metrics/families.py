@@ -72,6 +72,15 @@ class ServerMetrics:
             combine="max",
         )
         self.up = Gauge("scannery_index_up", "Workers in which the index answers.", ("index",))
+        self.open_failures = Gauge(
+            "scannery_index_failures",
+            "How often in a row a worker could not open the current version, or not load its encoder; 0: it could.",
+            ("index",),
+            combine="max",
+        )
+        self.background_failures = Counter(
+            "scannery_background_failures_total", "Failures of tasks in the background, by task.", ("task",)
+        )
         self.workers = Gauge("scannery_workers", "Processes that serve.")
         self.private_bytes = Gauge("scannery_private_bytes", "Memory that processes do not share.")
         self.resident_bytes = Gauge(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from scannery.serving.attempts import Attempts
 from scannery.serving.config import ListenConfig
 from scannery.serving.metrics.families import ServerMetrics
 from scannery.serving.metrics.http import MetricsServer
@@ -57,7 +58,9 @@ class Publisher:
 
     def _work(self) -> None:
         assert self._publish is not None
+        publish = self._publish
+        attempts = Attempts()
         while not self._stopped.wait(EVERY_S):
-            self._publish(self._registry.to_bytes())
+            attempts.run("cannot publish metrics", lambda: publish(self._registry.to_bytes()))
         # What is gone counts on; what it had under way does not.
-        self._publish(self._registry.to_bytes(gauges=False))
+        publish(self._registry.to_bytes(gauges=False))

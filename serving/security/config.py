@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from scannery.serving.errors import ConfigError
+from scannery.serving.places import make_absolute
 
 __all__ = ["SecurityConfig"]
 
@@ -50,6 +51,7 @@ class SecurityConfig:
             value = getattr(self, field.name)
             if field.name in _FILES and value and not Path(value).is_file():
                 raise ConfigError(f"{field.name}: there is no file {value}", field=field.name)
+        make_absolute(self, *_FILES)
         _together(self, "tls_cert", "tls_key")
         _together(self, "jwks_file", "jwt_issuer", "jwt_audience")
         if self.behind_tls and self.tls_cert:

@@ -24,6 +24,11 @@ def test_a_model_is_known_once_it_was_loaded(tmp_path: Path, monkeypatch: pytest
     assert known == loaded
     assert known is not None
     assert known.model == str(folder)
+    notes = tmp_path / "cache" / "fingerprints"
+    notes.chmod(0o770)
+    assert Encoder.known_fingerprint(folder) is None, "others could have written it"
+    notes.chmod(0o700)
+    assert Encoder.known_fingerprint(folder) == loaded
     assert Encoder.known_fingerprint(folder, max_tokens=64) is None, "other options, another encoder"
     settings = folder / "config_sentence_transformers.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "prompts": {"query": "query: "}}))

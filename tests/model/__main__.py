@@ -61,8 +61,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--weights", nargs="*", default=[], help="name=weight of operations")
-    parser.add_argument("--strict", nargs="*", default=[], help="known faults that are not tolerated, or `all`")
-    parser.add_argument("--processes", action="store_true", help="with servers and clients in processes of their own")
+    parser.add_argument(
+        "--strict", nargs="*", default=[], help="known faults that are not tolerated, or `all`"
+    )
+    parser.add_argument(
+        "--processes", action="store_true", help="with servers and clients in processes of their own"
+    )
     parser.add_argument("--replay", type=Path, help="file with operations")
     parser.add_argument("--out", type=Path, help="where to write the operations that fail")
     parser.add_argument("--no-shrink", action="store_true")

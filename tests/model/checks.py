@@ -228,10 +228,12 @@ class Checker:
             own, dense_query = query.id, oracle.rows[query.id].vector
         if isinstance(query, scannery.Sparse):
             dense_query = query.query
+
         def lexical() -> Ranked:
             if isinstance(words, scannery.Sparse):
                 return oracle.sparse(words.weights)
             return oracle.lexical(words)
+
         if mode == "lexical":
             ranked = oracle.kept(lexical(), options)
         elif mode == "dense":
@@ -250,11 +252,17 @@ class Checker:
             return False
         scores = [score for _, score in ranked]
         return all(
-            a == b or abs(a - b) > NEAR * max(abs(a), abs(b)) for a, b in zip(scores, scores[1:], strict=False)
+            a == b or abs(a - b) > NEAR * max(abs(a), abs(b))
+            for a, b in zip(scores, scores[1:], strict=False)
         )
 
     def _compare_loosely(
-        self, found: Ranked, wanted: Ranked, scores: Mapping[str, float], where: str, options: Mapping[str, Any]
+        self,
+        found: Ranked,
+        wanted: Ranked,
+        scores: Mapping[str, float],
+        where: str,
+        options: Mapping[str, Any],
     ) -> None:
         names = [name for name, _ in found]
         check(len(set(names)) == len(names), f"{_twice(names)} twice; {where}")

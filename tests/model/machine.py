@@ -121,7 +121,8 @@ class Machine:
         check(parent in self.world.versions, f"version {manifest.version} has parent {parent}")
         assert parent is not None
         check(
-            parent == self.world.current, f"version {manifest.version} is of {parent}, not {self.world.current}"
+            parent == self.world.current,
+            f"version {manifest.version} is of {parent}, not {self.world.current}",
         )
         if effect is None:
             rows = self.world.state(parent, manifest.log_sequence)
@@ -135,7 +136,9 @@ class Machine:
         for actor in self.actors.values():
             actor.look()
             found = actor.version()
-            check(found == self.world.current, f"{actor.name} is at version {found}, not {self.world.current}")
+            check(
+                found == self.world.current, f"{actor.name} is at version {found}, not {self.world.current}"
+            )
 
     def forget(self) -> None:
         """Keep the model small."""

@@ -36,7 +36,9 @@ class Failure:
 
     def save(self, path: Path) -> None:
         """Write what `--replay` reads."""
-        path.write_text(json.dumps({"config": self.config, "message": self.message, "ops": self.ops}, indent=1))
+        path.write_text(
+            json.dumps({"config": self.config, "message": self.message, "ops": self.ops}, indent=1)
+        )
 
 
 def config_of(seed: int) -> dict[str, Any]:
@@ -49,7 +51,9 @@ def config_of(seed: int) -> dict[str, Any]:
     }
 
 
-def replay(config: dict[str, Any], ops: Sequence[Op], prepare: Callable[[], object] = lambda: None) -> Failure | None:
+def replay(
+    config: dict[str, Any], ops: Sequence[Op], prepare: Callable[[], object] = lambda: None
+) -> Failure | None:
     """Do some operations on a new store; return what went wrong, with the operations up to it."""
     folder = Path(tempfile.mkdtemp(prefix="scannery-model-"))
     machine: Machine | None = None
@@ -79,11 +83,16 @@ class _Progress:
         if time.monotonic() - self._said > PROGRESS_S:
             self._said = time.monotonic()
             rate = self.done / (self._said - self._started)
-            print(f"{self.done:,} of {self._total:,} operations, {rate:,.0f} a second", flush=True)  # noqa: T201
+            print(f"{self.done:,} of {self._total:,} operations, {rate:,.0f} a second", flush=True)
 
 
 def run(
-    ops: int, seed: int, *, minutes: float | None = None, weights: dict[str, float] | None = None, verbose: bool = False
+    ops: int,
+    seed: int,
+    *,
+    minutes: float | None = None,
+    weights: dict[str, float] | None = None,
+    verbose: bool = False,
 ) -> Failure | None:
     """Do random operations, on a new store for each round; return the first failure."""
     progress = _Progress(ops) if verbose else None

@@ -110,7 +110,9 @@ def disk_full(machine: Machine, rng: random.Random, op: Op) -> None:
         actor, entry = machine.some_actor(rng), _entry(machine, rng)
         with full_disk(limit):
             points = [row.to_upsert() for row in entry.rows]
-            done = _tried(lambda: acknowledge(machine, actor, upserted(machine, actor, points), entry), "disk full")
+            done = _tried(
+                lambda: acknowledge(machine, actor, upserted(machine, actor, points), entry), "disk full"
+            )
         if not done:
             _settle(machine, actor, entry)
         return
@@ -129,7 +131,9 @@ def no_files(machine: Machine, rng: random.Random, op: Op) -> None:
         _tried(actor.look, "no files")
         _tried(lambda: machine.checker.get(actor, rng), "no files")
         points = [row.to_upsert() for row in entry.rows]
-        done = _tried(lambda: acknowledge(machine, actor, upserted(machine, actor, points), entry), "no files")
+        done = _tried(
+            lambda: acknowledge(machine, actor, upserted(machine, actor, points), entry), "no files"
+        )
     if not done:
         _settle(machine, actor, entry)
     machine.look_all()
@@ -204,7 +208,10 @@ def _end(children: list[int]) -> None:
 @operation(0.02)
 def log_gone(machine: Machine, rng: random.Random, op: Op) -> None:
     """Take the database of the log away: who opens the index must say so, if something is lost."""
-    if "log-gone-in-silence" in KNOWN or machine.world.versions[machine.world.current].log_sequence == machine.world.position:
+    if (
+        "log-gone-in-silence" in KNOWN
+        or machine.world.versions[machine.world.current].log_sequence == machine.world.position
+    ):
         return
     place = machine.folder / "logless"
     shutil.rmtree(place, ignore_errors=True)
@@ -286,5 +293,3 @@ def _use_replaced(machine: Machine, old: Actor, rng: random.Random) -> None:
         acknowledge(machine, old, done, entry)
     with suppress(scannery.ScanneryError):
         machine.checker.everything(old)
-
-

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import scannery
 from scannery.indexer import AlreadyExistsError, Store, collect_garbage, leased_versions, rollback, verify
-from scannery.indexer.errors import IndexerError
 from scannery.pipelines import build, compact, export
 from scannery.serving.live.backup import restore, snapshot
 from scannery.serving.live.merging import merge
@@ -19,7 +18,7 @@ from tests.model.actors import Actor
 from tests.model.errors import KNOWN, check
 from tests.model.operations import Op, operation
 from tests.model.rows import DOCUMENTS, INDEX, Row, random_row
-from tests.model.world import Rows, Version, World, after_build
+from tests.model.world import Rows, after_build
 
 if TYPE_CHECKING:
     from tests.model.machine import Machine
@@ -96,7 +95,9 @@ def _build(machine: Machine, rng: random.Random, op: Op, rows: list[Row], **opti
         served = machine.world.now
         gone = options.get("deletes", ())
         wanted = {row.id: row for row in plain if row.document_id not in gone}
-        older = [name for name, row in wanted.items() if name not in served or not row.same_content(served[name])]
+        older = [
+            name for name, row in wanted.items() if name not in served or not row.same_content(served[name])
+        ]
         check(not older, f"older live writes stand before a build: {older[:5]}")
     _noticed(machine, rng)
 
@@ -157,7 +158,6 @@ def verified(machine: Machine, rng: random.Random, op: Op) -> None:
 def exported(machine: Machine, rng: random.Random, op: Op) -> None:
     """Export the current version, and compare it."""
 
-
     path = machine.folder / "export.jsonl"
     export(INDEX, str(machine.path), str(path), overwrite=True)
     rows = machine.world.versions[machine.world.current].rows
@@ -165,7 +165,10 @@ def exported(machine: Machine, rng: random.Random, op: Op) -> None:
     names = [row["id"] for row in found]
     check(sorted(names) == sorted(rows), "an export has other datapoints than the version")
     for line in found:
-        check(tuple(line["embedding"]) == rows[line["id"]].vector, f"{line['id']} is exported with another vector")
+        check(
+            tuple(line["embedding"]) == rows[line["id"]].vector,
+            f"{line['id']} is exported with another vector",
+        )
 
 
 @operation(0.1)
@@ -203,6 +206,3 @@ def _noticed(machine: Machine, rng: random.Random) -> None:
             actor.look()
     if rng.random() < 0.3:
         machine.checker.everything(machine.some_actor(rng))
-
-
-

@@ -416,6 +416,7 @@ class IndexInfo(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     SPEC_JSON_FIELD_NUMBER: _builtins.int
     MEMORY_ROWS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters: lower-case letters, digits, `-` and `_`."""
     version: _builtins.int
@@ -438,6 +439,10 @@ class IndexInfo(_message.Message):
     """The spec as JSON."""
     memory_rows: _builtins.int
     """Datapoints, among `rows`, that were written since and are in no segment yet."""
+    problem: _builtins.str
+    """What is wrong while it answers, in words: a later version that cannot be opened, an encoder that cannot be loaded.
+    It is tried again. Empty: nothing.
+    """
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp:
         """When that version was published."""
@@ -477,10 +482,11 @@ class IndexInfo(_message.Message):
         segments: _abc.Iterable[Global___SegmentInfo] | None = ...,
         spec_json: _builtins.str = ...,
         memory_rows: _builtins.int = ...,
+        problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "encoder", b"encoder", "recall", b"recall"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "created_at", b"created_at", "dimensions", b"dimensions", "distance", b"distance", "encoder", b"encoder", "lexical", b"lexical", "memory_rows", b"memory_rows", "name", b"name", "recall", b"recall", "rows", b"rows", "segments", b"segments", "sequence", b"sequence", "shards", b"shards", "size_bytes", b"size_bytes", "spec_json", b"spec_json", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "created_at", b"created_at", "dimensions", b"dimensions", "distance", b"distance", "encoder", b"encoder", "lexical", b"lexical", "memory_rows", b"memory_rows", "name", b"name", "problem", b"problem", "recall", b"recall", "rows", b"rows", "segments", b"segments", "sequence", b"sequence", "shards", b"shards", "size_bytes", b"size_bytes", "spec_json", b"spec_json", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,30 @@
+"""Paths that are given once and used later: absolute from the start, since a process may go to another folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+__all__ = ["current_folder", "make_absolute", "placed_model"]
+
+
+def current_folder() -> Path:
+    """Return the folder that relative paths start from now."""
+    try:
+        return Path.cwd()
+    except OSError:  # it is gone, and nothing can be found by a relative path
+        return Path("/")
+
+
+def make_absolute(config: Any, *fields: str) -> None:
+    """Make some paths of a frozen dataclass absolute, while it is made; URIs and empty ones stay."""
+    for field in fields:
+        value = getattr(config, field)
+        if value and "://" not in value:
+            object.__setattr__(config, field, str(Path(value).expanduser().absolute()))
+
+
+def placed_model(model: str, folder: Path) -> str:
+    """Return a model as it is found from any folder: a local one by its absolute path, others by their name."""
+    place = folder / Path(model).expanduser()
+    return str(place) if model.startswith((".", "~")) or place.is_dir() else model
