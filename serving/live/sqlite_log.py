@@ -3,7 +3,7 @@
 One commit costs one sync of the write-ahead log, however many batches are in it. Checkpoints are not left to commits,
 which would pay for them now and then (`checkpoint`).
 
-A connection belongs to the process that opened it. All calls of an object share two: one to append, one to read.
+All calls of an object share two connections: one to append, one to read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import apsw
 
+from scannery.indexer import StoreError
 from scannery.serving.live.log import LogEntry, LogIdentity, LogReplacedError, WrongLogError
 from scannery.serving.live.log_database import connected, create_database, explained, sqlite_version
 from scannery.serving.live.log_files import (
@@ -33,6 +34,7 @@ from scannery.serving.live.log_files import (
     tighten,
     wal_of,
 )
+from scannery.serving.live.log_forks import check_not_inherited, watch_forks
 from scannery.serving.live.log_turn import (
     SqliteTurn,
     adopt,
@@ -55,7 +57,7 @@ CLOSE_S = 5.0
 
 
 class SqliteLog:
-    """A `MutationLog` in a local folder. Not to be carried over a fork: open it where it is used."""
+    """A `MutationLog` in a local folder; it outlives forks, in the parent and in the child (log_forks.py)."""
 
     def __init__(self, folder: Path, *, create: bool = False, clock: Callable[[], float] = time.time) -> None:
         """Open the log in a folder.
@@ -83,11 +85,13 @@ class SqliteLog:
         tighten(folder)
         self._mode = mode_of(self.path)
         self._file = _file_of(self.path)
-        self._reader = connected(self.path)
+        check_not_inherited(self.path)
+        self._reader: apsw.Connection | None = connected(self.path)
         self._writer: apsw.Connection | None = None
         if _file_of(self.path) != self._file:
             self._reader.close()
             raise LogReplacedError(f"the mutation log {self.path} was replaced while it was opened")
+        watch_forks(self)
 
     @contextmanager
     def turn(self, *, after: int, index_id: str | None = None) -> Iterator[SqliteTurn]:
@@ -95,9 +99,11 @@ class SqliteLog:
         self._check_file()
         with self._write_lock, exclusive(self.path) as lock, explained(self.path):
             self._check_file()
+            self._check_open()
             with self._read_lock:
                 self._refresh()
             if self._writer is None:
+                check_not_inherited(self.path)
                 self._writer = connected(self.path)
             connection = self._writer
             connection.execute("BEGIN IMMEDIATE")
@@ -133,18 +139,19 @@ class SqliteLog:
         """Return the entries after a sequence; see MutationLog."""
         with self._read_lock, explained(self.path):
             # One transaction, or records could go between the two questions.
-            self._reader.execute("BEGIN")
+            reader = self._reading()
+            reader.execute("BEGIN")
             try:
-                return entries_after(self._reader, after, max_bytes)
+                return entries_after(reader, after, max_bytes)
             finally:
-                self._reader.execute("COMMIT")
+                reader.execute("COMMIT")
 
     def changed(self) -> bool:
         """Return whether another connection may have written since this was last asked; see MutationLog."""
         self._check_file()
         with self._read_lock, explained(self.path):
             self._refresh()
-            version: int = self._reader.pragma("data_version")
+            version: int = self._reading().pragma("data_version")
             before, self._seen = self._seen, version
             return version != before
 
@@ -154,13 +161,41 @@ class SqliteLog:
         SQLite takes what it saw then for granted, in all connections of a process.
         """
         if self._mode is not Mode.OPEN and (mode := mode_of(self.path)) is not self._mode:
+            self._close_reader()
+            self._mode = mode
+
+    def _reading(self) -> apsw.Connection:
+        """Return the connection to read with; opened anew after a fork, or where the log can be written by now."""
+        self._check_open()
+        if self._reader is None:
+            check_not_inherited(self.path)
+            reader = connected(self.path)
+            try:
+                self._check_file()
+            except BaseException:
+                reader.close()
+                raise
+            self._reader, self._seen = reader, None
+        return self._reader
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
             self._reader.close()
-            self._reader, self._mode, self._seen = connected(self.path), mode, None
+            self._reader = None
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"the mutation log {self.path} is closed")
 
     def position(self) -> int:
         """Return the last sequence."""
         with self._read_lock, explained(self.path):
-            return position_of(self._reader)
+            return position_of(self._reading())
 
     def acknowledged(self) -> int:
         """Return the last sequence that is known to have been acknowledged; see MutationLog."""
@@ -174,12 +209,12 @@ class SqliteLog:
     def identity(self) -> LogIdentity:
         """Return which log it is, and of which index."""
         with self._read_lock, explained(self.path):
-            return identity_of(self._reader)
+            return identity_of(self._reading())
 
     def truncated(self) -> int:
         """Return the sequence up to which entries were removed."""
         with self._read_lock, explained(self.path):
-            return truncated_of(self._reader)
+            return truncated_of(self._reading())
 
     def truncate(self, up_to: int) -> None:
         """Remove the entries up to a sequence, few at a time, so that nobody waits long for a turn."""
@@ -230,7 +265,7 @@ class SqliteLog:
             os.close(open_private(path))
             target = apsw.Connection(str(path))
             try:
-                with target.backup("main", self._reader, "main") as backup:
+                with target.backup("main", self._reading(), "main") as backup:
                     backup.step()
             finally:
                 target.close()
@@ -238,14 +273,30 @@ class SqliteLog:
     def close(self) -> None:
         """Close the connections; one that waits for its turn is left to the end of the process."""
         with self._read_lock:
-            self._reader.close()
+            self._closed = True
+            self._close_reader()
         if self._tidying.acquire(timeout=CLOSE_S):
             self._tidying.release()
         if self._write_lock.acquire(timeout=CLOSE_S):
-            self._closed = True
-            if self._writer is not None:
-                self._writer.close()
+            self._close_writer()
             self._write_lock.release()
+
+    def before_fork(self, timeout_s: float) -> bool:
+        """Close the connections and hold the locks; see log_forks."""
+        if not self._write_lock.acquire(timeout=timeout_s):
+            return False
+        if not self._read_lock.acquire(timeout=timeout_s):
+            self._write_lock.release()
+            return False
+        with suppress(apsw.Error):  # or the locks would be held for ever
+            self._close_writer()
+            self._close_reader()
+        return True
+
+    def after_fork(self) -> None:
+        """Let go of the locks; the connections are opened again when they are needed."""
+        self._read_lock.release()
+        self._write_lock.release()
 
 
 def rename_log(path: Path, *, log_id: str, index_id: str | None) -> None:

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import pytest
 from scannery.indexer import CorruptError, FormatError, Store, StoreError
 from scannery.serving import ConfigError
 from scannery.serving.catalog import Catalog
-from scannery.serving.live import sqlite_log
+from scannery.serving.live import log_forks, sqlite_log
 from scannery.serving.live.log import Answer, LogEntry, LogGapError, Request
 from scannery.serving.live.log_database import LOG_FORMAT, check_sqlite
 from scannery.serving.live.log_files import exclusive
@@ -192,7 +193,7 @@ def test_a_later_format_and_other_databases_are_refused(log: SqliteLog, folder: 
 def test_a_full_disk_refuses_and_recovers(log: SqliteLog) -> None:
     append(log, b"one")
     with pytest.raises(StoreError, match="disk is full"), log.turn(after=0) as turn:
-        pages = turn._connection.execute("PRAGMA page_count").fetchone()[0]
+        pages = turn._connection.pragma("page_count")
         turn._connection.execute(f"PRAGMA max_page_count = {pages}")
         turn.append(b"x" * 1_000_000)
     assert append(log, b"two") == [2]
@@ -355,20 +356,94 @@ def test_others_can_neither_read_nor_lock_a_log(folder: Path) -> None:
     assert modes(folder) == private
 
 
-def test_a_fork_during_a_turn_does_not_keep_it(log: SqliteLog, folder: Path) -> None:
-    reader, writer = os.pipe()
+def forked(body: Callable[[Callable[[], None]], None]) -> Callable[[], bytes]:
+    """Run `body` in a forked child, and return what lets it go on to its end and returns what went wrong there.
+
+    The body is given what waits for that.
+    """
+    told, tell = os.pipe()
+    said, say = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(tell)
+        trouble = b""
+        try:
+            body(lambda: (os.write(say, b"."), os.read(told, 1), None)[2])
+        except BaseException as error:  # noqa: BLE001
+            trouble = repr(error).encode()
+        os.write(say, trouble)
+        os._exit(0)
+    for end in (told, say):
+        os.close(end)
+    os.read(said, 1)
+
+    def finish() -> bytes:
+        os.close(tell)
+        trouble = os.read(said, 1000)
+        os.close(said)
+        os.waitpid(child, 0)
+        return trouble
+
+    return finish
+
+
+def test_a_fork_during_a_turn_does_not_keep_it(
+    log: SqliteLog, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_forks, "FORK_S", 0.1)
     with log.turn(after=0) as turn:
         turn.append(b"one")
-        child = os.fork()
-        if not child:
-            os.close(writer)
-            os.read(reader, 1)
-            os._exit(0)
+        finish = forked(lambda wait: wait())
     try:
-        done = threading.Event()
-        threading.Thread(target=lambda: (append(SqliteLog(folder), b"two"), done.set()), daemon=True).start()
-        assert done.wait(10)
+        thread = threading.Thread(target=append, args=(SqliteLog(folder), b"two"), daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
     finally:
-        os.close(writer)
-        os.waitpid(child, 0)
+        assert finish() == b""
     assert log.position() == 2
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_a_forked_child_writes_is_not_lost(log: SqliteLog, folder: Path, own: bool) -> None:
+    """SQLite in a child believes that it has the locks of its parent; others remove the write-ahead log under it."""
+    append(log, b"parent")
+
+    def child(wait: Callable[[], None]) -> None:
+        mine = SqliteLog(folder) if own else log
+        append(mine, b"child 1")
+        wait()
+        append(mine, b"child 2")
+
+    finish = forked(child)
+    log.close()
+    with writer(folder, "third", 1) as third:
+        assert third.wait(60) == 0
+    assert finish() == b""
+    entries = [entry.data for entry in SqliteLog(folder).read(0)]
+    assert entries == [b"parent", b"child 1", b"third-0", b"child 2"]
+
+
+def test_a_parent_goes_on_after_a_fork(log: SqliteLog) -> None:
+    append(log, b"one")
+    log.changed()
+    finish = forked(lambda wait: wait())
+    assert append(log, b"two") == [2]
+    assert (log.changed(), [entry.sequence for entry in log.read(0)]) == (True, [1, 2])
+    assert finish() == b""
+
+
+def test_a_child_that_was_forked_during_a_commit_is_refused_the_log(
+    log: SqliteLog, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_forks, "FORK_S", 0.1)
+
+    def child(wait: Callable[[], None]) -> None:
+        wait()
+        SqliteLog(folder)
+
+    with log.turn(after=0) as turn:
+        turn.append(b"one")
+        finish = forked(child)
+    assert b"StoreError" in (trouble := finish()) and b"when this process was forked" in trouble
+    assert append(log, b"two") == [2]

@@ -307,7 +307,8 @@ def test_what_only_the_log_has_is_sealed_too(tmp_path: Path, rng: random.Random)
             assert live.state.memory_bytes < 1 << 20
             report = seal(Store.open(path), "live")
             assert report is not None and live.state.log_bytes > before
-            wait_for(lambda version=report.version: index.stats().version == version, "never moved")
+            version = report.version
+            wait_for(lambda: index.stats().version == version, "never moved")  # noqa: B023
             assert live.state.log_bytes == 0
     with scannery.connect(path) as client:
         client.index("live").delete(names)
