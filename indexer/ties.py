@@ -66,34 +66,32 @@ def find_twins(vectors_ND: np.ndarray, ranks_N: np.ndarray) -> np.ndarray:
     hashes_N = np.empty(len(vectors_ND), np.uint64)
     row_kernels.hash_rows(vectors_ND, hashes_N)
     order_N = np.lexsort((ranks_N, hashes_N))
-    alike_N = hashes_N[order_N][1:] == hashes_N[order_N][:-1]
-    if not alike_N.any():
+    new_N = np.concatenate([[True], hashes_N[order_N][1:] != hashes_N[order_N][:-1]])
+    first_N = order_N[np.flatnonzero(new_N)[np.cumsum(new_N) - 1]]
+    # Other vectors with the hash of the first are rare, and remain without twins.
+    same = np.flatnonzero(_are_equal(vectors_ND, order_N, first_N))
+    rows_S, first_S = order_N[same], first_N[same]
+    before = np.flatnonzero(first_S[1:] == first_S[:-1])
+    if not len(before):
         return _NO_TWINS
     twins_2N = np.full((2, len(vectors_ND)), -1, np.int32)
-    starts = np.flatnonzero(np.concatenate([[True], ~alike_N]))
-    ends = np.append(starts[1:], len(order_N))
-    for place in np.flatnonzero(ends - starts > 1).tolist():
-        _link(vectors_ND, order_N[starts[place] : ends[place]], twins_2N)
-    return _read_only(twins_2N) if (twins_2N[0] >= 0).any() else _NO_TWINS
-
-
-def _link(vectors_ND: np.ndarray, rows_R: np.ndarray, twins_2N: np.ndarray) -> None:
-    """Note which of some rows, in the order of their ranks, have the vector of the first: their hashes are equal."""
-    # Other vectors with the hash of the first are rare, and remain without twins.
-    same_R = rows_R[_equal_first(vectors_ND, rows_R)]
-    if len(same_R) > 1:
-        twins_2N[0, same_R] = same_R[0]
-        twins_2N[1, same_R[:-1]] = same_R[1:]
+    twins_2N[0, rows_S[before]] = twins_2N[0, rows_S[before + 1]] = first_S[before]
+    twins_2N[1, rows_S[before]] = rows_S[before + 1]
+    return _read_only(twins_2N)
 
 
 BLOCK_ROWS = 1 << 12
-"""Compared at once: all rows of a segment may have one vector."""
+"""Compared at once: their copies are small."""
 
 
-def _equal_first(vectors_ND: np.ndarray, rows_R: np.ndarray) -> np.ndarray:
-    first_D = vectors_ND[rows_R[0]]
-    parts = [rows_R[start : start + BLOCK_ROWS] for start in range(0, len(rows_R), BLOCK_ROWS)]
-    return np.concatenate([(vectors_ND[part] == first_D).all(axis=1) for part in parts])
+def _are_equal(vectors_ND: np.ndarray, rows_N: np.ndarray, others_N: np.ndarray) -> np.ndarray:
+    """Return for each pair of rows whether they are the same row, or have the same vector: bool (N,)."""
+    equal_N = rows_N == others_N
+    apart = np.flatnonzero(~equal_N)
+    for start in range(0, len(apart), BLOCK_ROWS):
+        part = apart[start : start + BLOCK_ROWS]
+        equal_N[part] = (vectors_ND[rows_N[part]] == vectors_ND[others_N[part]]).all(axis=1)
+    return equal_N
 
 
 def write_ties(vectors_ND: np.ndarray, ids: pa.ChunkedArray, folder: Path, *, proposed: bool) -> None:
