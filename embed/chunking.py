@@ -25,7 +25,10 @@ WORD, LINE, SENTENCE, PARAGRAPH, TURN = 1, 2, 3, 4, 5
 LINE_BREAK = re.compile(r"\n\s*")
 PARAGRAPH_BREAK = re.compile(r"\n[ \t\r]*\n\s*")
 # Closing quotes and brackets belong to the sentence. Scripts without spaces need none after the full stop.
-SENTENCE_BREAK = re.compile(r"[.!?…؟।॥։]+[\"'”’»)\]*_]*\s+|[。！？｡]+[”’」』）]*\s*")
+# Only the first of a run of marks is tried: else a run without a space behind it takes time quadratic in its length.
+SENTENCE_BREAK = re.compile(
+    r"(?<![.!?…؟।॥։])[.!?…؟।॥։]+[\"'”’»)\]*_]*\s+|[。！？｡]+[”’」』）]*\s*"
+)
 
 SPACES = np.array([code for code in range(0x3001) if chr(code).isspace()], np.uint32)
 PLAN_PASSAGES = 256
@@ -109,7 +112,8 @@ class Chunker:
         first, done, limit, ahead = 0, 0, self.max_tokens, PLAN_PASSAGES
         while done < len(spoken):
             plan = self._plan(spoken, first, done, limit, ahead)
-            drafts = [_draft(text, marks, int(spoken.starts[i]), int(spoken.ends[j - 1])) for i, j in plan]
+            spans = [(int(spoken.starts[i]), int(spoken.ends[j - 1])) for i, j in plan]
+            drafts = [(*span, marks.spoken(text, *span)) for span in spans]
             counts = self._count([draft[2] for draft in drafts])
             over = self._first_over(plan, counts)
             passages += [_passage(text, marks, *d, n) for d, n in zip(drafts[:over], counts, strict=False)]
@@ -215,27 +219,18 @@ class _Spoken:
 def _spoken(text: str, spans_N2: np.ndarray, marks: Marks) -> _Spoken:
     starts_N, ends_N = _visible(spans_N2, marks.hidden)
     is_space = np.isin(np.frombuffer(text.encode("utf-32-le"), np.uint32), SPACES)
-    while (inside := (starts_N < ends_N) & is_space[np.minimum(starts_N, len(text) - 1)]).any():
-        starts_N = starts_N + inside
-    while (inside := (starts_N < ends_N) & is_space[ends_N - 1]).any():
-        ends_N = ends_N - inside
+    starts_N, ends_N = _trimmed(starts_N, ends_N, is_space)
     positions_N = np.flatnonzero(starts_N < ends_N)
     starts_N, ends_N = starts_N[positions_N], ends_N[positions_N]
     return _Spoken(starts_N, ends_N, _levels(text, starts_N, ends_N, marks), positions_N)
 
 
-def _draft(text: str, marks: Marks, start: int, end: int) -> tuple[int, int, str]:
-    """Return the span, and its text without the hidden spans."""
-    first = bisect_right(marks.hidden, (start, -1))
-    if first and marks.hidden[first - 1][1] > start:
-        first -= 1
-    pieces, at = [], start
-    for hidden_start, hidden_end in marks.hidden[first:]:
-        if hidden_start >= end:
-            break
-        pieces.append(text[at:hidden_start])
-        at = hidden_end
-    return start, end, text[start:end] if not pieces else "".join([*pieces, text[at:end]])
+def _trimmed(starts_N: np.ndarray, ends_N: np.ndarray, is_space: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return spans without the space at their edges; a span of nothing but space ends where it starts, or before."""
+    places = np.arange(len(is_space))
+    first_after = np.minimum.accumulate(np.where(is_space, len(is_space), places)[::-1])[::-1]
+    last_before = np.maximum.accumulate(np.where(is_space, -1, places))
+    return np.append(first_after, len(is_space))[starts_N], np.append(last_before, -1)[ends_N - 1] + 1
 
 
 def _passage(text: str, marks: Marks, start: int, end: int, embedding_text: str, tokens: int) -> Passage:

@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from scannery.embed.chunking import Chunker
 from scannery.embed.errors import InvalidTextError
+from scannery.embed.transcripts import spoken_text
 
-__all__ = ["DocumentEncoder", "Piece", "cut", "cut_all", "encode_pieces", "piece_id", "whole"]
+__all__ = ["DocumentEncoder", "Piece", "cut", "cut_all", "encode_pieces", "given_piece", "piece_id"]
 
 # What one call of the encoder gets: enough to sort by length, little enough to repeat when a text is refused.
 ENCODE_TEXTS = 8192
@@ -48,22 +49,30 @@ class Piece:
     end: int | None
     time_start_s: float | None = None
     time_end_s: float | None = None
+    spoken: str | None = None
+    """What is embedded and searched: what is spoken, where the text is a transcript; None: the text."""
     speakers: tuple[str, ...] = ()
 
 
-def whole(text: str | None) -> Piece:
-    """Return a text as the only piece of its document."""
-    return Piece(text, None if text is None else 0, None if text is None else len(text))
+def given_piece(
+    text: str | None, span: tuple[int | None, int | None, float | None, float | None] | None = None
+) -> Piece:
+    """Return a text that is not cut as a piece: the whole of its document, or where `span` says that it stands."""
+    place: tuple[Any, ...] = span or (None if text is None else 0, None if text is None else len(text), None, None)
+    return Piece(text, *place, spoken=None if text is None else spoken_text(text))
 
 
 def cut(text: str | None, chunker: Chunker | None) -> list[Piece]:
     """Return the passages of a text; without a chunker or a text, the whole."""
     if chunker is None or text is None:
-        return [whole(text)]
+        return [given_piece(text)]
     return [
-        Piece(p.text, p.start, p.end, p.time_start_s, p.time_end_s, tuple(p.speakers))
+        Piece(
+            p.text, p.start, p.end, p.time_start_s, p.time_end_s,
+            None if p.embedding_text is p.text else p.embedding_text, p.speakers,
+        )
         for p in chunker.split(text)
-    ]
+    ]  # fmt: skip
 
 
 def cut_all(texts: Sequence[str | None], chunker: Chunker | None) -> list[list[Piece]]:
@@ -123,5 +132,5 @@ def _encode_into(
 
 
 def _embedded_text(title: str | None, piece: Piece) -> str:
-    text = piece.text or ""
+    text = (piece.text or "") if piece.spoken is None else piece.spoken
     return f"{title}\n{text}" if title else text

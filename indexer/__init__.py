@@ -8,12 +8,14 @@ from scannery.indexer.datapoints import (
     MAX_ID_BYTES,
     MAX_MAGNITUDE,
     REVISION_COLUMN,
+    SPOKEN_COLUMN,
     attribute_value,
     attribute_values,
     datapoint_schema,
     identifier,
     vector_value,
     vectors_of,
+    written_schema,
 )
 from scannery.indexer.deletes import next_version, read_deleted, read_live_mask, with_deleted
 from scannery.indexer.errors import (
@@ -82,6 +84,7 @@ __all__ = [
     "MAX_MAGNITUDE",
     "MAX_SPARSE_ENTRIES",
     "REVISION_COLUMN",
+    "SPOKEN_COLUMN",
     "SPARSE_COLUMNS",
     "AllowedRows",
     "AlreadyExistsError",
@@ -165,4 +168,5 @@ __all__ = [
     "vectors_of",
     "verify",
     "with_deleted",
+    "written_schema",
 ]

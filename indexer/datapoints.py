@@ -20,17 +20,22 @@ __all__ = [
     "MAX_ID_BYTES",
     "MAX_MAGNITUDE",
     "REVISION_COLUMN",
+    "SPOKEN_COLUMN",
     "attribute_value",
     "attribute_values",
     "datapoint_schema",
     "identifier",
     "vector_value",
     "vectors_of",
+    "written_schema",
 ]
 
 MAX_ID_BYTES = 512
 REVISION_COLUMN = "_revision"
 """Sequence of the mutation that wrote a row; null, or not there, where rows came from a build."""
+SPOKEN_COLUMN = "_spoken"
+"""What is embedded and searched of the text of a row: what is spoken, without times and tags. Null, or not there, where
+that is the text as it stands."""
 INT64 = range(-(2**63), 2**63)
 
 ARROW_TYPES: dict[AttributeType, pa.DataType] = {
@@ -62,6 +67,11 @@ def datapoint_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
     if spec.source.sparse_vector is not None:
         fixed += [pa.field(name, kind) for name, kind in SPARSE_COLUMNS.items()]
     return pa.schema(fixed + [pa.field(name, ARROW_TYPES[kind]) for name, kind in spec.attributes.items()])
+
+
+def written_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
+    """Return the Arrow schema of datapoints on their way into a segment: `datapoint_schema`, and what is spoken."""
+    return datapoint_schema(spec, dimensions).append(pa.field(SPOKEN_COLUMN, pa.string()))
 
 
 def vectors_of(table: pa.Table) -> np.ndarray:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer.analyser import Analyser
 from scannery.indexer.arrays import mapped
+from scannery.indexer.searched import searched_text
 from scannery.indexer.spec import LexicalSpec
 
 __all__ = [
@@ -97,7 +98,7 @@ class Postings:
 def term_columns(table: pa.Table, spec: LexicalSpec) -> dict[str, pa.ChunkedArray]:
     """Return the columns `_terms` and `_term_counts` for the titles and texts of a table."""
     analyser = Analyser(spec)
-    batches = table.select(["title", "text"]).to_batches(max_chunksize=BATCH_ROWS)
+    batches = searched_text(table).to_batches(max_chunksize=BATCH_ROWS)
     pairs = [_counted(batch, analyser) for batch in batches]
     return {
         TERMS_COLUMN: pa.chunked_array([terms for terms, _ in pairs], pa.list_(pa.string())),

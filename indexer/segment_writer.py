@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from scannery.indexer.analyser import ANALYSER_VERSION
-from scannery.indexer.datapoints import REVISION_COLUMN, datapoint_schema
+from scannery.indexer.datapoints import REVISION_COLUMN, SPOKEN_COLUMN, datapoint_schema
 from scannery.indexer.errors import BuildError
 from scannery.indexer.manifest import FORMAT_VERSION, CurvePoint, SegmentEntry
 from scannery.indexer.postings import term_columns
@@ -59,7 +59,7 @@ def build_segment(
 ) -> BuiltSegment:
     """Write the datapoints of one shard as a segment file in `directory`.
 
-    `table` has the columns of `datapoint_schema`, and may have `_revision`; others are dropped. Rows come out in leaf
+    `table` has the columns of `datapoint_schema`, and may have `_spoken` and `_revision`; others are dropped. Rows come out in leaf
     order where ScaNN is used, else in input order. The input is not changed. `queries`, float32 (any number,
     dimensions), are like those that users will ask: the segment is tuned for them too. With `measured`, the statistics
     have the recall of the default setting for FRESH_QUERIES queries near rows, for which it was not tuned.
@@ -166,6 +166,8 @@ def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
         raise BuildError(f"{name}: there is nothing to build from")
     dimensions = table.schema.field("embedding").type.list_size
     schema = datapoint_schema(spec, dimensions)
+    if _has_values(table, SPOKEN_COLUMN):
+        schema = schema.append(pa.field(SPOKEN_COLUMN, pa.string()))
     if REVISION_COLUMN in table.column_names:
         schema = schema.append(pa.field(REVISION_COLUMN, pa.int64()))
     table = _in_few_chunks(table.select(schema.names), schema)
@@ -174,6 +176,10 @@ def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
     if pc.count_distinct(table.column("id")).as_py() != table.num_rows:
         raise BuildError(f"{name}: an id stands twice")
     return table
+
+
+def _has_values(table: pa.Table, name: str) -> bool:
+    return name in table.column_names and table.column(name).null_count < table.num_rows
 
 
 def _in_few_chunks(table: pa.Table, schema: pa.Schema) -> pa.Table:

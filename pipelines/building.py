@@ -233,6 +233,8 @@ def new_job(
         "dimensions": dimensions,
         "shards": shards,
     }
+    if spec.source.text is not None:
+        recipe["text"] = TEXT_VERSION
     return Job(
         store_uri=str(store.local_root or store.uri),
         spec=spec,
@@ -246,6 +248,12 @@ def new_job(
         queries=queries,
         merge=mode == "upsert" and rewritten,
     )
+
+
+TEXT_VERSION = 2
+"""Part of the recipe where there are texts: raise it when some text would be embedded or searched in another way.
+
+Units are made again then; documents whose content hash stays (passages.py) are not embedded again."""
 
 
 def _same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] | None) -> bool:

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from scannery.embed.transcripts import spoken_text
 from scannery.indexer.datapoints import (
     MAX_ID_BYTES,
+    SPOKEN_COLUMN,
     attribute_value,
     attribute_values,
     identifier,
@@ -23,7 +25,7 @@ from scannery.pipelines.deadletters import DeadLetter
 from scannery.pipelines.sources import Record
 from scannery.pipelines.sources.parts import SPAN
 
-__all__ = ["Document", "payload_of", "text_of", "title_of", "to_document", "vector_size"]
+__all__ = ["Document", "payload_of", "spoken_of", "text_of", "title_of", "to_document", "vector_size"]
 
 # Room for "#" and the number of a passage: at most 64 Mi passages of a 64 MiB document.
 PASSAGE_SUFFIX_BYTES = 9
@@ -40,6 +42,9 @@ class Document:
     document_id: str
     title: str | None
     text: str | None
+    spoken: str | None
+    """What is searched of the text of a record with a vector, where that is a transcript; see `Piece`."""
+
     vector: np.ndarray | None
     """float32, `(dimensions,)`."""
 
@@ -67,6 +72,7 @@ def to_document(record: Record, spec: IndexSpec, dimensions: int) -> Document | 
             document_id=_document_id(record.fields, spec) or known,
             title=title_of(record.fields, spec),
             text=text_of(record.fields, spec),
+            spoken=spoken_of(record.fields, spec),
             vector=_vector(record.fields, spec, dimensions),
             sparse=_sparse(record.fields, spec),
             attributes=_encodable(attribute_values(record.fields, spec)),
@@ -119,6 +125,20 @@ def text_of(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
             return None
         raise _missing("missing_text", name, fields)
     return _string(value, name)
+
+
+def spoken_of(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
+    """Return what is spoken in the text of a record with a vector; None where that is the text.
+
+    Exported datapoints say so themselves: their texts are parts of transcripts. Texts without a vector are cut first.
+    """
+    if spec.source.vector is None:
+        return None
+    if spec.source.format == "datapoints":
+        value = fields.get(SPOKEN_COLUMN)
+        return None if value is None else _string(value, SPOKEN_COLUMN)
+    text = text_of(fields, spec)
+    return None if text is None else spoken_text(text)
 
 
 def title_of(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from scannery.indexer.datapoints import REVISION_COLUMN, datapoint_schema, vectors_of
+from scannery.indexer.datapoints import REVISION_COLUMN, vectors_of, written_schema
 from scannery.indexer.deletes import read_live_mask
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.manifest import SegmentEntry
@@ -23,8 +23,8 @@ __all__ = ["read_live_rows", "stored_schema", "unchanged_documents"]
 
 
 def stored_schema(job: Job) -> pa.Schema:
-    """Return the columns that live rows have: those of the job's spec, and the revision (null for those of a build)."""
-    schema = datapoint_schema(job.spec, job.dimensions)
+    """Return the columns that live rows have: those that are written, and the revision (null for those of a build)."""
+    schema = written_schema(job.spec, job.dimensions)
     return schema.append(pa.field(REVISION_COLUMN, pa.int64()))
 
 

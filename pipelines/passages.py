@@ -9,7 +9,7 @@ from hashlib import blake2b
 import numpy as np
 
 from scannery.embed import Encoder
-from scannery.embed.documents import Piece, cut_all, encode_pieces, whole
+from scannery.embed.documents import Piece, cut_all, encode_pieces, given_piece
 from scannery.indexer.spec import IndexSpec
 from scannery.pipelines.deadletters import DeadLetter
 from scannery.pipelines.documents import Document
@@ -88,7 +88,7 @@ def with_own_vector(document: Document) -> EmbeddedDocument:
     """Return a document with the vector that its record has, as its only passage."""
     if document.vector is None:
         raise ValueError(f"document {document.id!r} has no vector")
-    piece = Piece(document.text, *document.span) if document.span else whole(document.text)
+    piece = dataclasses.replace(given_piece(document.text, document.span), spoken=document.spoken)
     return EmbeddedDocument(document, None, [piece], document.vector[None, :])
 
 

@@ -154,5 +154,4 @@ def _text(snapshot: Snapshot, query: Single, mode: str, path: str) -> str:
     if not isinstance(query, ById):
         raise InvalidRequestError.at(path, f"{mode} search needs a text, a vector has no words")
     number, row = snapshot.require(query.id, path=path)
-    point = snapshot.segments[number].take([row], ["title", "text"]).to_pylist()[0]
-    return f"{point['title'] or ''}\n{point['text'] or ''}"
+    return snapshot.segments[number].searched_texts([row])[0]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import SPARSE_COLUMNS, IndexSpec, Manifest, datapoint_schema
+from scannery.indexer import SPARSE_COLUMNS, SPOKEN_COLUMN, IndexSpec, Manifest, written_schema
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import InvalidRequestError
@@ -85,9 +85,9 @@ def prepare(
 
 
 def _own_piece(item: Given) -> Piece:
-    from scannery.embed.documents import Piece, whole
+    from scannery.embed.documents import given_piece
 
-    return whole(item.text) if item.span is None else Piece(item.text, *item.span)
+    return given_piece(item.text, item.span)
 
 
 def _encoded(
@@ -118,7 +118,7 @@ def _table(
     vectors: dict[str, np.ndarray],
     manifest: Manifest,
 ) -> pa.Table:
-    schema = datapoint_schema(manifest.spec, manifest.dimensions)
+    schema = written_schema(manifest.spec, manifest.dimensions)
     rows = [
         _row(item, number, piece, manifest.spec)
         for item in items
@@ -148,6 +148,7 @@ def _row(item: Given, number: int, piece: Piece, spec: IndexSpec) -> dict[str, A
         "document_id": item.document_id,
         "title": item.title,
         "text": piece.text,
+        SPOKEN_COLUMN: piece.spoken,
         "text_start": piece.start,
         "text_end": piece.end,
         "time_start_s": piece.time_start_s,

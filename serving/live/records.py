@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import CorruptError, FormatError, Manifest, datapoint_schema, id_hashes
+from scannery.indexer import CorruptError, FormatError, Manifest, id_hashes, written_schema
 
 __all__ = ["RECORD_FORMAT", "Mutation", "decode", "encode", "encoder_digest", "rows_fit"]
 
@@ -31,7 +31,7 @@ class Mutation:
     """What one batch changes: removals first, then the new rows, each of which replaces the row with its id."""
 
     rows: pa.Table
-    """The columns of `datapoint_schema`. Ids are distinct."""
+    """The columns of `written_schema`. Ids are distinct."""
     removed_ids: tuple[str, ...] = ()
     removed_documents: tuple[str, ...] = ()
     """All rows of these documents go."""
@@ -109,7 +109,7 @@ def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int) -> Mutati
         FormatError: its vectors are not of the space of this version, or an attribute is of another type.
 
     """
-    schema = datapoint_schema(manifest.spec, manifest.dimensions)
+    schema = written_schema(manifest.spec, manifest.dimensions)
     what = f"record {sequence} of the log does not fit version {manifest.version} of index {manifest.index!r}"
     if mutation.rows.num_rows and mutation.encoder != encoder_digest(manifest):
         raise FormatError(f"{what}: its vectors were made for another encoder")

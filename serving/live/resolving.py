@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import REVISION_COLUMN, Segment, datapoint_schema
+from scannery.indexer import REVISION_COLUMN, Segment, written_schema
 from scannery.serving.errors import ConditionError, InvalidRequestError, UnknownDatapointError
 from scannery.serving.live.memtable import LiveState
 from scannery.serving.live.parsing import Condition, Deletion, Given
@@ -61,7 +61,7 @@ def resolve_deletion(deletion: Deletion, state: LiveState) -> tuple[Mutation, in
                 _check(deletion.condition, places, name, f"{field}[{i}]")
             gone |= {(segment.entry.key, row): None for segment, rows in places for row in rows.tolist()}
     manifest = state.manifest
-    nothing = datapoint_schema(manifest.spec, manifest.dimensions).empty_table()
+    nothing = written_schema(manifest.spec, manifest.dimensions).empty_table()
     return Mutation(nothing, deletion.ids, deletion.document_ids), len(gone)
 
 
@@ -125,7 +125,7 @@ def _changed(item: Given, state: LiveState) -> pa.Table:
         raise UnknownDatapointError(
             f"{path}: index {state.manifest.index!r} has no datapoint {item.id!r:.200} to update", field=path
         )
-    schema = datapoint_schema(state.manifest.spec, state.manifest.dimensions)
+    schema = written_schema(state.manifest.spec, state.manifest.dimensions)
     table = pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in places])
     for name in item.mask:
         column, value = _new_value(item, name)
