@@ -11,8 +11,8 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from itertools import repeat
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,10 @@ ENCODE_TEXTS = 8192
 
 MOST_CUTTING = 8
 """Threads that cut texts at most; a third of the work holds the interpreter's lock, so more would wait for it."""
+
+
+Span: TypeAlias = tuple[int | None, int | None, float | None, float | None]
+"""Where a text stands in its document: first character, one past the last, and seconds likewise."""
 
 
 class DocumentEncoder(Protocol):
@@ -54,15 +58,18 @@ class Piece:
     speakers: tuple[str, ...] = ()
 
 
-def given_piece(
-    text: str | None, span: tuple[int | None, int | None, float | None, float | None] | None = None
-) -> Piece:
+def given_piece(text: str | None, span: Span | None = None) -> Piece:
     """Return a text that is not cut as a piece: the whole of its document, or where `span` says that it stands."""
-    place: tuple[Any, ...] = span or (None if text is None else 0, None if text is None else len(text), None, None)
-    return Piece(text, *place, spoken=None if text is None else spoken_text(text))
+    start, end, time_start_s, time_end_s = span or (
+        None if text is None else 0,
+        None if text is None else len(text),
+        None,
+        None,
+    )
+    return Piece(text, start, end, time_start_s, time_end_s, None if text is None else spoken_text(text))
 
 
-def cut(text: str | None, chunker: Chunker | None) -> list[Piece]:
+def cut(text: str | None, chunker: Chunker | None, title: str | None = None) -> list[Piece]:
     """Return the passages of a text; without a chunker or a text, the whole."""
     if chunker is None or text is None:
         return [given_piece(text)]
@@ -71,17 +78,20 @@ def cut(text: str | None, chunker: Chunker | None) -> list[Piece]:
             p.text, p.start, p.end, p.time_start_s, p.time_end_s,
             None if p.embedding_text is p.text else p.embedding_text, p.speakers,
         )
-        for p in chunker.split(text)
+        for p in chunker.split(text, max_tokens=chunker.fit(title)[1])
     ]  # fmt: skip
 
 
-def cut_all(texts: Sequence[str | None], chunker: Chunker | None) -> list[list[Piece]]:
+def cut_all(
+    texts: Sequence[str | None], chunker: Chunker | None, titles: Sequence[str | None] | None = None
+) -> list[list[Piece]]:
     """Return `cut` of each text, worked out on all cores: most of it is the tokenizer, which lets threads run."""
+    titles = [None] * len(texts) if titles is None else titles
     cores = min(len(os.sched_getaffinity(0)), MOST_CUTTING, len(texts))
     if chunker is None or cores < 2:
-        return [cut(text, chunker) for text in texts]
+        return [cut(text, chunker, title) for text, title in zip(texts, titles, strict=True)]
     with ThreadPoolExecutor(cores, thread_name_prefix="scannery-cut") as threads:
-        return list(threads.map(partial(cut, chunker=chunker), texts))
+        return list(threads.map(cut, texts, repeat(chunker), titles))
 
 
 def piece_id(document_id: str, number: int) -> str:
@@ -90,9 +100,16 @@ def piece_id(document_id: str, number: int) -> str:
 
 
 def encode_pieces(
-    titles: Sequence[str | None], pieces: Sequence[Sequence[Piece]], encoder: DocumentEncoder
+    titles: Sequence[str | None],
+    pieces: Sequence[Sequence[Piece]],
+    encoder: DocumentEncoder,
+    chunker: Chunker | None = None,
 ) -> tuple[list[np.ndarray], list[str | None]]:
-    """Return for each document the vectors of its pieces, float32 (P, D), and the encoder's objection, if any."""
+    """Return for each document the vectors of its pieces, float32 (P, D), and the encoder's objection, if any.
+
+    `chunker` is the one that cut the pieces: it says how much of a title goes in front of each.
+    """
+    titles = titles if chunker is None else [chunker.fit(title)[0] for title in titles]
     texts = [_embedded_text(title, piece) for title, own in zip(titles, pieces, strict=True) for piece in own]
     vectors_ND = np.empty((len(texts), encoder.dimensions), np.float32)
     problems: dict[int, str] = {}

@@ -206,7 +206,7 @@ class Encoder:
 
     @property
     def passage_tokens(self) -> int:
-        """Tokens that a passage may have: `max_tokens` without the special ones."""
+        """Tokens that prompt, title and passage may have together: `max_tokens` without the special ones."""
         tokenizer: Any = self._tokenizer
         special = tokenizer.num_special_tokens_to_add() if getattr(tokenizer, "is_fast", False) else 0
         return self.max_tokens - int(special)
@@ -220,7 +220,12 @@ class Encoder:
         from scannery.embed.chunking import chunker_for
 
         return chunker_for(
-            self.fingerprint.model, self.tokenizer_json, self.passage_tokens, max_tokens, overlap_tokens
+            self.fingerprint.model,
+            self.tokenizer_json,
+            self.passage_tokens,
+            max_tokens,
+            overlap_tokens,
+            prompt=self.fingerprint.document_prompt,
         )
 
     def statistics(self) -> EncoderStatistics:

@@ -31,8 +31,8 @@ from scannery.indexer.postings import Postings
 from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher, load_searcher
-from scannery.indexer.sparse import SparsePostings, score_sparse
 from scannery.indexer.searched import SEARCHED_COLUMNS, searched_text
+from scannery.indexer.sparse import SparsePostings, score_sparse
 from scannery.indexer.spec import Distance
 from scannery.indexer.tuning import pick_point
 

@@ -59,10 +59,10 @@ def build_segment(
 ) -> BuiltSegment:
     """Write the datapoints of one shard as a segment file in `directory`.
 
-    `table` has the columns of `datapoint_schema`, and may have `_spoken` and `_revision`; others are dropped. Rows come out in leaf
-    order where ScaNN is used, else in input order. The input is not changed. `queries`, float32 (any number,
-    dimensions), are like those that users will ask: the segment is tuned for them too. With `measured`, the statistics
-    have the recall of the default setting for FRESH_QUERIES queries near rows, for which it was not tuned.
+    `table` has the columns of `datapoint_schema`, and may have `_spoken` and `_revision`; others are dropped. Rows
+    come out in leaf order where ScaNN is used, else in input order. The input is not changed. `queries`, float32 (any
+    number, dimensions), are like those that users will ask: the segment is tuned for them too. With `measured`, the
+    statistics have the recall of the default setting for FRESH_QUERIES queries near rows, for which it was not tuned.
 
     Raises:
         BuildError: a vector is not finite, an id stands twice, or ScaNN failed; the message names the shard.

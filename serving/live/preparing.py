@@ -103,8 +103,8 @@ def _encoded(
     for start in range(0, len(items), ENCODE_AT_ONCE):
         deadline.check()
         some = items[start : start + ENCODE_AT_ONCE]
-        own = [cut(item.text, chunker) for item in some]
-        found, problems = encode_pieces([item.title for item in some], own, encoder.documents)
+        own = [cut(item.text, chunker, item.title) for item in some]
+        found, problems = encode_pieces([item.title for item in some], own, encoder.documents, chunker)
         for item, parts, vectors_PD, problem in zip(some, own, found, problems, strict=True):
             if problem is not None:
                 raise InvalidRequestError.at(f"{item.path}.datapoint.text", f"cannot be encoded: {problem}")
