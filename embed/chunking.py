@@ -31,6 +31,8 @@ SPACES = np.array([code for code in range(0x3001) if chr(code).isspace()], np.ui
 PLAN_PASSAGES = 256
 SEAM_TOKENS = 2
 """Room for the line break between title and passage, and for what tokenizers make of two texts side by side."""
+MOST_TITLE_CHARS = 8192
+"""A title stands in front of every passage, so that even one without a token costs its length again and again."""
 BLOCK_CHARS = 1 << 16
 """Texts are tokenised in blocks of about this size, so that the token objects of a book never exist at once."""
 
@@ -118,6 +120,7 @@ class Chunker:
         # No character has more tokens than bytes.
         if not title or self._room is None or 4 * len(title) + SEAM_TOKENS <= self._room - self.max_tokens:
             return title, self.max_tokens
+        title = title[:MOST_TITLE_CHARS]
         encoding = self._tokenizer.encode(title, add_special_tokens=False)
         share = max(self._room - self.max_tokens, self._room // 4)
         size = len(encoding.ids) + SEAM_TOKENS

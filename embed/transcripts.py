@@ -111,7 +111,7 @@ def _cue_marks(text: str, turns: list[tuple[int, int, str]]) -> Marks:
     timings = list(TIMING.finditer(text))
     cues = [_cue_start(text, m.start()) for m in timings]
     hidden = [(start, m.end()) for start, m in zip(cues, timings, strict=True)]
-    hidden += _blocks(text, cues)
+    hidden += _blocks(text, [m.start() for m in timings])
     hidden += [m.span() for m in TAG.finditer(text)]
     # A voice tag holds to the end of its cue or to the next tag; unlabelled cues go on with the last speaker.
     turns = sorted(turns + [(m.start(), m.end(), m[1].strip()) for m in VOICE.finditer(text)])
@@ -142,12 +142,12 @@ def _cue_start(text: str, timing: int) -> int:
     return line if name.isdecimal() or not above.strip() else timing
 
 
-def _blocks(text: str, cues: list[int]) -> list[tuple[int, int]]:
-    """Return the spans of the header and of all blocks that are no cues; each ends at a blank line, or at a cue."""
+def _blocks(text: str, timings: list[int]) -> list[tuple[int, int]]:
+    """Return the spans of the header and of all blocks that are no cues; each ends at a blank or a timing line."""
     header = HEADER.match(text)
     starts = [0] if header else []
     starts += [m.end() - len(m[0].lstrip()) for m in VTT_BLOCK.finditer(text)]
-    ends = sorted([m.end() for m in BLANK_LINE.finditer(text)] + cues) if starts else []
+    ends = sorted([m.end() for m in BLANK_LINE.finditer(text)] + timings) if starts else []
     return [(start, _next(ends, start, len(text))) for start in starts]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from scannery.indexer.datapoints import (
     SPOKEN_COLUMN,
     attribute_value,
     attribute_values,
+    encodable,
     identifier,
     vector_value,
 )
@@ -75,7 +76,7 @@ def to_document(record: Record, spec: IndexSpec, dimensions: int) -> Document | 
             spoken=spoken_of(record.fields, spec),
             vector=_vector(record.fields, spec, dimensions),
             sparse=_sparse(record.fields, spec),
-            attributes=_encodable(attribute_values(record.fields, spec)),
+            attributes=attribute_values(record.fields, spec),
             payload=payload_of(record.fields, spec),
             span=_span(record.fields, spec),
             record=record,
@@ -153,8 +154,7 @@ def _string(value: object, name: str) -> str:
     if not isinstance(value, str):
         message = f"{name}: must be a string, got {type(value).__name__}"
         raise InvalidRecordError(message, reason="text", field=name)
-    _encodable({name: value})
-    return value
+    return encodable(value, field=name)
 
 
 def _vector(fields: Mapping[str, Any], spec: IndexSpec, dimensions: int | None) -> np.ndarray | None:
@@ -174,7 +174,7 @@ def _sparse(fields: Mapping[str, Any], spec: IndexSpec) -> tuple[np.ndarray, np.
     if isinstance(value, str):  # a CSV cell, a Parquet string column
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRecordError(
                 f"{name}: not JSON: {error}", reason="sparse_vector", field=name
             ) from error
@@ -215,27 +215,7 @@ def payload_of(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
         payload = json.dumps(parsed, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRecordError(f"{name}: not JSON: {error}", reason="payload", field=name) from error
-    _encodable({name: payload})
-    return payload
-
-
-def _encodable(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `values`; raise where a string has lone surrogates, which JSON can write and UTF-8 cannot."""
-    for name, value in values.items():
-        for text in _strings(value):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                message = f"{name}: not UTF-8: {error.reason}"
-                raise InvalidRecordError(message, reason="encoding", field=name) from error
-    return values
-
-
-def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        yield from (item for item in value if isinstance(item, str))
+    return encodable(payload, field=name)
 
 
 def _missing(reason: str, name: str, fields: Mapping[str, Any]) -> InvalidRecordError:
