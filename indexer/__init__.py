@@ -40,7 +40,7 @@ from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall,
 from scannery.indexer.memory import MemorySegment
 from scannery.indexer.opening import open_segment
 from scannery.indexer.planner import Found
-from scannery.indexer.postings import Postings
+from scannery.indexer.postings import WORD_COLUMNS, Postings, with_terms
 from scannery.indexer.reader import OpenIndex, open_index
 from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
@@ -87,6 +87,7 @@ __all__ = [
     "REVISION_COLUMN",
     "SPARSE_COLUMNS",
     "SPOKEN_COLUMN",
+    "WORD_COLUMNS",
     "AllowedRows",
     "AlreadyExistsError",
     "Analyser",
@@ -170,5 +171,6 @@ __all__ = [
     "vectors_of",
     "verify",
     "with_deleted",
+    "with_terms",
     "written_schema",
 ]

@@ -17,11 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from scannery.indexer.analyser import ANALYSER_VERSION
 from scannery.indexer.datapoints import REVISION_COLUMN, SPOKEN_COLUMN, datapoint_schema
 from scannery.indexer.errors import BuildError
 from scannery.indexer.manifest import FORMAT_VERSION, CurvePoint, SegmentEntry
-from scannery.indexer.postings import term_columns
+from scannery.indexer.postings import with_terms
 from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
 from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE, ScannBuild
 from scannery.indexer.scann_config import ScannConfig, choose_config
@@ -146,8 +145,7 @@ def _with_words(table: pa.Table, spec: IndexSpec, seconds: dict[str, float]) -> 
     if not spec.lexical:
         return table
     started = time.perf_counter()
-    for column, values in term_columns(table, spec.lexical).items():
-        table = table.append_column(column, values)
+    table = with_terms(table, spec.lexical)
     seconds["words"] = time.perf_counter() - started
     return table
 
@@ -196,7 +194,7 @@ def _metadata(spec: IndexSpec, config: ScannConfig | None, sidecar: dict[str, st
         "distance": spec.distance,
         "kind": "scann" if config else "exact",
         "attributes": spec.attributes,
-        "lexical": spec.lexical and {"analyser": ANALYSER_VERSION, **spec.lexical.model_dump()},
+        "lexical": spec.lexical and spec.lexical.rules,
         "scann": config and {"config": config.to_dict(), "files": sidecar},
     }
     return {FORMAT_KEY: str(FORMAT_VERSION).encode(), SEGMENT_KEY: json.dumps(segment).encode()}

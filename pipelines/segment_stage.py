@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from scannery.indexer.analyser import ANALYSER_VERSION
 from scannery.indexer.datapoints import SPOKEN_COLUMN
 from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
@@ -74,7 +73,7 @@ def shard_key(job: Job, shard: int, rows: Sequence[RowGroup]) -> str:
     units = [(item.unit, item.group, item.lost) for item in sorted(rows)]
     # Without what came later and is not set: segments of before are found again.
     scann = {k: v for k, v in spec.scann.model_dump().items() if k != "rescore" or v is not None}
-    words = spec.lexical and {"analyser": ANALYSER_VERSION, **spec.lexical.model_dump()}
+    words = spec.lexical and spec.lexical.rules
     return key_of(
         "segments", FORMAT_VERSION, spec.distance, words, scann, job.shards, shard, units, job.queries
     )

@@ -20,7 +20,7 @@ from scannery.serving import limits
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.live.parsing import all_valid, parse_payload, typed_value
 from scannery.serving.live.preparing import PreparedUpsert
-from scannery.serving.live.records import Mutation, encoder_digest
+from scannery.serving.live.records import Mutation, encoder_digest, with_words
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint
 
@@ -58,7 +58,8 @@ def prepare_plain(request: pb.UpsertRequest, manifest: Manifest) -> PreparedUpse
         rows = _table(points, manifest)
     except (_NotPlainError, InvalidRequestError):
         return None
-    return PreparedUpsert(Mutation(rows, encoder=encoder_digest(manifest)), (), ())
+    mutation = with_words(Mutation(rows, encoder=encoder_digest(manifest)), manifest.spec)
+    return PreparedUpsert(mutation, (), ())
 
 
 def _has_vector_alone(point: Datapoint) -> bool:

@@ -18,7 +18,7 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.live.parsing import Given
-from scannery.serving.live.records import Mutation, encode, encoder_digest
+from scannery.serving.live.records import Mutation, encode, encoder_digest, with_words
 
 if TYPE_CHECKING:
     from scannery.embed.documents import Piece
@@ -77,6 +77,7 @@ def prepare(
         encoder=encoder_digest(manifest),
     )
     _check_distinct(mutation)
+    mutation = with_words(mutation, manifest.spec)
     return PreparedUpsert(
         mutation,
         tuple(item for item in given if item.mask),
