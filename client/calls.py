@@ -33,6 +33,7 @@ from scannery.client.results import (
     parse_index,
     parse_many,
 )
+from scannery.client.unicode import refuses_surrogates
 from scannery.client.writes import build_updates, build_upserts, checked_revision
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2
 
@@ -117,6 +118,7 @@ _KINDS: dict[str, embedding_pb2.TextKind.ValueType] = {
 }
 
 
+@refuses_surrogates
 def search(
     index: str, query: QueryLike, k: int, *, timeout_s: float | None = None, **options: Any
 ) -> Call[search_pb2.SearchRequest, search_pb2.SearchResponse, Hits]:
@@ -127,6 +129,7 @@ def search(
     return Call(SEARCH, request, parse_hits, timeout_s)
 
 
+@refuses_surrogates
 def search_many(
     index: str, queries: Queries, k: int, *, timeout_s: float | None = None, **options: Any
 ) -> Call[search_pb2.SearchManyRequest, search_pb2.SearchManyResponse, list[Hits]]:
@@ -137,6 +140,7 @@ def search_many(
     return Call(SEARCH_MANY, request, parse_many, timeout_s)
 
 
+@refuses_surrogates
 def get(
     index: str,
     ids: Sequence[str],
@@ -158,6 +162,7 @@ def get(
     return Call(GET, request, lambda response: parse_get(ids, response), timeout_s)
 
 
+@refuses_surrogates
 def upsert(
     index: str,
     points: Iterable[Mapping[str, Any]],
@@ -169,6 +174,7 @@ def upsert(
     return _upsert(index, build_upserts(points), request_id, timeout_s)
 
 
+@refuses_surrogates
 def update(
     index: str,
     points: Iterable[Mapping[str, Any]],
@@ -187,6 +193,7 @@ def _upsert(
     return Call(UPSERT, request, lambda answer: Written(answer.sequence, answer.written), timeout_s)
 
 
+@refuses_surrogates
 def delete(
     index: str,
     ids: Sequence[str],
@@ -212,6 +219,7 @@ def _check_ids(ids: Sequence[str], field: str) -> None:
         raise InvalidArgumentError(f"{field}: must be a list of strings, got {ids!r:.80}", field=field)
 
 
+@refuses_surrogates
 def embed(
     texts: Sequence[str],
     kind: TextKind,
@@ -234,6 +242,7 @@ def embed(
     return Call(EMBED, request, parse_embed, timeout_s)
 
 
+@refuses_surrogates
 def list_encoders(
     *, timeout_s: float | None = None
 ) -> Call[embedding_pb2.ListEncodersRequest, embedding_pb2.ListEncodersResponse, list[EncoderInfo]]:
@@ -241,6 +250,7 @@ def list_encoders(
     return Call(LIST_ENCODERS, embedding_pb2.ListEncodersRequest(), parse_encoders, timeout_s)
 
 
+@refuses_surrogates
 def get_index(
     index: str, *, timeout_s: float | None = None
 ) -> Call[index_pb2.GetIndexRequest, index_pb2.GetIndexResponse, IndexInfo]:
@@ -249,6 +259,7 @@ def get_index(
     return Call(GET_INDEX, request, lambda response: parse_index(response.index), timeout_s)
 
 
+@refuses_surrogates
 def list_indexes(
     page_token: str, *, timeout_s: float | None = None
 ) -> Call[index_pb2.ListIndexesRequest, index_pb2.ListIndexesResponse, tuple[list[IndexInfo], str]]:
@@ -262,6 +273,7 @@ def list_indexes(
     )
 
 
+@refuses_surrogates
 def checked_timeout(timeout_s: object) -> float:
     """Return the timeout if it is one."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:

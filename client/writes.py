@@ -12,6 +12,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.filters import build_value
 from scannery.client.queries import build_sparse
+from scannery.client.unicode import not_unicode
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint, StringList, Value
 
@@ -124,9 +125,16 @@ def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
     if not isinstance(attributes, Mapping):
         raise _invalid(f"{path}.datapoint.attributes", f"must be a mapping, got {attributes!r:.80}")
     for name, value in attributes.items():
-        message.attributes[str(name)].CopyFrom(_value(value, f"{path}.datapoint.attributes.{name}"))
+        filled = _value(value, f"{path}.datapoint.attributes.{name}")
+        try:
+            message.attributes[str(name)].CopyFrom(filled)
+        except UnicodeEncodeError as error:
+            raise not_unicode(f"{path}.datapoint.attributes", error) from error
     if point.get("payload") is not None:
-        message.payload_json = _json(point["payload"], f"{path}.datapoint.payload_json")
+        try:
+            message.payload_json = _json(point["payload"], f"{path}.datapoint.payload_json")
+        except UnicodeEncodeError as error:
+            raise not_unicode(f"{path}.datapoint.payload_json", error) from error
     return message
 
 
@@ -148,7 +156,10 @@ def _value(value: Any, path: str) -> Value:
     if isinstance(value, (list, tuple, set, frozenset)):
         if not all(isinstance(item, str) for item in value):
             raise _invalid(path, f"must be a list of strings, got {value!r:.80}")
-        return Value(string_list_value=StringList(values=value))
+        try:
+            return Value(string_list_value=StringList(values=value))
+        except UnicodeEncodeError as error:
+            raise not_unicode(path, error) from error
     return build_value(value, path=path)
 
 

@@ -6,7 +6,6 @@ Legend: N tokens of the text.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,10 +24,15 @@ WORD, LINE, SENTENCE, PARAGRAPH, TURN = 1, 2, 3, 4, 5
 LINE_BREAK = re.compile(r"\n\s*")
 PARAGRAPH_BREAK = re.compile(r"\n[ \t\r]*\n\s*")
 # Closing quotes and brackets belong to the sentence. Scripts without spaces need none after the full stop.
-SENTENCE_BREAK = re.compile(r"[.!?…؟।॥։]+[\"'”’»)\]*_]*\s+|[。！？｡]+[”’」』）]*\s*")
+# Only the first of a run of marks is tried: else a run without a space behind it takes time quadratic in its length.
+SENTENCE_BREAK = re.compile(r"(?<![.!?…؟।॥։])[.!?…؟।॥։]+[\"'”’»)\]*_]*\s+|[。！？｡]+[”’」』）]*\s*")
 
 SPACES = np.array([code for code in range(0x3001) if chr(code).isspace()], np.uint32)
 PLAN_PASSAGES = 256
+SEAM_TOKENS = 2
+"""Room for the line break between title and passage, and for what tokenizers make of two texts side by side."""
+MOST_TITLE_CHARS = 8192
+"""A title stands in front of every passage, so that even one without a token costs its length again and again."""
 BLOCK_CHARS = 1 << 16
 """Texts are tokenised in blocks of about this size, so that the token objects of a book never exist at once."""
 
@@ -70,8 +74,23 @@ class Chunker:
     place in its second half: a change of speaker, or else the end of a paragraph, a sentence, a line, a word.
     """
 
-    def __init__(self, tokenizer_json: str, max_tokens: int, overlap_tokens: int) -> None:
+    def __init__(
+        self,
+        tokenizer_json: str,
+        max_tokens: int,
+        overlap_tokens: int,
+        *,
+        room: int | None = None,
+        prompt: str = "",
+    ) -> None:
         """Take a Hugging Face `tokenizer.json` as text.
+
+        Args:
+            tokenizer_json: of the model.
+            max_tokens: of a passage.
+            overlap_tokens: that a passage has of the one before.
+            room: tokens that the model reads of prompt, title and passage together; None: any number.
+            prompt: what the model puts in front of every document. A passage gets what it leaves of the room.
 
         Raises:
             InvalidArgumentError: max_tokens is below 8, or the overlap is not less than half of it.
@@ -86,16 +105,34 @@ class Chunker:
                 f"overlap_tokens must be from 0 to less than half of max_tokens ({max_tokens}), got {overlap_tokens}",
                 field="overlap_tokens",
             )
-        self.max_tokens = max_tokens
-        self.overlap_tokens = overlap_tokens
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._room = None if room is None else max(1, room - (self._size(prompt) if prompt else 0))
+        self.max_tokens = max_tokens if self._room is None else min(max_tokens, self._room)
+        self.overlap_tokens = overlap_tokens
 
-    def split(self, text: str) -> list[Passage]:
+    def fit(self, title: str | None) -> tuple[str | None, int]:
+        """Return what of a title goes in front of each passage, and how many tokens the passages have then at most.
+
+        Where room is short, a title gets a quarter of it, or what `max_tokens` leaves if that is more.
+        """
+        # No character has more tokens than bytes.
+        if not title or self._room is None or 4 * len(title) + SEAM_TOKENS <= self._room - self.max_tokens:
+            return title, self.max_tokens
+        title = title[:MOST_TITLE_CHARS]
+        encoding = self._tokenizer.encode(title, add_special_tokens=False)
+        share = max(self._room - self.max_tokens, self._room // 4)
+        size = len(encoding.ids) + SEAM_TOKENS
+        if size > share:
+            title = _beginning(title, encoding.offsets[max(1, share - SEAM_TOKENS) - 1][1])
+            size = share
+        return title, min(self.max_tokens, self._room - size)
+
+    def split(self, text: str, *, max_tokens: int | None = None) -> list[Passage]:
         """Return the passages of `text`, in order; none for a text without a single token.
 
-        Takes time and memory linear in the text.
+        Takes time and memory linear in the text. `max_tokens` is less than the chunker's where a title needs room.
 
         Raises:
             InvalidTextError: the text is not a string, or not valid Unicode.
@@ -106,21 +143,23 @@ class Chunker:
         marks = find_marks(text)
         spoken = self._tokenize(text, marks)
         passages: list[Passage] = []
-        first, done, limit, ahead = 0, 0, self.max_tokens, PLAN_PASSAGES
+        most = self.max_tokens if max_tokens is None else max_tokens
+        first, done, limit, ahead = 0, 0, most, PLAN_PASSAGES
         while done < len(spoken):
-            plan = self._plan(spoken, first, done, limit, ahead)
-            drafts = [_draft(text, marks, int(spoken.starts[i]), int(spoken.ends[j - 1])) for i, j in plan]
+            plan = self._plan(spoken, first, done, limit, ahead, most)
+            spans = [(int(spoken.starts[i]), int(spoken.ends[j - 1])) for i, j in plan]
+            drafts = [(*span, marks.spoken(text, *span)) for span in spans]
             counts = self._count([draft[2] for draft in drafts])
-            over = self._first_over(plan, counts)
+            over = _first_over(plan, counts, most)
             passages += [_passage(text, marks, *d, n) for d, n in zip(drafts[:over], counts, strict=False)]
             done = plan[over - 1][1] if over else done
             if over == len(plan):
-                first, limit = self._following(spoken, *plan[-1]), self.max_tokens
+                first, limit = self._following(spoken, *plan[-1], most), most
                 ahead = min(2 * ahead, PLAN_PASSAGES)
             else:
                 # Cut out of the text, a piece can have more tokens than inside it (a cut word, a lost space).
                 first = plan[over][0]
-                limit = max(1, spoken.size(*plan[over]) - (counts[over] - self.max_tokens))
+                limit = max(1, spoken.size(*plan[over]) - (counts[over] - most))
                 ahead = max(
                     1, over
                 )  # what was planned beyond is lost, so look less far ahead: time stays linear
@@ -137,7 +176,9 @@ class Chunker:
                 spans.append(np.array(encoding.offsets, np.int64).reshape(-1, 2) + start)
         return _spoken(text, np.concatenate([np.empty((0, 2), np.int64), *spans]), marks)
 
-    def _plan(self, spoken: _Spoken, first: int, done: int, limit: int, ahead: int) -> list[tuple[int, int]]:
+    def _plan(
+        self, spoken: _Spoken, first: int, done: int, limit: int, ahead: int, most: int
+    ) -> list[tuple[int, int]]:
         """Return up to `ahead` consecutive passages as token ranges, of which the first has at most `limit` tokens.
 
         The first begins at the token `first`, and all tokens in front of `done` are in passages already.
@@ -146,7 +187,7 @@ class Chunker:
         while done < len(spoken) and len(plan) < ahead:
             end = self._cut(spoken, first, done, limit)
             plan.append((first, end))
-            first, done, limit = self._following(spoken, first, end), end, self.max_tokens
+            first, done, limit = self._following(spoken, first, end, most), end, most
         return plan
 
     def _cut(self, spoken: _Spoken, first: int, done: int, limit: int) -> int:
@@ -162,11 +203,13 @@ class Chunker:
                 return nearest + len(levels) - 1 - int(np.argmax(levels[::-1]))
         return furthest
 
-    def _following(self, spoken: _Spoken, first: int, end: int) -> int:
+    def _following(self, spoken: _Spoken, first: int, end: int, most: int) -> int:
         """Return where the passage after `[first, end)` starts."""
-        if end == len(spoken) or self.overlap_tokens == 0:
+        # Less than half of a passage, also where a title leaves less room.
+        overlap = min(self.overlap_tokens, (most - 1) // 2)
+        if end == len(spoken) or overlap == 0:
             return end
-        start = max(first + 1, spoken.before(end, self.overlap_tokens))
+        start = max(first + 1, spoken.before(end, overlap))
         window = spoken.levels[start:end]
         for level in (SENTENCE, WORD):
             if (window >= level).any():
@@ -177,9 +220,21 @@ class Chunker:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [len(encoding.ids) for encoding in encodings]
 
-    def _first_over(self, plan: list[tuple[int, int]], counts: list[int]) -> int:
-        over = (k for k, (i, j) in enumerate(plan) if counts[k] > self.max_tokens and j - i > 1)
-        return next(over, len(plan))
+    def _size(self, text: str) -> int:
+        return self._count([text])[0]
+
+
+def _first_over(plan: list[tuple[int, int]], counts: list[int], most: int) -> int:
+    over = (k for k, (i, j) in enumerate(plan) if counts[k] > most and j - i > 1)
+    return next(over, len(plan))
+
+
+def _beginning(title: str, end: int) -> str:
+    """Return the title up to a character, or to the last space before it if that is inside a word."""
+    kept = title[:end]
+    words = kept.rsplit(None, 1)
+    inside = not (title[end : end + 1].isspace() or kept[-1:].isspace())
+    return words[0] if inside and len(words) > 1 else kept.rstrip()
 
 
 @dataclass(frozen=True)
@@ -215,27 +270,18 @@ class _Spoken:
 def _spoken(text: str, spans_N2: np.ndarray, marks: Marks) -> _Spoken:
     starts_N, ends_N = _visible(spans_N2, marks.hidden)
     is_space = np.isin(np.frombuffer(text.encode("utf-32-le"), np.uint32), SPACES)
-    while (inside := (starts_N < ends_N) & is_space[np.minimum(starts_N, len(text) - 1)]).any():
-        starts_N = starts_N + inside
-    while (inside := (starts_N < ends_N) & is_space[ends_N - 1]).any():
-        ends_N = ends_N - inside
+    starts_N, ends_N = _trimmed(starts_N, ends_N, is_space)
     positions_N = np.flatnonzero(starts_N < ends_N)
     starts_N, ends_N = starts_N[positions_N], ends_N[positions_N]
     return _Spoken(starts_N, ends_N, _levels(text, starts_N, ends_N, marks), positions_N)
 
 
-def _draft(text: str, marks: Marks, start: int, end: int) -> tuple[int, int, str]:
-    """Return the span, and its text without the hidden spans."""
-    first = bisect_right(marks.hidden, (start, -1))
-    if first and marks.hidden[first - 1][1] > start:
-        first -= 1
-    pieces, at = [], start
-    for hidden_start, hidden_end in marks.hidden[first:]:
-        if hidden_start >= end:
-            break
-        pieces.append(text[at:hidden_start])
-        at = hidden_end
-    return start, end, text[start:end] if not pieces else "".join([*pieces, text[at:end]])
+def _trimmed(starts_N: np.ndarray, ends_N: np.ndarray, is_space: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return spans without the space at their edges; a span of nothing but space ends where it starts, or before."""
+    places = np.arange(len(is_space))
+    first_after = np.minimum.accumulate(np.where(is_space, len(is_space), places)[::-1])[::-1]
+    last_before = np.maximum.accumulate(np.where(is_space, -1, places))
+    return np.append(first_after, len(is_space))[starts_N], np.append(last_before, -1)[ends_N - 1] + 1
 
 
 def _passage(text: str, marks: Marks, start: int, end: int, embedding_text: str, tokens: int) -> Passage:
@@ -298,9 +344,15 @@ def _raise_levels(levels_N: np.ndarray, starts_N: np.ndarray, positions: list[in
 
 
 def chunker_for(
-    model: str, tokenizer_json: str | None, passage_tokens: int, max_tokens: int, overlap_tokens: int
+    model: str,
+    tokenizer_json: str | None,
+    passage_tokens: int,
+    max_tokens: int,
+    overlap_tokens: int,
+    *,
+    prompt: str,
 ) -> Chunker:
-    """Return a chunker for a model that reads at most `passage_tokens` of a passage.
+    """Return a chunker for a model that reads at most `passage_tokens` of prompt, title and passage.
 
     Raises:
         InvalidArgumentError: the model has no usable tokenizer (None), or would cut off passages of `max_tokens`, or
@@ -314,4 +366,4 @@ def chunker_for(
             f"max_tokens must be at most {passage_tokens}, what {model} reads of a text; got {max_tokens}",
             field="max_tokens",
         )
-    return Chunker(tokenizer_json, max_tokens, overlap_tokens)
+    return Chunker(tokenizer_json, max_tokens, overlap_tokens, room=passage_tokens, prompt=prompt)

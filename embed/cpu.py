@@ -42,6 +42,7 @@ class CpuDevice:
     name = "cpu"
     window_texts = 4096
     fixed_shapes = False
+    longest_tokens: int | None = None
 
     def __init__(self, dtype: str = "auto", *, threads: int | None = None) -> None:
         if threads is not None and threads < 1:

@@ -34,6 +34,7 @@ class CudaDevice:
 
     window_texts = 16_384
     fixed_shapes = False
+    longest_tokens: int | None = None
 
     def __init__(self, number: int, dtype: str = "auto", *, max_tokens: int) -> None:
         import torch

@@ -41,6 +41,9 @@ class Device(Protocol):
     fixed_shapes: bool
     """It takes only batches of exactly the shapes it asked for."""
 
+    longest_tokens: int | None
+    """Longest text that it takes, in tokens; None: any that the model reads."""
+
     def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
         """Take a float32 model in eval mode, bring it here and prepare it.
 

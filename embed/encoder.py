@@ -209,7 +209,7 @@ class Encoder:
 
     @property
     def passage_tokens(self) -> int:
-        """Tokens that a passage may have: `max_tokens` without the special ones."""
+        """Tokens that prompt, title and passage may have together: `max_tokens` without the special ones."""
         tokenizer: Any = self._tokenizer
         special = tokenizer.num_special_tokens_to_add() if getattr(tokenizer, "is_fast", False) else 0
         return self.max_tokens - int(special)
@@ -223,7 +223,12 @@ class Encoder:
         from scannery.embed.chunking import chunker_for
 
         return chunker_for(
-            self.fingerprint.model, self.tokenizer_json, self.passage_tokens, max_tokens, overlap_tokens
+            self.fingerprint.model,
+            self.tokenizer_json,
+            self.passage_tokens,
+            max_tokens,
+            overlap_tokens,
+            prompt=self.fingerprint.document_prompt,
         )
 
     def statistics(self) -> EncoderStatistics:
@@ -248,8 +253,9 @@ class Encoder:
     ) -> Iterator[np.ndarray]:
         if invalid not in ("raise", "nan"):
             raise InvalidArgumentError(f"invalid must be 'raise' or 'nan', got {invalid!r}", field="invalid")
+        prepare = partial(_prepare, tokens, self._device)
         at = 0
-        for window, (problems, items, lengths_N) in _one_ahead(windows, partial(_prepare, tokens)):
+        for window, (problems, items, lengths_N) in _one_ahead(windows, prepare):
             started = time.perf_counter()
             _refuse(problems, at, invalid)
             vectors_ND = self._compute(tokens, items, lengths_N)
@@ -333,10 +339,22 @@ def _one_ahead(
             current, following = following, next(windows, None) if following is not None else None
 
 
-def _prepare(tokens: Tokens, texts: Sequence[str]) -> tuple[dict[int, str], list[Any], np.ndarray]:
+def _prepare(
+    tokens: Tokens, device: Device, texts: Sequence[str]
+) -> tuple[dict[int, str], list[Any], np.ndarray]:
     """Return what is wrong with which texts, and the tokens of all; those of wrong texts are of an empty one."""
     problems = {row: problem for row, text in enumerate(texts) if (problem := text_problem(text))}
-    return problems, *tokens.prepare(["" if row in problems else text for row, text in enumerate(texts)])
+    items, lengths_N = tokens.prepare(["" if row in problems else text for row, text in enumerate(texts)])
+    most = device.longest_tokens
+    too_long = [] if most is None else np.flatnonzero(lengths_N > most).tolist()
+    if too_long:
+        [empty], [length] = tokens.prepare([""])
+        for row in too_long:
+            problems[row] = (
+                f"has {lengths_N[row]} tokens; {device.name} takes at most {most} (max_tokens cuts texts off)"
+            )
+            items[row], lengths_N[row] = empty, length
+    return problems, items, lengths_N
 
 
 def _refuse(problems: dict[int, str], at: int, invalid: Invalid) -> None:

@@ -10,15 +10,22 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from html import unescape
 
-__all__ = ["Marks", "find_marks"]
+__all__ = ["Marks", "find_marks", "spoken_text"]
 
 CLOCK = r"(?:(\d{1,3}):)?(\d{1,2}):(\d{2})(?:[.,](\d{1,3}))?"
-TIMING = re.compile(rf"^[ \t]*{CLOCK}[ \t]+-->[ \t]+{CLOCK}[^\n]*\n?", re.MULTILINE)
-VTT_BLOCK = re.compile(r"^(?:\ufeff?WEBVTT|NOTE|STYLE|REGION)\b", re.MULTILINE)
+# Every pattern takes time linear in the text: repeats are bounded or stop where the next match could begin, and no
+# two neighbours can match the same characters.
+TIMING = re.compile(rf"^[ \t]*{CLOCK}[ \t]*-->[ \t]*{CLOCK}[^\n]*\n?", re.MULTILINE)
+HEADER = re.compile(r"\ufeff?WEBVTT(?!\S)")
+# A block begins after a blank line; inside a cue, the same word is spoken.
+VTT_BLOCK = re.compile(r"\n[ \t\r]*\n(?:NOTE|STYLE|REGION)(?!\S)")
 BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
-VOICE = re.compile(r"<v(?:\.[^\s>]*)?[ \t]+([^>\n]{1,200})>")
-TAG = re.compile(r"</?(?:v|c|b|i|u|ruby|rt|lang)(?:[.\s][^>\n]{0,200})?>|<\d[\d:.]*>")
+VOICE = re.compile(r"<v(?:\.[^\s<>]*)?[ \t]+([^<>\s][^<>\n]{0,199})>")
+TAG = re.compile(
+    r"</?(?:v|c|b|i|u|ruby|rt|lang|font)(?:[.\s][^<>\n]{0,200})?>|<\d[\d:.]*>|\{\\[^{}\n]{0,50}\}"
+)
 MARK = re.compile(rf"\\?\[{CLOCK}\\?\][ \t]*")
 TURN = re.compile(r"^[ \t]*\*\*([^*\n]{1,80}?)(?::\*\*|\*\*:)", re.MULTILINE)
 
@@ -44,6 +51,19 @@ class Marks:
     label_ends: list[int] = field(default_factory=list)
     """Where the name itself ends: what it introduces follows there."""
 
+    def spoken(self, text: str, start: int, end: int) -> str:
+        """Return what is spoken in `text[start:end]`: without the hidden spans, and in cues without character codes."""
+        first = bisect_right(self.hidden, (start, -1))
+        if first and self.hidden[first - 1][1] > start:
+            first -= 1
+        pieces, at = [], start
+        while first < len(self.hidden) and self.hidden[first][0] < end:
+            pieces.append(text[at : self.hidden[first][0]])
+            at = self.hidden[first][1]
+            first += 1
+        found = "".join([*pieces, text[at:end]]) if pieces else text[start:end]
+        return unescape(found) if self.cue_ends_s is not None and "&" in found else found
+
     def time_range(self, start: int, end: int) -> tuple[float | None, float | None]:
         """Return when the text from `start` to `end` is spoken, in seconds; None where nothing says so."""
         if not self.times_s:
@@ -60,6 +80,13 @@ class Marks:
         first = max(0, bisect_right(self.turn_positions, start) - 1)
         last = bisect_right(self.turn_positions, end - 1)
         return tuple(dict.fromkeys(self.speakers[first:last]))
+
+
+def spoken_text(text: str) -> str | None:
+    """Return what is spoken in a whole text; None where that is all of it."""
+    marks = find_marks(text)
+    spoken = marks.spoken(text, 0, len(text))
+    return None if spoken == text else spoken
 
 
 def find_marks(text: str) -> Marks:
@@ -82,8 +109,9 @@ def find_marks(text: str) -> Marks:
 
 def _cue_marks(text: str, turns: list[tuple[int, int, str]]) -> Marks:
     timings = list(TIMING.finditer(text))
-    hidden = [(_identifier_start(text, m.start()), m.end()) for m in timings]
-    hidden += [_block(text, m.start()) for m in VTT_BLOCK.finditer(text)]
+    cues = [_cue_start(text, m.start()) for m in timings]
+    hidden = [(start, m.end()) for start, m in zip(cues, timings, strict=True)]
+    hidden += _blocks(text, [m.start() for m in timings])
     hidden += [m.span() for m in TAG.finditer(text)]
     # A voice tag holds to the end of its cue or to the next tag; unlabelled cues go on with the last speaker.
     turns = sorted(turns + [(m.start(), m.end(), m[1].strip()) for m in VOICE.finditer(text)])
@@ -99,19 +127,33 @@ def _cue_marks(text: str, turns: list[tuple[int, int, str]]) -> Marks:
     )
 
 
-def _identifier_start(text: str, timing: int) -> int:
-    """Return where the cue whose timing line starts at `timing` begins: there, or at the identifier line above."""
+def _cue_start(text: str, timing: int) -> int:
+    """Return where the cue whose timing line starts at `timing` begins: there, or at the identifier line above.
+
+    A number right above a timing line is that of the cue, other words only if a blank line is above them.
+    """
     if timing == 0:
         return 0
     line = text.rfind("\n", 0, timing - 1) + 1
+    name = text[line:timing].strip()
+    if not name or "-->" in name:
+        return timing
     above = text[text.rfind("\n", 0, max(0, line - 1)) + 1 : line]
-    is_identifier = text[line:timing].strip() and not above.strip() and "-->" not in text[line:timing]
-    return line if is_identifier else timing
+    return line if name.isdecimal() or not above.strip() else timing
 
 
-def _block(text: str, start: int) -> tuple[int, int]:
-    end = BLANK_LINE.search(text, start)
-    return start, end.end() if end else len(text)
+def _blocks(text: str, timings: list[int]) -> list[tuple[int, int]]:
+    """Return the spans of the header and of all blocks that are no cues; each ends at a blank or a timing line."""
+    header = HEADER.match(text)
+    starts = [0] if header else []
+    starts += [m.end() - len(m[0].lstrip()) for m in VTT_BLOCK.finditer(text)]
+    ends = sorted([m.end() for m in BLANK_LINE.finditer(text)] + timings) if starts else []
+    return [(start, _next(ends, start, len(text))) for start in starts]
+
+
+def _next(ends: list[int], start: int, default: int) -> int:
+    at = bisect_right(ends, start)
+    return ends[at] if at < len(ends) else default
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

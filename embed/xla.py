@@ -68,7 +68,7 @@ class XlaDevice:
             raise InvalidArgumentError(f"max_graphs must be at least 1, got {max_graphs}", field="max_graphs")
         self._xla = _torch_xla()
         self.dtype = dtype
-        self._max_tokens = max_tokens
+        self.longest_tokens: int | None = min(max_tokens, LONGEST_WIDTH)
         self._max_graphs = max_graphs
         self._budget_tokens = budget_tokens or BUDGET_TOKENS
         self._buckets: list[Bucket] = []
@@ -117,8 +117,9 @@ class XlaDevice:
         """Yield batches in the compiled shapes, choosing these at the first call."""
         with self._lock:
             if not self._buckets and lengths_N.size:
-                width = min(self._max_tokens, LONGEST_WIDTH)
-                self._buckets = choose_buckets(lengths_N, width, self._budget_tokens, self._max_graphs)
+                self._buckets = choose_buckets(
+                    lengths_N, self.longest_tokens or LONGEST_WIDTH, self._budget_tokens, self._max_graphs
+                )
                 self._warm_up()
         return bucket_batches(lengths_N, self._buckets)
 
@@ -177,7 +178,8 @@ def _ranked(_index: int, work: Callable[[int, int], None]) -> None:
 
 
 LONGEST_WIDTH = 8192
-"""Widest shape, for models that set no limit of their own."""
+"""Widest shape, also for models that read more: it is compiled whether there is such a text or not. Longer texts are
+refused, since cut off here and not on a CPU they would have other vectors there."""
 
 
 def compilations() -> int:

@@ -9,12 +9,15 @@ from scannery.indexer.datapoints import (
     MAX_ID_BYTES,
     MAX_MAGNITUDE,
     REVISION_COLUMN,
+    SPOKEN_COLUMN,
     attribute_value,
     attribute_values,
     datapoint_schema,
+    encodable,
     identifier,
     vector_value,
     vectors_of,
+    written_schema,
 )
 from scannery.indexer.deletes import next_version, read_deleted, read_live_mask, with_deleted
 from scannery.indexer.errors import (
@@ -39,7 +42,7 @@ from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall,
 from scannery.indexer.memory import MemorySegment
 from scannery.indexer.opening import open_segment
 from scannery.indexer.planner import Found
-from scannery.indexer.postings import Postings
+from scannery.indexer.postings import WORD_COLUMNS, Postings, with_terms
 from scannery.indexer.reader import OpenIndex, open_index
 from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
@@ -87,6 +90,8 @@ __all__ = [
     "MAX_SPARSE_ENTRIES",
     "REVISION_COLUMN",
     "SPARSE_COLUMNS",
+    "SPOKEN_COLUMN",
+    "WORD_COLUMNS",
     "AllowedRows",
     "AlreadyExistsError",
     "Analyser",
@@ -140,6 +145,7 @@ __all__ = [
     "corpus_statistics",
     "datapoint_schema",
     "default_cache_folder",
+    "encodable",
     "exact_search",
     "expected_recall",
     "id_hashes",
@@ -175,4 +181,6 @@ __all__ = [
     "vectors_of",
     "verify",
     "with_deleted",
+    "with_terms",
+    "written_schema",
 ]

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,17 +20,24 @@ __all__ = [
     "MAX_ID_BYTES",
     "MAX_MAGNITUDE",
     "REVISION_COLUMN",
+    "SPOKEN_COLUMN",
     "attribute_value",
     "attribute_values",
     "datapoint_schema",
+    "encodable",
     "identifier",
     "vector_value",
     "vectors_of",
+    "written_schema",
 ]
 
+T = TypeVar("T")
 MAX_ID_BYTES = 512
 REVISION_COLUMN = "_revision"
 """Sequence of the mutation that wrote a row; null, or not there, where rows came from a build."""
+SPOKEN_COLUMN = "_spoken"
+"""What is embedded and searched of the text of a row: what is spoken, without times and tags. Null, or not there, where
+that is the text as it stands."""
 INT64 = range(-(2**63), 2**63)
 
 ARROW_TYPES: dict[AttributeType, pa.DataType] = {
@@ -62,6 +69,11 @@ def datapoint_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
     if spec.source.sparse_vector is not None:
         fixed += [pa.field(name, kind) for name, kind in SPARSE_COLUMNS.items()]
     return pa.schema(fixed + [pa.field(name, ARROW_TYPES[kind]) for name, kind in spec.attributes.items()])
+
+
+def written_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
+    """Return the Arrow schema of datapoints on their way into a segment: `datapoint_schema`, and what is spoken."""
+    return datapoint_schema(spec, dimensions).append(pa.field(SPOKEN_COLUMN, pa.string()))
 
 
 def vectors_of(table: pa.Table) -> np.ndarray:
@@ -135,15 +147,35 @@ def attribute_value(value: object, kind: AttributeType, *, field: str) -> Any:
     whole. Timestamps are ISO 8601 strings (without an offset: UTC), datetimes, dates, or seconds since the epoch.
 
     Raises:
-        InvalidRecordError: the value does not fit; reason `attribute`.
+        InvalidRecordError: the value does not fit, reason `attribute`; or it is not valid Unicode, reason `encoding`.
 
     """
     if value is None:
         return None
     try:
-        return _CONVERTERS[kind](value)
-    except (TypeError, ValueError, OverflowError) as error:
+        return encodable(_CONVERTERS[kind](value), field=field)
+    except InvalidRecordError:
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise _invalid("attribute", field, f"must be {_ARTICLES[kind]}, got {_shown(value)}") from error
+
+
+def encodable(value: T, *, field: str) -> T:
+    """Return `value`; raise where it is or lists a string with a lone surrogate, which JSON can write and UTF-8 cannot.
+
+    Raises:
+        InvalidRecordError: reason `encoding`.
+
+    """
+    for text in value if isinstance(value, list) else (value,):
+        if not isinstance(text, str) or text.isascii():
+            continue
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            what = f"is not valid Unicode: lone surrogate at character {error.start}"
+            raise _invalid("encoding", field, what) from error
+    return value
 
 
 def _string(value: object) -> str:
@@ -228,7 +260,10 @@ _ARTICLES: dict[AttributeType, str] = {
 
 
 def _shown(value: object) -> str:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except RecursionError:  # of JSON that is nested deeply
+        shown = f"a {type(value).__name__} that is nested too deeply"
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from scannery.indexer.datapoints import vectors_of
 from scannery.indexer.hashes import in_order, sorted_hashes
 from scannery.indexer.manifest import SegmentEntry
-from scannery.indexer.postings import WORD_COLUMNS, Postings, invert, term_columns
+from scannery.indexer.postings import WORD_COLUMNS, Postings, invert, with_terms
 from scannery.indexer.records import Records
 from scannery.indexer.segment import Segment
 from scannery.indexer.sparse import INDICES_COLUMN, SparsePostings, invert_sparse
@@ -135,9 +135,7 @@ class MemorySegment(Segment):
 
         `hashes_N` are the `id_hashes` of the rows, for whoever has them already.
         """
-        for column, values in (term_columns(table, spec.lexical) if spec.lexical else {}).items():
-            table = table.append_column(column, values)
-        whole = table.replace_schema_metadata(None).combine_chunks()
+        whole = with_terms(table, spec.lexical).replace_schema_metadata(None).combine_chunks()
         given_ND = vectors_of(whole)
         searched_ND = search_vectors(given_ND, spec.distance)
         searched_ND.setflags(write=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer.analyser import Analyser
 from scannery.indexer.arrays import mapped
+from scannery.indexer.searched import searched_text
 from scannery.indexer.spec import LexicalSpec
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Postings",
     "invert",
     "term_columns",
+    "with_terms",
     "write_postings",
 ]
 
@@ -97,12 +99,21 @@ class Postings:
 def term_columns(table: pa.Table, spec: LexicalSpec) -> dict[str, pa.ChunkedArray]:
     """Return the columns `_terms` and `_term_counts` for the titles and texts of a table."""
     analyser = Analyser(spec)
-    batches = table.select(["title", "text"]).to_batches(max_chunksize=BATCH_ROWS)
+    batches = searched_text(table).to_batches(max_chunksize=BATCH_ROWS)
     pairs = [_counted(batch, analyser) for batch in batches]
     return {
         TERMS_COLUMN: pa.chunked_array([terms for terms, _ in pairs], pa.list_(pa.string())),
         COUNTS_COLUMN: pa.chunked_array([counts for _, counts in pairs], pa.list_(pa.int32())),
     }
+
+
+def with_terms(table: pa.Table, spec: LexicalSpec | None) -> pa.Table:
+    """Return a table with the columns of `term_columns`; the same one where it has them, or the index has no words."""
+    if spec is None or TERMS_COLUMN in table.column_names:
+        return table
+    for column, values in term_columns(table, spec).items():
+        table = table.append_column(column, values)
+    return table
 
 
 def write_postings(table: pa.Table, folder: Path) -> None:
@@ -136,8 +147,10 @@ def invert(table: pa.Table) -> dict[str, np.ndarray]:
 
 def _counted(batch: pa.RecordBatch, analyser: Analyser) -> tuple[pa.Array, pa.Array]:
     columns = (batch.column(name).to_pylist() for name in ("title", "text"))
+    # Passages of a document stand together, and share its title.
+    of_title = lru_cache(1)(lambda title: Counter(analyser.terms(title)))
     counted = [
-        sorted(Counter(analyser.terms(f"{title or ''}\n{text or ''}")).items())
+        sorted((of_title(title or "") + Counter(analyser.terms(text or ""))).items())
         for title, text in zip(*columns, strict=True)
     ]
     return (

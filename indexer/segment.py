@@ -31,6 +31,7 @@ from scannery.indexer.postings import Postings
 from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher, load_searcher
+from scannery.indexer.searched import SEARCHED_COLUMNS, searched_text
 from scannery.indexer.sparse import SparsePostings, score_sparse
 from scannery.indexer.spec import Distance
 from scannery.indexer.ties import Ties
@@ -108,6 +109,12 @@ class Segment:
         """Return the given rows of some or all columns, in the order given."""
         table = self.table if columns is None else self.table.select(list(columns))
         return table.take(pa.array(rows, pa.int64()))
+
+    def searched_texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
+        """Return title and text of the given rows, of transcripts only what is spoken; empty where there is neither."""
+        known = [name for name in SEARCHED_COLUMNS if name in self.table.column_names]
+        points = searched_text(self.take(rows, known)).to_pylist()
+        return ["\n".join(part for part in (point["title"], point["text"]) if part) for point in points]
 
     def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return the vectors of the given rows as their user gave them, float32 `(len(rows), D)`."""

@@ -17,11 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from scannery.indexer.analyser import ANALYSER_VERSION
-from scannery.indexer.datapoints import REVISION_COLUMN, datapoint_schema
+from scannery.indexer.datapoints import REVISION_COLUMN, SPOKEN_COLUMN, datapoint_schema
 from scannery.indexer.errors import BuildError, NotFoundError
 from scannery.indexer.manifest import FORMAT_VERSION, CurvePoint, SegmentEntry
-from scannery.indexer.postings import term_columns
+from scannery.indexer.postings import with_terms
 from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
 from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE, ScannBuild
 from scannery.indexer.scann_config import ScannConfig, choose_config
@@ -60,10 +59,10 @@ def build_segment(
 ) -> BuiltSegment:
     """Write the datapoints of one shard as a segment file in `directory`.
 
-    `table` has the columns of `datapoint_schema`, and may have `_revision`; others are dropped. Rows come out in leaf
-    order where ScaNN is used, else in input order. The input is not changed. `queries`, float32 (any number,
-    dimensions), are like those that users will ask: the segment is tuned for them too. With `measured`, the statistics
-    have the recall of the default setting for FRESH_QUERIES queries near rows, for which it was not tuned.
+    `table` has the columns of `datapoint_schema`, and may have `_spoken` and `_revision`; others are dropped. Rows
+    come out in leaf order where ScaNN is used, else in input order. The input is not changed. `queries`, float32 (any
+    number, dimensions), are like those that users will ask: the segment is tuned for them too. With `measured`, the
+    statistics have the recall of the default setting for FRESH_QUERIES queries near rows, for which it was not tuned.
 
     Raises:
         BuildError: a vector is not finite, an id stands twice, or ScaNN failed; the message names the shard.
@@ -147,8 +146,7 @@ def _with_words(table: pa.Table, spec: IndexSpec, seconds: dict[str, float]) -> 
     if not spec.lexical:
         return table
     started = time.perf_counter()
-    for column, values in term_columns(table, spec.lexical).items():
-        table = table.append_column(column, values)
+    table = with_terms(table, spec.lexical)
     seconds["words"] = time.perf_counter() - started
     return table
 
@@ -178,6 +176,8 @@ def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
         raise BuildError(f"{name}: there is nothing to build from")
     dimensions = table.schema.field("embedding").type.list_size
     schema = datapoint_schema(spec, dimensions)
+    if _has_values(table, SPOKEN_COLUMN):
+        schema = schema.append(pa.field(SPOKEN_COLUMN, pa.string()))
     if REVISION_COLUMN in table.column_names:
         schema = schema.append(pa.field(REVISION_COLUMN, pa.int64()))
     table = _in_few_chunks(table.select(schema.names), schema)
@@ -186,6 +186,10 @@ def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
     if pc.count_distinct(table.column("id")).as_py() != table.num_rows:
         raise BuildError(f"{name}: an id stands twice")
     return table
+
+
+def _has_values(table: pa.Table, name: str) -> bool:
+    return name in table.column_names and table.column(name).null_count < table.num_rows
 
 
 def _in_few_chunks(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -202,7 +206,7 @@ def _metadata(spec: IndexSpec, config: ScannConfig | None, sidecar: dict[str, st
         "distance": spec.distance,
         "kind": "scann" if config else "exact",
         "attributes": spec.attributes,
-        "lexical": spec.lexical and {"analyser": ANALYSER_VERSION, **spec.lexical.model_dump()},
+        "lexical": spec.lexical and spec.lexical.rules,
         "scann": config and {"config": config.to_dict(), "files": sidecar},
     }
     return {FORMAT_KEY: str(FORMAT_VERSION).encode(), SEGMENT_KEY: json.dumps(segment).encode()}

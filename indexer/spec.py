@@ -265,6 +265,19 @@ class LexicalSpec(_Model):
     stop_words: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=10_000)] = []
     """Words that are not indexed. Frequent words count little in any case; without them, queries are faster."""
 
+    analyser: Literal[1, 2] | None = None
+    """Version of the rules that make words of texts. Default: an index keeps its own, a new one gets the newest."""
+
+    @property
+    def version(self) -> int:
+        """The version of the rules; indexes of before there were two have the first."""
+        return self.analyser or 1
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Everything that decides which words a text has, as JSON-ready values."""
+        return {**self.model_dump(), "analyser": self.version}
+
 
 def _lexical(value: object) -> object:
     # Before the model is tried, so that errors do not speak of a union.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from scannery.indexer.analyser import ANALYSER_VERSION
 from scannery.indexer.datapoints import identifier
 from scannery.indexer.errors import AlreadyExistsError, MissingFileError, NotFoundError
 from scannery.indexer.leases import working
@@ -230,8 +231,11 @@ def new_job(
 ) -> Job:
     """Return a job, without what the caller of `build` chose and without a name.
 
+    The words of the index are made by the rules that it has, unless the spec names others.
+
     Without `queries` to tune for, those that the parent was tuned for stay, if they are of the same encoder.
     """
+    spec = _with_rules(spec, parent if mode == "upsert" else None)
     known = None if parent is None else queries_of(parent)
     if queries is None and parent is not None and _same_space(parent, dimensions, fingerprint):
         queries = known
@@ -244,6 +248,8 @@ def new_job(
         "dimensions": dimensions,
         "shards": shards,
     }
+    if spec.source.text is not None:
+        recipe["text"] = TEXT_VERSION
     return Job(
         store_uri=str(store.local_root or store.uri),
         spec=spec,
@@ -258,6 +264,21 @@ def new_job(
         queries=queries,
         merge=mode == "upsert" and rewritten,
     )
+
+
+TEXT_VERSION = 2
+"""Part of the recipe where there are texts: raise it when some text would be embedded or searched in another way.
+
+Units are made again then; documents whose content hash stays (passages.py) are not embedded again."""
+
+
+def _with_rules(spec: IndexSpec, parent: Manifest | None) -> IndexSpec:
+    """Return the spec with the version of the rules for words: that of the index, of a new one the newest."""
+    if spec.lexical is None or spec.lexical.analyser is not None:
+        return spec
+    old = None if parent is None else parent.spec.lexical
+    lexical = spec.lexical.model_copy(update={"analyser": old.analyser if old else ANALYSER_VERSION})
+    return spec.model_copy(update={"lexical": lexical})
 
 
 def _same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] | None) -> bool:

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.indexer.datapoints import MAX_ID_BYTES, MAX_MAGNITUDE, attribute_value
+from scannery.indexer.datapoints import MAX_ID_BYTES, MAX_MAGNITUDE, SPOKEN_COLUMN, attribute_value
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec import AttributeType, IndexSpec
-from scannery.pipelines.documents import payload_of, text_of, title_of
+from scannery.pipelines.documents import payload_of, spoken_of, text_of, title_of
 from scannery.pipelines.embeddings import embeddings_schema
 from scannery.pipelines.sources import Batch
 from scannery.pipelines.sources.parts import SPAN
@@ -93,6 +93,9 @@ def _converted(spec: IndexSpec) -> list[tuple[str, str, Convert]]:
     ]
     if source.format == "datapoints":
         found += [(name, name, _attribute_of(name, kind)) for name, kind in SPAN.items()]
+        found.append((SPOKEN_COLUMN, SPOKEN_COLUMN, _field_of(SPOKEN_COLUMN, spoken_of, spec)))
+    elif source.text is not None:
+        found.append((SPOKEN_COLUMN, source.text, _field_of(source.text, spoken_of, spec)))
     return found
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from scannery.embed.transcripts import spoken_text
 from scannery.indexer.datapoints import (
     MAX_ID_BYTES,
+    SPOKEN_COLUMN,
     attribute_value,
     attribute_values,
+    encodable,
     identifier,
     vector_value,
 )
@@ -23,7 +26,7 @@ from scannery.pipelines.deadletters import DeadLetter
 from scannery.pipelines.sources import Record
 from scannery.pipelines.sources.parts import SPAN
 
-__all__ = ["Document", "payload_of", "text_of", "title_of", "to_document", "vector_size"]
+__all__ = ["Document", "payload_of", "spoken_of", "text_of", "title_of", "to_document", "vector_size"]
 
 # Room for "#" and the number of a passage: at most 64 Mi passages of a 64 MiB document.
 PASSAGE_SUFFIX_BYTES = 9
@@ -40,6 +43,9 @@ class Document:
     document_id: str
     title: str | None
     text: str | None
+    spoken: str | None
+    """What is searched of the text of a record with a vector, where that is a transcript; see `Piece`."""
+
     vector: np.ndarray | None
     """float32, `(dimensions,)`."""
 
@@ -67,9 +73,10 @@ def to_document(record: Record, spec: IndexSpec, dimensions: int) -> Document | 
             document_id=_document_id(record.fields, spec) or known,
             title=title_of(record.fields, spec),
             text=text_of(record.fields, spec),
+            spoken=spoken_of(record.fields, spec),
             vector=_vector(record.fields, spec, dimensions),
             sparse=_sparse(record.fields, spec),
-            attributes=_encodable(attribute_values(record.fields, spec)),
+            attributes=attribute_values(record.fields, spec),
             payload=payload_of(record.fields, spec),
             span=_span(record.fields, spec),
             record=record,
@@ -121,6 +128,20 @@ def text_of(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
     return _string(value, name)
 
 
+def spoken_of(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
+    """Return what is spoken in the text of a record with a vector; None where that is the text.
+
+    Exported datapoints say so themselves: their texts are parts of transcripts. Texts without a vector are cut first.
+    """
+    if spec.source.vector is None:
+        return None
+    if spec.source.format == "datapoints":
+        value = fields.get(SPOKEN_COLUMN)
+        return None if value is None else _string(value, SPOKEN_COLUMN)
+    text = text_of(fields, spec)
+    return None if text is None else spoken_text(text)
+
+
 def title_of(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
     """Return the title of a record, None if there is none; InvalidRecordError if it is no string."""
     name = spec.source.title
@@ -133,8 +154,7 @@ def _string(value: object, name: str) -> str:
     if not isinstance(value, str):
         message = f"{name}: must be a string, got {type(value).__name__}"
         raise InvalidRecordError(message, reason="text", field=name)
-    _encodable({name: value})
-    return value
+    return encodable(value, field=name)
 
 
 def _vector(fields: Mapping[str, Any], spec: IndexSpec, dimensions: int | None) -> np.ndarray | None:
@@ -154,7 +174,7 @@ def _sparse(fields: Mapping[str, Any], spec: IndexSpec) -> tuple[np.ndarray, np.
     if isinstance(value, str):  # a CSV cell, a Parquet string column
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRecordError(
                 f"{name}: not JSON: {error}", reason="sparse_vector", field=name
             ) from error
@@ -195,27 +215,7 @@ def payload_of(fields: Mapping[str, Any], spec: IndexSpec) -> str | None:
         payload = json.dumps(parsed, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRecordError(f"{name}: not JSON: {error}", reason="payload", field=name) from error
-    _encodable({name: payload})
-    return payload
-
-
-def _encodable(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `values`; raise where a string has lone surrogates, which JSON can write and UTF-8 cannot."""
-    for name, value in values.items():
-        for text in _strings(value):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                message = f"{name}: not UTF-8: {error.reason}"
-                raise InvalidRecordError(message, reason="encoding", field=name) from error
-    return values
-
-
-def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        yield from (item for item in value if isinstance(item, str))
+    return encodable(payload, field=name)
 
 
 def _missing(reason: str, name: str, fields: Mapping[str, Any]) -> InvalidRecordError:

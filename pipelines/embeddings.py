@@ -1,7 +1,8 @@
 """Embeddings files: the vectors of a work unit as Parquet, one row group per shard.
 
-They have the columns of `datapoint_schema` and, for the build itself: `_content_hash` (passages.py), `_speakers` of the
-passage, `_record` (its number within the unit) and `_source`, `_line`, `_row` (where the record was).
+They have the columns of `datapoint_schema`, `_spoken`, and, for the build itself: `_content_hash` (passages.py),
+`_speakers` of the passage, `_record` (its number within the unit) and `_source`, `_line`, `_row` (where the record
+was).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scannery.embed.documents import Piece, piece_id
-from scannery.indexer.datapoints import datapoint_schema
+from scannery.indexer.datapoints import SPOKEN_COLUMN, datapoint_schema
 from scannery.indexer.sharding import shards_of_ids
 from scannery.indexer.sparse import SPARSE_COLUMNS
 from scannery.indexer.spec import IndexSpec
@@ -30,6 +31,7 @@ SPEAKERS = "speakers"
 def embeddings_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
     """Return the Arrow schema of an embeddings file."""
     own = [
+        pa.field(SPOKEN_COLUMN, pa.string()),
         pa.field("_content_hash", pa.binary(16)),
         pa.field("_speakers", pa.list_(pa.string())),
         pa.field("_record", pa.int64(), nullable=False),
@@ -108,6 +110,7 @@ def _row(
         "payload": document.payload,
         **(dict(zip(SPARSE_COLUMNS, document.sparse or (None, None), strict=True)) if has_sparse else {}),
         **attributes,
+        SPOKEN_COLUMN: piece.spoken,
         "_content_hash": embedded.content_hash,
         "_speakers": speakers,
         "_record": record,

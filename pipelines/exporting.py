@@ -33,6 +33,7 @@ from scannery.indexer import (
     read_live_mask,
     read_manifest,
     segment_key,
+    written_schema,
 )
 from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.segment_writer import file_sha256
@@ -254,7 +255,8 @@ def _is_ours(name: str) -> bool:
 
 
 def _schema(manifest: Manifest, *, vectors: bool) -> pa.Schema:
-    schema = datapoint_schema(manifest.spec, manifest.dimensions)
+    has_text = manifest.spec.source.text is not None
+    schema = (written_schema if has_text else datapoint_schema)(manifest.spec, manifest.dimensions)
     if not vectors:
         schema = schema.remove(schema.get_field_index("embedding"))
     origin = {"index": manifest.index, "version": manifest.version, "distance": manifest.spec.distance}

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from scannery.indexer.datapoints import REVISION_COLUMN, datapoint_schema, vectors_of
+from scannery.indexer.datapoints import REVISION_COLUMN, vectors_of, written_schema
 from scannery.indexer.deletes import read_live_mask
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.manifest import SegmentEntry
@@ -21,10 +21,13 @@ from scannery.pipelines.job import Job
 
 __all__ = ["read_live_rows", "stored_schema", "unchanged_documents"]
 
+ABOUT = 0.01
+"""A cosine of 0.995: vectors of one text in any two types have one of 0.999, those of different texts hardly ever."""
+
 
 def stored_schema(job: Job) -> pa.Schema:
-    """Return the columns that live rows have: those of the job's spec, and the revision (null for those of a build)."""
-    schema = datapoint_schema(job.spec, job.dimensions)
+    """Return the columns that live rows have: those that are written, and the revision (null for those of a build)."""
+    schema = written_schema(job.spec, job.dimensions)
     return schema.append(pa.field(REVISION_COLUMN, pa.int64()))
 
 
@@ -71,11 +74,10 @@ def _read_segment(entry: SegmentEntry, job: Job, store: Store, columns: Sequence
 def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:
     """Return the documents that have the same rows in both tables.
 
-    Vectors that were made here are not compared: the same text under the same encoder has the same vector, up to
-    what batches and devices make of the last bits, which is no reason to replace it. Nor is a revision.
+    Vectors that were made here may differ by what batches, devices and types make of the same text, which is no reason
+    to replace them; nor is a revision. They differ by more where a release embeds a text in another way.
     """
-    left_out = {REVISION_COLUMN, *(["embedding"] if job.embeds else [])}
-    columns = [name for name in new.column_names if name not in left_out]
+    columns = [name for name in new.column_names if name != REVISION_COLUMN]
     shared = _shared(old, new)
     if not len(shared):
         return set()
@@ -85,7 +87,7 @@ def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:
     )
     places = pc.index_in(new.column("id"), value_set=old.column("id").combine_chunks())
     found = pc.is_valid(places)
-    same_N = _equal_rows(old.take(places.filter(found)), new.filter(found))
+    same_N = _equal_rows(old.take(places.filter(found)), new.filter(found), about=job.embeds)
     same = Counter(new.filter(found).filter(pa.array(same_N)).column("document_id").to_pylist())
     before, after = (Counter(table.column("document_id").to_pylist()) for table in (old, new))
     return {name for name, count in same.items() if count == before[name] == after[name]}
@@ -96,19 +98,25 @@ def _shared(old: pa.Table, new: pa.Table) -> pa.Array:
     return names.filter(pc.is_in(names, value_set=pc.unique(old.column("document_id"))))
 
 
-def _equal_rows(one: pa.Table, other: pa.Table) -> np.ndarray:
-    """Return which rows of two tables with the same schema are equal, position by position."""
-    same_N = np.ones(one.num_rows, bool)
+def _equal_rows(one: pa.Table, other: pa.Table, *, about: bool) -> np.ndarray:
+    """Return which rows of two tables with the same schema are equal, position by position; vectors maybe about."""
+    same_N = _near_vectors(one, other, ABOUT if about else 0.0)
     for name in one.column_names:
-        same_N &= _equal_values(one, other, name)
+        if name != "embedding":
+            same_N &= _equal_values(one, other, name)
     return same_N
+
+
+def _near_vectors(one: pa.Table, other: pa.Table, most: float) -> np.ndarray:
+    """Return where the squared distance of two vectors is at most so much of their squared length."""
+    vectors_ND, others_ND = vectors_of(one), vectors_of(other)
+    apart_N = np.einsum("nd,nd->n", difference_ND := vectors_ND - others_ND, difference_ND)
+    near_N: np.ndarray = apart_N <= most * np.einsum("nd,nd->n", others_ND, others_ND)
+    return near_N
 
 
 def _equal_values(one: pa.Table, other: pa.Table, name: str) -> np.ndarray:
     left, right = one.column(name), other.column(name)
-    if name == "embedding":
-        equal_N: np.ndarray = (vectors_of(one) == vectors_of(other)).all(axis=1)
-        return equal_N
     if pa.types.is_list(left.type):  # Arrow does not compare lists
         pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
         return np.fromiter((a == b for a, b in pairs), bool, len(left))

@@ -8,8 +8,9 @@ from hashlib import blake2b
 
 import numpy as np
 
-from scannery.embed import Encoder
-from scannery.embed.documents import Piece, cut_all, encode_pieces, whole
+from scannery.embed import Chunker, Encoder
+from scannery.embed.documents import Piece, cut_all, encode_pieces, given_piece
+from scannery.embed.transcripts import spoken_text
 from scannery.indexer.spec import IndexSpec
 from scannery.pipelines.deadletters import DeadLetter
 from scannery.pipelines.documents import Document
@@ -45,8 +46,12 @@ def embed_documents(
     documents: Sequence[Document], spec: IndexSpec, encoder: Encoder, catalogue: Catalogue | None
 ) -> tuple[list[EmbeddedDocument], list[DeadLetter], Work]:
     """Return the documents with vectors, in order, dead letters for those that the encoder refuses, and the work."""
+    chunk = spec.source.chunk
+    chunker = None if chunk is None else encoder.chunker(chunk.max_tokens, chunk.overlap_tokens)
     salt = content_salt(encoder.fingerprint.digest, spec)
-    hashes = [content_hash(document, salt) for document in documents]
+    hashes = [
+        content_hash(document, salt, _made_otherwise(document, chunker, spec)) for document in documents
+    ]
     known = catalogue.find(hashes) if catalogue is not None else {}
     done = {
         i: EmbeddedDocument(
@@ -56,10 +61,8 @@ def embed_documents(
         if value in known
     }
     new = [i for i in range(len(documents)) if i not in done]
-    chunk = spec.source.chunk
-    chunker = None if chunk is None else encoder.chunker(chunk.max_tokens, chunk.overlap_tokens)
-    pieces = cut_all([documents[i].text for i in new], chunker)
-    vectors, problems, work = _encoded([documents[i] for i in new], pieces, encoder)
+    pieces = cut_all([documents[i].text for i in new], chunker, [documents[i].title for i in new])
+    vectors, problems, work = _encoded([documents[i] for i in new], pieces, encoder, chunker)
     letters = []
     for i, own, vectors_PD, problem in zip(new, pieces, vectors, problems, strict=True):
         if problem is None:
@@ -76,28 +79,46 @@ def content_salt(fingerprint: str, spec: IndexSpec) -> bytes:
     return key_of("content", fingerprint, None if chunk is None else chunk.model_dump()).encode()
 
 
-def content_hash(document: Document, salt: bytes) -> bytes:
+def content_hash(document: Document, salt: bytes, otherwise: bytes = b"") -> bytes:
     """Return the 16 bytes that two documents share if they have the same passages and vectors."""
-    digest = blake2b(salt, digest_size=16)
+    digest = blake2b(salt + otherwise, digest_size=16)
     title = (document.title or "").encode()
     digest.update(len(title).to_bytes(8, "little") + title + (document.text or "").encode())
     return digest.digest()
+
+
+def _made_otherwise(document: Document, chunker: Chunker | None, spec: IndexSpec) -> bytes:
+    """Return what sets a document apart whose passages or vectors earlier releases made otherwise; else nothing.
+
+    So transcripts, and documents whose titles need more room than passages leave, are embedded again, and no others.
+    """
+    marks = []
+    if document.text is not None and spoken_text(document.text) is not None:
+        marks.append("spoken")
+    if chunker is not None and spec.source.chunk is not None:
+        title, most = chunker.fit(document.title)
+        if title != document.title or most != spec.source.chunk.max_tokens:
+            marks.append(f"{len(title or '')} {most}")
+    return " ".join(marks).encode()
 
 
 def with_own_vector(document: Document) -> EmbeddedDocument:
     """Return a document with the vector that its record has, as its only passage."""
     if document.vector is None:
         raise ValueError(f"document {document.id!r} has no vector")
-    piece = Piece(document.text, *document.span) if document.span else whole(document.text)
+    piece = dataclasses.replace(given_piece(document.text, document.span), spoken=document.spoken)
     return EmbeddedDocument(document, None, [piece], document.vector[None, :])
 
 
 def _encoded(
-    documents: Sequence[Document], pieces: Sequence[Sequence[Piece]], encoder: Encoder
+    documents: Sequence[Document],
+    pieces: Sequence[Sequence[Piece]],
+    encoder: Encoder,
+    chunker: Chunker | None,
 ) -> tuple[list[np.ndarray], list[str | None], Work]:
     """Return for each document the vectors of its passages and the encoder's objection, if any; and the work."""
     before = encoder.statistics()
-    vectors, refused = encode_pieces([document.title for document in documents], pieces, encoder)
+    vectors, refused = encode_pieces([document.title for document in documents], pieces, encoder, chunker)
     after = encoder.statistics()
     work = Work(
         sum(map(len, pieces)), after.tokens - before.tokens, after.padding_tokens - before.padding_tokens,

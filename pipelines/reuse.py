@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scannery.indexer.arrays import mapped
-from scannery.indexer.datapoints import vectors_of
+from scannery.indexer.datapoints import SPOKEN_COLUMN, vectors_of
 from scannery.indexer.store import Store
 from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.job import stage_key
@@ -29,7 +29,7 @@ from scannery.pipelines.stored import open_embeddings
 
 __all__ = ["PIECE_COLUMNS", "Catalogue", "Known", "write_catalogue"]
 
-PIECE_COLUMNS = ("text", "text_start", "text_end", "time_start_s", "time_end_s", "_speakers")
+PIECE_COLUMNS = ("text", "text_start", "text_end", "time_start_s", "time_end_s", "_spoken", "_speakers")
 """Columns of an embeddings file that make a passage, in the order of its fields."""
 
 _FILE_SHIFT = np.uint64(40)
@@ -107,10 +107,9 @@ class Catalogue:
             first += 1
 
     def _read(self, key: str, rows: dict[int, bytes]) -> Iterator[tuple[bytes, Known]]:
-        columns = [*PIECE_COLUMNS, "embedding", "_content_hash", "_record"]
         try:
             with open_embeddings(self._store, self._index, PurePosixPath(key).stem) as path:
-                table = pq.read_table(path, columns=columns)
+                table = _pieces_in(path)
         except (StageDamagedError, pa.ArrowException, OSError):
             return  # then these documents are embedded anew: nothing depends on finding them
         hashes, starts, ends = _runs(table)
@@ -126,6 +125,15 @@ class Catalogue:
 
 def _piece(row: dict[str, Any]) -> tuple[Any, ...]:
     return (*(row[name] for name in PIECE_COLUMNS[:-1]), tuple(row["_speakers"] or ()))
+
+
+def _pieces_in(path: Path) -> pa.Table:
+    columns = [*PIECE_COLUMNS, "embedding", "_content_hash", "_record"]
+    if SPOKEN_COLUMN in pq.read_schema(path).names:
+        return pq.read_table(path, columns=columns)
+    # Files of before: what they have is no transcript, or its hash is another now.
+    table = pq.read_table(path, columns=[name for name in columns if name != SPOKEN_COLUMN])
+    return table.append_column(SPOKEN_COLUMN, pa.nulls(table.num_rows, pa.string()))
 
 
 def _documents_in(

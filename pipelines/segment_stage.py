@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from scannery.indexer.analyser import ANALYSER_VERSION
+from scannery.indexer.datapoints import SPOKEN_COLUMN
 from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
 from scannery.indexer.scratch import scratch_folder
@@ -73,7 +73,7 @@ def shard_key(job: Job, shard: int, rows: Sequence[RowGroup]) -> str:
     units = [(item.unit, item.group, item.lost) for item in sorted(rows)]
     # Without what came later and is not set: segments of before are found again.
     scann = {k: v for k, v in spec.scann.model_dump().items() if k != "rescore" or v is not None}
-    words = spec.lexical and {"analyser": ANALYSER_VERSION, **spec.lexical.model_dump()}
+    words = spec.lexical and spec.lexical.rules
     return key_of(
         "segments", FORMAT_VERSION, spec.distance, words, scann, job.shards, shard, units, job.queries
     )
@@ -251,7 +251,10 @@ def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:
         lost_N = np.zeros(table.num_rows, bool)
         lost_N[list(item.lost)] = True
         table = table.append_column("_unit", pa.array(np.full(table.num_rows, number, np.int64)))
-        return table.append_column("_lost", pa.array(lost_N)).select(schema.names).cast(schema)
+        table = table.append_column("_lost", pa.array(lost_N))
+        if SPOKEN_COLUMN not in table.column_names:  # files of before
+            table = table.append_column(SPOKEN_COLUMN, pa.nulls(table.num_rows, pa.string()))
+        return table.select(schema.names).cast(schema)
 
     with ThreadPoolExecutor(_PARALLEL_READS) as pool:
         return pa.concat_tables([schema.empty_table(), *pool.map(read, enumerate(rows))])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class WordSearch:
         worded = [number for number, query in enumerate(queries) if not isinstance(query, WithSparse)]
         if worded:
             self._postings, spec = _words_of(snapshot, mode)
-            analyser = _analyser(spec.language, tuple(spec.stop_words))
+            analyser = _analyser(spec.language, tuple(spec.stop_words), spec.analyser)
             for number in worded:
                 self._terms[number] = _weighted_terms(
                     snapshot, queries[number], mode, paths[number], analyser
@@ -125,9 +126,9 @@ def _words_of(snapshot: Snapshot, mode: str) -> tuple[list[Postings], LexicalSpe
 
 
 @lru_cache(maxsize=64)
-def _analyser(language: Language, stop_words: tuple[str, ...]) -> Analyser:
+def _analyser(language: Language, stop_words: tuple[str, ...], version: Literal[1, 2] | None) -> Analyser:
     """Return the analyser of an index; kept, since it remembers stems."""
-    return Analyser(LexicalSpec(language=language, stop_words=list(stop_words)))
+    return Analyser(LexicalSpec(language=language, stop_words=list(stop_words), analyser=version))
 
 
 def _weighted_terms(
@@ -154,5 +155,4 @@ def _text(snapshot: Snapshot, query: Single, mode: str, path: str) -> str:
     if not isinstance(query, ById):
         raise InvalidRequestError.at(path, f"{mode} search needs a text, a vector has no words")
     number, row = snapshot.require(query.id, path=path)
-    point = snapshot.segments[number].take([row], ["title", "text"]).to_pylist()[0]
-    return f"{point['title'] or ''}\n{point['text'] or ''}"
+    return snapshot.segments[number].searched_texts([row])[0]

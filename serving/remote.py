@@ -214,7 +214,11 @@ class RemoteEncoder:
 
         found = self._fitting(with_tokenizer=True)
         tokenizer = found.tokenizer_json if found.HasField("tokenizer_json") else None
-        return chunker_for(self._model, tokenizer, found.passage_tokens, max_tokens, overlap_tokens)
+        shown = json.loads(found.fingerprint_json) if found.fingerprint_json else {}
+        prompt = shown.get("document_prompt") or ""
+        return chunker_for(
+            self._model, tokenizer, found.passage_tokens, max_tokens, overlap_tokens, prompt=prompt
+        )
 
     def _encoded(self, texts: Sequence[str], kind: pb.TextKind.ValueType) -> np.ndarray:
         vectors_ND = np.empty((len(texts), self._dimensions), np.float32)

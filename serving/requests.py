@@ -39,6 +39,7 @@ __all__ = [
     "check_count",
     "check_text",
     "count_queries",
+    "parse_given_vector",
     "parse_identifier",
     "parse_matrix",
     "parse_query",
@@ -227,12 +228,21 @@ def parse_identifier(text: str, path: str) -> str:
 
 def parse_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
     """Return a vector, ready to be searched, float32 (D,); InvalidRequestError if it is none of the index."""
+    return _checked(_components(message, path), manifest, path)
+
+
+def parse_given_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
+    """Return a vector as it was given, bit for bit, float32 (D,); InvalidRequestError if it is none of the index."""
+    return _valid(_components(message, path), manifest, path)
+
+
+def _components(message: Vector, path: str) -> np.ndarray:
     packed, values = message.packed, message.values
     if packed and values:
         raise InvalidRequestError.at(path, "has both `packed` and `values`")
     if len(packed) % 4:
         raise InvalidRequestError.at(path, f"{len(packed)} bytes are no whole number of float32")
-    return _checked(_packed(np.array(values, "<f4").tobytes() if values else packed), manifest, path)
+    return _packed(np.array(values, "<f4").tobytes() if values else packed)
 
 
 def parse_sparse(message: SparseVector, path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -252,13 +262,16 @@ def _checked(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
     distance = manifest.spec.distance
     ready_1D = _ready(vector_D[None], distance) if len(vector_D) == manifest.dimensions else None
     if ready_1D is None:
-        try:
-            checked_D = vector_value(vector_D, manifest.dimensions, field=path, distance=distance)
-        except InvalidRecordError as error:
-            raise InvalidRequestError(error.message, field=path) from error
-        ready_1D = search_ready(checked_D[None], distance)
+        ready_1D = search_ready(_valid(vector_D, manifest, path)[None], distance)
     ready_D: np.ndarray = ready_1D[0]
     return ready_D
+
+
+def _valid(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
+    try:
+        return vector_value(vector_D, manifest.dimensions, field=path, distance=manifest.spec.distance)
+    except InvalidRecordError as error:
+        raise InvalidRequestError(error.message, field=path) from error
 
 
 def _ready(vectors_QD: np.ndarray, distance: Distance) -> np.ndarray | None:

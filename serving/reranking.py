@@ -106,13 +106,13 @@ def reranked(
 
 
 def texts_of(ranking: Ranking, segments: Sequence[Segment]) -> list[str | None]:
-    """Return the title and text of each hit, None where there is neither."""
+    """Return the title and text of each hit, of transcripts only what is spoken; None where there is neither."""
     texts: list[str | None] = [None] * len(ranking)
     for number in np.unique(ranking.segments).tolist():
         positions = np.flatnonzero(ranking.segments == number)
-        rows = segments[number].take(ranking.rows[positions], ["title", "text"]).to_pylist()
-        for position, row in zip(positions.tolist(), rows, strict=True):
-            texts[position] = "\n".join(part for part in (row["title"], row["text"]) if part) or None
+        found = segments[number].searched_texts(ranking.rows[positions])
+        for position, text in zip(positions.tolist(), found, strict=True):
+            texts[position] = text or None
     return texts
 
 

@@ -99,3 +99,20 @@ def without_ids(store: Store, index: str, ids: Collection[str]) -> Manifest:
     }
     sequence = opened.manifest.log_sequence
     return commit(store, next_version(store, opened.manifest, dead_rows=dead, log_sequence=sequence))
+
+
+def as_webvtt(text: str, *, words: int = 5) -> str:
+    """Return a text as WebVTT: so many words a cue, one cue a second, with numbers, a note, a style and tags."""
+    spoken = text.split()
+    cues = [
+        f"{n + 1}\n{_clock(n)} --> {_clock(n + 1)} align:start\n"
+        f"<v Ann><c.yellow>{' '.join(spoken[at : at + words])}</c>\n"
+        for n, at in enumerate(range(0, len(spoken), words))
+    ]
+    return "\n".join(
+        ["WEBVTT - zebra\n", "STYLE\n::cue { color: papayawhip }\n", *cues[:1], "NOTE giraffe\n", *cues[1:]]
+    )
+
+
+def _clock(seconds: int) -> str:
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.000"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from scannery.indexer.datapoints import SPOKEN_COLUMN
 from scannery.indexer.spec import AttributeType, IndexSpec
 from scannery.pipelines.deadletters import DeadLetter, excerpt_of
 
@@ -102,7 +103,7 @@ class Fields:
         source = spec.source
         named = {source.id, source.text, source.title, source.vector, source.document_id, source.payload,
                  source.sparse_vector}  # fmt: skip
-        more: Iterable[str] = SPAN if source.format == "datapoints" else ()
+        more: Iterable[str] = (*SPAN, SPOKEN_COLUMN) if source.format == "datapoints" else ()
         names = frozenset({name for name in named if name} | {*spec.attributes, *more})
         return cls(source.id, source.vector, names, spec.attributes, source.sparse_vector)
 

@@ -21,11 +21,12 @@ from scannery.indexer import (
     InvalidRecordError,
     Manifest,
     attribute_value,
+    encodable,
 )
 from scannery.serving import limits
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.filters import unknown_name
-from scannery.serving.requests import check_count, parse_identifier, parse_sparse, parse_vector
+from scannery.serving.requests import check_count, parse_given_vector, parse_identifier, parse_sparse
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint, Value
 
@@ -264,9 +265,13 @@ def _payload(point: Datapoint, path: str) -> str | None:
 def parse_payload(text: str, path: str) -> str:
     """Return a payload as a build writes it; InvalidRequestError if it is not JSON."""
     try:
-        return json.dumps(json.loads(text), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        payload = json.dumps(json.loads(text), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError.at(path, f"is not JSON: {error}") from error
+    try:
+        return encodable(payload, field=path)
+    except InvalidRecordError as error:
+        raise InvalidRequestError(error.message, field=path) from error
 
 
 def _sparse(point: Datapoint, path: str, spec: IndexSpec) -> tuple[np.ndarray, np.ndarray] | None:
@@ -335,7 +340,9 @@ def _vectors(upserts: Sequence[pb.Upsert], manifest: Manifest) -> list[np.ndarra
                 vectors[i] = vector_D
             return vectors
     for i in numbers:
-        vectors[i] = parse_vector(upserts[i].datapoint.vector, manifest, f"upserts[{i}].datapoint.vector")
+        vectors[i] = parse_given_vector(
+            upserts[i].datapoint.vector, manifest, f"upserts[{i}].datapoint.vector"
+        )
     return vectors
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import MAX_ID_BYTES, AttributeType, IndexSpec, Manifest, datapoint_schema
+from scannery.indexer import MAX_ID_BYTES, SPOKEN_COLUMN, AttributeType, IndexSpec, Manifest, written_schema
 from scannery.serving import limits
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.live.parsing import all_valid, parse_payload, typed_value
 from scannery.serving.live.preparing import PreparedUpsert
-from scannery.serving.live.records import Mutation, encoder_digest
+from scannery.serving.live.records import Mutation, encoder_digest, with_words
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint
 
@@ -58,7 +58,8 @@ def prepare_plain(request: pb.UpsertRequest, manifest: Manifest) -> PreparedUpse
         rows = _table(points, manifest)
     except (_NotPlainError, InvalidRequestError):
         return None
-    return PreparedUpsert(Mutation(rows, encoder=encoder_digest(manifest)), (), ())
+    mutation = with_words(Mutation(rows, encoder=encoder_digest(manifest)), manifest.spec)
+    return PreparedUpsert(mutation, (), ())
 
 
 def _has_vector_alone(point: Datapoint) -> bool:
@@ -78,7 +79,7 @@ def _table(points: Sequence[Datapoint], manifest: Manifest) -> pa.Table:
         **_texts(points),
         **_attributes(points, manifest.spec),
     }
-    schema = datapoint_schema(manifest.spec, manifest.dimensions)
+    schema = written_schema(manifest.spec, manifest.dimensions)
     arrays = [
         _embeddings(points, manifest, field.type)
         if field.name == "embedding"
@@ -143,9 +144,12 @@ def _texts(points: Sequence[Datapoint]) -> dict[str, list[Any] | None]:
         raise _NotPlainError  # a span of one item changes what the others' absence means
     if texts is None:
         return {}
+    from scannery.embed.transcripts import spoken_text
+
     _check_bytes(texts, limits.MAX_TEXT_BYTES)
     return {
         "text": texts,
+        SPOKEN_COLUMN: [None if text is None else spoken_text(text) for text in texts],
         "text_start": [None if text is None else 0 for text in texts],
         "text_end": [None if text is None else len(text) for text in texts],
     }

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import SPARSE_COLUMNS, IndexSpec, Manifest, datapoint_schema
+from scannery.indexer import SPARSE_COLUMNS, SPOKEN_COLUMN, IndexSpec, Manifest, written_schema
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.live.parsing import Given
-from scannery.serving.live.records import Mutation, encode, encoder_digest
+from scannery.serving.live.records import Mutation, encode, encoder_digest, with_words
 
 if TYPE_CHECKING:
     from scannery.embed.documents import Piece
@@ -77,6 +77,7 @@ def prepare(
         encoder=encoder_digest(manifest),
     )
     _check_distinct(mutation)
+    mutation = with_words(mutation, manifest.spec)
     return PreparedUpsert(
         mutation,
         tuple(item for item in given if item.mask),
@@ -85,9 +86,9 @@ def prepare(
 
 
 def _own_piece(item: Given) -> Piece:
-    from scannery.embed.documents import Piece, whole
+    from scannery.embed.documents import given_piece
 
-    return whole(item.text) if item.span is None else Piece(item.text, *item.span)
+    return given_piece(item.text, item.span)
 
 
 def _encoded(
@@ -103,8 +104,8 @@ def _encoded(
     for start in range(0, len(items), ENCODE_AT_ONCE):
         deadline.check()
         some = items[start : start + ENCODE_AT_ONCE]
-        own = [cut(item.text, chunker) for item in some]
-        found, problems = encode_pieces([item.title for item in some], own, encoder.documents)
+        own = [cut(item.text, chunker, item.title) for item in some]
+        found, problems = encode_pieces([item.title for item in some], own, encoder.documents, chunker)
         for item, parts, vectors_PD, problem in zip(some, own, found, problems, strict=True):
             if problem is not None:
                 raise InvalidRequestError.at(f"{item.path}.datapoint.text", f"cannot be encoded: {problem}")
@@ -118,7 +119,7 @@ def _table(
     vectors: dict[str, np.ndarray],
     manifest: Manifest,
 ) -> pa.Table:
-    schema = datapoint_schema(manifest.spec, manifest.dimensions)
+    schema = written_schema(manifest.spec, manifest.dimensions)
     rows = [
         _row(item, number, piece, manifest.spec)
         for item in items
@@ -148,6 +149,7 @@ def _row(item: Given, number: int, piece: Piece, spec: IndexSpec) -> dict[str, A
         "document_id": item.document_id,
         "title": item.title,
         "text": piece.text,
+        SPOKEN_COLUMN: piece.spoken,
         "text_start": piece.start,
         "text_end": piece.end,
         "time_start_s": piece.time_start_s,

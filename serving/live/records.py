@@ -14,9 +14,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import CorruptError, FormatError, Manifest, datapoint_schema, id_hashes
+from scannery.indexer import (
+    WORD_COLUMNS,
+    CorruptError,
+    FormatError,
+    IndexSpec,
+    Manifest,
+    id_hashes,
+    with_terms,
+    written_schema,
+)
 
-__all__ = ["RECORD_FORMAT", "Mutation", "decode", "encode", "encoder_digest", "rows_fit"]
+__all__ = ["RECORD_FORMAT", "Mutation", "decode", "encode", "encoder_digest", "rows_fit", "with_words"]
 
 RECORD_FORMAT = 1
 """Version of the records that this code writes; it refuses later ones."""
@@ -31,12 +40,14 @@ class Mutation:
     """What one batch changes: removals first, then the new rows, each of which replaces the row with its id."""
 
     rows: pa.Table
-    """The columns of `datapoint_schema`. Ids are distinct."""
+    """The columns of `written_schema`, and the words where the index has any. Ids are distinct."""
     removed_ids: tuple[str, ...] = ()
     removed_documents: tuple[str, ...] = ()
     """All rows of these documents go."""
     encoder: str | None = None
     """Digest of the encoder in whose space the vectors are; None where the index has none."""
+    words: dict[str, Any] | None = None
+    """`LexicalSpec.rules` by which the words were made; None: the rows have none yet."""
     known_hashes: np.ndarray | None = None
     """The `id_hashes` of the new rows, if a record had them."""
 
@@ -59,6 +70,7 @@ def encode(mutation: Mutation) -> bytes:
         "removed_ids": mutation.removed_ids,
         "removed_documents": mutation.removed_documents,
         "encoder": mutation.encoder,
+        "words": mutation.words,
     }
     table = mutation.rows.append_column(_HASHES, pa.array(mutation.hashes))
     table = table.replace_schema_metadata({_KEY: json.dumps(header).encode()})
@@ -93,7 +105,12 @@ def decode(data: bytes, *, sequence: int) -> Mutation:
         hashes_N = rows.column(_HASHES).to_numpy()
         rows = rows.drop_columns([_HASHES])
     return Mutation(
-        rows, tuple(header["removed_ids"]), tuple(header["removed_documents"]), header["encoder"], hashes_N
+        rows,
+        tuple(header["removed_ids"]),
+        tuple(header["removed_documents"]),
+        header["encoder"],
+        header.get("words"),
+        hashes_N,
     )
 
 
@@ -102,17 +119,32 @@ def encoder_digest(manifest: Manifest) -> str | None:
     return None if manifest.encoder is None else manifest.encoder.get("digest")
 
 
+def with_words(mutation: Mutation, spec: IndexSpec) -> Mutation:
+    """Return a mutation whose rows have the words that the index has of them.
+
+    It takes long for long texts, so it is done before a write's turn, and what it comes to is in the record.
+    """
+    rules = None if spec.lexical is None else spec.lexical.rules
+    if mutation.words == rules:
+        return mutation
+    rows = mutation.rows.drop_columns([name for name in WORD_COLUMNS if name in mutation.rows.column_names])
+    return replace(mutation, rows=with_terms(rows, spec.lexical), words=rules)
+
+
 def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int) -> Mutation:
-    """Return a mutation with the columns that a version has; attributes that it lacks are null.
+    """Return a mutation with the columns and words that a version has; attributes that it lacks are null.
 
     Raises:
         FormatError: its vectors are not of the space of this version, or an attribute is of another type.
 
     """
-    schema = datapoint_schema(manifest.spec, manifest.dimensions)
+    schema = written_schema(manifest.spec, manifest.dimensions)
     what = f"record {sequence} of the log does not fit version {manifest.version} of index {manifest.index!r}"
     if mutation.rows.num_rows and mutation.encoder != encoder_digest(manifest):
         raise FormatError(f"{what}: its vectors were made for another encoder")
+    mutation = with_words(mutation, manifest.spec)
+    words = [mutation.rows.schema.field(name) for name in WORD_COLUMNS if mutation.words]
+    schema = pa.schema([*schema, *words])
     if mutation.rows.schema.equals(schema):
         return mutation
     size = mutation.rows.schema.field("embedding").type.list_size

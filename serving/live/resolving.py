@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import REVISION_COLUMN, Segment, datapoint_schema
+from scannery.indexer import REVISION_COLUMN, Segment, with_terms, written_schema
 from scannery.serving.errors import ConditionError, InvalidRequestError, UnknownDatapointError
 from scannery.serving.live.memtable import LiveState
 from scannery.serving.live.parsing import Condition, Deletion, Given
 from scannery.serving.live.preparing import PreparedUpsert
-from scannery.serving.live.records import Mutation
+from scannery.serving.live.records import Mutation, with_words
 from scannery.serving.live.rows import whole_rows
 
 __all__ = ["resolve_deletion", "resolve_upsert"]
@@ -32,12 +32,13 @@ def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
     for item in upsert.conditional:
         if item.condition is not None:
             _check(item.condition, _places(state, item.id), item.id, f"{item.path}.condition")
-    changed = [_changed(item, state) for item in upsert.partial]
-    whole = upsert.mutation
+    spec = state.manifest.spec
+    changed = [with_terms(_changed(item, state), spec.lexical) for item in upsert.partial]
     if not changed:
-        return whole
+        return upsert.mutation
+    whole = with_words(upsert.mutation, spec)
     rows = pa.concat_tables([whole.rows, *changed])
-    mutation = Mutation(rows, whole.removed_ids, whole.removed_documents, whole.encoder)
+    mutation = Mutation(rows, whole.removed_ids, whole.removed_documents, whole.encoder, whole.words)
     if len(set(mutation.ids)) < len(mutation.ids):
         raise InvalidRequestError.at("upserts", "two of them would write the same datapoint")
     return mutation
@@ -61,7 +62,7 @@ def resolve_deletion(deletion: Deletion, state: LiveState) -> tuple[Mutation, in
                 _check(deletion.condition, places, name, f"{field}[{i}]")
             gone |= {(segment.entry.key, row): None for segment, rows in places for row in rows.tolist()}
     manifest = state.manifest
-    nothing = datapoint_schema(manifest.spec, manifest.dimensions).empty_table()
+    nothing = written_schema(manifest.spec, manifest.dimensions).empty_table()
     return Mutation(nothing, deletion.ids, deletion.document_ids), len(gone)
 
 
@@ -125,7 +126,7 @@ def _changed(item: Given, state: LiveState) -> pa.Table:
         raise UnknownDatapointError(
             f"{path}: index {state.manifest.index!r} has no datapoint {item.id!r:.200} to update", field=path
         )
-    schema = datapoint_schema(state.manifest.spec, state.manifest.dimensions)
+    schema = written_schema(state.manifest.spec, state.manifest.dimensions)
     table = pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in places])
     for name in item.mask:
         column, value = _new_value(item, name)

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import REVISION_COLUMN, AllowedRows, Manifest, Segment, datapoint_schema
+from scannery.indexer import REVISION_COLUMN, AllowedRows, Manifest, Segment, written_schema
 
 __all__ = ["live_rows", "stored_schema", "whole_rows"]
 
 
 def stored_schema(manifest: Manifest) -> pa.Schema:
     """Return the columns that a segment of live rows has: those of every segment, and the revision."""
-    schema = datapoint_schema(manifest.spec, manifest.dimensions)
+    schema = written_schema(manifest.spec, manifest.dimensions)
     return schema.append(pa.field(REVISION_COLUMN, pa.int64()))
 
 

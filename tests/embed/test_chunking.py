@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scannery.embed import Chunker, Encoder, InvalidArgumentError, InvalidTextError
+from scannery.embed.documents import cut, encode_pieces
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +89,45 @@ def test_time_is_linear_even_for_one_endless_word(minilm: Encoder) -> None:
             chunker.split(piece * (size // len(piece)))
             seconds.append(time.process_time() - started)
         assert seconds[1] < 12 * seconds[0] + 0.2, piece
+
+
+def test_prompt_title_and_passage_fit_together(minilm: Encoder, tokenizer: Any) -> None:
+    text = "The quick brown fox jumps over the lazy dog and runs away. " * 60
+    prompt = "title and passage of a document: "
+    for title in (
+        None,
+        "Short",
+        "a title of some ten words, which is not short",
+        "unendingly long " * 500,
+        "x" * 60_000,
+    ):
+        for model_prompt in ("", prompt):
+            for max_tokens in (32, 250, 254):
+                json = minilm.tokenizer_json or ""
+                chunker = Chunker(json, max_tokens, 8, room=254, prompt=model_prompt)
+                short, most = chunker.fit(title)
+                assert (title or "").startswith(short or "")
+                assert (short, most) == (title, max_tokens) or title or model_prompt
+                passages = chunker.split(text, max_tokens=most)
+                assert passages[-1].end == len(text.rstrip())
+                for passage in passages:
+                    assert passage.tokens <= most
+                    front = f"{model_prompt}{short}\n" if short else model_prompt
+                    assert len(front) < 10_000
+                    whole = tokenizer(f"{front}{passage.embedding_text}")["input_ids"]
+                    assert len(whole) <= 256
+                if title and title.startswith("unend"):
+                    assert len(tokenizer(short)["input_ids"]) > 32, "a long title keeps its share"
+
+
+def test_the_end_of_a_passage_counts_behind_any_title(minilm: Encoder) -> None:
+    chunker = minilm.chunker(max_tokens=254, overlap_tokens=0)
+    title = "A long title about everything under the sun and more, " * 12
+    ends = ("volcanoes erupt and lava flows", "bread is baked in the oven daily")
+    vectors = []
+    for end in ends:
+        pieces = cut("one two three four five " * 37 + end, chunker, title)
+        [vectors_PD], [problem] = encode_pieces([title], [pieces], minilm, chunker)
+        assert problem is None
+        vectors.append(vectors_PD[-1])
+    assert float(vectors[0] @ vectors[1]) < 0.9999

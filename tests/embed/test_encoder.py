@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,10 @@ from scannery.embed import (
     InvalidTextError,
     ModelNotFoundError,
 )
+from scannery.embed.batching import Batch, bucket_batches, choose_buckets
+from scannery.embed.cpu import CpuDevice
+from scannery.embed.loading import ModelOptions, load_model
+from tests.embed.conftest import MINILM
 
 TEXTS = [
     "How do volcanoes form?",
@@ -166,3 +171,33 @@ def test_importing_the_room_does_not_import_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout == "set()\n"
+
+
+def test_a_text_longer_than_the_shapes_of_a_device_is_refused_and_costs_the_others_nothing(
+    minilm: Encoder,
+) -> None:
+    """As on XLA, whose widest shape may be less than what the model reads; every batch planned fits its shape."""
+    planned: list[Batch] = []
+
+    class Narrow(CpuDevice):
+        longest_tokens = 40
+
+        def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
+            buckets = choose_buckets(lengths_N, 40, 512, 4)
+            for batch in bucket_batches(lengths_N, buckets):
+                assert lengths_N[batch.positions].max() <= batch.bucket.width
+                planned.append(batch)
+                yield batch
+
+    modules, fingerprint = load_model(MINILM, ModelOptions(), "cpu")
+    narrow = Encoder(modules, fingerprint, Narrow("float32"))
+    texts = ["the dog sleeps", "volcano " * 39, "bread is baked", "volcano " * 38]
+    with pytest.raises(InvalidTextError, match="has 41 tokens; cpu takes at most 40") as caught:
+        narrow.encode_documents(texts)
+    assert caught.value.index == 1
+    vectors_ND = narrow.encode_documents(texts, invalid="nan")
+    assert np.isnan(vectors_ND[1]).all()
+    kept = [0, 2, 3]
+    expected_ND = minilm.encode_documents([texts[row] for row in kept])
+    np.testing.assert_allclose(vectors_ND[kept], expected_ND, atol=1e-5)
+    assert planned

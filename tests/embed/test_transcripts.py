@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scannery.embed import Chunker, Encoder
-from scannery.embed.transcripts import find_marks
+from scannery.embed.transcripts import find_marks, spoken_text
 
 VTT = """\ufeffWEBVTT - An episode
 Kind: captions
@@ -102,3 +102,26 @@ def test_text_without_marks_is_embedded_as_it_is(chunker: Chunker) -> None:
     text = "Ratio 3:2 --> and 2 ** 3 ** 4 is not a turn. <b>Nor is this.</b> See [1] and [a]."
     assert all(p.embedding_text is p.text and p.speakers == () for p in chunker.split(text))
     assert find_marks(text).hidden == []
+
+
+def test_blocks_begin_after_a_blank_line_and_end_at_a_cue(chunker: Chunker) -> None:
+    text = (
+        "WEBVTT\nSTYLE of the header\n\n00:01.000 --> 00:02.000\nHear this.\nNOTE that it is spoken.\n\n"
+        "NOTE\nnot spoken\n\nSTYLE\n::cue {}\n\nNOTE without an end\n00:02.000-->00:03.000\nAgain &amp; again.\n"
+    )
+    spoken = " ".join(" ".join(p.embedding_text.split()) for p in chunker.split(text))
+    assert spoken == "Hear this. NOTE that it is spoken. Again & again."
+
+
+def test_numbers_of_cues_and_tags_of_subrip(chunker: Chunker) -> None:
+    text = (
+        "1\n00:00:01,000 --> 00:00:02,000\n<font color=red>{\\an8}One</font>\n"
+        "2\n00:00:03,000 --> 00:00:04,000\nand two.\n"
+    )
+    assert [" ".join(p.embedding_text.split()) for p in chunker.split(text)] == ["One and two."]
+
+
+def test_the_spoken_text_of_a_whole_text() -> None:
+    assert " ".join((spoken_text(SRT) or "").split()) == "First words of the film. 42 is the answer."
+    assert spoken_text("1\n00:00:01,000 --> 00:00:02,000\n") == ""
+    assert spoken_text("No transcript, [1] and 3:2.") is None

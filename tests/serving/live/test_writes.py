@@ -13,16 +13,20 @@ from typing import Any
 
 import apsw
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from google.protobuf import field_mask_pb2
 
 import scannery
 from scannery import serving
 from scannery.client import Index
 from scannery.indexer import AlreadyExistsError, Store, parse_spec
-from scannery.serving import ConditionError
+from scannery.pipelines import export
+from scannery.serving import ConditionError, InvalidRequestError
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
 from scannery.serving.live.forgetting import forget_log
+from scannery.serving.live.sealing import seal
 from scannery.serving.live.service import Writes
 from scannery.serving.live.sqlite_log import SqliteLog
 from scannery.v1 import index_pb2, types_pb2
@@ -393,3 +397,108 @@ def test_the_log_of_an_index_that_is_behind_its_version_goes_on(store: Path) -> 
     log = SqliteLog(store / "live" / "log")
     assert log.position() == 1
     log.close()
+
+
+def test_vectors_are_kept_as_they_are_given(index: Index, store: Path, tmp_path: Path) -> None:
+    """In every form a vector can have, alone or beside one of another form; cosine scales for search only."""
+    given = np.array([3, 4, 1e-7, *[0.5] * (DIMENSIONS - 3)], np.float32)
+    forms = {
+        "values": types_pb2.Vector(values=given.tolist()),
+        "packed": types_pb2.Vector(packed=given.tobytes()),
+    }
+    with closing(Catalog.open(store)) as catalog:
+        writes = Writes(catalog)
+        for names in (["values"], ["packed"], ["values", "packed"]):
+            upserts = [
+                index_pb2.Upsert(
+                    datapoint=types_pb2.Datapoint(id=f"{'-'.join(names)}/{name}", vector=forms[name])
+                )
+                for name in names
+            ]
+            writes.upsert(index_pb2.UpsertRequest(index="live", upserts=upserts), Deadline.after(60))
+    ids = ["values/values", "packed/packed", "values-packed/values", "values-packed/packed"]
+
+    def check() -> None:
+        with scannery.connect(store) as client:
+            for point in client.index("live").get(ids, vectors=True):
+                assert point is not None and point.vector is not None
+                assert point.vector.tobytes() == given.tobytes()
+
+    check()
+    assert seal(Store.open(store), "live") is not None
+    check()
+    export("live", store, tmp_path / "out.parquet")
+    rows = {row["id"]: row["embedding"] for row in pq.read_table(tmp_path / "out.parquet").to_pylist()}
+    assert all(np.array(rows[name], np.float32).tobytes() == given.tobytes() for name in ids)
+
+
+ODD_JSON = [
+    r'"\ud800"', r'{"a": ["\udfff"]}', r'{"\ud800": 1}', "NaN", "[Infinity]", "1e999", "1" * 5000, "[" * 100_000, "",
+    "{1: 2}", '{"a": 1', "\ufeff1", "'a'", "\x00",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ODD_JSON, ids=lambda value: ascii(value)[:20])
+def test_payloads_that_are_no_json_are_named_and_refuse_their_batch(
+    index: Index, store: Path, value: str
+) -> None:
+    first = types_pb2.Datapoint(id="first", vector=types_pb2.Vector(values=VECTOR))
+    odd = types_pb2.Datapoint(id="odd", vector=types_pb2.Vector(values=VECTOR), payload_json=value)
+    change = types_pb2.Datapoint(id="id1", payload_json=value)
+    mask = field_mask_pb2.FieldMask(paths=["payload_json"])
+    with closing(Catalog.open(store)) as catalog:
+        for second in (index_pb2.Upsert(datapoint=odd), index_pb2.Upsert(datapoint=change, update_mask=mask)):
+            request = index_pb2.UpsertRequest(
+                index="live", upserts=[index_pb2.Upsert(datapoint=first), second]
+            )
+            with pytest.raises(InvalidRequestError) as caught:
+                Writes(catalog).upsert(request, Deadline.after(60))
+            assert caught.value.field == "upserts[1].datapoint.payload_json"
+    assert index.get(["first", "odd"]) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [r'["\ud800"]', '["a"', "[[1]]", "[NaN, {}]", "[" * 100_000, '["a", null]'],
+    ids=lambda value: value[:12],
+)
+def test_lists_given_as_odd_text_are_named(index: Index, value: str) -> None:
+    batch: Any = [
+        {"id": "first", "vector": VECTOR},
+        {"id": "b", "vector": VECTOR, "attributes": {"tags": value}},
+    ]
+    assert refusal(lambda: index.upsert(batch)) == (
+        scannery.InvalidArgumentError, "upserts[1].datapoint.attributes.tags",
+    )  # fmt: skip
+    assert index.get(["first"]) == [None]
+
+
+LONE = "\ud800"
+POINT = {"id": "a", "vector": VECTOR}
+NOT_UNICODE: dict[str, Any] = {
+    "upserts[0].datapoint.id": lambda index: index.upsert([{**POINT, "id": LONE}]),
+    "upserts[0].datapoint.document_id": lambda index: index.upsert([{**POINT, "document_id": LONE}]),
+    "upserts[0].datapoint.title": lambda index: index.upsert([{**POINT, "title": LONE}]),
+    "upserts[0].datapoint.text": lambda index: index.upsert([{**POINT, "text": LONE}]),
+    "upserts[0].datapoint.payload_json": lambda index: index.upsert([{**POINT, "payload": [LONE]}]),
+    "upserts[0].datapoint.attributes.show": lambda index: index.upsert(
+        [{**POINT, "attributes": {"show": LONE}}]
+    ),
+    "upserts[0].datapoint.attributes.tags": lambda index: index.upsert(
+        [{**POINT, "attributes": {"tags": [LONE]}}]
+    ),
+    "upserts[0].datapoint.attributes": lambda index: index.upsert([{**POINT, "attributes": {LONE: 1}}]),
+    "where.show": lambda index: index.search(VECTOR, where={"show": LONE}),
+    "where": lambda index: index.search(VECTOR, where={LONE: 1}),
+    "query": lambda index: index.search(LONE, mode="lexical"),
+    "fields": lambda index: index.search(VECTOR, fields=[LONE]),
+    "group_by": lambda index: index.search(VECTOR, group_by=LONE, max_per_group=1),
+    "ids": lambda index: index.get([LONE]),
+    "document_ids": lambda index: index.delete(document_ids=[LONE]),
+    "request_id": lambda index: index.delete(["a"], request_id=LONE),
+}
+
+
+@pytest.mark.parametrize("field", NOT_UNICODE)
+def test_text_that_is_no_unicode_is_named(index: Index, field: str) -> None:
+    assert refusal(lambda: NOT_UNICODE[field](index)) == (scannery.InvalidArgumentError, field)
