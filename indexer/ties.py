@@ -86,7 +86,7 @@ BLOCK_ROWS = 1 << 12
 
 def _are_equal(vectors_ND: np.ndarray, rows_N: np.ndarray, others_N: np.ndarray) -> np.ndarray:
     """Return for each pair of rows whether they are the same row, or have the same vector: bool (N,)."""
-    equal_N = rows_N == others_N
+    equal_N: np.ndarray = rows_N == others_N
     apart = np.flatnonzero(~equal_N)
     for start in range(0, len(apart), BLOCK_ROWS):
         part = apart[start : start + BLOCK_ROWS]

@@ -14,10 +14,8 @@ import pyarrow as pa
 
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.datapoints import datapoint_schema
-from scannery.indexer.exact import FEW_HITS, exact_search
 from scannery.indexer.opening import open_segment
 from scannery.indexer.scratch import scratch_folder
-from scannery.indexer.segment import Segment
 from scannery.indexer.segment_writer import build_segment
 from scannery.indexer.sparse import INDICES_COLUMN, VALUES_COLUMN
 from scannery.indexer.spec_files import parse_spec
@@ -38,17 +36,15 @@ _SPEC = {
 def warm_kernels() -> None:
     """Compile what is not in the cache."""
     with scratch_folder("warm") as folder:
-        segment = _segment(folder)
-        query_1D = np.ascontiguousarray(segment.searched_ND[:1])
-        for hits in (1, FEW_HITS + 1):
-            exact_search(segment.searched_ND, query_1D, hits, "squared_l2")
+        _open_small(folder)
 
 
-def _segment(folder: Path) -> Segment:
+def _open_small(folder: Path) -> None:
+    """Build a small segment with all that a segment may have, and open it, which loads its kernels."""
     spec, store = parse_spec(_SPEC), Store.open(folder / "store", create=True)
     built = build_segment(_rows(datapoint_schema(spec, _DIMENSIONS)), spec=spec, shard=0, directory=folder)
     store.write_file(segment_key(spec.index, built.entry.key), built.path)
-    return open_segment(store, spec.index, built.entry, SegmentCache(folder / "cache"))
+    open_segment(store, spec.index, built.entry, SegmentCache(folder / "cache"))
 
 
 def _rows(schema: pa.Schema) -> pa.Table:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from scannery.indexer import SegmentCache, Store, kernels, leaf_kernels, open_index
+from scannery.indexer import SegmentCache, Store, kernels, leaf_kernels, open_index, row_kernels
 from scannery.indexer.warm import warm_kernels
 
 GOLDEN = Path(__file__).parent / "golden" / "v1" / "store"
 
 
 def compiled() -> dict[str, list[object]]:
-    found = {**vars(kernels), **vars(leaf_kernels)}
+    found = {**vars(kernels), **vars(leaf_kernels), **vars(row_kernels)}
     return {name: list(each.signatures) for name, each in found.items() if hasattr(each, "signatures")}
 
 
@@ -24,6 +24,7 @@ def test_an_index_finds_its_kernels_compiled(tmp_path: Path):
     query_1D = np.array(segment.searched_ND[:1])
     segment.find(query_1D, 10, settings=segment.settings_for(0.9))
     segment.find(query_1D, 10)
+    segment.find(np.repeat(query_1D, 9, axis=0), 10)
     assert compiled() == before
     assert before["rescore_one"]
     assert before["scan_leaves"]

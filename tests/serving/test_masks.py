@@ -293,11 +293,12 @@ MANY = {
 @pytest.mark.parametrize("count", [1, 5, 300, MAX_FILTER_VALUES])
 def test_a_list_of_values_is_found_as_one_value_after_the_other(name: str, count: int) -> None:
     drawn = random.Random(count).sample(range(200_000), count)
-    values: list[Any] = {
+    many: dict[str, list[Any]] = {
         "text": [f"a value that is one of many, {number:06}" for number in drawn],
         "number": drawn,
         "time": [EPOCH_1970 + dt.timedelta(microseconds=number) for number in drawn],
-    }[name]
+    }
+    values = many[name]
     expected = sorted(number for number in drawn if number < 100_000)
     started_s = time.thread_time()
     mask_N, few = MANY[name].among(values), MANY[name].few_among(values, 100_000)

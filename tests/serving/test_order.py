@@ -43,7 +43,7 @@ def rows_of(
     vectors_ND[:, 0] = 1
     if scann:  # which finds rows of equal scores by their equal vectors
         vectors_ND = rng.standard_normal((32, DIMENSIONS)).astype(np.float32)[rng.integers(0, 32, ROWS)]
-    columns = {
+    columns: dict[str, list[Any]] = {
         "text": [("word " * (1 + row % 2)) + ("other" if row % 3 else "") for row in range(ROWS)],
         "part": [row % 7 for row in range(ROWS)],
         "show": [f"show{row % 5}" for row in range(ROWS)],

@@ -148,6 +148,13 @@ def test_what_there_is_no_time_for_keeps_its_order(budget_s: float | None, looke
     assert np.isnan(found.rerank).tolist() == [False] * looked_at + [True] * (50 - looked_at)
 
 
+def test_hits_of_equal_rerank_scores_keep_their_first_order() -> None:
+    first = Ranking(np.zeros(40, np.int64), np.arange(40)[::-1].copy(), np.zeros(40, np.float32))
+    rerank = Rerank(candidates=40, time_budget_s=None)
+    found = reranked(first, ["1", "2"] * 20, slow(Clock(), 0.0), rerank, Deadline.after(60))
+    assert found.rows.tolist() == [*range(38, -1, -2), *range(39, 0, -2)]
+
+
 def test_the_deadline_ends_reranking() -> None:
     clock = Clock()
     first = Ranking(np.zeros(40, np.int64), np.arange(40), np.zeros(40, np.float32))
