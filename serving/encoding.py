@@ -16,10 +16,11 @@ import numpy as np
 
 from scannery.indexer import ChunkSpec, Manifest
 from scannery.serving.batching import Batcher
-from scannery.serving.config import RemoteConfig
+from scannery.serving.config import CACHED_QUERIES, RemoteConfig
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.reranking import RerankerPool
+from scannery.serving.security.principals import CURRENT
 from scannery.serving.tracing import span
 from scannery.serving.turns import waiting
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EncoderPool", "Observer", "QueryEncoder", "TextEncoder", "load_encoder"]
 
-CACHED_QUERIES = 4096
 DOCUMENTS_AT_ONCE = 128
 """In a batch: enough for the throughput of an accelerator, and few enough to look at the deadline in between."""
 
@@ -87,7 +87,8 @@ class QueryEncoder:
             self._documents = Batcher(
                 encoder.encode_documents, most=DOCUMENTS_AT_ONCE, observe=self._encoding
             ).encode
-        self._vectors: OrderedDict[str, np.ndarray] = OrderedDict()
+        # By who asked and the text: how long an answer takes must not tell what others asked.
+        self._vectors: OrderedDict[tuple[str, str], np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
         self._chunkers: dict[tuple[int, int], Chunker] = {}
 
@@ -166,9 +167,10 @@ class QueryEncoder:
 
     def _recall(self, text: str) -> np.ndarray | None:
         with self._lock:
-            vector = self._vectors.get(text)
+            key = (_asking(), text)
+            vector = self._vectors.get(key)
             if vector is not None:
-                self._vectors.move_to_end(text)
+                self._vectors.move_to_end(key)
             return vector
 
     def _count(self, hits: int, misses: int) -> None:
@@ -179,16 +181,26 @@ class QueryEncoder:
 
     def _remember(self, vectors: dict[str, np.ndarray]) -> None:
         with self._lock:
-            self._vectors.update(vectors)
+            self._vectors.update({(_asking(), text): vector for text, vector in vectors.items()})
             while len(self._vectors) > self._cached:
                 self._vectors.popitem(last=False)
+
+
+def _asking() -> str:
+    principal = CURRENT.get()
+    return principal.name if principal else ""
 
 
 class EncoderPool:
     """The models of a process: indexes that name the same one share it. Safe to use from several threads."""
 
     def __init__(
-        self, *, device: str = "auto", reranker: str | None = None, remote: RemoteConfig | None = None
+        self,
+        *,
+        device: str = "auto",
+        reranker: str | None = None,
+        remote: RemoteConfig | None = None,
+        cached: int = CACHED_QUERIES,
     ) -> None:
         """Load nothing yet.
 
@@ -196,8 +208,10 @@ class EncoderPool:
             device: where models run.
             reranker: the cross-encoder of all indexes, whatever their specs name.
             remote: the process that encodes; None: models are loaded here.
+            cached: queries that each encoder remembers.
 
         """
+        self._cached = cached
         self._device = device
         self._remote = remote
         self._process: EncoderProcess | None = None
@@ -239,12 +253,19 @@ class EncoderPool:
 
     def _made(self, manifest: Manifest) -> QueryEncoder:
         if self._remote is None:
-            return QueryEncoder(load_encoder(manifest, self._device), observer=self._observer)
+            return QueryEncoder(
+                load_encoder(manifest, self._device), cached=self._cached, observer=self._observer
+            )
         from scannery.serving.remote import EncoderProcess, RemoteEncoder
 
         # No connection before it is needed: none survives a fork.
         self._process = self._process or EncoderProcess(self._remote)
-        return QueryEncoder(RemoteEncoder(self._process, manifest), observer=self._observer, batched=False)
+        return QueryEncoder(
+            RemoteEncoder(self._process, manifest),
+            cached=self._cached,
+            observer=self._observer,
+            batched=False,
+        )
 
 
 def load_encoder(manifest: Manifest, device: str) -> Encoder:

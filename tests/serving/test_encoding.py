@@ -15,6 +15,7 @@ from scannery.serving import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool, QueryEncoder
+from scannery.serving.security.principals import CURRENT, Principal
 from scannery.serving.service import Service
 from tests.native import SEARCH, SEARCH_MANY, Native, over_grpc, port_of
 from tests.served import MINILM, SENTENCES, serving
@@ -132,3 +133,17 @@ def test_texts_are_answered_by_the_native_protocol_as_by_grpc(texts: Path) -> No
             assert native.ask(SEARCH, body).body == first.body == over_grpc(server, SEARCH, body)[1]
         body = search_many("texts", ["baking", "tax"], 2).request.SerializeToString()
         assert native.ask(SEARCH_MANY, body).body == over_grpc(server, SEARCH_MANY, body)[1]
+
+
+@pytest.mark.parametrize(("cached", "encoded"), [(10, ["a", "a"]), (0, ["a", "a", "a", "a"])])
+def test_what_one_caller_asked_answers_no_other_sooner(cached: int, encoded: list[str]) -> None:
+    counting = CountingEncoder()
+    encoder = QueryEncoder(counting, cached=cached)  # type: ignore[arg-type]
+    for name in ("ann", "ann", "bob", "bob"):
+        token = CURRENT.set(Principal(name, frozenset(("read",))))
+        try:
+            encoder.encode(["a"])
+            assert (encoder.known("a") is not None) == bool(cached)
+        finally:
+            CURRENT.reset(token)
+    assert counting.encoded == encoded
