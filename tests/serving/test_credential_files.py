@@ -150,7 +150,7 @@ def test_a_file_that_others_may_write_is_refused(keys: KeyFile, mode: int, good:
     ],
 )
 def test_only_a_star_or_nothing_at_all_opens_all_indexes(
-    keys: KeyFile, written: Any, visible: set[str] | None
+    keys: KeyFile, written: Any, visible: set[str] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, text = keys.create("a")
     document = json.loads(keys.path.read_text())
@@ -163,6 +163,7 @@ def test_only_a_star_or_nothing_at_all_opens_all_indexes(
     found = authenticator.principal((("authorization", f"Bearer {text}"),))
     assert found is not None
     assert found.indexes == visible
+    assert ("opens no index" in caplog.text) == (visible == set())
     # A change of the file does not change what is in it.
     keys.create("b")
     again = Authenticator(SecurityConfig(keys_file=str(keys.path)))
