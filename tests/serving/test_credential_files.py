@@ -132,6 +132,17 @@ def test_a_file_that_others_may_write_is_refused(keys: KeyFile, mode: int, good:
     assert caught.value.field == "keys_file"
 
 
+@pytest.mark.parametrize("field", ["tls_cert", "tls_key", "client_ca"])
+def test_certificates_that_others_may_write_are_refused(tmp_path: Path, field: str) -> None:
+    authority = Authority(tmp_path)
+    security = secure(*authority.issue("server"), client_ca=str(authority.path))
+    Certificates(security)
+    Path(getattr(security, field)).chmod(0o666)
+    with pytest.raises(ConfigError, match="chmod go-w") as caught:
+        Certificates(security)
+    assert caught.value.field == field
+
+
 # Indexes
 
 
