@@ -2,13 +2,15 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+# What builds a package is constrained, too: older versions of pip read the first of these for it, newer ones the second.
+CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
 .PHONY: demo test torture model kills test-xla check proto bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools wheel
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(CONSTRAINED) $(BIN)/python -m pip install --quiet setuptools wheel
+	$(CONSTRAINED) $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	$(BIN)/python -m scannery.indexer.warm
 	touch $@
 
@@ -50,7 +52,7 @@ proto: $(VENV)/.ready  ## Regenerate src/scannery/v1 from proto/.
 	$(BIN)/python -m tests.tools.generate_protos src
 
 bench: $(VENV)/.ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	$(CONSTRAINED) $(BIN)/python -m pip install --quiet --editable '.[dev,bench]'
 	@ls benchmarks/*.py
 
 clean:

@@ -37,6 +37,7 @@ def encoder(
     device: options.DeviceOption = "auto",
     drain: options.DrainOption = 10.0,
     metrics_listen: options.MetricsOption = "",
+    cached_queries: options.CachedQueriesOption = 4096,
     log_json: options.LogJsonOption = False,
     keys: options.KeysOption = "",
     jwks: options.JwksOption = "",
@@ -64,6 +65,7 @@ def encoder(
         security=options.security(**given),
         device=device,
         metrics_listen=metrics_listen,
+        cached_queries=cached_queries,
         drain_s=drain,
     )
     serve_encoders(config, workers=options.worker_count(workers), ready=options.announce)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BehindTlsOption",
+    "CachedQueriesOption",
     "ClientCaOption",
     "DeviceOption",
     "DrainOption",
@@ -51,6 +52,12 @@ WorkersOption = Annotated[
 DeviceOption = Annotated[Literal["auto", "cpu", "cuda", "xla"], typer.Option(help="Where texts are encoded.")]
 DrainOption = Annotated[
     float, typer.Option(metavar="SECONDS", help="How long running requests may finish after a stop.")
+]
+CachedQueriesOption = Annotated[
+    int,
+    typer.Option(
+        help="Queries whose vectors are remembered; 0, so that no answer tells by its time of an earlier one."
+    ),
 ]
 MetricsOption = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics here, at /metrics.")

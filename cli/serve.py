@@ -60,6 +60,7 @@ def serve(
     recall_share: Annotated[
         float, typer.Option(help="Share of the queries asked again exactly, to estimate the recall.")
     ] = 0.001,
+    cached_queries: options.CachedQueriesOption = 4096,
     log_json: options.LogJsonOption = False,
     keys: options.KeysOption = "",
     jwks: options.JwksOption = "",
@@ -92,6 +93,7 @@ def serve(
         encoder=RemoteConfig(address=encoder, key_file=encoder_key, ca=encoder_ca) if encoder else None,
         native=native,
         metrics_listen=metrics_listen,
+        cached_queries=cached_queries,
         recall_share=recall_share,
         reranker=reranker,
         drain_s=drain,

@@ -118,8 +118,8 @@ def require_files(expected: Fingerprint, weights_sha256: str, config_sha256: str
     ]
     if different:
         raise FingerprintMismatchError(
-            f"the index was embedded with {expected}, this encoder is {label} (weights {weights_sha256[:12]}), which is "
-            f"not loaded; different: {'; '.join(different)}",
+            f"the index was embedded with {expected}, this encoder is {label} (weights {weights_sha256[:12]}), which "
+            f"is not loaded; different: {'; '.join(different)}",
             field="encoder",
         )
 

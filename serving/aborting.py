@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import grpc
 
-from scannery.serving.status import DETAIL_KEY, status_of
+from scannery.serving.status import DETAIL_KEY, status_for_callers
 
 __all__ = ["abort"]
 
@@ -16,7 +16,7 @@ _LOG = logging.getLogger(__name__)
 
 def abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
     """End a call with the status of an error."""
-    code, message, detail = status_of(error)
+    code, message, detail = status_for_callers(error)
     if code is grpc.StatusCode.INTERNAL:
         _LOG.error("unexpected error", exc_info=error)
     context.set_trailing_metadata(((DETAIL_KEY, detail.SerializeToString()),))

@@ -18,7 +18,7 @@ from scannery.serving.errors import OverloadedError
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Admission", "Ticket"]
+__all__ = ["Admission", "Ticket", "with_reserve"]
 
 # Requests that take so many times as long as on an idle server wait more than they work.
 TOLERANCE = 2.0
@@ -34,6 +34,11 @@ MIN_RETRY_S, MAX_RETRY_S = 0.02, 5.0
 # Weights of a new latency in the idle one: seen on an idle server; faster than known; slower than known, under load.
 _IDLE, _FASTER, _SLOWER = 0.05, 0.02, 0.0005
 _MAX_KINDS = 1024
+
+
+def with_reserve(most: float) -> int:
+    """Return how many requests there may be where `most` are, with those of clients that hold less than their share."""
+    return int(most * (1 + RESERVE))
 
 
 class Ticket:
@@ -145,8 +150,12 @@ class Admission:
         if self._in_flight < self.limit:
             # Alone, a client may have all of it; with others, no more than its share once half is taken.
             return fair or self._in_flight < self.limit / 2
-        if held < share and self._in_flight < int(self.limit * (1 + RESERVE)):
-            return True
+        if held < share and self._in_flight < with_reserve(self._most):
+            # What a client has beyond the limit must not keep others from their share: it was let in because it seemed
+            # to be answered soon, and may wait for a body that never comes.
+            counted = sum(min(held, self.limit) for held in self._clients.values())
+            if counted < with_reserve(self.limit):
+                return True
         soon = 0 < (self._in_flight + 1) * self._pace_s <= PATIENCE_S
         return soon and fair and self._in_flight < self._most
 

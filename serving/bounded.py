@@ -51,8 +51,9 @@ class Bounded(Generic[KeyT, ValueT]):
                 return
             self._values[key] = (value, size_bytes)
             self.size_bytes += size_bytes
-            while self.size_bytes > self._max_bytes or len(self._values) > (
-                self._max_entries or len(self._values)
-            ):
+            while self.size_bytes > self._max_bytes or self._is_crowded():
                 _, (_, dropped_bytes) = self._values.popitem(last=False)
                 self.size_bytes -= dropped_bytes
+
+    def _is_crowded(self) -> bool:
+        return self._max_entries is not None and len(self._values) > self._max_entries

@@ -26,6 +26,9 @@ __all__ = [
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
 
 
+CACHED_QUERIES = 4096
+
+
 def _default_threads() -> int:
     return max(4, 2 * (os.cpu_count() or 1))
 
@@ -81,6 +84,9 @@ class ListenConfig:
     device: str = "auto"
     """Where texts are encoded: `auto`, `cpu`, `cuda` or `xla`."""
 
+    cached_queries: int = CACHED_QUERIES
+    """Texts of queries whose vectors each encoder remembers, for each caller by themselves; 0: none."""
+
     core: int | None = None
     """The core that the threads of requests keep to; None: any."""
 
@@ -105,6 +111,7 @@ class ListenConfig:
             ("body_timeout_s", 0.1, 3600),
             ("check_every_s", 0.01, 3600),
             ("drain_s", 0, 3600),
+            ("cached_queries", 0, 1 << 20),
         ):
             self._check(name, least, most)
 

@@ -20,11 +20,12 @@ from scannery.indexer import ChunkSpec, Manifest
 from scannery.serving.attempts import Attempts
 from scannery.serving.batching import Batcher
 from scannery.serving.bounded import Bounded
-from scannery.serving.config import RemoteConfig
+from scannery.serving.config import CACHED_QUERIES, RemoteConfig
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.places import current_folder, placed_model
 from scannery.serving.reranking import RerankerPool
+from scannery.serving.security.principals import CURRENT
 from scannery.serving.tracing import span
 from scannery.serving.turns import waiting
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EncoderPool", "Observer", "QueryEncoder", "TextEncoder", "load_encoder"]
 
-CACHED_QUERIES = 4096
 CACHED_BYTES = 64 << 20
 """Texts and vectors of these: a text may have 32 KiB."""
 DOCUMENTS_AT_ONCE = 128
@@ -94,7 +94,8 @@ class QueryEncoder:
             self._documents = Batcher(
                 encoder.encode_documents, most=DOCUMENTS_AT_ONCE, observe=self._encoding
             ).encode
-        self._vectors: Bounded[str, np.ndarray] = Bounded(cached_bytes, max_entries=cached)
+        # By who asked and the text: how long an answer takes must not tell what others asked.
+        self._vectors: Bounded[tuple[str, str], np.ndarray] = Bounded(cached_bytes, max_entries=cached)
         self._chunkers: dict[tuple[int, int], Chunker] = {}
 
     @property
@@ -123,7 +124,8 @@ class QueryEncoder:
         """
         from scannery.embed import InvalidTextError
 
-        known = {text: vector for text in texts if (vector := self._vectors.find(text)) is not None}
+        asking = _asking()
+        known = {text: vector for text in texts if (vector := self._vectors.find((asking, text))) is not None}
         missing = [text for text in dict.fromkeys(texts) if text not in known]
         self._count(len(texts) - len(missing), len(missing))
         if missing:
@@ -138,7 +140,7 @@ class QueryEncoder:
 
     def known(self, text: str) -> np.ndarray | None:
         """Return the vector of a query that was encoded lately, float32 (D,); None if it has to be."""
-        vector = self._vectors.find(text)
+        vector = self._vectors.find((_asking(), text))
         if vector is not None:
             self._count(1, 0)
         return vector
@@ -177,9 +179,15 @@ class QueryEncoder:
             self._observer.cached(False, misses)
 
     def _remember(self, vectors: dict[str, np.ndarray]) -> None:
+        asking = _asking()
         for text, vector in vectors.items():
             # Copied: a row of a batch would keep the whole batch.
-            self._vectors.keep(text, np.array(vector), vector.nbytes + sys.getsizeof(text))
+            self._vectors.keep((asking, text), np.array(vector), vector.nbytes + sys.getsizeof(text))
+
+
+def _asking() -> str:
+    principal = CURRENT.get()
+    return principal.name if principal else ""
 
 
 class EncoderPool:
@@ -191,6 +199,7 @@ class EncoderPool:
         device: str = "auto",
         reranker: str | None = None,
         remote: RemoteConfig | None = None,
+        cached: int = CACHED_QUERIES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load nothing yet.
@@ -199,9 +208,11 @@ class EncoderPool:
             device: where models run.
             reranker: the cross-encoder of all indexes, whatever their specs name.
             remote: the process that encodes; None: models are loaded here.
+            cached: queries that each encoder remembers.
             clock: seconds.
 
         """
+        self._cached = cached
         self._clock = clock
         self._folder = current_folder()
         self._device = device
@@ -259,12 +270,18 @@ class EncoderPool:
 
     def _made(self, manifest: Manifest) -> QueryEncoder:
         if self._remote is None:
-            return QueryEncoder(load_encoder(manifest, self._device, self._folder), observer=self._observer)
+            encoder = load_encoder(manifest, self._device, self._folder)
+            return QueryEncoder(encoder, cached=self._cached, observer=self._observer)
         from scannery.serving.remote import EncoderProcess, RemoteEncoder
 
         # No connection before it is needed: none survives a fork.
         self._process = self._process or EncoderProcess(self._remote)
-        return QueryEncoder(RemoteEncoder(self._process, manifest), observer=self._observer, batched=False)
+        return QueryEncoder(
+            RemoteEncoder(self._process, manifest),
+            cached=self._cached,
+            observer=self._observer,
+            batched=False,
+        )
 
 
 def load_encoder(manifest: Manifest, device: str, folder: Path) -> Encoder:

@@ -13,6 +13,7 @@ from types import TracebackType
 import grpc
 from typing_extensions import Self
 
+from scannery.serving.admission import with_reserve
 from scannery.serving.affinity import on_core
 from scannery.serving.answering import Answering, Offer
 from scannery.serving.config import ListenConfig, joined_address, split_address
@@ -79,7 +80,7 @@ class Front:
         self._grpc: grpc.Server | None = None
         self._stopped = threading.Event()
         # Calls that wait for their body or their turn each hold a thread, which costs next to nothing.
-        self._threads = CallThreads(config.threads + config.queue, "scannery-request")
+        self._threads = CallThreads(with_reserve(config.threads + config.queue), "scannery-request")
         authenticator = Authenticator(config.security)
         self._entry = Entry(authenticator, self._scope_of)
         self._certificates = Certificates(config.security) if config.security.tls_cert else None

@@ -91,7 +91,12 @@ def preload_encoders(config: EncoderConfig, before: Shelf | None = None) -> Shel
 
 def encoder_pool(config: ServerConfig) -> EncoderPool:
     """Return the encoders of a server; nothing is loaded yet."""
-    return EncoderPool(device=config.device, reranker=config.reranker, remote=config.encoder)
+    return EncoderPool(
+        device=config.device,
+        reranker=config.reranker,
+        remote=config.encoder,
+        cached=config.cached_queries,
+    )
 
 
 @contextmanager

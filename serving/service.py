@@ -43,7 +43,7 @@ from scannery.serving.requests import (
     parse_query,
 )
 from scannery.serving.snapshot import Snapshot
-from scannery.serving.status import status_of
+from scannery.serving.status import status_for_callers
 from scannery.serving.together import Together
 from scannery.serving.tracing import span
 from scannery.v1 import index_pb2, search_pb2
@@ -185,7 +185,7 @@ class Service(Methods):
         try:
             self._answer(request, response, deadline)
         except Exception as error:  # noqa: BLE001  every error is the answer of its request alone
-            code, _, detail = status_of(error)
+            code, _, detail = status_for_callers(error)
             if code is StatusCode.INTERNAL:
                 _LOG.error("unexpected error", exc_info=error)
             response.error.CopyFrom(search_pb2.StreamError(code=code.value[0], detail=detail))

@@ -120,7 +120,7 @@ class Shelf:
         self._put(encoder.fingerprint.digest, encoder)
 
     def _put(self, key: str, encoder: Encoder) -> None:
-        queries = QueryEncoder(encoder, observer=self.observer)
+        queries = QueryEncoder(encoder, cached=self._config.cached_queries, observer=self.observer)
         fingerprint = encoder.fingerprint.to_dict()
         self._served[key] = ServedEncoder(
             model=encoder.fingerprint.model,

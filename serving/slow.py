@@ -74,11 +74,11 @@ class SlowCalls:
         while not self._closed.wait(LOOK_EVERY_S):
             now_s = self._clock()
             for key, (until_s, call, allowed) in list(self._calls.items()):
-                why = _TOO_LONG if now_s > until_s else "" if allowed() else _NOT_ALLOWED
-                if why and key in self._calls:
-                    self._calls.pop(key, None)
-                    _LOG.info("%s is ended", why)
-                    try:
+                try:
+                    why = _TOO_LONG if now_s > until_s else "" if allowed() else _NOT_ALLOWED
+                    if why and key in self._calls:
+                        self._calls.pop(key, None)
+                        _LOG.info("%s is ended", why)
                         call.cancel()
-                    except Exception:  # noqa: BLE001  or no call would ever be ended again
-                        _LOG.exception("a call cannot be ended")
+                except Exception:  # noqa: BLE001  whatever it is, the other calls need the thread
+                    _LOG.exception("a call could not be looked at")

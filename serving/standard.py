@@ -21,7 +21,7 @@ from scannery.serving.answering import client_of, current_principal, decoded
 from scannery.serving.config import ListenConfig
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.few import FewCalls
-from scannery.serving.health import UNKNOWN, Health
+from scannery.serving.health import SERVING, UNKNOWN, Health
 from scannery.serving.security.entry import Entry
 from scannery.serving.security.interceptor import HEALTH_CHECK
 from scannery.serving.security.principals import ANONYMOUS, Scope
@@ -159,7 +159,7 @@ class Standard(GenericHandler):
                     abort(context, error)
                 if status not in (before, _GONE):
                     yield _answer(status)
-                if self._states.stopping:
+                if self._states.stopping and status != SERVING:
                     return  # or the drain would wait for those who watch
 
     def _reflect(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import secrets
+
 from grpc import StatusCode
 
 from scannery.indexer import errors as indexer
@@ -9,7 +13,9 @@ from scannery.serving import errors as serving
 from scannery.serving.live.log import LogGapError, LogReplacedError, WrongLogError
 from scannery.v1.types_pb2 import ErrorDetail
 
-__all__ = ["DETAIL_KEY", "status_of"]
+__all__ = ["DETAIL_KEY", "status_for_callers", "status_of"]
+
+_LOG = logging.getLogger(__name__)
 
 DETAIL_KEY = "scannery-error-bin"
 """Trailing metadata that holds a serialised `ErrorDetail`."""
@@ -48,6 +54,34 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (indexer.StoreError, StatusCode.UNAVAILABLE),
     (MemoryError, StatusCode.RESOURCE_EXHAUSTED),
 )
+
+
+# They are about the request, and quote nothing but that.
+_OF_THE_REQUEST = (
+    serving.InvalidRequestError,
+    serving.UnknownIndexError,
+    serving.UnknownDatapointError,
+    serving.UnsupportedError,
+    serving.ConditionError,
+    indexer.InvalidRecordError,
+)
+_PLACE = re.compile(r"(?<![\w/.])(?:[a-z][a-z0-9+.-]*:/|\.{0,2})/[^\s'\",;)]+")
+"""A folder, a file or a bucket."""
+
+
+def status_for_callers(error: Exception) -> tuple[StatusCode, str, ErrorDetail]:
+    """Return `status_of` without the server's folders and buckets, which are not for callers to know.
+
+    The log has the whole message, under a number that the caller is told.
+    """
+    code, message, detail = status_of(error)
+    told, places = _PLACE.subn("[...]", message)
+    if not places or isinstance(error, _OF_THE_REQUEST):
+        return code, message, detail
+    number = secrets.token_hex(4)
+    _LOG.warning("error %s: %s", number, error)
+    detail.message = told = f"{told} (the log of the server has all of it as error {number})"
+    return code, told, detail
 
 
 def status_of(error: Exception) -> tuple[StatusCode, str, ErrorDetail]:

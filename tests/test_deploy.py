@@ -40,7 +40,7 @@ def flags(arguments: list[str]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("file", "command", "port", "kinds"),
     [
-        ("scannery", "serve", 7077, ["Deployment", "Service", "PodDisruptionBudget"]),
+        ("scannery", "serve", 7077, ["Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"]),
         ("encoder", "encoder", 7078, ["Deployment", "Service", "NetworkPolicy"]),
     ],
 )
@@ -71,8 +71,11 @@ def test_manifests_start_processes_with_options_that_they_have(
         *beside,
     ]
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
-    # Beyond loopback, somebody is asked for credentials, or nobody else can come.
-    assert ("--keys" in given) != ("--insecure" in given and "NetworkPolicy" in kinds)
+    # Beyond loopback, somebody is asked for credentials, or nobody else can come; and no key travels in the clear.
+    assert ("--keys" in given) != ("--insecure" in given)
+    assert ("--keys" in given) == ("--behind-tls" in given)
+    assert_hardened(pod["spec"], container)
+    assert_closed(next(each for each in documents if each["kind"] == "NetworkPolicy"), pod["metadata"])
     assert {mount["name"] for mount in container["volumeMounts"]} == {
         v["name"] for v in pod["spec"]["volumes"]
     }
@@ -87,6 +90,42 @@ def test_manifests_are_valid() -> None:
             validator.validate(document, validator.latest_version(), strict=True)
 
 
+def assert_hardened(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    """Not root, nothing to write but what it needs, and no more of that than it may have."""
+    assert not pod["automountServiceAccountToken"]
+    assert not pod["enableServiceLinks"]
+    whole = pod["securityContext"]
+    assert whole["runAsNonRoot"]
+    assert whole["runAsUser"] == whole["runAsGroup"] == whole["fsGroup"] == 10001
+    assert whole["seccompProfile"] == {"type": "RuntimeDefault"}
+    own = container["securityContext"]
+    assert own == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {"memory", "ephemeral-storage"} <= container["resources"]["limits"].keys()
+    for volume in pod["volumes"]:
+        if "emptyDir" in volume:
+            assert volume["emptyDir"]["sizeLimit"]
+        if "secret" in volume:
+            assert volume["secret"]["defaultMode"] == 0o400
+    assert all(
+        mount.get("readOnly") for mount in container["volumeMounts"] if mount["name"] in ("store", "keys")
+    )
+
+
+def assert_closed(policy: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Whoever may come is named, for each port, and where it may go."""
+    spec = policy["spec"]
+    assert spec["podSelector"]["matchLabels"].items() <= metadata["labels"].items()
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert all(rule["from"] and rule["ports"] for rule in spec["ingress"])
+    assert all(rule["to"] and rule["ports"] for rule in spec["egress"])
+    [metrics] = [rule for rule in spec["ingress"] if {"port": "metrics"} in rule["ports"]]
+    assert "namespaceSelector" in metrics["from"][0]
+
+
 def test_the_image_and_the_compose_files_start_what_there_is() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     assert options_in(dockerfile.split("ENTRYPOINT")[1]) <= options_of("serve")
@@ -96,32 +135,89 @@ def test_the_image_and_the_compose_files_start_what_there_is() -> None:
     ports = re.findall(r"EXPOSE (.*)", dockerfile)[0].split()
     [compose], [encoder] = loaded("compose.yaml"), loaded("compose.encoder.yaml")
     server = compose["services"]["scannery"]
-    assert [entry.split(":")[1:] for entry in server["ports"]] == [[port, port] for port in ports[:-1]]
+    # On the loopback of the machine: what is published goes around its firewall.
+    assert server["ports"] == [f"127.0.0.1:{port}:{port}" for port in ports]
     starts = re.search(r"CMD (\[.*?\])", dockerfile.replace("\\\n", ""), re.DOTALL)
     assert starts
     command = json.loads(starts[1])
     by_default = dict(itertools.pairwise(command))
-    options = ("--listen", "--native", "--metrics-listen")
+    options = ("--listen", "--native")
     assert [by_default[name] for name in options] == [f"0.0.0.0:{port}" for port in ports]
+    # By itself, the image sends no key in the clear, and shows its metrics to nobody else.
+    assert {"--keys", "--tls-cert", "--tls-key"} <= by_default.keys()
+    assert by_default["--metrics-listen"].startswith("127.0.0.1:")
+    given = flags(server["command"])
+    assert given.keys() <= options_of("serve")
+    assert [given[name] for name in options] == [by_default[name] for name in options]
+    assert "--behind-tls" in given
     targets = loaded("prometheus.yaml")[0]["scrape_configs"][0]["static_configs"][0]["targets"]
-    assert targets == [f"scannery:{ports[-1]}"]
+    assert targets == [f"scannery:{given['--metrics-listen'].split(':')[1]}"]
     # The second file is laid over the first.
     both = encoder["services"]
-    assert flags(both["scannery"]["command"]).keys() <= options_of("serve")
     laid_over = flags(both["scannery"]["command"])
-    assert [laid_over[name] for name in options] == [by_default[name] for name in options]
+    assert laid_over == {**given, "--encoder": laid_over["--encoder"]}
     given = flags(both["encoder"]["command"])
     assert given.keys() <= options_of("encoder")
     assert both["encoder"]["entrypoint"] == ["scannery", "encoder"]
-    assert flags(both["scannery"]["command"])["--encoder"] == f"encoder:{given['--listen'].split(':')[1]}"
+    assert laid_over["--encoder"] == f"encoder:{given['--listen'].split(':')[1]}"
     assert encoder["networks"]["encoder"]["internal"]
+    assert both["encoder"]["networks"] == ["encoder"]
     for service in (server, both["encoder"]):
         mounts = [volume.split(":") for volume in service["volumes"]]
         named = {source for source, *_ in mounts if not source.startswith(".")}
         assert named <= compose["volumes"].keys() | encoder["volumes"].keys()
         # Where a volume is mounted, the image has a folder of the user that the process runs as.
         assert {target for source, target, *_ in mounts if source in named} == {"/home/scannery/cache"}
-    assert "install --directory --owner scannery /home/scannery/cache" in dockerfile
+        assert service["user"] == "10001:10001"
+    assert "--mode 0700 /home/scannery/cache" in dockerfile
+    assert "USER 10001:10001" in dockerfile
+
+
+def test_files_that_are_replaced_are_mounted_by_their_folder() -> None:
+    """Through the mount of a file, its successor is never seen: a revoked key would stay good."""
+    [compose] = loaded("compose.yaml")
+    keys = flags(compose["services"]["scannery"]["command"])["--keys"]
+    mounts = [volume.split(":") for volume in compose["services"]["scannery"]["volumes"]]
+    [source] = [source for source, target, *_ in mounts if keys.startswith(f"{target}/")]
+    assert not source.endswith(".json")
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    assert "keys.json:" not in dockerfile
+    [deployment] = [each for each in loaded("kubernetes/scannery.yaml") if each["kind"] == "Deployment"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert all("subPath" not in mount for mount in container["volumeMounts"])
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.encoder.yaml"])
+def test_containers_may_write_little_and_gain_no_rights(name: str) -> None:
+    [compose] = loaded(name)
+    for service in compose["services"].values():
+        if "image" not in service:
+            continue  # laid over another
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["mem_limit"]
+        assert service["pids_limit"]
+        assert all("size=" in each and "nosuid" in each for each in service["tmpfs"])
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+    assert all(network["internal"] for network in compose["networks"].values())
+
+
+def test_builds_get_the_sources_and_nothing_else() -> None:
+    """Keys that lie beside them must not get into an image, and what builds it is constrained."""
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in ("", "#")]
+    assert lines[0] == "*"
+    allowed = {line[1:] for line in lines if line.startswith("!")}
+    rooms = {link.readlink().name for link in (ROOT / "src" / "scannery").iterdir() if link.is_symlink()}
+    assert allowed == rooms | {"src", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"}
+    last = lines[len(allowed) + 1 :]
+    assert {"**/*.key", "**/*.pem", "**/*keys*.json"} <= set(last)
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    assert "PIP_CONSTRAINT=/src/constraints.txt" in dockerfile
+    assert "PIP_BUILD_CONSTRAINT=/src/constraints.txt" in dockerfile
+    constraints = (ROOT / "constraints.txt").read_text()
+    assert re.search(r"^setuptools==", constraints, re.MULTILINE)
+    assert re.search(r"^wheel==", constraints, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("unit", "command"), [("scannery", "serve"), ("scannery-encoder", "encoder")])
@@ -130,6 +226,30 @@ def test_units_start_processes_with_options_that_they_have(unit: str, command: s
     [start] = re.findall(r"ExecStart=(.*)", text)
     assert f"/scannery {command} " in start
     assert options_in(start) <= options_of(command)
+
+
+@pytest.mark.parametrize("unit", ["scannery", "scannery-encoder"])
+def test_units_have_few_rights(unit: str) -> None:
+    lines = (DEPLOY / f"{unit}.service").read_text().splitlines()
+    assert {
+        "UMask=0077",
+        "CacheDirectoryMode=0700",
+        "NoNewPrivileges=yes",
+        "CapabilityBoundingSet=",
+        "ProtectSystem=strict",
+        "SystemCallFilter=@system-service",
+    } <= set(lines)
+    settings = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    assert "127.0.0.1:" in settings["ExecStart"].split("--metrics-listen ")[1][:10]
+    if unit == "scannery":
+        assert settings["StateDirectoryMode"] == "0700"
+        return
+    # The encoder can read the store, and write nothing that the server reads.
+    assert "StateDirectory" not in settings
+    assert settings["ReadOnlyPaths"] == "-/var/lib/scannery"
+    assert "-/etc/scannery" in settings["InaccessiblePaths"]
+    assert settings["CacheDirectory"] == "scannery-encoder"
+    assert "SCANNERY_CACHE_DIR=/var/cache/scannery-encoder " in settings["Environment"]
 
 
 def test_the_dashboard_shows_metrics_that_there_are() -> None:

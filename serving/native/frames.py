@@ -7,7 +7,7 @@ from struct import Struct
 
 from grpc import StatusCode
 
-from scannery.serving.status import status_of
+from scannery.serving.status import status_for_callers
 
 __all__ = [
     "HEADER",
@@ -97,6 +97,6 @@ def answer(call: int, body: bytes) -> bytes:
 
 def failure(call: int, error: Exception) -> bytes:
     """Return the frame that tells an error."""
-    code, _, detail = status_of(error)
+    code, _, detail = status_for_callers(error)
     body = detail.SerializeToString()
     return HEADER.pack(len(body), code.value[0], call, 0) + body

@@ -5,6 +5,7 @@ Whoever is not known gets the same answer to everything: UNAUTHENTICATED, for me
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 
@@ -18,6 +19,9 @@ __all__ = ["Authenticator"]
 
 CHECK_EVERY_S = 1.0
 _BEARER = "bearer "
+
+
+_LOG = logging.getLogger(__name__)
 
 
 class Authenticator:
@@ -78,10 +82,20 @@ class Authenticator:
 
     def _read(self) -> tuple[KeyRing | None, TokenVerifier | None]:
         config = self._config
-        keys = KeyRing(KeyFile(config.keys_file).read()) if config.keys_file else None
+        keys = _keys(config.keys_file) if config.keys_file else None
         tokens = (
             TokenVerifier.read(config.jwks_file, issuer=config.jwt_issuer, audience=config.jwt_audience)
             if config.jwks_file
             else None
         )
         return keys, tokens
+
+
+def _keys(path: str) -> KeyRing:
+    keys = KeyFile(path).read()
+    for key in keys:
+        if not key.indexes and key.indexes is not None:
+            _LOG.warning(
+                'key %s (%s) opens no index; for all of them, its "indexes" are "*"', key.id, key.name
+            )
+    return KeyRing(keys)

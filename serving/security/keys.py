@@ -10,7 +10,6 @@ import datetime as dt
 import hashlib
 import hmac
 import json
-import os
 import re
 import secrets
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 
 from scannery.serving.errors import ConfigError
 from scannery.serving.security.principals import SCOPES, Principal, Scope
-from scannery.serving.security.private_files import check_private, locked, replaced
+from scannery.serving.security.private_files import locked, read_private, replaced
 
 __all__ = ["PREFIX", "ApiKey", "KeyFile", "KeyRing"]
 
@@ -110,17 +109,10 @@ class KeyFile:
             ConfigError: the file cannot be read or is no file of keys.
 
         """
+        data = read_private(self.path, "keys_file")
         try:
-            with self.path.open() as file:
-                check_private(self.path, os.fstat(file.fileno()), "keys_file")
-                return [_parsed(item) for item in json.loads(file.read())["keys"]]
-        except OSError as error:
-            raise ConfigError(
-                f"keys_file: cannot read {self.path}: {error.strerror}", field="keys_file"
-            ) from error
+            return [_parsed(item) for item in json.loads(data)["keys"]]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if isinstance(error, ConfigError) and error.field == "keys_file":
-                raise
             what = error.args[0] if isinstance(error, ConfigError) else type(error).__name__
             raise ConfigError(
                 f"keys_file: {self.path} is no file of keys: {what}", field="keys_file"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scannery.serving.errors import ConfigError
 
-__all__ = ["check_private", "locked", "replaced"]
+__all__ = ["locked", "read_private", "replaced"]
 
 LOCK_WITHIN_S = 10.0
 """Another writer takes milliseconds."""
@@ -20,8 +20,22 @@ _LOOK_EVERY_S = 0.05
 _ACL = "system.posix_acl_access"
 
 
-def check_private(path: Path, status: os.stat_result, field: str) -> None:
-    """Raise ConfigError if others than its owner may write a file."""
+def read_private(path: str | Path, field: str) -> bytes:
+    """Return the content of a file that decides who may call.
+
+    Raises:
+        ConfigError: it cannot be read, or others than its owner may write it.
+
+    """
+    try:
+        with Path(path).open("rb") as file:
+            _check_private(path, os.fstat(file.fileno()), field)
+            return file.read()
+    except OSError as error:
+        raise ConfigError(f"{field}: cannot read {path}: {error.strerror}", field=field) from error
+
+
+def _check_private(path: str | Path, status: os.stat_result, field: str) -> None:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"{field}: {path} may be written by others than its owner (mode {stat.S_IMODE(status.st_mode):04o}); "

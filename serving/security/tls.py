@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import ssl
-from pathlib import Path
 
 import grpc
 
 from scannery.serving.errors import ConfigError
 from scannery.serving.security.config import SecurityConfig
 from scannery.serving.security.files import Watched
+from scannery.serving.security.private_files import read_private
 
 __all__ = ["Certificates", "TlsSockets"]
 
@@ -48,9 +48,9 @@ class Certificates:
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         config = self._config
-        chain, key = _bytes(config.tls_cert, "tls_cert"), _bytes(config.tls_key, "tls_key")
+        chain, key = read_private(config.tls_cert, "tls_cert"), read_private(config.tls_key, "tls_key")
         _check_pair(chain, key)
-        roots = _bytes(config.client_ca, "client_ca") if config.client_ca else None
+        roots = read_private(config.client_ca, "client_ca") if config.client_ca else None
         return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=roots)
 
 
@@ -69,7 +69,7 @@ class TlsSockets:
 
     def _read(self) -> ssl.SSLContext:
         config = self._config
-        _check_pair(_bytes(config.tls_cert, "tls_cert"), _bytes(config.tls_key, "tls_key"))
+        _check_pair(read_private(config.tls_cert, "tls_cert"), read_private(config.tls_key, "tls_key"))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
@@ -85,13 +85,6 @@ class TlsSockets:
 
 def _files(config: SecurityConfig) -> tuple[str, str, str]:
     return config.tls_cert, config.tls_key, config.client_ca
-
-
-def _bytes(path: str, field: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{field}: cannot read {path}: {error.strerror}", field=field) from error
 
 
 def _check_pair(chain: bytes, key: bytes) -> None:

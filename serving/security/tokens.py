@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any
 
 from scannery.serving.errors import ConfigError
 from scannery.serving.security.principals import SCOPES, Principal
+from scannery.serving.security.private_files import read_private
 
 __all__ = ["TokenVerifier"]
 
@@ -55,13 +55,10 @@ class TokenVerifier:
     @classmethod
     def read(cls, path: str, *, issuer: str, audience: str) -> TokenVerifier:
         """Return the verifier with the keys of a file; ConfigError if they cannot be used."""
+        data = read_private(path, "jwks_file")
         try:
-            jwks = json.loads(Path(path).read_text())
-        except OSError as error:
-            raise ConfigError(
-                f"jwks_file: cannot read {path}: {error.strerror}", field="jwks_file"
-            ) from error
-        except ValueError as error:
+            jwks = json.loads(data)
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"jwks_file: {path} is not JSON", field="jwks_file") from error
         return cls(jwks, issuer=issuer, audience=audience)
 

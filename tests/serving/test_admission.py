@@ -79,6 +79,18 @@ def test_a_batch_takes_as_much_of_its_clients_share_as_its_queries_would() -> No
     assert len(full(admission, "a")) == 16
 
 
+def test_requests_that_are_never_answered_leave_the_reserve_to_others() -> None:
+    """Those that were let in because they seemed to be answered soon may wait for their bodies."""
+    admission = Admission(least=4, most=20)
+    answer(admission, 1e-5, times=100)
+    admission.limit = 4.0
+    mine = full(admission, "a")
+    assert len(mine) == 20
+    theirs = full(admission, "b")
+    assert len(theirs) == 1  # the reserve of a limit of 4
+    assert admission.in_flight == 21
+
+
 def test_who_would_be_answered_soon_is_let_in_above_the_limit() -> None:
     admission = Admission(least=4, most=20)
     answer(admission, 0.001, times=100)

@@ -132,6 +132,17 @@ def test_a_file_that_others_may_write_is_refused(keys: KeyFile, mode: int, good:
     assert caught.value.field == "keys_file"
 
 
+@pytest.mark.parametrize("field", ["tls_cert", "tls_key", "client_ca"])
+def test_certificates_that_others_may_write_are_refused(tmp_path: Path, field: str) -> None:
+    authority = Authority(tmp_path)
+    security = secure(*authority.issue("server"), client_ca=str(authority.path))
+    Certificates(security)
+    Path(getattr(security, field)).chmod(0o666)
+    with pytest.raises(ConfigError, match="chmod go-w") as caught:
+        Certificates(security)
+    assert caught.value.field == field
+
+
 # Indexes
 
 
@@ -150,7 +161,7 @@ def test_a_file_that_others_may_write_is_refused(keys: KeyFile, mode: int, good:
     ],
 )
 def test_only_a_star_or_nothing_at_all_opens_all_indexes(
-    keys: KeyFile, written: Any, visible: set[str] | None
+    keys: KeyFile, written: Any, visible: set[str] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, text = keys.create("a")
     document = json.loads(keys.path.read_text())
@@ -163,6 +174,7 @@ def test_only_a_star_or_nothing_at_all_opens_all_indexes(
     found = authenticator.principal((("authorization", f"Bearer {text}"),))
     assert found is not None
     assert found.indexes == visible
+    assert ("opens no index" in caplog.text) == (visible == set())
     # A change of the file does not change what is in it.
     keys.create("b")
     again = Authenticator(SecurityConfig(keys_file=str(keys.path)))

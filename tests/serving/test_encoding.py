@@ -16,6 +16,7 @@ from scannery.serving import EncoderUnavailableError, InvalidRequestError
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool, QueryEncoder
+from scannery.serving.security.principals import CURRENT, Principal
 from scannery.serving.service import Service
 from tests.native import SEARCH, SEARCH_MANY, Native, over_grpc, port_of
 from tests.served import MINILM, SENTENCES, serving
@@ -156,3 +157,17 @@ def test_what_is_remembered_of_queries_is_bounded_in_bytes() -> None:
     assert held_bytes <= most_bytes + (64 << 10)
     assert encoder.known("59-49") is not None
     assert encoder.known("0-0") is None
+
+
+@pytest.mark.parametrize(("cached", "encoded"), [(10, ["a", "a"]), (0, ["a", "a", "a", "a"])])
+def test_what_one_caller_asked_answers_no_other_sooner(cached: int, encoded: list[str]) -> None:
+    counting = CountingEncoder()
+    encoder = QueryEncoder(counting, cached=cached)  # type: ignore[arg-type]
+    for name in ("ann", "ann", "bob", "bob"):
+        token = CURRENT.set(Principal(name, frozenset(("read",))))
+        try:
+            encoder.encode(["a"])
+            assert (encoder.known("a") is not None) == bool(cached)
+        finally:
+            CURRENT.reset(token)
+    assert counting.encoded == encoded

@@ -695,7 +695,7 @@ def test_all_who_wait_are_heard_in_equal_parts(server: Server, monkeypatch: pyte
 def test_whatever_goes_wrong_the_thread_goes_on(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for owner, name in ((server._sampler, "offer"), (server._front._authenticator, "principal")):
+    for owner, name in ((server._sampler, "offer"), (server._front._entry, "principal")):
         with Native.greeted(port_of(server)) as native, monkeypatch.context() as patch:
             patch.setattr(owner, name, lambda *_: 1 / 0)
             native.send(framed(SEARCH, search()))

@@ -90,6 +90,22 @@ def test_calls_without_bodies_keep_nobody_waiting(
         assert time.monotonic() - started_s < 5
 
 
+@pytest.mark.parametrize("method", ["Search", "SearchMany", "SearchStream"])
+def test_requests_without_bodies_leave_other_callers_their_share(
+    server: Server, keys: tuple[KeyFile, dict[str, str]], method: str
+) -> None:
+    path = f"/scannery.v1.SearchService/{method}"
+    with without_bodies(server.address, path, bearer(keys[1]["flat"])):
+        started_s = time.monotonic()
+        with scannery.connect(
+            server.address, api_key=keys[1]["reader"], retries=False, native=False
+        ) as client:
+            for _ in range(5):
+                assert len(client.index("library").search(VECTOR, 3, timeout_s=5)) == 3
+        assert health_of(server.address, "") == 1
+        assert time.monotonic() - started_s < 5
+
+
 def test_calls_without_bodies_keep_no_encoder_process_waiting() -> None:
     with EncoderServer(EncoderConfig(models=(MINILM,), listen="127.0.0.1:0", device="cpu")) as server:
         started_s = time.monotonic()

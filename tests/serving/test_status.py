@@ -12,7 +12,7 @@ from scannery.client import errors as client_errors
 from scannery.client.status import error_from_status
 from scannery.indexer import errors as indexer_errors
 from scannery.serving import errors as serving_errors
-from scannery.serving.status import status_of
+from scannery.serving.status import status_for_callers, status_of
 from scannery.v1.types_pb2 import ErrorDetail
 
 ERRORS = [
@@ -60,3 +60,34 @@ def test_every_status_has_an_error(code: grpc.StatusCode) -> None:
     known = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}
     assert isinstance(error, client_errors.InternalError) == (code in known)
     assert (error.field, str(error)) == ("f", "m")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/var/lib/scannery/store/x.parquet",
+        "gs://bucket/store",
+        "file:///srv/a",
+        "./store/log",
+        "'/models/a b",
+    ],
+)
+def test_callers_are_told_no_folder_of_the_server(place: str, caplog: pytest.LogCaptureFixture) -> None:
+    error = serving_errors.EncoderUnavailableError(f"cannot load {place}: it is damaged", field="query")
+    code, message, detail = status_for_callers(error)
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert message == detail.message
+    assert place.strip("'").split()[0] not in message
+    assert "it is damaged" in message
+    number = message.rsplit(" ", 1)[-1].rstrip(")")
+    [logged] = [record.getMessage() for record in caplog.records]
+    assert number in logged
+    assert place in logged
+
+
+def test_callers_are_told_what_they_sent_and_names_of_models() -> None:
+    for error in (
+        serving_errors.InvalidRequestError.at("ids[0]", "'/a/b' is no id"),
+        serving_errors.EncoderUnavailableError("there is sentence-transformers/all-MiniLM-L6-v2"),
+    ):
+        assert status_for_callers(error)[1] == str(error)
