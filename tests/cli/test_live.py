@@ -112,7 +112,7 @@ def test_a_log_is_shown_and_forgotten(
     log = ("index", "log", "library", "--store", str(store))
     assert run(capsys, *log)[:2] == (0, "library has no log yet.\n")
     with scannery.connect(store) as client:
-        client.index("library").upsert([point(0)])
+        client.index("library").upsert([point(0)])  # type: ignore[list-item]
     status, out, _ = run(capsys, *log)
     assert (status, "has its live updates in the store." in out) == (0, True)
     assert "1 mutations, up to 1, wait to be sealed" in out
@@ -130,4 +130,4 @@ def test_a_log_is_shown_and_forgotten(
     status, out, _ = run(capsys, *log, "--forget")
     assert (status, "begins a new log" in out) == (0, True)
     with scannery.connect(store) as client:
-        assert client.index("library").upsert([point(1)]).sequence == 1
+        assert client.index("library").upsert([point(1)]).sequence == 1  # type: ignore[list-item]

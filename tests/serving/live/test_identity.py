@@ -136,6 +136,32 @@ def test_an_index_that_was_open_before_another_log_began_takes_no_writes(path: P
         assert write(other, "c") == 2
 
 
+def test_another_log_of_the_same_index_is_told_from_its_own(path: Path, fast: Path) -> None:
+    index_id = read_manifest(Store.open(path), "live").index_id
+    with opened(path, fast) as catalog:
+        write(catalog, "a")
+    with closing(SqliteLog(log_of(path), create=True)) as log, log.turn(after=0, index_id=index_id) as turn:
+        turn.append(b"what an earlier release may have written")
+    with (
+        opened(path) as catalog,
+        pytest.raises(WrongLogError, match=f"not the one .* uses, which is in {fast}"),
+    ):
+        catalog.snapshot("live")
+
+
+def test_a_log_is_compared_with_the_index_in_every_turn(path: Path) -> None:
+    with closing(SqliteLog(log_of(path), create=True)) as log:
+        with log.turn(after=0, index_id="a" * 32) as turn:
+            assert turn.append(b"one") == 1
+        with (
+            pytest.raises(LogReplacedError, match=f"with id {'a' * 32}"),
+            log.turn(after=0, index_id="b" * 32),
+        ):
+            pass
+        with log.turn(after=0, index_id="a" * 32) as turn:
+            assert turn.append(b"two") == 2
+
+
 def test_of_two_logs_that_begin_at_once_one_is_taken(path: Path, fast: Path) -> None:
     barrier, outcomes = threading.Barrier(2), list[Any]()
 
