@@ -356,6 +356,18 @@ def test_an_older_copy_of_a_log_is_noticed_by_who_has_the_newer_one_open(path: P
         assert ids(catalog, "a", "b", "c", "d") == [True, False, False, True]
 
 
+def test_a_log_that_is_set_back_in_its_own_file_is_noticed(path: Path) -> None:
+    with opened(path) as catalog:
+        for name in ("a", "b"):
+            write(catalog, name)
+        with closing(apsw.Connection(str(log_of(path) / "log.sqlite"))) as connection:
+            connection.execute("DELETE FROM records WHERE sequence = 2")
+        with pytest.raises(StoreError, match="ends at sequence 1, and had 2 before"):
+            write(catalog, "c")
+    with closing(SqliteLog(log_of(path))) as log:
+        assert log.position() == 1
+
+
 def test_a_log_that_is_removed_under_a_process_takes_no_writes(path: Path) -> None:
     with opened(path) as catalog:
         write(catalog, "a")
