@@ -31,10 +31,10 @@ from scannery.indexer import (
     shards_of_ids,
 )
 from scannery.indexer.scratch import scratch_folder
-from scannery.serving.live.index import state_after
 from scannery.serving.live.log import MutationLog
 from scannery.serving.live.log_place import LogPlace
 from scannery.serving.live.memtable import LiveState, begin
+from scannery.serving.live.replaying import state_after
 from scannery.serving.live.rows import live_rows, stored_schema
 
 __all__ = ["SealReport", "seal"]
