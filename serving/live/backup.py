@@ -126,7 +126,7 @@ class _Fork:
         return cls(manifest.model_copy(update={"index_id": new_index_id()}), new_index_id())
 
     def rename(self, copy: Path) -> None:
-        """Give a log that is nobody's yet the ids of the fork."""
+        """Give a log that is not in use yet the ids of the fork."""
         rename_log(copy, log_id=self.log_id, index_id=self.manifest.index_id)
 
 

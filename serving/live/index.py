@@ -24,7 +24,6 @@ from scannery.serving.errors import (
 )
 from scannery.serving.live.log import (
     Answer,
-    LogEntry,
     LogGapError,
     LogHome,
     LogReplacedError,
@@ -35,14 +34,15 @@ from scannery.serving.live.log import (
 from scannery.serving.live.memtable import LiveState, apply, begin
 from scannery.serving.live.parsing import Deletion
 from scannery.serving.live.preparing import PreparedUpsert
-from scannery.serving.live.records import Mutation, decode, encode, rows_fit
+from scannery.serving.live.records import Mutation, encode, rows_fit
+from scannery.serving.live.replaying import state_after
 from scannery.serving.live.resolving import resolve_deletion, resolve_upsert
 from scannery.serving.live.writer import Write, Writer
 from scannery.serving.masks import MaskCache
 from scannery.serving.snapshot import Snapshot
 from scannery.serving.turns import waiting
 
-__all__ = ["LiveIndex", "state_after"]
+__all__ = ["LiveIndex"]
 
 _LOG = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -384,21 +384,3 @@ class LiveIndex:
                 "min_sequence",
                 f"index {self._state.manifest.index!r} has mutations up to {last}, got {sequence}",
             )
-
-
-def state_after(state: LiveState, entries: Sequence[LogEntry]) -> LiveState:
-    """Return the state after some entries of the log.
-
-    Raises:
-        CorruptError, FormatError: one cannot be read, or does not fit the version.
-
-    """
-    manifest = state.manifest
-    mutations = [
-        (
-            entry.sequence,
-            rows_fit(decode(entry.data, sequence=entry.sequence), manifest, sequence=entry.sequence),
-        )
-        for entry in entries
-    ]
-    return apply(state, mutations).logged(sum(len(entry.data) for entry in entries))

@@ -49,7 +49,7 @@ def registration_key(index: str) -> str:
 
 
 def registered(store: Store, index: str) -> Registration | None:
-    """Return which log an index uses; None if it was never written to, or only by releases that told nobody.
+    """Return which log an index uses; None if it was never written to, or only by releases that registered none.
 
     Raises:
         CorruptError: the object cannot be read.

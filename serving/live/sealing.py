@@ -33,10 +33,10 @@ from scannery.indexer import (
 from scannery.indexer.leases import WorkLease, working
 from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.versions import hold_current
-from scannery.serving.live.index import state_after
 from scannery.serving.live.log import MutationLog
 from scannery.serving.live.log_place import LogPlace
 from scannery.serving.live.memtable import LiveState, begin
+from scannery.serving.live.replaying import state_after
 from scannery.serving.live.rows import live_rows, stored_schema
 
 __all__ = ["SealReport", "seal"]

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 import scannery
@@ -103,3 +104,30 @@ def test_seal_merge_snapshot_and_restore(
     assert "has an index 'library' already" in err
     assert run(capsys, "index", "seal", "nobody", "--store", str(store))[0] == 3
     assert not (store / "nobody").exists()
+
+
+def test_a_log_is_shown_and_forgotten(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = ("index", "log", "library", "--store", str(store))
+    assert run(capsys, *log)[:2] == (0, "library has no log yet.\n")
+    with scannery.connect(store) as client:
+        client.index("library").upsert([point(0)])  # type: ignore[list-item]
+    status, out, _ = run(capsys, *log)
+    assert (status, "has its live updates in the store." in out) == (0, True)
+    assert "1 mutations, up to 1, wait to be sealed" in out
+    assert f"written by SQLite {apsw.sqlite_lib_version()}" in out
+    status, out, _ = run(capsys, *log, "--json")
+    assert (status, json.loads(out)["status"]["mutations"]) == (0, 1)
+    assert f"written by SQLite {apsw.sqlite_lib_version()}" in run(capsys, *("index", "show", *log[2:]))[1]
+    status, _, err = run(capsys, *log, "--forget")
+    assert (status, "has a log already" in err) == (2, True)
+    (store / "library" / "log").rename(tmp_path / "lost")
+    status, _, err = run(capsys, *log)
+    assert (status, "is gone" in err and "--forget" in err) == (5, True)
+    status, _, err = run(capsys, *log, "--log", str(tmp_path / "elsewhere"))
+    assert (status, "a log in the store" in err and "--log" in err) == (2, True)
+    status, out, _ = run(capsys, *log, "--forget")
+    assert (status, "begins a new log" in out) == (0, True)
+    with scannery.connect(store) as client:
+        assert client.index("library").upsert([point(1)]).sequence == 1  # type: ignore[list-item]

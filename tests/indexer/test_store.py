@@ -39,6 +39,16 @@ def test_objects_come_back(store: Store, tmp_path: Path):
     assert not store.exists("a/one.bin")
 
 
+def test_a_stamp_tells_that_an_object_was_replaced(store: Store):
+    store.write("a", b"1")
+    before = store.stamp("a")
+    assert store.stamp("a") == before
+    store.write("a", b"2")
+    assert store.stamp("a") != before
+    with pytest.raises(NotFoundError):
+        store.stamp("b")
+
+
 def test_missing_objects(store: Store):
     with pytest.raises(NotFoundError, match=r"no x/y\.json"):
         store.read("x/y.json")

@@ -14,11 +14,13 @@ from scannery.indexer import (
     FormatError,
     Manifest,
     NotFoundError,
+    ReplacedError,
     SegmentEntry,
     Store,
     commit,
     list_indexes,
     list_versions,
+    manifest_key,
     parse_spec,
     read_manifest,
     shard_of,
@@ -203,3 +205,35 @@ def test_shards_are_even():
         counts[shard_of(f"doc-{number}", 8)] += 1
     assert min(counts) > 850
     assert max(counts) < 1150
+
+
+def test_all_versions_of_an_index_have_its_id(store: Store):
+    first = commit(store, manifest())
+    assert first.index_id and len(first.index_id) == 32
+    assert commit(store, manifest(parent=1)).index_id == first.index_id
+    other = Store.open(f"{store.uri}/other", create=True)
+    assert commit(other, manifest()).index_id != first.index_id
+
+
+def test_a_version_for_an_index_that_was_made_anew_is_refused(store: Store):
+    first = commit(store, manifest())
+    store.delete(manifest_key("pods", 1))
+    commit(store, manifest())
+    with pytest.raises(ReplacedError, match=f"with id {first.index_id}"):
+        commit(store, first.model_copy(update={"parent": 1}))
+    assert list_versions(store, "pods") == [1]
+
+
+def test_an_index_of_early_days_gets_an_id_with_its_next_version_and_keeps_it(store: Store):
+    for version in (1, 2):
+        old = manifest().model_copy(update={"version": version})
+        assert old.index_id is None
+        store.create(manifest_key("pods", version), old.to_json())
+    third = commit(store, manifest(parent=2))
+    assert third.index_id
+    # A release that knows of no ids comes in between.
+    store.create(manifest_key("pods", 4), manifest(parent=3).model_copy(update={"version": 4}).to_json())
+    assert commit(store, manifest(parent=4)).index_id == third.index_id
+    # A damaged version has none to tell, and its index is the same.
+    store.write(manifest_key("pods", 5), b"{")
+    assert commit(store, manifest(parent=5)).index_id == third.index_id

@@ -12,10 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+import obstore
 import pytest
+from obstore.store import MemoryStore
 
 import scannery
-from scannery.indexer import AlreadyExistsError, CorruptError, Store, StoreError, read_manifest, rollback
+from scannery.indexer import (
+    AlreadyExistsError,
+    CorruptError,
+    NotFoundError,
+    SegmentCache,
+    Store,
+    StoreError,
+    read_manifest,
+    rollback,
+)
+from scannery.indexer.store import _ObjectBackend
+from scannery.serving import ReadOnlyError
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
 from scannery.serving.live import log_place
@@ -121,6 +134,32 @@ def test_an_index_that_was_open_before_another_log_began_takes_no_writes(path: P
         with pytest.raises(WrongLogError, match=f"in a log in {fast}/live/log on host"):
             write(one, "b")
         assert write(other, "c") == 2
+
+
+def test_another_log_of_the_same_index_is_told_from_its_own(path: Path, fast: Path) -> None:
+    index_id = read_manifest(Store.open(path), "live").index_id
+    with opened(path, fast) as catalog:
+        write(catalog, "a")
+    with closing(SqliteLog(log_of(path), create=True)) as log, log.turn(after=0, index_id=index_id) as turn:
+        turn.append(b"what an earlier release may have written")
+    with (
+        opened(path) as catalog,
+        pytest.raises(WrongLogError, match=f"not the one .* uses, which is in {fast}"),
+    ):
+        catalog.snapshot("live")
+
+
+def test_a_log_is_compared_with_the_index_in_every_turn(path: Path) -> None:
+    with closing(SqliteLog(log_of(path), create=True)) as log:
+        with log.turn(after=0, index_id="a" * 32) as turn:
+            assert turn.append(b"one") == 1
+        with (
+            pytest.raises(LogReplacedError, match=f"with id {'a' * 32}"),
+            log.turn(after=0, index_id="b" * 32),
+        ):
+            pass
+        with log.turn(after=0, index_id="a" * 32) as turn:
+            assert turn.append(b"two") == 2
 
 
 def test_of_two_logs_that_begin_at_once_one_is_taken(path: Path, fast: Path) -> None:
@@ -317,6 +356,18 @@ def test_an_older_copy_of_a_log_is_noticed_by_who_has_the_newer_one_open(path: P
         assert ids(catalog, "a", "b", "c", "d") == [True, False, False, True]
 
 
+def test_a_log_that_is_set_back_in_its_own_file_is_noticed(path: Path) -> None:
+    with opened(path) as catalog:
+        for name in ("a", "b"):
+            write(catalog, name)
+        with closing(apsw.Connection(str(log_of(path) / "log.sqlite"))) as connection:
+            connection.execute("DELETE FROM records WHERE sequence = 2")
+        with pytest.raises(StoreError, match="ends at sequence 1, and had 2 before"):
+            write(catalog, "c")
+    with closing(SqliteLog(log_of(path))) as log:
+        assert log.position() == 1
+
+
 def test_a_log_that_is_removed_under_a_process_takes_no_writes(path: Path) -> None:
     with opened(path) as catalog:
         write(catalog, "a")
@@ -438,3 +489,54 @@ def test_a_log_of_early_days_is_not_of_an_index_that_was_made_since(path: Path) 
     Store.open(path).write("live/versions/00000001.json", manifest.to_json())
     with opened(path) as catalog, pytest.raises(WrongLogError, match="not of the index"):
         catalog.snapshot("live")
+
+
+def bucket(path: Path) -> Store:
+    """Return a bucket with the files of a store."""
+    memory = MemoryStore()
+    for item in Store.open(path).list():
+        obstore.put(memory, item.key, (path / item.key).read_bytes())
+    return Store("gs://bucket", _ObjectBackend(memory))
+
+
+def test_an_index_in_a_bucket_has_one_log(path: Path, fast: Path, tmp_path: Path) -> None:
+    store = bucket(path)
+
+    @contextmanager
+    def at(log: Path | None) -> Iterator[Catalog]:
+        with closing(Catalog(store, log=log, cache=SegmentCache(tmp_path / "cache"))) as catalog:
+            yield catalog
+
+    with at(fast) as catalog:
+        assert write(catalog, "a") == 1
+        report = seal(store, "live", log_root=fast)
+        assert report is not None and report.version == 2
+        assert write(catalog, "b") == 2
+    # Started again without its log: it shows what is sealed, and takes no writes.
+    with at(None) as catalog:
+        assert ids(catalog, "a", "b") == [True, False]
+        with pytest.raises(ReadOnlyError, match="--log"):
+            write(catalog, "c")
+    with at(tmp_path / "other") as catalog, pytest.raises(WrongLogError, match=f"in {fast}/live/log on host"):
+        catalog.snapshot("live")
+    with pytest.raises(WrongLogError, match="the copy would lack"):
+        snapshot(store, "live", Store.open(tmp_path / "copy", create=True))
+    with at(fast) as catalog:
+        assert ids(catalog, "a", "b", "c") == [True, True, False]
+
+
+def test_a_snapshot_in_a_bucket_is_restored_with_its_log(path: Path, fast: Path, tmp_path: Path) -> None:
+    with opened(path) as catalog:
+        write(catalog, "a")
+    copy = Store("gs://copies", _ObjectBackend(MemoryStore()))
+    snapshot(Store.open(path), "live", copy)
+    # Served as it is, it lacks the log: what a new one would get is refused.
+    catalog = Catalog(copy, log=fast, cache=SegmentCache(tmp_path / "cache"))
+    with closing(catalog), pytest.raises(WrongLogError, match="a log in the store"):
+        catalog.snapshot("live")
+    restore(copy, "live", Store.open(tmp_path / "back", create=True))
+    with opened(tmp_path / "back") as catalog:
+        assert ids(catalog, "a") == [True]
+    copy.delete("live/log/log.sqlite")
+    with pytest.raises(NotFoundError, match="lacks its log"):
+        restore(copy, "live", Store.open(tmp_path / "again", create=True))

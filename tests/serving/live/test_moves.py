@@ -290,7 +290,7 @@ def test_what_only_the_log_has_is_sealed_too(tmp_path: Path, rng: random.Random)
     """Rows that are written again and again, and deletions, take no memory; a restart reads them all."""
     spec = parse_spec({**LIVE.model_dump(), "live": {"seal_rows": 100_000, "seal_bytes": 1 << 20}})
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
-    with scannery.connect(path) as client:
+    with locked(path, "live", "seal"), scannery.connect(path) as client:
         index = client.index("live")
         live = client._transport._service._catalog.live("live")  # type: ignore[attr-defined]
         names = [f"{'long' * 100}{i}" for i in range(500)]
@@ -303,6 +303,7 @@ def test_what_only_the_log_has_is_sealed_too(tmp_path: Path, rng: random.Random)
                 if seal_due(live.state, 0.0):
                     break
                 call()
+            assert seal_due(live.state, 0.0)
             assert live.state.log_bytes >= 1 << 20
             assert live.state.memory_bytes < 1 << 20
             report = seal(Store.open(path), "live")

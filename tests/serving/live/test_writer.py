@@ -1,4 +1,4 @@
-"""The thread that commits groups: nobody waits for it in vain."""
+"""The thread that commits groups: each write is answered, also beside a close."""
 
 from __future__ import annotations
 
