@@ -248,6 +248,20 @@ def test_rows_that_die_while_they_are_merged_stay_dead(
         model.check_rows(client.index("live"))
 
 
+def test_a_merge_that_fails_keeps_no_other_from_it(path: Path, store: Store, index: Index) -> None:
+    index.delete([f"id{i}" for i in range(40)])
+    seal(store, "live")
+    groups = due(read_manifest(store, "live"))
+    assert len(groups) == 2
+    store.write(f"live/{groups[0][0].key}", b"damaged")
+    cache = indexer.SegmentCache(path.parent / "empty")
+    report = merge(store, "live", cache=cache)
+    assert report is not None and report.merged == 1
+    assert groups[1][0].key not in {entry.key for entry in read_manifest(store, "live").segments}
+    with pytest.raises(indexer.CorruptError):
+        merge(store, "live", cache=cache)
+
+
 def test_segments_with_many_deleted_rows_are_written_again(path: Path, store: Store, index: Index) -> None:
     index.delete([f"id{i}" for i in range(40)])
     seal(store, "live")
