@@ -31,6 +31,7 @@ __all__ = [
     "segment_key",
 ]
 
+ATTEMPTS = 10
 _MANIFEST = re.compile(r"[^/]+/versions/(?P<version>[0-9]{8})\.json")
 
 
@@ -82,9 +83,10 @@ def hold_current(
 
     Raises:
         CorruptError, FormatError: its manifest cannot be read.
+        AlreadyExistsError: others publish and remove versions all the time.
 
     """
-    while True:
+    for _ in range(ATTEMPTS):
         version = latest_version(store, index)
         lease.hold(parent=version, units=units)
         if version is None:
@@ -92,6 +94,7 @@ def hold_current(
         # Removed between the two calls only if others have published versions after it.
         with contextlib.suppress(NotFoundError):
             return read_manifest(store, index, version)
+    raise AlreadyExistsError(f"index {index!r}: each version was removed before it could be held; try again")
 
 
 def commit(store: Store, manifest: Manifest) -> Manifest:

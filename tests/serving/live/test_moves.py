@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,24 @@ def test_rows_that_die_while_they_are_merged_stay_dead(
     assert all(entry.documents for entry in read_manifest(store, "live").segments)
     with scannery.connect(path) as client:
         model.check_rows(client.index("live"))
+
+
+def test_gc_leaves_alone_what_a_seal_and_a_merge_are_about_to_commit(
+    store: Store, index: Index, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def collected(store: Store, manifest: Any) -> Any:
+        indexer.collect_garbage(store, "live", keep=1, min_age=timedelta(0))
+        return indexer.commit(store, manifest)
+
+    for module in (sealing, merging):
+        monkeypatch.setattr(module, "commit", collected)
+    for _ in range(3):
+        write_some(index, rng)
+        assert seal(store, "live") is not None
+    assert merge(store, "live") is not None
+    assert verify(store, "live").problems == ()
+    assert read_manifest(store, "live").rows == ROWS
+    assert store.list("live/leases") == []
 
 
 def test_a_merge_that_fails_keeps_no_other_from_it(path: Path, store: Store, index: Index) -> None:
