@@ -40,6 +40,7 @@ EXIT_CODES: dict[str, int] = {
     "scannery.indexer.errors.InvalidSpecError": USAGE,
     "scannery.indexer.errors.InvalidRecordError": USAGE,
     "scannery.indexer.errors.NotFoundError": NOT_FOUND,
+    "scannery.indexer.errors.MissingFileError": NOT_NOW,
     "scannery.indexer.errors.AlreadyExistsError": NOT_NOW,
     "scannery.indexer.errors.StoreError": NOT_NOW,
     "scannery.indexer.errors.StoreUriError": USAGE,

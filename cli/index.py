@@ -157,12 +157,12 @@ def gc_command(
     store: StoreOption,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest versions to keep.")] = 3,
     min_age_hours: Annotated[
-        float, typer.Option("--min-age-hours", min=0, help="Leave what is younger: a build may be using it.")
+        float, typer.Option("--min-age-hours", min=0, help="Leave what is younger.")
     ] = 24.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove old versions, except those that a server has open, and all files that only they need."""
+    """Remove old versions, except those that servers or builds rely on, and all files that only they need."""
     age = timedelta(hours=min_age_hours)
     with counting_bar("removing") as progress:
         report = collect_garbage(
@@ -180,7 +180,7 @@ def gc_command(
     )
     if report.leased:
         numbers = ", ".join(map(str, report.leased))
-        console().print(f"Kept, since servers have them open: version(s) {numbers}.")
+        console().print(f"Kept, since servers or builds rely on them: version(s) {numbers}.")
 
 
 @index_app.command("compact")

@@ -1,9 +1,11 @@
-"""Arrays in `.npy` files, read by any number of threads.
+"""Arrays in `.npy` files, read by any number of threads; and rows of Arrow tables with more than 2 GiB of text.
 
 `np.load` reads a file's header with `ast.literal_eval`, and CPython 3.11 counts the depth of all syntax trees that are
 being made in one place: where a garbage collection lets another thread make one meanwhile, either may fail with
 `SystemError: AST constructor recursion depth mismatch` (https://github.com/python/cpython/issues/106905). Segments are
 opened by several threads of one process, so headers are read here without syntax trees.
+
+Shapes: C chunks of a column, R rows that are taken.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import pyarrow as pa
 
 from scannery.indexer.errors import CorruptError
 
-__all__ = ["mapped", "read_array"]
+__all__ = ["mapped", "read_array", "taken"]
 
 Order = Literal["C", "F"]
 
@@ -55,6 +57,45 @@ def read_array(file: BinaryIO, name: str) -> np.ndarray:
     """
     header = _header(file, name)
     return _array(pa.py_buffer(file.read()), *header, name)
+
+
+def taken(table: pa.Table, rows_R: np.ndarray) -> pa.Table:
+    """Return rows of a table, by their numbers, in the order given.
+
+    A string column of more than 2 GiB lies in several chunks. Arrow joins these before it takes even a single row, and
+    fails. Here rows are taken chunk by chunk.
+    """
+    columns = [pa.chunked_array(_gathered(column, rows_R), column.type) for column in table.columns]
+    return pa.table(columns, schema=table.schema)
+
+
+def _gathered(column: pa.ChunkedArray, rows_R: np.ndarray) -> list[pa.Array]:
+    """Return the values of some rows, in as few pieces as Arrow allows."""
+    if not len(rows_R):
+        return []
+    try:
+        return [_joined(column, rows_R)]
+    except pa.ArrowInvalid:
+        if len(rows_R) == 1:
+            raise
+        middle = len(rows_R) // 2
+        return _gathered(column, rows_R[:middle]) + _gathered(column, rows_R[middle:])
+
+
+def _joined(column: pa.ChunkedArray, rows_R: np.ndarray) -> pa.Array:
+    """Return the values of some rows in one piece; ArrowInvalid if they have more than 2 GiB."""
+    if column.num_chunks == 1:
+        return column.chunk(0).take(pa.array(rows_R))
+    ends_C = np.cumsum([len(chunk) for chunk in column.chunks])
+    chunk_R = np.searchsorted(ends_C, rows_R, side="right")
+    order_R = np.argsort(chunk_R, kind="stable")
+    pieces: list[pa.Array] = []
+    for number in np.unique(chunk_R).tolist():
+        chunk = column.chunk(number)
+        pieces.append(chunk.take(pa.array(rows_R[chunk_R == number] - (ends_C[number] - len(chunk)))))
+    if len(pieces) == 1:
+        return pieces[0]
+    return pa.concat_arrays(pieces).take(pa.array(np.argsort(order_R)))
 
 
 def _array(data: pa.Buffer, dtype: np.dtype, shape: tuple[int, ...], order: Order, name: str) -> np.ndarray:

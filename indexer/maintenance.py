@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from scannery.indexer.cache import SegmentCache
 from scannery.indexer.errors import CorruptError, FormatError, IndexerError
@@ -221,7 +220,8 @@ def _repeated_ids(index: OpenIndex) -> list[str]:
     repeated = []
     for segment, rows_R in index.live_rows():
         key = segment.entry.key
-        for identifier in segment.ids.take(pa.array(rows_R[rows_R < len(segment.table)])).to_pylist():
+        ids = segment.take(rows_R[rows_R < len(segment.table)], ["id"]).column(0)
+        for identifier in ids.to_pylist():
             if identifier in seen:
                 repeated.append(f"id {identifier!r} is in {seen[identifier]} and in {key}")
             seen[identifier] = key

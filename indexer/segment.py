@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer import segment_files as files
 from scannery.indexer.allowed import AllowedRows
-from scannery.indexer.arrays import mapped
+from scannery.indexer.arrays import mapped, taken
 from scannery.indexer.bm25 import score_rows
 from scannery.indexer.exact import FEW_HITS, FEW_QUERIES, NO_ROW, exact_search, search_ready
 from scannery.indexer.hashes import text_hash
@@ -108,7 +108,7 @@ class Segment:
     def take(self, rows: Sequence[int] | np.ndarray, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the given rows of some or all columns, in the order given."""
         table = self.table if columns is None else self.table.select(list(columns))
-        return table.take(pa.array(rows, pa.int64()))
+        return taken(table, np.asarray(rows, np.int64))
 
     def searched_texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
         """Return title and text of the given rows, of transcripts only what is spoken; empty where there is neither."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from scannery.indexer.arrays import taken
 from scannery.indexer.datapoints import REVISION_COLUMN, SPOKEN_COLUMN, datapoint_schema
 from scannery.indexer.errors import BuildError, NotFoundError
 from scannery.indexer.manifest import FORMAT_VERSION, CurvePoint, SegmentEntry
@@ -139,7 +140,7 @@ def _reordered(table: pa.Table, order_N: np.ndarray) -> pa.Table:
         vectors_ND[place_N[start : start + len(block_BD)]] = block_BD
         start += len(block_BD)
     embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.ravel()), type=field.type)
-    return table.drop_columns(["embedding"]).take(pa.array(order_N)).add_column(place, field, embedding)
+    return taken(table.drop_columns(["embedding"]), order_N).add_column(place, field, embedding)
 
 
 def _with_words(table: pa.Table, spec: IndexSpec, seconds: dict[str, float]) -> pa.Table:

@@ -240,6 +240,15 @@ class LiveSpec(_Model):
     merge_deleted_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of deleted rows in a segment at which it is written again without them."""
 
+    gc_every_s: Annotated[float, Field(ge=0)] = 3600.0
+    """Seconds between two garbage collections by a server that takes writes; 0: it collects nothing."""
+
+    gc_keep: Annotated[int, Field(ge=1)] = 3
+    """Newest versions that these keep, whatever their age."""
+
+    gc_min_age_s: Annotated[float, Field(ge=0)] = 72 * 3600.0
+    """Seconds that versions and files stay at least: how far a rollback can go back."""
+
     @model_validator(mode="after")
     def _bounds_leave_room(self) -> LiveSpec:
         for name in ("rows", "bytes"):

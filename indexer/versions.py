@@ -35,6 +35,7 @@ __all__ = [
     "segment_key",
 ]
 
+ATTEMPTS = 10
 _MANIFEST = re.compile(r"[^/]+/versions/(?P<version>[0-9]{8})\.json")
 
 
@@ -86,9 +87,10 @@ def hold_current(
 
     Raises:
         CorruptError, FormatError: its manifest cannot be read.
+        AlreadyExistsError: others publish and remove versions all the time.
 
     """
-    while True:
+    for _ in range(ATTEMPTS):
         version = latest_version(store, index)
         lease.hold(parent=version, units=units)
         if version is None:
@@ -96,6 +98,7 @@ def hold_current(
         # Removed between the two calls only if others have published versions after it.
         with contextlib.suppress(NotFoundError):
             return read_manifest(store, index, version)
+    raise AlreadyExistsError(f"index {index!r}: each version was removed before it could be held; try again")
 
 
 def commit(store: Store, manifest: Manifest) -> Manifest:
@@ -117,8 +120,8 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
     files = _files(manifest)
     with working(store, manifest.index, parent=manifest.parent, files=files):
         wait_for_removals(store, manifest.index, files)
-        _check_files(store, files)
-        published = _next(store, manifest)
+        published, parent = _next(store, manifest)
+        _check_files(store, files, known=set() if parent is None else _files(parent).keys())
         key, data = manifest_key(published.index, published.version), published.to_json()
         try:
             store.create(key, data)
@@ -142,32 +145,41 @@ def _files(manifest: Manifest) -> dict[str, int | None]:
     return files
 
 
-def _check_files(store: Store, files: Mapping[str, int | None]) -> None:
-    folders = {key.rpartition("/")[0] for key in files}
+def _check_files(store: Store, files: Mapping[str, int | None], *, known: Collection[str]) -> None:
+    """Raise MissingFileError if a file is not in the store; `known` are those of the parent, which gc keeps."""
+    new = {key: size_bytes for key, size_bytes in files.items() if key not in known}
+    folders = {key.rpartition("/")[0] for key in new}
     stored = {item.key: item.size_bytes for folder in folders for item in store.list(folder)}
-    for key, size_bytes in files.items():
+    for key, size_bytes in new.items():
         if key not in stored or size_bytes not in (None, stored[key]):
             found = f"has {stored[key]} bytes, not {size_bytes}" if key in stored else "is not in the store"
             raise MissingFileError(f"{key} {found}; nothing was published, run this again to make it anew")
 
 
-def _next(store: Store, manifest: Manifest) -> Manifest:
-    """Return the manifest as it is to be published, if its parent is the newest version."""
-    parent, digest = manifest.parent, None
-    if latest_version(store, manifest.index) != parent:
+def _next(store: Store, manifest: Manifest) -> tuple[Manifest, Manifest | None]:
+    """Return the manifest as it is to be published, if its parent is the newest version; and the parent.
+
+    A parent that cannot be read is None: a rollback is made of what was before it.
+    """
+    number, parent, digest = manifest.parent, None, None
+    if latest_version(store, manifest.index) != number:
         raise _overtaken(manifest)
-    if parent is not None:
+    if number is not None:
+        key = manifest_key(manifest.index, number)
         try:
-            digest = hashlib.sha256(store.read(manifest_key(manifest.index, parent))).hexdigest()
+            data = store.read(key)
         except NotFoundError as error:  # collected, so there is a later one by now
             raise _overtaken(manifest) from error
+        digest = hashlib.sha256(data).hexdigest()
+        with contextlib.suppress(CorruptError, FormatError):
+            parent = Manifest.from_json(data, origin=key)
     update = {
-        "version": (parent or 0) + 1,
+        "version": (number or 0) + 1,
         "created_at": datetime.now(timezone.utc),
         "parent_sha256": digest,
         "index_id": inherited_id(store, manifest),
     }
-    return manifest.model_copy(update=update)
+    return manifest.model_copy(update=update), parent
 
 
 def _is_in_line(store: Store, published: Manifest, data: bytes) -> bool:

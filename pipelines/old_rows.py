@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from scannery.indexer.arrays import taken
 from scannery.indexer.datapoints import REVISION_COLUMN, vectors_of, written_schema
 from scannery.indexer.deletes import read_live_mask
 from scannery.indexer.errors import CorruptError
@@ -87,7 +88,7 @@ def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:
     )
     places = pc.index_in(new.column("id"), value_set=old.column("id").combine_chunks())
     found = pc.is_valid(places)
-    same_N = _equal_rows(old.take(places.filter(found)), new.filter(found), about=job.embeds)
+    same_N = _equal_rows(taken(old, places.filter(found).to_numpy()), new.filter(found), about=job.embeds)
     same = Counter(new.filter(found).filter(pa.array(same_N)).column("document_id").to_pylist())
     before, after = (Counter(table.column("document_id").to_pylist()) for table in (old, new))
     return {name for name, count in same.items() if count == before[name] == after[name]}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from scannery.indexer import (
     AlreadyExistsError,
+    CorruptError,
     Manifest,
     NotFoundError,
     Store,
@@ -24,6 +25,7 @@ from scannery.indexer import (
     segment_key,
 )
 from scannery.indexer.scratch import scratch_folder
+from scannery.indexer.segment_writer import file_sha256
 from scannery.serving.errors import ReadOnlyError
 from scannery.serving.live.location import LOG_FOLDER
 from scannery.serving.live.log import WrongLogError
@@ -56,6 +58,7 @@ def snapshot(store: Store, index: str, target: Store, *, log_root: Path | None =
     Raises:
         NotFoundError: no such index.
         AlreadyExistsError: the target has the index.
+        CorruptError: a file of the version is damaged.
         WrongLogError: the log of the index is not where it was looked for.
 
     """
@@ -89,6 +92,7 @@ def restore(backup: Store, index: str, store: Store, *, log_root: Path | None = 
 
     Raises:
         NotFoundError: the backup does not have the index.
+        CorruptError: a file of the backup is damaged.
         AlreadyExistsError: the store has it, or there is a log in its place: restore into another store, or remove it
             first.
         ReadOnlyError: there is a log, and no local folder to put it.
@@ -183,19 +187,26 @@ def _check_no_log(folder: Path | None) -> None:
 
 
 def _copy_files(source: Store, target: Store, manifest: Manifest) -> int:
+    """Copy the files of a version and return their bytes; CorruptError if one is not what the manifest names."""
     size_bytes = 0
-    for key in _keys(manifest):
+    for key, sha256 in _hashes(manifest).items():
         full = segment_key(manifest.index, key)
         with source.open_file(full) as path:
+            if file_sha256(path) != sha256:
+                raise CorruptError(
+                    f"{full} is damaged: its SHA-256 is not the one in the manifest; it was not copied"
+                )
             target.write_file(full, path)
             size_bytes += path.stat().st_size
     return size_bytes
 
 
-def _keys(manifest: Manifest) -> list[str]:
-    keys = dict.fromkeys(key for entry in manifest.segments for key in entry.keys)
+def _hashes(manifest: Manifest) -> dict[str, str]:
+    """Return the files of a version, by key, with the SHA-256 that each must have."""
+    files = [file for entry in manifest.segments for file in (entry, entry.deleted) if file]
+    found = {file.key: file.sha256 for file in files}
     given = manifest.recall.given_queries if manifest.recall else None
-    return [*keys, *([given] if given else [])]
+    return found | ({given: Path(given).stem} if given else {})
 
 
 def _place_log(path: Path, folder: Path, fork: _Fork) -> int:
@@ -224,7 +235,7 @@ def _log_key(index: str) -> str:
 
 
 def _report(manifest: Manifest, sequence: int, size_bytes: int, *, with_log: bool) -> BackupReport:
-    files = len(_keys(manifest)) + 1 + with_log
+    files = len(_hashes(manifest)) + 1 + with_log
     return BackupReport(
         index=manifest.index,
         version=manifest.version,

@@ -1,4 +1,4 @@
-"""When to seal and to merge, and who does it: a process of its own for each, at low priority.
+"""When to seal, to merge and to collect garbage, and who does it: a process of its own for each, at low priority.
 
 Workers look at their indexes now and then. Whoever finds something due takes a lock file and hands it, open, to a new
 process; so there is one such process for an index however many workers and servers share it, and the kernel frees the
@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -38,7 +38,7 @@ __all__ = ["PROGRAM", "Maintenance", "Task", "bounds", "locked", "seal_due", "ta
 
 _LOG = logging.getLogger(__name__)
 
-Task = Literal["seal", "merge"]
+Task = Literal["seal", "merge", "gc"]
 PROGRAM = "scannery.serving.live.maintenance_process"
 END_S = 10.0
 FIRST_BACKOFF_S = 2.0
@@ -61,6 +61,21 @@ def seal_due(state: LiveState, age_s: float) -> bool:
     size_bytes = max(state.memory_bytes, state.log_bytes)
     full = state.memory_rows >= live.seal_rows or size_bytes >= live.seal_bytes
     return full or age_s >= live.seal_age_s
+
+
+def _gc_due(lock: Path, every_s: float) -> bool:
+    """Return whether garbage was last collected so long ago; the time of the lock file says when, for all servers.
+
+    Where there is none, time begins now: a server that has just started has better things to do.
+    """
+    if not every_s:
+        return False
+    try:
+        return time.time() - lock.stat().st_mtime >= every_s
+    except FileNotFoundError:
+        with suppress(OSError):
+            lock.touch(0o600)
+        return False
 
 
 @dataclass(slots=True)
@@ -100,6 +115,8 @@ class Maintenance:
                 self._start("seal", state)
             if due(state.manifest):
                 self._start("merge", state)
+            if _gc_due(_lock_path(self._log_root, self._index, "gc"), state.manifest.spec.live.gc_every_s):
+                self._start("gc", state)
         finally:
             self._lock.release()
 
@@ -151,6 +168,7 @@ class Maintenance:
         if lock is None:
             return
         try:
+            os.utime(lock)  # by which the next collection of garbage is told to be due
             self._runs[task] = self._begun(task, lock)
         except OSError as error:
             self._failed(task, str(error))

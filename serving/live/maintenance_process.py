@@ -1,4 +1,4 @@
-"""The process that seals or merges, started by a server: the module `scannery.serving.live.maintenance_process`."""
+"""Seals, merges or collects garbage in a process of its own, which a server or a client starts as a module."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
 import pyarrow as pa
 
-from scannery.indexer import IndexerError, Store
+from scannery.indexer import IndexerError, Store, collect_garbage, read_manifest
 from scannery.serving.errors import ServingError
 from scannery.serving.live.maintenance import task_threads
 from scannery.serving.live.merging import merge
@@ -26,7 +27,7 @@ NICE = 10
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; return the exit status."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("task", choices=("seal", "merge"))
+    parser.add_argument("task", choices=("seal", "merge", "gc"))
     parser.add_argument("index")
     parser.add_argument("--store", required=True)
     parser.add_argument("--log", required=True, type=Path)
@@ -43,8 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.task == "seal":
             seal(store, given.index, log_root=given.log, threads=threads)
-        else:
+        elif given.task == "merge":
             merge(store, given.index, threads=threads)
+        else:
+            live = read_manifest(store, given.index).spec.live
+            min_age = timedelta(seconds=live.gc_min_age_s)
+            collect_garbage(store, given.index, keep=live.gc_keep, min_age=min_age)
     except (IndexerError, ServingError) as error:
         print(error, file=sys.stderr)  # noqa: T201  read by whoever started this
         return 1

@@ -10,6 +10,7 @@ the result is committed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ from scannery.indexer.versions import hold_current
 from scannery.serving.live.rows import live_rows, stored_schema
 
 __all__ = ["MergeReport", "due", "merge"]
+
+_LOG = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 10
 
@@ -87,6 +90,9 @@ def merge(
 ) -> MergeReport | None:
     """Merge the cheapest group that is due, as a new version; None if none is.
 
+    A group that cannot be merged, because a segment is damaged, say, does not keep others from it: it is passed over,
+    and only when no other is due its error is raised.
+
     Raises:
         NotFoundError, CorruptError, FormatError: the index cannot be read.
         BuildError, StoreError: a segment cannot be built or stored.
@@ -98,8 +104,25 @@ def merge(
         return None
     with working(store, index) as lease:
         manifest = hold_current(store, index, lease)
-        groups = due(manifest) if manifest else []
-        return _merged(store, manifest, groups[0], cache, threads) if manifest and groups else None
+        return None if manifest is None else _first_merged(store, manifest, cache, threads)
+
+
+def _first_merged(
+    store: Store, manifest: Manifest, cache: SegmentCache, threads: int | None
+) -> MergeReport | None:
+    errors: list[Exception] = []
+    for group in due(manifest):
+        try:
+            report = _merged(store, manifest, group, cache, threads)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is this group's
+            _LOG.error("index %s: %d segments of shard %d cannot be merged: %s", manifest.index, len(group),
+                       group[0].shard, error)  # fmt: skip
+            errors.append(error)
+            continue
+        return report
+    if errors:
+        raise errors[0]
+    return None
 
 
 def _merged(

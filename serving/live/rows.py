@@ -38,7 +38,7 @@ def whole_rows(segment: Segment, rows_R: np.ndarray, schema: pa.Schema) -> pa.Ta
     arrays = [
         pa.FixedSizeListArray.from_arrays(pa.array(vectors_RD.reshape(-1)), type=field.type)
         if field.name == "embedding"
-        else taken.column(field.name).combine_chunks()
+        else taken.column(field.name)
         if field.name in stored
         else pa.nulls(taken.num_rows, field.type)
         for field in schema

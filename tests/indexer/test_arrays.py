@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import hypothesis.strategies as st
 import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given
 
 from scannery.indexer import CorruptError
-from scannery.indexer.arrays import mapped, read_array
+from scannery.indexer.arrays import mapped, read_array, taken
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8, np.uint64, bool, ">f4"])
@@ -98,3 +101,53 @@ def test_threads_do_not_trip_over_each_other(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         arrays = list(pool.map(lambda _: mapped(tmp_path / "a.npy"), range(800)))
     assert {array.shape for array in arrays} == {(5, 18)}
+
+
+def chunked_table(lengths: list[int]) -> pa.Table:
+    """Return a table of several chunks, with values of every kind that a column of a segment has."""
+    starts = np.cumsum([0, *lengths])
+    parts = [
+        pa.table(
+            {
+                "text": pa.array([None if n % 7 == 3 else f"text {n}" for n in numbers], pa.string()),
+                "tags": pa.array([[f"t{n}"] * (n % 3) for n in numbers], pa.list_(pa.string())),
+                "n": pa.array(list(numbers), pa.int64()),
+            }
+        )
+        for numbers in (range(a, b) for a, b in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True))
+    ]
+    return pa.concat_tables(parts)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.data())
+def test_rows_are_taken_as_arrow_takes_them(lengths: list[int], data: st.DataObject) -> None:
+    table = chunked_table(lengths)
+    total = sum(lengths)
+    rows = data.draw(st.lists(st.integers(0, total - 1), max_size=12)) if total else []
+    found = taken(table, np.array(rows, np.int64))
+    assert found.schema == table.schema
+    assert found.to_pylist() == table.take(pa.array(rows, pa.int64())).to_pylist()
+
+
+def test_rows_are_taken_out_of_more_than_two_gib_of_text() -> None:
+    chunk = pa.array([f"{n:04d}{'x' * (1 << 20)}" for n in range(64)])
+    table = pa.table({"text": pa.chunked_array([chunk] * 33)})  # the same memory 33 times
+    with pytest.raises(pa.ArrowInvalid):
+        table.take(pa.array([2111, 0, 65]))
+    found = taken(table, np.array([2111, 0, 65])).column("text").to_pylist()
+    assert [text[:4] for text in found] == ["0063", "0000", "0001"]
+
+
+def test_rows_that_do_not_fit_into_one_chunk_come_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    concat_arrays = pa.concat_arrays
+
+    def at_most_three(arrays: list[pa.Array]) -> pa.Array:
+        if sum(map(len, arrays)) > 3:
+            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+        return concat_arrays(arrays)
+
+    monkeypatch.setattr(pa, "concat_arrays", at_most_three)
+    table, rows = chunked_table([4, 3, 5]), np.arange(12)[::-1].copy()
+    found = taken(table, rows)
+    assert found.column("text").num_chunks == 4
+    assert found.to_pylist() == chunked_table([12]).take(pa.array(rows)).to_pylist()

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,38 @@ def test_rows_that_die_while_they_are_merged_stay_dead(
         model.check_rows(client.index("live"))
 
 
+def test_gc_leaves_alone_what_a_seal_and_a_merge_are_about_to_commit(
+    store: Store, index: Index, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def collected(store: Store, manifest: Any) -> Any:
+        indexer.collect_garbage(store, "live", keep=1, min_age=timedelta(0))
+        return indexer.commit(store, manifest)
+
+    for module in (sealing, merging):
+        monkeypatch.setattr(module, "commit", collected)
+    for _ in range(3):
+        write_some(index, rng)
+        assert seal(store, "live") is not None
+    assert merge(store, "live") is not None
+    assert verify(store, "live").problems == ()
+    assert read_manifest(store, "live").rows == ROWS
+    assert store.list("live/leases") == []
+
+
+def test_a_merge_that_fails_keeps_no_other_from_it(path: Path, store: Store, index: Index) -> None:
+    index.delete([f"id{i}" for i in range(40)])
+    seal(store, "live")
+    groups = due(read_manifest(store, "live"))
+    assert len(groups) == 2
+    store.write(f"live/{groups[0][0].key}", b"damaged")
+    cache = indexer.SegmentCache(path.parent / "empty")
+    report = merge(store, "live", cache=cache)
+    assert report is not None and report.merged == 1
+    assert groups[1][0].key not in {entry.key for entry in read_manifest(store, "live").segments}
+    with pytest.raises(indexer.CorruptError):
+        merge(store, "live", cache=cache)
+
+
 def test_segments_with_many_deleted_rows_are_written_again(path: Path, store: Store, index: Index) -> None:
     index.delete([f"id{i}" for i in range(40)])
     seal(store, "live")
@@ -437,3 +470,38 @@ def test_a_backup_is_taken_while_writing_and_comes_back_whole(
         assert index.stats().sequence == report.sequence
         assert len(index.search(VECTOR, 1000)) == ROWS
         assert index.delete(["id1"]).sequence == report.sequence + 1
+
+
+@pytest.mark.parametrize("folder", ["segments", "deletes"])
+def test_what_is_damaged_is_not_copied(
+    store: Store, index: Index, rng: random.Random, tmp_path: Path, folder: str
+) -> None:
+    write_some(index, rng)
+    seal(store, "live")
+    sound = Store.open(tmp_path / "sound", create=True)
+    snapshot(store, "live", sound)
+    for source in (store, sound):
+        item = source.list(f"live/{folder}")[0]
+        source.write(item.key, b"x" * item.size_bytes)
+    backup, back = (Store.open(tmp_path / name, create=True) for name in ("backup", "back"))
+    with pytest.raises(indexer.CorruptError, match=f"live/{folder}/.* is damaged.*it was not copied"):
+        snapshot(store, "live", backup)
+    with pytest.raises(indexer.CorruptError, match=f"live/{folder}/.* is damaged"):
+        restore(sound, "live", back)
+    assert list_versions(backup, "live") == list_versions(back, "live") == []
+
+
+def test_a_server_collects_garbage_by_itself(tmp_path: Path, rng: random.Random) -> None:
+    live = {"seal_rows": 100, "seal_age_s": 0.1, "gc_every_s": 0.5, "gc_keep": 2, "gc_min_age_s": 0.5}
+    spec = parse_spec({**LIVE.model_dump(), "live": live})
+    path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
+    store = Store.open(path)
+    with serving(path, check_every_s=0.05) as server, scannery.connect(server.address) as client:
+
+        def collected() -> bool:
+            write_some(client.index("live"), rng)
+            return 1 not in list_versions(store, "live")
+
+        wait_for(collected, "nothing was collected")
+        assert len(client.index("live").search(VECTOR, 1000)) == ROWS
+    assert verify(store, "live").problems == ()
