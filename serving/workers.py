@@ -5,7 +5,7 @@ dead processes again (later and later if they keep dying), and hands signals on:
 
 SIGTERM, SIGINT   all workers refuse new requests, finish running ones, and end
 SIGHUP            a new generation of workers starts; when all of them answer, the old one drains. If one of them
-                  cannot start, the old generation stays
+                  cannot start, or does not answer in time, the old generation stays
 
 As process 1 of a container it also reaps the orphans that end up with it.
 """
@@ -13,19 +13,21 @@ As process 1 of a container it also reaps the orphans that end up with it.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from scannery.embed.neighbours import Neighbours, live_with
 from scannery.serving.affinity import own_core
 from scannery.serving.config import EncoderConfig, ListenConfig, ServerConfig, joined_address, split_address
 from scannery.serving.errors import ConfigError, ServingError
+from scannery.serving.generations import WORKER, Generations, Process
 from scannery.serving.metrics import SharedSlots
 from scannery.serving.preload import Preloaded, preload, preload_encoders
 from scannery.serving.processes import die_with_parent, ended, notify, reserved
@@ -43,6 +45,9 @@ MAX_RESTART_S = 30.0
 HEALTHY_AFTER_S = 60.0
 # After the drain, a process has this long to go before it is killed.
 KILL_AFTER_S = 5.0
+
+# New workers that do not answer by then are given up: to open an index from a bucket may take minutes.
+MAX_RELOAD_S = 600.0
 
 SWITCH_S = 0.0005
 
@@ -135,16 +140,6 @@ def _await_stop() -> None:
     _LOG.info("%s: draining", signal.Signals(received).name)
 
 
-@dataclass(slots=True)
-class _Process:
-    role: str
-    generation: int
-    slot: int
-    started_s: float = field(default_factory=time.monotonic)
-    ready: bool = False
-    leaving: bool = False
-
-
 class Supervisor(Generic[ConfigT, SharedT]):
     """Looks after the processes of one server."""
 
@@ -171,21 +166,20 @@ class Supervisor(Generic[ConfigT, SharedT]):
         helpers: dict[str, Helper] = {"metrics": _serve_metrics} if config.metrics_listen else {}
         self._config = config
         self._share, self._body = share, body
-        self._wanted = {"worker": workers} | dict.fromkeys(helpers, 1)
+        self._wanted = {WORKER: workers} | dict.fromkeys(helpers, 1)
         self._helpers = helpers
         self._ready = ready
-        self._processes: dict[int, _Process] = {}
-        self._generation = 0
+        self._there: Generations[SharedT]
         self._failures = 0
         self._was_ready = self._reload_wanted = False
         self._restart_at_s = 0.0
+        self._reload_until_s = math.inf
         self._ready_pipe = os.pipe()
         self._pid = os.getpid()
         self._signals = Signals(_SIGNALS)
         # Two generations at once, and one that does not want to go.
         self._slots = SharedSlots(3 * workers)
         self._neighbours = Neighbours(3 * workers)
-        self._shared: SharedT
 
     def run(self) -> None:
         """Run until SIGTERM or SIGINT."""
@@ -198,7 +192,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
                 port = ports.enter_context(closing(reserved(native, field="native")))
                 self._config = replace(self._config, native_port=port.getsockname()[1])
             # Before the signals are taken: loading takes a while, and Ctrl-C must end it.
-            self._shared = self._share(self._config, None)
+            self._there = Generations(self._wanted, self._share(self._config, None))
             with self._signals:
                 try:
                     self._supervise()
@@ -214,54 +208,58 @@ class Supervisor(Generic[ConfigT, SharedT]):
                 _LOG.info("%s: draining", signal.Signals(received).name)
                 return
             self._reap()
-            self._retire()
+            self._take_over()
+            self._look_at_clock()
             self._reload_wanted |= received == signal.SIGHUP
             # One at a time, and not while processes are just starting.
-            if self._reload_wanted and self._settled():
+            if self._reload_wanted and not self._there.reloading and self._there.answering():
                 self._reload()
 
     def _wait(self) -> int:
-        """Return the next signal; 0 if it is time to start a process first."""
-        late_s = max(0.0, self._restart_at_s - time.monotonic()) if self._missing() else None
-        return self._signals.wait(late_s)
+        """Return the next signal; 0 if it is time to start or end a process, or to give up a reload, first."""
+        at_s = min(self._there.next_kill_s(), self._reload_until_s)
+        if self._there.missing():
+            at_s = min(at_s, self._restart_at_s)
+        return self._signals.wait(None if at_s == math.inf else max(0.0, at_s - time.monotonic()))
 
-    def _missing(self) -> list[str]:
-        """Return the role of each process of the current generation that is not there."""
-        missing = []
-        for role, count in self._wanted.items():
-            there = sum(p.role == role and p.generation == self._generation for p in self._processes.values())
-            missing += [role] * (count - there)
-        return missing
+    def _look_at_clock(self) -> None:
+        if time.monotonic() >= self._reload_until_s:
+            self._give_up_reload(f"the new workers do not answer after {MAX_RELOAD_S:.0f} s")
+        for pid, process in self._there.overdue().items():
+            _LOG.error("%s %d does not end; killing it", process.role, pid)
+            process.kill_at_s = math.inf
+            os.kill(pid, signal.SIGKILL)
 
     def _start_missing(self) -> None:
-        for role in self._missing():
+        for role, generation in self._there.missing():
             if time.monotonic() < self._restart_at_s:
                 return
-            taken = {process.slot for process in self._processes.values() if process.role == "worker"}
+            processes = self._there.processes
+            taken = {process.slot for process in processes.values() if process.role == WORKER}
             slot = next((slot for slot in range(self._slots.count) if slot not in taken), -1)
             if slot < 0:  # the old ones do not go: look again when one does
                 self._restart_at_s = time.monotonic() + 1.0
                 return
-            process = _Process(role, self._generation, slot if role == "worker" else -1)
+            process = Process(role, generation, slot if role == WORKER else -1)
             sys.stdout.flush()
             sys.stderr.flush()
             pid = self._signals.fork()
             if pid == 0:
                 self._become(process)
-            self._processes[pid] = process
+            processes[pid] = process
 
-    def _become(self, process: _Process) -> None:
+    def _become(self, process: Process) -> None:
         status = 1
         try:
             die_with_parent(self._pid)
             # The stop signals stay blocked since before the fork: they are waited for. Threads inherit the mask.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - set(_STOP_SIGNALS))
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            if process.role == "worker":
-                workers = self._wanted["worker"]
+            if process.role == WORKER:
+                workers = self._wanted[WORKER]
                 config = replace(self._config, core=own_core(process.slot, workers), workers=workers)
                 live_with(self._neighbours, process.slot)
-                self._body(config, self._shared, self._slots, process.slot, self._tell_ready)
+                self._body(config, self._there.shared(process), self._slots, process.slot, self._tell_ready)
             else:
                 self._helpers[process.role](self._config, self._slots, self._tell_ready)
             status = 0
@@ -284,103 +282,81 @@ class Supervisor(Generic[ConfigT, SharedT]):
         os.set_blocking(self._ready_pipe[0], False)
         with suppress(BlockingIOError):
             for pid in os.read(self._ready_pipe[0], 1 << 16).split():
-                if process := self._processes.get(int(pid)):
+                if process := self._there.processes.get(int(pid)):
                     process.ready = True
-        if self._all_ready() and not self._was_ready:
+        if self._there.answering() and not self._was_ready:
             self._was_ready = True
             notify("READY=1")
             self._ready(self._config.listen)
 
-    def _all_ready(self) -> bool:
-        current = [p for p in self._processes.values() if p.generation == self._generation]
-        return not self._missing() and all(process.ready for process in current)
-
-    def _settled(self) -> bool:
-        return self._all_ready() and all(
-            p.generation == self._generation for p in self._processes.values() if not p.leaving
-        )
-
     def _reload(self) -> None:
-        """Begin a new generation; the old one goes when it answers (`_retire`)."""
+        """Begin a new generation; the old one goes when it answers (`_take_over`)."""
         self._reload_wanted = False
         _LOG.info("reload: starting new workers")
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            self._shared = self._share(self._config, self._shared)
+            self._there.begin(self._share(self._config, self._there.standing_shared))
         except Exception as error:  # noqa: BLE001  whatever is wrong now, what runs must go on
             _LOG.error("reload: everything stays as it was: %s", error)
             notify("READY=1")
             return
-        self._generation += 1
-        # Helpers hold nothing that changes; they move over as they are.
-        for process in self._processes.values():
-            if process.role != "worker":
-                process.generation = self._generation
+        self._reload_until_s = time.monotonic() + MAX_RELOAD_S
 
-    def _retire(self) -> None:
-        old = {
-            pid: p for pid, p in self._processes.items() if p.generation < self._generation and not p.leaving
-        }
-        if old and self._all_ready():
+    def _take_over(self) -> None:
+        if self._there.reloading and self._there.answering():
+            old = self._there.take_over()
             _LOG.info("reload: the new workers answer; %d old ones drain", len(old))
-            notify("READY=1")
-            for pid, process in old.items():
-                process.leaving = True
-                os.kill(pid, signal.SIGTERM)
+            self._reload_ends(old)
+
+    def _give_up_reload(self, why: str) -> None:
+        _LOG.error("reload: %s; the old ones stay", why)
+        self._reload_ends(self._there.give_up())
+
+    def _reload_ends(self, leaving: Mapping[int, Process]) -> None:
+        self._reload_until_s = math.inf
+        notify("READY=1")
+        for pid, process in leaving.items():
+            process.leaving = True
+            process.kill_at_s = time.monotonic() + self._config.drain_s + KILL_AFTER_S
+            os.kill(pid, signal.SIGTERM)
 
     def _reap(self) -> None:
         while (pid := ended()) != 0:
-            process = self._processes.pop(pid, None)
+            process = self._there.processes.pop(pid, None)
             if process is None or process.leaving:  # an orphan that process 1 inherits, or one that should go
                 continue
             if not self._was_ready:
                 raise ServingError("the workers cannot start; the log says why")
-            if process.generation < self._generation:
-                continue  # its successor is on the way
-            if not process.ready and any(p.generation < self._generation for p in self._processes.values()):
-                self._give_up_reload(pid)
-                continue
-            self._restart_later(pid, process)
+            new = self._there.reloading and process.generation == self._there.newest
+            if process.role == WORKER and new and not process.ready:
+                self._give_up_reload(f"new worker {pid} cannot serve")
+            else:
+                # Also one that is to be replaced soon: until then it is needed.
+                self._restart_later(pid, process)
 
-    def _restart_later(self, pid: int, process: _Process) -> None:
+    def _restart_later(self, pid: int, process: Process) -> None:
         lived_s = time.monotonic() - process.started_s
         self._failures = 1 if lived_s >= HEALTHY_AFTER_S else self._failures + 1
         wait_s = min(MAX_RESTART_S, FIRST_RESTART_S * 2 ** min(self._failures - 1, 10))
         self._restart_at_s = time.monotonic() + wait_s
         _LOG.error("%s %d died after %.1f s; another starts in %.1f s", process.role, pid, lived_s, wait_s)
 
-    def _give_up_reload(self, pid: int) -> None:
-        _LOG.error("reload: new worker %d cannot serve; the old ones stay", pid)
-        notify("READY=1")
-        new = [
-            pid
-            for pid, p in self._processes.items()
-            if p.generation == self._generation and p.role == "worker"
-        ]
-        for other in new:
-            self._processes[other].leaving = True
-            self._processes[other].generation = -1
-            os.kill(other, signal.SIGTERM)
-        self._generation -= 1
-        for process in self._processes.values():
-            process.generation = min(process.generation, self._generation)
-
     def _stop(self) -> None:
         """End all processes: ask, wait, insist."""
         notify("STOPPING=1")
-        for pid in self._processes:
+        for pid in self._there.processes:
             os.kill(pid, signal.SIGTERM)
         deadline_s = time.monotonic() + self._config.drain_s + KILL_AFTER_S
-        while self._processes:
+        while self._there.processes:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                for pid, process in self._processes.items():
+                for pid, process in self._there.processes.items():
                     _LOG.error("%s %d does not end; killing it", process.role, pid)
                     os.kill(pid, signal.SIGKILL)
                 left_s = 60.0
             self._signals.wait(min(left_s, 1.0))
             while (pid := ended()) != 0:
-                self._processes.pop(pid, None)
+                self._there.processes.pop(pid, None)
 
 
 def _ignore(address: str) -> None:

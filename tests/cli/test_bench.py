@@ -23,7 +23,13 @@ def test_latencies_are_kept_to_one_percent_and_can_be_added() -> None:
     assert math.isnan(Latencies().quantile(0.5))
 
 
-def test_a_rate_is_kept_and_reported(library: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rate_is_kept_and_reported(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # What lies in the current folder is not what the processes that send import.
+    for name in ("json", "multiprocessing", "runpy", "pickle"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
     with serving(library) as server:
         arguments = ["--index", "library", "--rate", "40", "--seconds", "1", "--processes", "1", "--json"]
         assert main(["bench", "serve", server.address, *arguments]) == 0
@@ -31,4 +37,5 @@ def test_a_rate_is_kept_and_reported(library: Path, capsys: pytest.CaptureFixtur
         assert main(["bench", "serve", server.address, "--index", "nobody"]) == 3
     assert step["rate"] == 40
     assert step["failed"] == {}
+    assert not (tmp_path / "ran").exists()
     assert 0 < step["p50_ms"] <= step["p99_ms"]

@@ -28,6 +28,7 @@ from scannery.indexer import (
     StoredObject,
     StoreError,
     commit,
+    open_index,
     parse_spec,
     read_manifest,
     segment_key,
@@ -153,7 +154,7 @@ def test_any_error_of_one_index_leaves_the_others(
 
     from scannery.serving import catalog as module
 
-    opened = module.open_index
+    opened = open_index
     with monkeypatch.context() as patch:
         patch.setattr(module, "open_index", without_another)
         catalog.refresh()
@@ -214,7 +215,7 @@ def test_a_watcher_goes_on_whatever_one_of_its_tasks_does(store: Store, tmp_path
         if threading.current_thread().name == "scannery-watcher":
             raise RuntimeError("nobody listens")
 
-    catalog, failed = Catalog(store), []
+    catalog, failed = Catalog(store), list[str]()
     catalog.failed = failed.append
     watcher = Watcher(catalog, every_s=0.02, after=report)
     watcher.start()
@@ -237,8 +238,12 @@ def test_a_log_that_cannot_be_followed_keeps_no_other_from_it(
     def failing(**_: Any) -> bool:
         raise RuntimeError("a bug")
 
+    def following(**_: Any) -> bool:
+        followed.set()
+        return False
+
     broken.catch_up = failing  # type: ignore[method-assign]
-    healthy.catch_up = lambda **_: bool(followed.set())  # type: ignore[method-assign]
+    healthy.catch_up = following  # type: ignore[method-assign]
     failures: list[None] = []
     tail = Tail(lambda: [broken, healthy], failed=lambda: failures.append(None))
     with caplog.at_level(logging.ERROR):

@@ -192,11 +192,11 @@ def test_options_are_checked_before_anything_happens(library: Path) -> None:
 
 
 class Log:
-    """What a process says on stderr, read while it runs."""
+    """What a process says on a stream, read while it runs."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], stream: str = "stderr") -> None:
         self.lines: list[str] = []
-        self._thread = threading.Thread(target=self._read, args=(process.stderr,), daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(getattr(process, stream),), daemon=True)
         self._thread.start()
 
     def _read(self, stream: TextIO) -> None:
@@ -307,3 +307,53 @@ def test_workers_share_the_memory_of_what_was_open_before_they_began(library: Pa
             sizes = {name: int(size) for name, size in re.findall(r"(\w+): +(\d+) kB", text)}
             private = sizes["Private_Dirty"] + sizes["Private_Clean"]
             assert private < 0.5 * sizes["Rss"]
+
+
+HANGING = """
+import os, time
+from scannery.serving import ServerConfig, workers
+workers.MAX_RELOAD_S, workers.KILL_AFTER_S = 4.0, 0.5
+
+def share(config, before):
+    return 0 if before is None else before + 1
+
+def body(config, shared, slots, slot, ready):
+    os.write(1, b"began %d\\n" % shared)  # at once: several processes write there
+    if shared:
+        time.sleep(20)
+    ready()
+    workers._await_stop()
+
+config = ServerConfig(store="/", listen="127.0.0.1:0", drain_s=0)
+workers.Supervisor(config, 2, lambda address: print("ready", flush=True), share, body).run()
+"""
+
+
+def test_a_reload_that_hangs_is_given_up_and_the_old_workers_are_kept_up_meanwhile() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HANGING],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            said, log = Log(process, "stdout"), Log(process)
+            wait_until(lambda: said.said("ready"))
+            old = children(process.pid)
+            process.send_signal(signal.SIGHUP)
+            wait_until(lambda: said.said("began 1") == 2)
+            new = set(children(process.pid)) - set(old)
+            os.kill(old[0], signal.SIGKILL)
+            wait_until(lambda: said.said("began 0") == 3)
+            assert not log.said("the old ones stay")
+            wait_until(lambda: log.said("the old ones stay"))
+            # They do not listen to SIGTERM, since they are not ready.
+            wait_until(lambda: not any(_runs(pid) for pid in new))
+            wait_until(lambda: len(children(process.pid)) == 2)
+            # What is started from now on shares what the old ones do.
+            os.kill(old[1], signal.SIGKILL)
+            wait_until(lambda: said.said("began 0") == 4)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
