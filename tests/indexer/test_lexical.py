@@ -126,7 +126,7 @@ def test_texts_become_terms(language: Any, text: str, terms: list[str]) -> None:
     ("one", "other"),
     [
         ("co\u00adoperate", "cooperate"), ("foot\u2060note", "footnote"), ("\ufeffstart", "start"),
-        ("STRASSE", "straße"), ("ΟΔΥΣΣΕΥΣ", "οδυσσευς"), ("σοφος", "σοφοσ"), 
+        ("STRASSE", "straße"), ("ΟΔΥΣΣΕΥΣ", "οδυσσευς"), ("σοφος", "σοφοσ"),
         ("\u0645\u064f\u062d\u064e\u0645\u0651\u064e\u062f", "\u0645\u062d\u0645\u062f"),
         ("\u0645\u0640\u0640\u062d\u0645\u062f", "\u0645\u062d\u0645\u062f"), ("שָׁלוֹם", "שלום"), ("ﬁsh", "FISH"),
         ("e\u034f\u0301t\u00e9", "été"), ("x\u200d\u200cy", "xy"),
