@@ -20,6 +20,7 @@ import scannery
 from benchmarks.collections import COLLECTIONS, Collection
 from benchmarks.report import environment, table
 from scannery.indexer import Analyser, LexicalSpec
+from scannery.indexer.analyser import ANALYSER_VERSION
 from scannery.pipelines import build
 from scannery.pipelines.evaluate import Evaluation, evaluate
 
@@ -30,7 +31,7 @@ Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 
 def reference(collection: Collection) -> Search:
     """Return the search of bm25s: Lucene's variant with the same constants, over the same terms."""
-    analyser = Analyser(LexicalSpec())
+    analyser = Analyser(LexicalSpec(analyser=ANALYSER_VERSION))
     engine = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
     engine.index(
         [analyser.terms(f"{title}\n{text}") for _, title, text in collection.documents], show_progress=False

@@ -42,7 +42,7 @@ from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall,
 from scannery.indexer.memory import MemorySegment
 from scannery.indexer.opening import open_segment
 from scannery.indexer.planner import Found
-from scannery.indexer.postings import WORD_COLUMNS, Postings, with_terms
+from scannery.indexer.postings import WORD_COLUMNS, KnownTerms, Postings, with_known_terms, with_terms
 from scannery.indexer.reader import OpenIndex, open_index
 from scannery.indexer.records import Records
 from scannery.indexer.scann_config import SearchSettings
@@ -112,6 +112,7 @@ __all__ = [
     "IndexerError",
     "InvalidRecordError",
     "InvalidSpecError",
+    "KnownTerms",
     "Language",
     "LeaseHolder",
     "LexicalSpec",
@@ -181,6 +182,7 @@ __all__ = [
     "vectors_of",
     "verify",
     "with_deleted",
+    "with_known_terms",
     "with_terms",
     "written_schema",
 ]

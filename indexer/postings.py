@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +30,11 @@ __all__ = [
     "COUNTS_COLUMN",
     "TERMS_COLUMN",
     "WORD_COLUMNS",
+    "KnownTerms",
     "Postings",
     "invert",
     "term_columns",
+    "with_known_terms",
     "with_terms",
     "write_postings",
 ]
@@ -41,6 +44,9 @@ COUNTS_COLUMN = "_term_counts"
 WORD_COLUMNS = (TERMS_COLUMN, COUNTS_COLUMN)
 
 BATCH_ROWS = 4096
+
+KnownTerms: TypeAlias = dict[tuple[str | None, str | None], list[list[Any]]]
+"""Terms and counts by title and searched text."""
 
 _TERM_BYTES = "term_bytes.npy"
 _TERM_STARTS = "term_starts.npy"
@@ -105,6 +111,22 @@ def term_columns(table: pa.Table, spec: LexicalSpec) -> dict[str, pa.ChunkedArra
         TERMS_COLUMN: pa.chunked_array([terms for terms, _ in pairs], pa.list_(pa.string())),
         COUNTS_COLUMN: pa.chunked_array([counts for _, counts in pairs], pa.list_(pa.int32())),
     }
+
+
+def with_known_terms(table: pa.Table, spec: LexicalSpec | None, known: KnownTerms) -> pa.Table:
+    """Return a table with the columns of `term_columns`; what is in `known` is not analysed, the rest is put there."""
+    if spec is None:
+        return table
+    rows = [(row["title"], row["text"]) for row in searched_text(table).to_pylist()]
+    new = [i for i, row in enumerate(rows) if row not in known]
+    made = [
+        column.to_pylist() for column in term_columns(table.take(pa.array(new, pa.int64())), spec).values()
+    ]
+    known.update({rows[i]: pair for i, *pair in zip(new, *made, strict=True)})
+    for place, (name, kind) in enumerate(zip(WORD_COLUMNS, (pa.string(), pa.int32()), strict=True)):
+        values = pa.array([known[row][place] for row in rows], pa.list_(kind))
+        table = table.append_column(name, values)
+    return table
 
 
 def with_terms(table: pa.Table, spec: LexicalSpec | None) -> pa.Table:

@@ -18,8 +18,9 @@ from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, Record
 
 __all__ = ["csv_record", "java_float"]
 
-_DECIMAL = re.compile(r"[+-]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?[fFdD]?")
-_HEXADECIMAL = re.compile(r"([+-]?0[xX][0-9a-fA-F_]*\.?[0-9a-fA-F_]*[pP][+-]?\d+)[fFdD]?")
+# The digits behind a point need the point: else a long number that is none takes time quadratic in its length.
+_DECIMAL = re.compile(r"[+-]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d+)?[fFdD]?")
+_HEXADECIMAL = re.compile(r"([+-]?0[xX][0-9a-fA-F_]*(?:\.[0-9a-fA-F_]*)?[pP][+-]?\d+)[fFdD]?")
 _INTEGER = re.compile(r"[+-]?\d{1,20}")
 _NUMBER_KEYS = {"i": "value_int", "f": "value_float", "d": "value_double"}
 

@@ -36,7 +36,7 @@ from scannery.serving.live.parsing import Deletion
 from scannery.serving.live.preparing import PreparedUpsert
 from scannery.serving.live.records import Mutation, encode, rows_fit
 from scannery.serving.live.replaying import state_after
-from scannery.serving.live.resolving import resolve_deletion, resolve_upsert
+from scannery.serving.live.resolving import look_ahead, resolve_deletion, resolve_upsert
 from scannery.serving.live.writer import Write, Writer
 from scannery.serving.masks import MaskCache
 from scannery.serving.snapshot import Snapshot
@@ -184,6 +184,7 @@ class LiveIndex:
             mutation = resolve_upsert(prepared, state)
             return mutation, encode(mutation), mutation.rows.num_rows
 
+        look_ahead(prepared, self._state)
         size_bytes = prepared.mutation.rows.nbytes if prepared.needs_state else len(prepared.encoded)
         return self._submit(Write(request, size_bytes, prepared.needs_state, resolve), deadline)
 

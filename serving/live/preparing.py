@@ -6,14 +6,14 @@ Shapes: P pieces of all datapoints, D dimensions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import SPARSE_COLUMNS, SPOKEN_COLUMN, IndexSpec, Manifest, written_schema
+from scannery.indexer import SPARSE_COLUMNS, SPOKEN_COLUMN, IndexSpec, KnownTerms, Manifest, written_schema
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
 from scannery.serving.errors import InvalidRequestError
@@ -41,6 +41,8 @@ class PreparedUpsert:
     """Those of which only some fields change."""
     conditional: tuple[Given, ...]
     """Those with a condition."""
+    known: KnownTerms = field(default_factory=dict, compare=False)
+    """Words of rows that change in part, found before the turn; what changes meanwhile is looked at in it."""
 
     @property
     def needs_state(self) -> bool:

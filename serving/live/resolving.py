@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import REVISION_COLUMN, Segment, with_terms, written_schema
+from scannery.indexer import REVISION_COLUMN, KnownTerms, Segment, with_known_terms, written_schema
 from scannery.serving.errors import ConditionError, InvalidRequestError, UnknownDatapointError
 from scannery.serving.live.memtable import LiveState
 from scannery.serving.live.parsing import Condition, Deletion, Given
@@ -15,7 +16,7 @@ from scannery.serving.live.preparing import PreparedUpsert
 from scannery.serving.live.records import Mutation, with_words
 from scannery.serving.live.rows import whole_rows
 
-__all__ = ["resolve_deletion", "resolve_upsert"]
+__all__ = ["look_ahead", "resolve_deletion", "resolve_upsert"]
 
 Places = list[tuple[Segment, np.ndarray]]
 """Rows, by segment."""
@@ -33,7 +34,7 @@ def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
         if item.condition is not None:
             _check(item.condition, _places(state, item.id), item.id, f"{item.path}.condition")
     spec = state.manifest.spec
-    changed = [with_terms(_changed(item, state), spec.lexical) for item in upsert.partial]
+    changed = [_changed(item, state, upsert.known) for item in upsert.partial]
     if not changed:
         return upsert.mutation
     whole = with_words(upsert.mutation, spec)
@@ -118,8 +119,15 @@ def _rows_of_document(state: LiveState, document_id: str) -> Places:
     return found
 
 
-def _changed(item: Given, state: LiveState) -> pa.Table:
-    """Return the rows of an existing datapoint with the fields in the mask changed."""
+def look_ahead(upsert: PreparedUpsert, state: LiveState) -> None:
+    """Find the words of rows that change in part, as they are now: in the turn, long texts hold up other writes."""
+    for item in upsert.partial:
+        with contextlib.suppress(UnknownDatapointError):  # it may be there in its turn
+            _changed(item, state, upsert.known)
+
+
+def _changed(item: Given, state: LiveState, known: KnownTerms) -> pa.Table:
+    """Return the rows of an existing datapoint with the fields in the mask changed, and their words."""
     places = _places(state, item.id)
     path = f"{item.path}.datapoint.id"
     if not places:
@@ -134,7 +142,7 @@ def _changed(item: Given, state: LiveState) -> pa.Table:
         table = table.set_column(
             schema.get_field_index(column), field, pa.array([value] * table.num_rows, field.type)
         )
-    return table
+    return with_known_terms(table, state.manifest.spec.lexical, known)
 
 
 def _new_value(item: Given, name: str) -> tuple[str, Any]:

@@ -180,7 +180,7 @@ def test_a_text_longer_than_the_shapes_of_a_device_is_refused_and_costs_the_othe
     planned: list[Batch] = []
 
     class Narrow(CpuDevice):
-        longest_tokens = 40
+        longest_tokens: int | None = 40
 
         def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
             buckets = choose_buckets(lengths_N, 40, 512, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import scannery
 from scannery.indexer import (
     Analyser,
     FormatError,
@@ -27,7 +29,8 @@ from scannery.indexer import (
     parse_spec,
     score_rows,
 )
-from scannery.indexer import segment_writer as writer
+from scannery.indexer.analyser import ANALYSER_VERSION, MAX_MARKS, _few_marks
+from scannery.pipelines import build
 from tests.data import clustered, datapoints, publish
 
 WORDS = ["volcano", "volcanoes", "Über", "naïve", "the", "running", "runs", "東京", "can't", "3.14", "!"]
@@ -119,6 +122,73 @@ def test_texts_become_terms(language: Any, text: str, terms: list[str]) -> None:
     assert Analyser(LexicalSpec(language=language)).terms(text) == terms
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("co\u00adoperate", "cooperate"), ("foot\u2060note", "footnote"), ("\ufeffstart", "start"),
+        ("STRASSE", "straße"), ("ΟΔΥΣΣΕΥΣ", "οδυσσευς"), ("σοφος", "σοφοσ"),
+        ("\u0645\u064f\u062d\u064e\u0645\u0651\u064e\u062f", "\u0645\u062d\u0645\u062f"),
+        ("\u0645\u0640\u0640\u062d\u0645\u062f", "\u0645\u062d\u0645\u062f"), ("שָׁלוֹם", "שלום"), ("ﬁsh", "FISH"),
+        ("e\u034f\u0301t\u00e9", "été"), ("x\u200d\u200cy", "xy"),
+    ],
+)  # fmt: skip
+def test_spellings_that_a_reader_takes_for_one_word_are_one_term(one: str, other: str) -> None:
+    analyser = Analyser(LexicalSpec(language="none", analyser=2))
+    assert analyser.terms(one) == analyser.terms(other)
+    assert len(analyser.terms(one)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("ภาษาไทย", ["ภา", "าษ", "ษา", "าไ", "ไท", "ทย"]), ("ที่นี่", ["ที่นี่"]), ("ก", ["ก"]),
+        ("abc ไทย 12", ["abc", "ไท", "ทย", "12"]), ("ไท\u200bทย", ["ไท", "ทย"]), ("မြန်မာ", ["မြန်", "န်မာ"]),
+    ],
+)  # fmt: skip
+def test_scripts_without_spaces_become_pairs_of_syllables(text: str, terms: list[str]) -> None:
+    assert Analyser(LexicalSpec(language="none", analyser=2)).terms(text) == terms
+
+
+def test_only_runs_of_marks_that_nobody_writes_are_cut() -> None:
+    assert _few_marks("e" + "\u0301" * MAX_MARKS + "x") == "e" + "\u0301" * MAX_MARKS + "x"
+    assert _few_marks("e" + "\u0301\u0316" * 40 + "x") == "e" + "\u0301\u0316" * 15 + "x"
+    # Whatever normalisation sorts is counted: what is, or decomposes to, characters with a combining class.
+    for code in range(0x110000):
+        char = chr(code)
+        if not 0xD800 <= code < 0xE000 and unicodedata.combining(unicodedata.normalize("NFKD", char)[0]):
+            assert len(_few_marks(char * 40)) == MAX_MARKS, hex(code)
+
+
+def test_an_index_keeps_the_rules_by_which_its_words_were_made(tmp_path: Path) -> None:
+    """Of before there were versions, it says nothing, and has the first; a new one says that it has the newest."""
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id": "a", "v": [1, 0], "text": "Straße und Haus"}\n')
+    store = tmp_path / "store"
+    old = {**SPEC, "lexical": {"language": "none"}}
+    spec = parse_spec(old)
+    table = datapoints(spec, clustered(1, 2), ids=["z"], columns={"text": ["Gasse STRASSE"]})
+    publish(Store.open(store, create=True), spec, table, tmp_path)
+
+    def found(word: str) -> set[str]:
+        with scannery.connect(store) as client:
+            return {hit.id for hit in client.index("words").search(word, mode="lexical")}
+
+    assert (found("strasse"), found("straße")) == ({"z"}, set())
+    with scannery.connect(store) as client:
+        client.index("words").upsert([{"id": "live", "vector": [0, 1], "text": "die Straße"}])
+    assert (found("strasse"), found("straße")) == ({"z"}, {"live"})
+    build(old, [str(path)], str(store))
+    assert (found("strasse"), found("straße")) == ({"z"}, {"live", "a"})
+    assert open_index(Store.open(store), "words").manifest.spec.lexical == spec.lexical
+    build({**old, "lexical": {"language": "none", "analyser": 2}}, [str(path)], str(store))
+    assert found("strasse") == found("STRASSE") == found("straße") >= {"z", "a"}
+    fresh = Store.open(tmp_path / "fresh", create=True)
+    build(old, [str(path)], fresh.uri)
+    lexical = open_index(fresh, "words").manifest.spec.lexical
+    assert lexical is not None and lexical.version == ANALYSER_VERSION
+    assert build(old, [str(path)], fresh.uri).up_to_date
+
+
 def test_stop_words_count_in_every_spelling() -> None:
     analyser = Analyser(LexicalSpec(stop_words=["The", "don’t"]))
     assert analyser.terms("THE cats don't see the dogs") == ["cat", "see", "dog"]
@@ -150,7 +220,7 @@ def test_an_index_without_words_has_none(tmp_path: Path) -> None:
 
 
 def test_terms_of_a_later_analyser_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "ANALYSER_VERSION", 99)
+    monkeypatch.setattr(LexicalSpec, "version", 99)
     with pytest.raises(FormatError, match="version 99 of the analyser"):
         opened(tmp_path, [(None, "volcano")])
 

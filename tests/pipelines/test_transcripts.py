@@ -106,7 +106,7 @@ def test_an_export_of_passages_keeps_what_is_spoken(store, write, tmp_path: Path
         )
         assert before == after
         words = [open_index(one, "talks").segments[0].postings for one in (store, again)]
-        assert words[0].total_length == words[1].total_length
+        assert len({postings.total_length for postings in words if postings}) == 1
 
 
 def test_records_with_vectors_are_searched_by_what_is_spoken(store, write):

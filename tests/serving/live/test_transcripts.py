@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import scannery
+from scannery.client.writes import NewDatapoint
 from scannery.embed import Encoder, Reranker
 from scannery.indexer import Store, parse_spec
 from scannery.serving.live.sealing import seal
@@ -89,8 +90,14 @@ def test_a_transcript_with_a_vector_of_its_own_is_searched_by_what_is_spoken(
     store: Path, encoder: Encoder
 ) -> None:
     vector = encoder.encode_documents(["any"])[0]
-    plain = {"id": "own", "vector": vector, "text": as_webvtt(SPOKEN)}
-    part = {"id": "part", "vector": vector, "text": as_webvtt("Lava."), "text_start": 7, "text_end": 12}
+    plain: NewDatapoint = {"id": "own", "vector": vector, "text": as_webvtt(SPOKEN)}
+    part: NewDatapoint = {
+        "id": "part",
+        "vector": vector,
+        "text": as_webvtt("Lava."),
+        "text_start": 7,
+        "text_end": 12,
+    }
     with scannery.connect(store) as client:
         index = client.index("texts")
         index.upsert([plain])

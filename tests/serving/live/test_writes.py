@@ -20,7 +20,7 @@ from google.protobuf import field_mask_pb2
 import scannery
 from scannery import serving
 from scannery.client import Index
-from scannery.indexer import AlreadyExistsError, Store, parse_spec
+from scannery.indexer import AlreadyExistsError, Analyser, Store, parse_spec
 from scannery.pipelines import export
 from scannery.serving import ConditionError, InvalidRequestError
 from scannery.serving.catalog import Catalog
@@ -150,6 +150,30 @@ def test_conditions_hold_for_the_state_the_write_comes_upon(index: Index) -> Non
     assert refusal(lambda: index.delete(["a"], if_revision=first.sequence))[1] == "ids[0]"
     assert index.delete(["a"], if_revision=second.sequence).deleted == 1
     assert index.stats().sequence == 4
+
+
+def test_words_are_made_before_a_writes_turn_and_by_no_replay(
+    index: Index, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    analysing: list[str] = []
+
+    def terms(self: Analyser, text: str) -> list[str]:
+        analysing.append(threading.current_thread().name)
+        return original(self, text)
+
+    original = Analyser.terms
+    monkeypatch.setattr(Analyser, "terms", terms)
+    index.upsert([{"id": "a", "vector": VECTOR, "text": "a zebra"}])
+    index.upsert([{"id": "b", "vector": VECTOR, "text": "a zebra", "if_absent": True}])
+    index.update([{"id": "b", "title": "giraffe"}, {"id": "id1", "attributes": {"year": 3}}])
+    assert analysing and not [name for name in analysing if name.startswith("scannery-writer")]
+    analysing.clear()
+    with scannery.connect(store) as other:  # replays the log
+        replayed = other.index("live")
+        assert replayed.stats().sequence == 3
+        assert analysing == []
+        assert {hit.id for hit in replayed.search("zebra", mode="lexical")} == {"a", "b"}
+        assert {hit.id for hit in replayed.search("giraffe", mode="lexical")} == {"b"}
 
 
 def test_a_repeated_request_gets_the_first_answer(index: Index) -> None:
