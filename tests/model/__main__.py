@@ -40,7 +40,9 @@ def _run(given: argparse.Namespace) -> int:
     seed = random.SystemRandom().randrange(2**31) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)
     weights = {name: float(value) for name, _, value in (pair.partition("=") for pair in given.weights)}
-    failure = run(given.ops, seed, minutes=given.minutes, weights=weights, verbose=True)
+    failure = run(
+        given.ops, seed, processes=given.processes, minutes=given.minutes, weights=weights, verbose=True
+    )
     if failure is None:
         print(f"nothing is wrong after {given.ops:,} operations of seed {seed}")
         return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,17 +67,21 @@ class Checker:
     ids: int
     scann: bool = False
     """Whether segments may be searched by ScaNN, whose answers are not exact."""
+    sync: Callable[[], None] = lambda: None
+    """Takes note of versions that others have made meanwhile."""
     _oracles: dict[int, tuple[Rows, Oracle]] = field(default_factory=dict)
 
     def expected(self, actor: Actor, version: int, sequence: int, least: int) -> Rows:
         """Return the rows that an answer is about; check that the actor may be there."""
         world = self.world
+        if version not in world.versions:
+            self.sync()
         check(version in world.versions, f"{actor.name} answers of version {version}, which nobody committed")
-        check(version >= actor.seen_version, f"{actor.name} went back from {actor.seen_version} to {version}")
+        check(version >= actor.seen_version or actor.many, f"{actor.name} went back from {actor.seen_version} to {version}")
         check(sequence <= world.position, f"{actor.name} is at sequence {sequence} of {world.position}")
         least = max(least, actor.acknowledged)
         check(sequence >= least, f"{actor.name} is at sequence {sequence}, {least} was asked for")
-        if version == actor.seen_version:
+        if version == actor.seen_version and not actor.many:
             check(
                 sequence >= actor.seen_sequence,
                 f"{actor.name} went back from sequence {actor.seen_sequence} to {sequence}",
@@ -124,6 +128,8 @@ class Checker:
         if isinstance(query, scannery.Like):
             return
         options: dict[str, Any] = {"where": random_filter(rng)} if rng.random() < 0.5 else {}
+        if actor.many:
+            self._readable(actor)  # all pages of one state
         size, seen = rng.choice([7, 20, 90]), list[str]()
         while True:
             hits = actor.index.search(query, k=size, mode=mode, offset=len(seen), **options)
@@ -139,8 +145,7 @@ class Checker:
         """Compare some datapoints."""
         names = [f"id{rng.randrange(self.ids)}" for _ in range(rng.choice([1, 5, 40]))]
         names = list(dict.fromkeys(names))
-        before = actor.index.stats()
-        rows = self.expected(actor, before.version, before.sequence, 0)
+        rows = self._readable(actor)
         self._compare_points(rows, names, actor.index.get(names, vectors=True))
 
     def stats(self, actor: Actor) -> None:
@@ -151,8 +156,16 @@ class Checker:
 
     def everything(self, actor: Actor) -> None:
         """Compare all datapoints, and that there are no others."""
+        self.whole(actor, self._readable(actor))
+
+    def _readable(self, actor: Actor) -> Rows:
+        """Return what `get` must answer, which does not say what it is of."""
+        if actor.many:
+            # Any worker may answer: it must have everything.
+            actor.client._sequences[actor.index_name] = self.world.position
+            return self.world.now
         info = actor.index.stats()
-        self.whole(actor, self.expected(actor, info.version, info.sequence, 0))
+        return self.expected(actor, info.version, info.sequence, 0)
 
     def whole(self, actor: Actor, rows: Rows) -> None:
         """Compare all datapoints of an actor with some rows."""
@@ -160,8 +173,9 @@ class Checker:
         for start in range(0, len(names), MANY):
             part = names[start : start + MANY]
             self._compare_points(rows, part, actor.index.get(part, vectors=True))
-        found = actor.index.stats().rows
-        check(found == len(rows), f"{actor.name} counts {found} rows of {len(rows)}")
+        if not actor.many:
+            found = actor.index.stats().rows
+            check(found == len(rows), f"{actor.name} counts {found} rows of {len(rows)}")
         hits = actor.index.search([1.0] * DIMENSIONS, k=10_000, fields=[])
         names = [hit.id for hit in hits]
         check(len(names) == len(set(names)), f"an id stands twice: {_twice(names)}")

@@ -35,15 +35,17 @@ Effect = Callable[[Rows], Rows]
 class Machine:
     """Executes operations, each known by what it is and a seed, and compares."""
 
+    actor_names: tuple[str, ...] = tuple(ACTORS)
+
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         """Make a store in a folder; `config` has seed, distance and shards."""
         self.folder, self.config = folder, config
         self.ids = IDS
-        self.spec = make_spec(distance=config["distance"], shards=config["shards"])
+        self.spec = make_spec(distance=config["distance"], shards=config["shards"], live=config.get("live"))
         self.path = folder / "store"
         self.cache = SegmentCache(folder / "cache")
         self.world = World()
-        self.checker = Checker(self.world, config["distance"], IDS)
+        self.checker = Checker(self.world, config["distance"], IDS, sync=self.sync)
         self.actors: dict[str, Actor] = {}
         self.backup: tuple[Path, World] | None = None
         self.counts: dict[str, int] = {}
@@ -54,7 +56,7 @@ class Machine:
         rows = [random_row(rng, f"id{number}") for number in range(STARTING_ROWS)]
         report = build(self.spec, [self.input_of(rows)], str(self.path))
         self.world.add_version(report.version, after_build({}, rows), 0)
-        for name in ACTORS:
+        for name in self.actor_names:
             self.reopen(name)
 
     @property
@@ -81,8 +83,12 @@ class Machine:
         """Open an actor anew."""
         if name in self.actors:
             self.actors.pop(name).close()
-        self.actors[name] = LocalActor.opened(name, self.path, INDEX, self.cache)
+        self.actors[name] = self.open_actor(name)
         return self.actors[name]
+
+    def open_actor(self, name: str) -> Actor:
+        """Return a new actor."""
+        return LocalActor.opened(name, self.path, INDEX, self.cache)
 
     def some_ids(self, rng: random.Random, counts: Sequence[int]) -> list[str]:
         """Return different ids, sorted."""
@@ -105,30 +111,32 @@ class Machine:
             actor.look()
             return call()
 
-    def sync(self, effect: Effect | None = None) -> None:
-        """Take note of versions that are new in the store; `effect` is what the last of them does to its parent."""
+    def sync(self, effect: Effect | None = None, *, at: int | None = None) -> None:
+        """Take note of versions that are new in the store.
+
+        `effect` is what one of them does to its parent: `at`, or each that neither a seal nor a merge has made.
+        All others hold what their parents do.
+        """
         stored = list_versions(self.store, INDEX)
-        new = [number for number in stored if number not in self.world.stored]
-        for number in new:
+        for number in stored:
+            if number in self.world.stored:
+                continue
             check(number not in self.world.versions, f"version {number} was collected, and is there again")
             manifest = read_manifest(self.store, INDEX, number)
-            preserves = manifest.statistics.get("mode") in PRESERVING or (effect is None)
-            self._add(manifest, None if preserves and number != new[-1] else effect)
+            preserves = manifest.statistics.get("mode") in PRESERVING
+            has_effect = number == at if at is not None else not preserves
+            self._add(manifest, effect if has_effect else None)
         check(not self.world.stored - set(stored), f"versions {self.world.stored - set(stored)} are gone")
 
     def _add(self, manifest: Manifest, effect: Effect | None) -> None:
         parent = manifest.parent
-        check(parent in self.world.versions, f"version {manifest.version} has parent {parent}")
-        assert parent is not None
         check(
             parent == self.world.current, f"version {manifest.version} is of {parent}, not {self.world.current}"
         )
-        if effect is None:
-            rows = self.world.state(parent, manifest.log_sequence)
-        else:
-            rows = effect(self.world.state(parent, manifest.log_sequence))
+        assert parent is not None
         check(manifest.log_sequence <= self.world.position, "a version is ahead of the log")
-        self.world.add_version(manifest.version, rows, manifest.log_sequence)
+        rows = self.world.state(parent, manifest.log_sequence)
+        self.world.add_version(manifest.version, effect(rows) if effect else rows, manifest.log_sequence)
 
     def look_all(self) -> None:
         """Have all actors go over to the current version."""

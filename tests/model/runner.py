@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.model import trouble, versions, writing  # noqa: F401  they register their operations
 from tests.model.machine import Machine
+from tests.model.processes import PROCESS_WEIGHTS, ProcessMachine
 from tests.model.operations import Op, random_op
 
 __all__ = ["Failure", "config_of", "random_ops", "replay", "run"]
@@ -55,7 +56,7 @@ def replay(config: dict[str, Any], ops: Sequence[Op], prepare: Callable[[], obje
     machine: Machine | None = None
     done: list[Op] = []
     try:
-        machine = Machine(folder, config)
+        machine = (ProcessMachine if config.get("processes") else Machine)(folder, config)
         prepare()
         for op in ops:
             done.append(op)
@@ -83,7 +84,13 @@ class _Progress:
 
 
 def run(
-    ops: int, seed: int, *, minutes: float | None = None, weights: dict[str, float] | None = None, verbose: bool = False
+    ops: int,
+    seed: int,
+    *,
+    processes: bool = False,
+    minutes: float | None = None,
+    weights: dict[str, float] | None = None,
+    verbose: bool = False,
 ) -> Failure | None:
     """Do random operations, on a new store for each round; return the first failure."""
     progress = _Progress(ops) if verbose else None
@@ -91,8 +98,10 @@ def run(
     left, number = ops, 0
     while left > 0 and time.monotonic() < end_s:
         rng = random.Random(f"{seed}-{number}")
-        generated = _generated(rng, min(left, ROUND), weights or {}, progress, end_s)
-        failure = replay(config_of(seed + number), generated)  # type: ignore[arg-type]  # read once
+        chosen = (PROCESS_WEIGHTS if processes else {}) | (weights or {})
+        generated = _generated(rng, min(left, ROUND), chosen, progress, end_s)
+        config = config_of(seed + number) | ({"processes": True} if processes else {})
+        failure = replay(config, generated)  # type: ignore[arg-type]  # read once
         if failure is not None:
             return failure
         left, number = left - ROUND, number + 1
