@@ -1,4 +1,8 @@
-"""python -m tests.model --ops 1000000 --seed 7 [--processes] [--minutes M] [--weights sealed=1,built=0] | --replay FILE."""
+"""Random operations against a model, for long; the first failure is shrunk, and written to a file.
+
+python -m tests.model --ops 1000000 --seed 7 [--processes] [--minutes M] [--weights sealed=1 built=0]
+python -m tests.model --replay FILE
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def _run(given: argparse.Namespace) -> int:
     KNOWN.difference_update(KNOWN.copy() if "all" in given.strict else given.strict)
     if given.replay:
         recorded = json.loads(given.replay.read_text())
-        failure = replay(recorded["config"], recorded["ops"])
+        failure = replay(recorded["config"], recorded["ops"], recorded.get("strict", ()))
         print(failure.message if failure else "nothing is wrong")
         return int(failure is not None)
     seed = random.SystemRandom().randrange(2**31) if given.seed is None else given.seed
@@ -63,8 +67,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--weights", nargs="*", default=[], help="name=weight of operations")
-    parser.add_argument("--strict", nargs="*", default=[], help="known faults that are not tolerated, or `all`")
-    parser.add_argument("--processes", action="store_true", help="with servers and clients in processes of their own")
+    parser.add_argument(
+        "--strict", nargs="*", default=[], help="known faults that are not tolerated, or `all`"
+    )
+    parser.add_argument(
+        "--processes", action="store_true", help="with servers and clients in processes of their own"
+    )
     parser.add_argument("--replay", type=Path, help="file with operations")
     parser.add_argument("--out", type=Path, help="where to write the operations that fail")
     parser.add_argument("--no-shrink", action="store_true")

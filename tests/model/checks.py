@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 import scannery
+from scannery.client.queries import Mode
 from scannery.client.results import Datapoint, Hits
 from tests.model.actors import Actor
 from tests.model.errors import KNOWN, check
@@ -77,7 +79,10 @@ class Checker:
         if version not in world.versions:
             self.sync()
         check(version in world.versions, f"{actor.name} answers of version {version}, which nobody committed")
-        check(version >= actor.seen_version or actor.many, f"{actor.name} went back from {actor.seen_version} to {version}")
+        check(
+            version >= actor.seen_version or actor.many,
+            f"{actor.name} went back from {actor.seen_version} to {version}",
+        )
         check(sequence <= world.position, f"{actor.name} is at sequence {sequence} of {world.position}")
         least = max(least, actor.acknowledged)
         check(sequence >= least, f"{actor.name} is at sequence {sequence}, {least} was asked for")
@@ -182,8 +187,9 @@ class Checker:
         if not self.scann:
             check(set(names) == set(rows), f"a search of everything differs: {_difference(names, rows)}")
 
-    def _query(self, rng: random.Random) -> tuple[Any, str]:
-        mode = rng.choices(["dense", "lexical", "hybrid"], [5, 3, 2])[0]
+    def _query(self, rng: random.Random) -> tuple[Any, Mode]:
+        modes: list[Mode] = ["dense", "lexical", "hybrid"]
+        mode = rng.choices(modes, [5, 3, 2])[0]
         vector = [rng.choice([-1.0, -0.5, 0.0, 0.5, 1.0]) for _ in range(DIMENSIONS)]
         vector = vector if any(vector) else [1.0] * DIMENSIONS
         words = " ".join(rng.choices(WORDS, k=rng.randrange(1, 4)))
@@ -194,7 +200,7 @@ class Checker:
             return (words if rng.random() < 0.8 else scannery.Sparse(sparse)), mode
         return (vector if rng.random() < 0.9 else scannery.Like(f"id{rng.randrange(self.ids)}")), mode
 
-    def _options(self, rng: random.Random, mode: str) -> dict[str, Any]:
+    def _options(self, rng: random.Random, mode: Mode) -> dict[str, Any]:
         options: dict[str, Any] = {}
         if rng.random() < 0.5:
             options["where"] = random_filter(rng)
@@ -242,18 +248,23 @@ class Checker:
             own, dense_query = query.id, oracle.rows[query.id].vector
         if isinstance(query, scannery.Sparse):
             dense_query = query.query
+
         def lexical() -> Ranked:
             if isinstance(words, scannery.Sparse):
                 return oracle.sparse(words.weights)
             return oracle.lexical(words)
+
         if mode == "lexical":
             ranked = oracle.kept(lexical(), options)
         elif mode == "dense":
             ranked = oracle.kept(oracle.dense(dense_query), options)
         else:
             wanted = options.get("offset", 0) + options["k"]
-            sides = (oracle.kept(side, options) for side in (oracle.dense(dense_query), lexical()))
-            ranked = oracle.fused(*sides, wanted, options["alpha"])
+            dense, words_side = (
+                oracle.kept(oracle.dense(dense_query), options),
+                oracle.kept(lexical(), options),
+            )
+            ranked = oracle.fused(dense, words_side, wanted, options["alpha"])
         return oracle.crowded([pair for pair in ranked if pair[0] != own], options)
 
     def _is_exact(self, ranked: Ranked, options: Mapping[str, Any]) -> bool:
@@ -263,16 +274,19 @@ class Checker:
         if dense and (self.distance == "cosine" or self.scann or "ties-at-the-cut" in KNOWN):
             return False
         scores = [score for _, score in ranked]
-        return all(
-            a == b or abs(a - b) > NEAR * max(abs(a), abs(b)) for a, b in zip(scores, scores[1:], strict=False)
-        )
+        return all(a == b or abs(a - b) > NEAR * max(abs(a), abs(b)) for a, b in pairwise(scores))
 
     def _compare_loosely(
-        self, found: Ranked, wanted: Ranked, scores: Mapping[str, float], where: str, options: Mapping[str, Any]
+        self,
+        found: Ranked,
+        wanted: Ranked,
+        scores: Mapping[str, float],
+        where: str,
+        options: Mapping[str, Any],
     ) -> None:
         names = [name for name, _ in found]
         check(len(set(names)) == len(names), f"{_twice(names)} twice; {where}")
-        for (name, score), (after, next_score) in zip(found, found[1:], strict=False):
+        for (name, score), (after, next_score) in pairwise(found):
             check((-score, name) < (-next_score, after), f"{name} stands before {after}; {where}")
         hybrid = options["mode"] == "hybrid"
         if hybrid and not self._is_exact([], options):

@@ -111,7 +111,9 @@ def _stale_offset(within: Any) -> Any:
 
 INJECTED: dict[str, Fault] = {
     "log-loses-its-end": Fault(SqliteLog, "read", _log_loses_its_end, {"reopen": 5}),
-    "merge-forgets-tombstones": Fault(merging, "_died_since", _no_tombstones, {"sealed": 20, "merged": 30, "delete": 20}),
+    "merge-forgets-tombstones": Fault(
+        merging, "_died_since", _no_tombstones, {"sealed": 20, "merged": 30, "delete": 20}
+    ),
     "seal-drops-a-row": Fault(sealing, "live_rows", _row_dropped, {"sealed": 4}),
     "seal-forgets-tombstones": Fault(sealing, "_dead_rows", _dead_rows_stay, {"sealed": 4}),
     "documents-keep-rows": Fault(memtable, "_net_effect", _documents_stay, {"delete": 20}),
@@ -122,4 +124,3 @@ INJECTED: dict[str, Fault] = {
     "pages-overlap": Fault(ranking.Ranking, "within", _stale_offset, {"pages": 10}),
 }
 """Faults by name."""
-

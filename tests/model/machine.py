@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from scannery.indexer import Manifest, SegmentCache, Store, list_versions, read_
 from scannery.pipelines import build
 from tests.model.actors import ACTORS, Actor, LocalActor
 from tests.model.checks import Checker
-from tests.model.errors import WrongError, check
+from tests.model.errors import KNOWN, check
 from tests.model.operations import OPERATIONS, Op
 from tests.model.rows import INDEX, Row, make_spec, random_row
 from tests.model.world import Rows, World, after_build
@@ -41,7 +42,10 @@ class Machine:
         """Make a store in a folder; `config` has seed, distance and shards."""
         self.folder, self.config = folder, config
         self.ids = IDS
-        self.spec = make_spec(distance=config["distance"], shards=config["shards"], live=config.get("live"))
+        # Where ids move between shards, an old row stays beside the new one.
+        moves = config["shards"] > 1 and "moved-id-stands-twice" not in KNOWN
+        self.grouped = config.get("documents", True) or not (moves or config["shards"] == 1)
+        self.spec = make_spec(**config | {"documents": self.grouped})
         self.path = folder / "store"
         self.cache = SegmentCache(folder / "cache")
         self.world = World()
@@ -53,7 +57,7 @@ class Machine:
         self._begin(random.Random(config["seed"]))
 
     def _begin(self, rng: random.Random) -> None:
-        rows = [random_row(rng, f"id{number}") for number in range(STARTING_ROWS)]
+        rows = self.as_built([random_row(rng, f"id{number}") for number in range(STARTING_ROWS)])
         report = build(self.spec, [self.input_of(rows)], str(self.path))
         self.world.add_version(report.version, after_build({}, rows), 0)
         for name in self.actor_names:
@@ -94,6 +98,12 @@ class Machine:
         """Return different ids, sorted."""
         return sorted({f"id{rng.randrange(self.ids)}" for _ in range(rng.choice(counts))})
 
+    def as_built(self, rows: Sequence[Row]) -> list[Row]:
+        """Return rows as a build of them has them."""
+        return [
+            replace(row, revision=0, document_id=row.document_id if self.grouped else row.id) for row in rows
+        ]
+
     def input_of(self, rows: Sequence[Row]) -> str:
         """Write the input of a build and return its path."""
         self._inputs += 1
@@ -131,7 +141,8 @@ class Machine:
     def _add(self, manifest: Manifest, effect: Effect | None) -> None:
         parent = manifest.parent
         check(
-            parent == self.world.current, f"version {manifest.version} is of {parent}, not {self.world.current}"
+            parent == self.world.current,
+            f"version {manifest.version} is of {parent}, not {self.world.current}",
         )
         assert parent is not None
         check(manifest.log_sequence <= self.world.position, "a version is ahead of the log")
@@ -143,7 +154,9 @@ class Machine:
         for actor in self.actors.values():
             actor.look()
             found = actor.version()
-            check(found == self.world.current, f"{actor.name} is at version {found}, not {self.world.current}")
+            check(
+                found == self.world.current, f"{actor.name} is at version {found}, not {self.world.current}"
+            )
 
     def forget(self) -> None:
         """Keep the model small."""
@@ -196,8 +209,3 @@ class Machine:
         self.world = self.checker.world = world
         for name in names:
             self.reopen(name)
-
-
-def failed(error: Exception) -> WrongError:
-    """Return an unexpected error of the product as what is wrong."""
-    return WrongError(f"{type(error).__name__}: {error}")

@@ -6,6 +6,7 @@ not at all: the log tells which, and the model follows it.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -180,11 +181,16 @@ def maintenance_killed(machine: Machine, rng: random.Random, op: Op) -> None:
 def build_killed(machine: Machine, rng: random.Random, op: Op) -> None:
     """Kill a build; its version is there as a whole or not at all."""
     rows = [random_row(rng, name) for name in machine.some_ids(rng, [10, 60])]
-    program = "import sys; from scannery.pipelines import build; from tests.model.rows import make_spec; " \
-        "build(make_spec(distance=sys.argv[1], shards=int(sys.argv[2]), live=eval(sys.argv[3])), " \
-        "[sys.argv[4]], sys.argv[5])"
-    config = machine.config
-    arguments = [config["distance"], str(config["shards"]), repr(LIVE), machine.input_of(rows), str(machine.path)]
+    rows = machine.as_built(rows)
+    program = (
+        "import sys, json; from scannery.pipelines import build; from tests.model.rows import make_spec\n"
+        "build(make_spec(**json.loads(sys.argv[1])), [sys.argv[2]], sys.argv[3])"
+    )
+    arguments = [
+        json.dumps(machine.config | {"documents": machine.grouped}),
+        machine.input_of(rows),
+        str(machine.path),
+    ]
     _run_and_kill(program, arguments, rng.uniform(1.5, 6))
     machine.sync(lambda parent: after_build(parent, rows))
     machine.look_all()
@@ -196,11 +202,13 @@ def writer_killed(machine: Machine, rng: random.Random, op: Op) -> None:
     """Kill an embedded client that writes one batch after the other; it says which were acknowledged."""
     assert isinstance(machine, ProcessMachine)
     seed = rng.randrange(1 << 30)
-    program = "import sys, random, scannery; from tests.model.processes import batch_of\n" \
-        "index = scannery.connect(sys.argv[1], timeout_s=30).index('modelled')\n" \
-        "for number in range(200):\n" \
-        "    done = index.upsert([row.to_upsert() for row in batch_of(int(sys.argv[2]), number)])\n" \
+    program = (
+        "import sys, random, scannery; from tests.model.processes import batch_of\n"
+        "index = scannery.connect(sys.argv[1], timeout_s=30).index('modelled')\n"
+        "for number in range(200):\n"
+        "    done = index.upsert([row.to_upsert() for row in batch_of(int(sys.argv[2]), number)])\n"
         "    print(done.sequence, flush=True)\n"
+    )
     said = _run_and_kill(program, [str(machine.path), str(seed)], rng.uniform(1.0, 5))
     for number, line in enumerate(said.split()):
         revision = machine.world.position + 1

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import scannery
 from scannery.indexer import Store
@@ -25,7 +25,7 @@ from scannery.serving.errors import ServingError
 from scannery.serving.live.backup import restore, snapshot
 from scannery.serving.live.merging import merge
 from scannery.serving.live.sealing import seal
-from tests.model.actors import Actor
+from tests.model.actors import Actor, LocalActor
 from tests.model.errors import KNOWN, check
 from tests.model.operations import Op, operation
 from tests.model.rows import INDEX, random_row
@@ -109,8 +109,10 @@ def disk_full(machine: Machine, rng: random.Random, op: Op) -> None:
     if kind == "write":
         actor, entry = machine.some_actor(rng), _entry(machine, rng)
         with full_disk(limit):
-            points = [row.to_upsert() for row in entry.rows]
-            done = _tried(lambda: acknowledge(machine, actor, upserted(machine, actor, points), entry), "disk full")
+            points: list[Any] = [row.to_upsert() for row in entry.rows]
+            done = _tried(
+                lambda: acknowledge(machine, actor, upserted(machine, actor, points), entry), "disk full"
+            )
         if not done:
             _settle(machine, actor, entry)
         return
@@ -128,8 +130,14 @@ def no_files(machine: Machine, rng: random.Random, op: Op) -> None:
     with few_files(rng.choice([0, 0, 1, 2, 4, 8])):
         _tried(actor.look, "no files")
         _tried(lambda: machine.checker.get(actor, rng), "no files")
-        points = [row.to_upsert() for row in entry.rows]
-        done = _tried(lambda: acknowledge(machine, actor, upserted(machine, actor, points), entry), "no files")
+        forgotten = isinstance(actor, LocalActor) and INDEX not in actor.catalog.states()
+        check(
+            not forgotten or "empty-listing-forgets-index" in KNOWN, f"{actor.name} has forgotten the index"
+        )
+        points: list[Any] = [row.to_upsert() for row in entry.rows]
+        done = _tried(
+            lambda: acknowledge(machine, actor, upserted(machine, actor, points), entry), "no files"
+        )
     if not done:
         _settle(machine, actor, entry)
     machine.look_all()
@@ -167,7 +175,7 @@ def forked(machine: Machine, rng: random.Random, op: Op) -> None:
         writing.join(FORK_DEADLINE_S)
         check(not writing.is_alive(), "a writer waits for a child that was forked during a commit")
         other, entry = machine.some_actor(rng), _entry(machine, rng)
-        points = [row.to_upsert() for row in entry.rows]
+        points: list[Any] = [row.to_upsert() for row in entry.rows]
         # Not the client's own patience: a turn that a child keeps never comes.
         done = machine.moved(other, lambda: other.index.upsert(points, timeout_s=FORK_DEADLINE_S))
         acknowledge(machine, other, done, entry)
@@ -204,7 +212,10 @@ def _end(children: list[int]) -> None:
 @operation(0.02)
 def log_gone(machine: Machine, rng: random.Random, op: Op) -> None:
     """Take the database of the log away: who opens the index must say so, if something is lost."""
-    if "log-gone-in-silence" in KNOWN or machine.world.versions[machine.world.current].log_sequence == machine.world.position:
+    if (
+        "log-gone-in-silence" in KNOWN
+        or machine.world.versions[machine.world.current].log_sequence == machine.world.position
+    ):
         return
     place = machine.folder / "logless"
     shutil.rmtree(place, ignore_errors=True)
@@ -278,7 +289,7 @@ def _use_replaced(machine: Machine, old: Actor, rng: random.Random) -> None:
     _tried(old.look, "replaced store")
     old.acknowledged, old.seen_version, old.seen_sequence = 0, 0, 0
     old.client._sequences.clear()
-    points = [row.to_upsert() for row in entry.rows]
+    points: list[Any] = [row.to_upsert() for row in entry.rows]
     done = None
     with suppress(scannery.ScanneryError):
         done = machine.moved(old, lambda: old.index.upsert(points))
@@ -286,5 +297,3 @@ def _use_replaced(machine: Machine, old: Actor, rng: random.Random) -> None:
         acknowledge(machine, old, done, entry)
     with suppress(scannery.ScanneryError):
         machine.checker.everything(old)
-
-

@@ -97,9 +97,7 @@ class World:
 
     def copied(self) -> World:
         """Return an independent copy."""
-        return World(
-            dict(self.log), self.position, dict(self.versions), set(self.stored), dict(self.answers)
-        )
+        return World(dict(self.log), self.position, dict(self.versions), set(self.stored), dict(self.answers))
 
     def forget(self, used: Iterable[int]) -> None:
         """Drop versions that are gone and that nobody uses, and the log that no version needs."""
@@ -133,9 +131,7 @@ def after_build(
     # A record of a document that is deleted takes its id from whatever had it, and goes with its document.
     ids |= {record.id for record in records if record.document_id in gone}
     removed = gone | changed.keys() | ((old.keys() - documents.keys()) if full else set())
-    after = {
-        name: row for name, row in rows.items() if row.document_id not in removed and name not in ids
-    }
+    after = {name: row for name, row in rows.items() if row.document_id not in removed and name not in ids}
     for own in changed.values():
         after.update(own)
     return after
