@@ -157,6 +157,7 @@ def collected(machine: Machine, rng: random.Random, op: Op) -> None:
     check(not set(report.versions) & open_now & leased, "gc removed a version that a server has open")
     machine.world.stored -= set(report.versions)
     machine.sync()
+    machine.check_files()
     machine.forget()
 
 
