@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 FORK_WRITES = 12
-FORK_DEADLINE_S = 20.0
+FORK_DEADLINE_S = 8.0
 
 
 @contextmanager
