@@ -25,7 +25,7 @@ torture: $(VENV)/.ready  ## Two hundred rounds of killing servers while clients 
 
 model: $(VENV)/.ready  ## Random operations against a model: OPS of them, from SEED on; PROCESSES=1: with real servers and kills.
 	PYTHONPATH=src:. $(BIN)/python -m tests.model --ops $${OPS:-1000000} $${SEED:+--seed $$SEED} \
-		$${JOBS:+--jobs $$JOBS} $${PROCESSES:+--processes}
+		--jobs $${JOBS:-2} $${PROCESSES:+--processes}
 
 kills: $(VENV)/.ready  ## Ten kills of a build, of an update and of a compaction, at random moments.
 	SCANNERY_KILLS=$${ROUNDS:-10} $(BIN)/python -m pytest -q -s tests/pipelines/test_kill_often.py

@@ -1,4 +1,8 @@
-"""python -m tests.model --ops 1000000 --seed 7 [--processes] [--minutes M] [--weights sealed=1,built=0] | --replay FILE."""
+"""Random operations against a model, for long; the first failure is shrunk, and written to a file.
+
+python -m tests.model --ops 1000000 --seed 7 [--processes] [--minutes M] [--weights sealed=1 built=0]
+python -m tests.model --replay FILE
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,14 @@ import json
 import logging
 import os
 import random
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 __all__ = ["main"]
+
+JOB_SEEDS = 1_000_000
 
 
 def main() -> int:
@@ -34,13 +41,17 @@ def _run(given: argparse.Namespace) -> int:
     KNOWN.difference_update(KNOWN.copy() if "all" in given.strict else given.strict)
     if given.replay:
         recorded = json.loads(given.replay.read_text())
-        failure = replay(recorded["config"], recorded["ops"])
+        failure = replay(recorded["config"], recorded["ops"], recorded.get("strict", ()))
         print(failure.message if failure else "nothing is wrong")
         return int(failure is not None)
     seed = random.SystemRandom().randrange(2**31) if given.seed is None else given.seed
+    if given.jobs > 1:
+        return _side_by_side(given.jobs, given.ops, seed)
     print(f"seed {seed}", flush=True)
     weights = {name: float(value) for name, _, value in (pair.partition("=") for pair in given.weights)}
-    failure = run(given.ops, seed, minutes=given.minutes, weights=weights, verbose=True)
+    failure = run(
+        given.ops, seed, processes=given.processes, minutes=given.minutes, weights=weights, verbose=True
+    )
     if failure is None:
         print(f"nothing is wrong after {given.ops:,} operations of seed {seed}")
         return 0
@@ -55,10 +66,32 @@ def _run(given: argparse.Namespace) -> int:
     return 1
 
 
+def _side_by_side(jobs: int, ops: int, seed: int) -> int:
+    """Run in several processes, each with a share of the operations and a seed of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.model",
+        *_without(sys.argv[1:], "--jobs", "--ops", "--seed", "--out"),
+    ]
+    processes = [
+        subprocess.Popen([*command, "--ops", str(-(-ops // jobs)), "--seed", str(seed + JOB_SEEDS * number)])
+        for number in range(jobs)
+    ]
+    return max(process.wait() for process in processes)
+
+
+def _without(arguments: list[str], *names: str) -> list[str]:
+    """Return arguments without some options and their values."""
+    left = iter(arguments)
+    return [word for word in left if word not in names or next(left, None) is None]
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ops", type=int, default=100_000)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--weights", nargs="*", default=[], help="name=weight of operations")
     parser.add_argument(

@@ -49,6 +49,8 @@ class Actor:
     index_name: str
     acknowledged: int = 0
     """Its last write."""
+    many: bool = False
+    """Whether it is several workers, of which any may answer."""
     seen_version: int = 0
     seen_sequence: int = 0
 

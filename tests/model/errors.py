@@ -15,6 +15,7 @@ KNOWN: set[str] = {
     "gc-takes-running-builds",
     "empty-listing-forgets-index",
     "fork-keeps-turn",
+    "relative-paths",
     "log-gone-in-silence",
     "compaction-undoes-rollback",
     "replaced-store",

@@ -1,7 +1,7 @@
 """The operations: a name, how often it comes, and what it does to the machine.
 
-An operation is a JSON object with `do`, `seed` and what is decided when it is made. All else is drawn from the seed when
-it is done, and never fails for what was done before; so any part of a list can be done alone.
+An operation is a JSON object with `do`, `seed` and what is decided when it is made. All else is drawn from the seed
+when it is done, and never fails for what was done before; so any part of a list can be done alone.
 """
 
 from __future__ import annotations

@@ -32,8 +32,18 @@ ATTRIBUTES = {
 }
 
 
-def make_spec(*, distance: str = "dot", shards: int = 2, live: dict[str, Any] | None = None) -> IndexSpec:
-    """Return the spec of the index; nothing is sealed or merged unless an operation does it, or `live` says so."""
+def make_spec(
+    *,
+    distance: str = "dot",
+    shards: int = 2,
+    documents: bool = True,
+    live: dict[str, Any] | None = None,
+    **others: Any,
+) -> IndexSpec:
+    """Return the spec of the index; nothing is sealed or merged unless an operation does it, or `live` says so.
+
+    Without `documents`, records of a build are documents of their own, whatever live rows belong to.
+    """
     return parse_spec(
         {
             "index": INDEX,
@@ -42,7 +52,7 @@ def make_spec(*, distance: str = "dot", shards: int = 2, live: dict[str, Any] | 
                 "vector": "vector",
                 "text": "text",
                 "title": "title",
-                "document_id": "document",
+                "document_id": "document" if documents else None,
                 "payload": "payload",
                 "sparse_vector": "sparse",
             },
