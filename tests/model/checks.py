@@ -274,14 +274,7 @@ class Checker:
         if dense and (self.distance == "cosine" or self.scann or "ties-at-the-cut" in KNOWN):
             return False
         scores = [score for _, score in ranked]
-<<<<<<< HEAD
-        return all(
-            a == b or abs(a - b) > NEAR * max(abs(a), abs(b))
-            for a, b in zip(scores, scores[1:], strict=False)
-        )
-=======
         return all(a == b or abs(a - b) > NEAR * max(abs(a), abs(b)) for a, b in pairwise(scores))
->>>>>>> model
 
     def _compare_loosely(
         self,

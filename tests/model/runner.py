@@ -54,12 +54,6 @@ def config_of(seed: int) -> dict[str, Any]:
     }
 
 
-<<<<<<< HEAD
-def replay(
-    config: dict[str, Any], ops: Sequence[Op], prepare: Callable[[], object] = lambda: None
-) -> Failure | None:
-    """Do some operations on a new store; return what went wrong, with the operations up to it."""
-=======
 def replay(config: dict[str, Any], ops: Iterable[Op], strict: Sequence[str] = ()) -> Failure | None:
     """Do some operations on a new store; return what went wrong, with the operations up to it.
 
@@ -67,7 +61,6 @@ def replay(config: dict[str, Any], ops: Iterable[Op], strict: Sequence[str] = ()
     """
     tolerated = KNOWN & set(strict)
     KNOWN.difference_update(strict)
->>>>>>> model
     folder = Path(tempfile.mkdtemp(prefix="scannery-model-"))
     machine: Machine | None = None
     done: list[Op] = []
@@ -103,10 +96,7 @@ def run(
     ops: int,
     seed: int,
     *,
-<<<<<<< HEAD
-=======
     processes: bool = False,
->>>>>>> model
     minutes: float | None = None,
     weights: dict[str, float] | None = None,
     verbose: bool = False,
