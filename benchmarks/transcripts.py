@@ -66,7 +66,9 @@ def _built(collection: Collection, model: str, form: Callable[[str], str], folde
 def _ask(
     index: scannery.Index, texts: Sequence[str], *, mode: scannery.client.Mode
 ) -> Sequence[Sequence[str]]:
-    found = index.search_many(list(texts), K, mode=mode, max_per_group=1, fields=["document_id"])
+    found = index.search_many(
+        list(texts), K, mode=mode, max_per_group=1, fields=["document_id"], timeout_s=900
+    )
     return [[hit.document_id for hit in hits] for hits in found]
 
 
