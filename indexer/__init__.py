@@ -40,7 +40,7 @@ from scannery.indexer.planner import Found
 from scannery.indexer.postings import Postings
 from scannery.indexer.reader import OpenIndex, open_index
 from scannery.indexer.records import Records
-from scannery.indexer.scann_config import SearchSettings
+from scannery.indexer.search_settings import SearchSettings
 from scannery.indexer.segment import Segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.sharding import shard_of, shards_of_ids
