@@ -201,8 +201,8 @@ def _print(report: BuildReport, store: str, *, query: str) -> None:
         )
     if not report.recall_reached:
         out.print(
-            f"[yellow]![/yellow] recall target {report.target_recall} not reached: {report.recall:.3f}; "
-            "the best setting is used (`scann` in the spec has parameters to try)",
+            f"[yellow]![/yellow] no setting of ScaNN reaches the recall target {report.target_recall} in some "
+            "segment, which is searched exactly, and so more slowly (`scann` in the spec has parameters to try)",
             soft_wrap=True,
         )
     if not report.up_to_date:

@@ -20,11 +20,11 @@ from scannery.cli.options import (
     parsed_json,
 )
 from scannery.cli.output import console, print_json
-from scannery.client import Fusion, Index, Mode
+from scannery.client import Fusion, Hit, Index, Mode
 
 if TYPE_CHECKING:
     from scannery.pipelines.evaluate import Evaluation
-    from scannery.pipelines.recall import RecallReport
+    from scannery.pipelines.recall import RecallReport, Truth
 
 __all__ = ["evaluate", "recall"]
 
@@ -110,7 +110,7 @@ def recall(
         )
         report = measure_served_recall(
             _scores_of(asked, k, target_recall=target_recall, **options),
-            _scores_of(asked, k, exact=True, **options),
+            _truth_of(asked, k, **options),
             wanted,
             k,
         )
@@ -149,6 +149,29 @@ def _scores_of(
 ) -> Callable[[Sequence[str | np.ndarray]], list[list[float]]]:
     def search(queries: Sequence[str | np.ndarray]) -> list[list[float]]:
         return [[hit.score for hit in found] for found in _batched(index, queries, k, **options)]
+
+    return search
+
+
+def _truth_of(index: Index, k: int, **options: Any) -> Callable[[Sequence[str | np.ndarray]], list[Truth]]:
+    from scannery.indexer.tuning import magnitude_of
+    from scannery.pipelines.recall import Truth
+
+    distance = index.stats().distance
+
+    def magnitude(query: str | np.ndarray, hits: Sequence[Hit]) -> float:
+        row_D = hits[-1].vector if hits else None
+        return (
+            0.0 if row_D is None else magnitude_of(distance, row_D, None if isinstance(query, str) else query)
+        )
+
+    def search(queries: Sequence[str | np.ndarray]) -> list[Truth]:
+        # How far rounding goes depends on how long the vectors are.
+        found = _batched(index, queries, k, exact=True, vectors=True, **options)
+        return [
+            Truth([hit.score for hit in hits], magnitude(query, hits))
+            for query, hits in zip(queries, found, strict=True)
+        ]
 
     return search
 

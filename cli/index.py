@@ -118,8 +118,9 @@ def verify_command(
         raise typer.Exit(NO)
     if not as_json:
         recall = "" if report.recall is None else f", recall@10 {report.recall:.3f} on a sample"
+        exact = f"; {report.exact_segments} searched exactly" if report.exact_segments else ""
         console().print(
-            f"[green]✓[/green] version {report.version} of {name}: {report.segments} segments, "
+            f"[green]✓[/green] version {report.version} of {name}: {report.segments} segments{exact}, "
             f"{report.rows:,} datapoints{recall}",
         )
 

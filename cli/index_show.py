@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from scannery.cli.output import size_text
-from scannery.indexer import Manifest, SegmentEntry, Store
+from scannery.indexer import CurvePoint, Manifest, SegmentEntry, Store
 from scannery.indexer.tuning import pick_point
 
 __all__ = ["documents_of", "print_version", "time_text"]
@@ -61,7 +61,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     recall = manifest.recall
     if recall is None:
         return
-    note = "" if recall.reached else " [red](no setting reaches the target)[/red]"
+    note = "" if recall.reached else " [yellow](searched exactly where no setting reaches it)[/yellow]"
     yield "recall", f"recall@{recall.k} {recall.measured:.3f}, target {recall.target}{note}"
     if recall.whole is not None and recall.whole_queries:
         text = f"recall@{recall.k} {recall.whole:.3f} over all segments, with {recall.whole_queries} queries"
@@ -112,18 +112,37 @@ def _print_curve(console: Console, manifest: Manifest) -> None:
     if not curves:
         return
     largest = max(curves, key=lambda entry: entry.rows)
-    console.print(_curve(largest, manifest.spec.target_recall))
+    target = manifest.spec.target_recall
+    console.print(_curve(largest, target))
+    if largest.depth_curves and pick_point(largest.curve, target)[1]:
+        console.print(_other_hits(largest, target))
 
 
 def _curve(entry: SegmentEntry, target: float) -> Table:
-    title = f"segment {entry.sha256[:12]}: recall@10 against cost"
+    default, reached = pick_point(entry.curve, target)
+    note = "" if reached else f"; none reaches {target}: searched exactly"
+    title = f"segment {entry.sha256[:12]}: recall@10 against cost{note}"
     table = Table("leaves", "candidates", "recall", "µs a query", "", title=title, title_justify="left")
-    default, _ = pick_point(entry.curve, target)
     for point in entry.curve:
-        recall = f"{point.recall:.4f} ± {point.error:.4f}"
-        mark = "default" if point is default else ""
-        table.add_row(f"{point.leaves:,}", f"{point.rescore:,}", recall, f"{point.query_us:,.0f}", mark)
+        mark = "default" if reached and point is default else ""
+        table.add_row(*_point(point), mark)
     return table
+
+
+def _other_hits(entry: SegmentEntry, target: float) -> Table:
+    """Return the defaults for other numbers of hits."""
+    title = "the same for other numbers of hits"
+    table = Table("hits", "leaves", "candidates", "recall", "µs a query", title=title, title_justify="left")
+    for depth in entry.depth_curves:
+        point, reached = pick_point(depth.curve, target)
+        cells = _point(point) if reached else ("all", "all", "1: searched exactly", "")
+        table.add_row(f"{depth.k:,}", *cells)
+    return table
+
+
+def _point(point: CurvePoint) -> tuple[str, str, str, str]:
+    recall = f"{point.recall:.4f} ± {point.error:.4f}"
+    return f"{point.leaves:,}", f"{point.rescore:,}", recall, f"{point.query_us:,.0f}"
 
 
 def _build_facts(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

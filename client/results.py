@@ -217,7 +217,7 @@ class RecallInfo:
     target: float
     measured: float
     reached: bool
-    """False: no setting reaches the target; the best one is used."""
+    """False: in some segment no setting reaches the target, and it is searched exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

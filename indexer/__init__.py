@@ -45,7 +45,7 @@ from scannery.indexer.planner import Found
 from scannery.indexer.postings import WORD_COLUMNS, KnownTerms, Postings, with_known_terms, with_terms
 from scannery.indexer.reader import OpenIndex, open_index
 from scannery.indexer.records import Records
-from scannery.indexer.scann_config import SearchSettings
+from scannery.indexer.search_settings import SearchSettings
 from scannery.indexer.segment import Segment
 from scannery.indexer.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.sharding import shard_of, shards_of_ids

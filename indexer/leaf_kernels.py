@@ -61,6 +61,20 @@ def _rank_class(rank: int) -> int:
 
 
 @compiled
+def _step(spreads: np.float32, steps: int) -> int:
+    """Return which step of a tail so many spreads above a prediction are.
+
+    The bounds come first: an integer that a float does not fit into could be any, also a negative one.
+    """
+    at = (spreads - TAIL_LOW) / TAIL_STEP
+    if not at > 0:
+        return 0
+    if at >= steps:
+        return steps - 1
+    return int(at)
+
+
+@compiled
 def _tail(tail_T: np.ndarray, predicted: np.float32, spread: np.float32, score: np.float32) -> np.float32:
     """Return the share of a leaf's rows that one expects to score above `score`."""
     if spread <= 0:
@@ -68,7 +82,7 @@ def _tail(tail_T: np.ndarray, predicted: np.float32, spread: np.float32, score: 
     step = (score - predicted) / spread
     if step <= TAIL_LOW:
         return np.float32(1.0)
-    share: np.float32 = tail_T[min(int((step - TAIL_LOW) / TAIL_STEP), tail_T.shape[0] - 1)]
+    share: np.float32 = tail_T[_step(step, tail_T.shape[0])]
     return share
 
 
@@ -184,5 +198,5 @@ def count_tails(
             if spread <= 0 or rows_R[position] == own_Q[query]:
                 continue
             step = (scores_QR[query, position] - predicted_QL[query, leaf]) / spread
-            at = int(max(np.float32(0), (step - TAIL_LOW) / TAIL_STEP))
-            counts_BT[_rank_class(rank_QL[query, leaf]), min(at, counts_BT.shape[1] - 1)] += 1
+            at = _step(step, counts_BT.shape[1])
+            counts_BT[_rank_class(rank_QL[query, leaf]), at] += 1

@@ -14,6 +14,7 @@ Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from scannery.indexer.arrays import mapped
 from scannery.indexer.exact import FEW_QUERIES, NO_ROW, unit_length
 from scannery.indexer.spec import Distance
+from scannery.indexer.vector_files import BLOCK_ROWS, far_middle
 
 __all__ = ["LeafScan", "Leaves", "measure_leaves"]
 
@@ -45,7 +47,7 @@ class LeafScan:
     """Hits that are expected elsewhere."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Leaves:
     """Where each leaf lies in the file, and what it predicts about the scores of its rows."""
 
@@ -53,14 +55,20 @@ class Leaves:
     """First row of each leaf, int64."""
     sizes_L: np.ndarray
     """Rows of each leaf, int64, none of them 0."""
+    middle_D: np.ndarray
+    """What all means are relative to, float32: zero, or the mean of all rows where that is far from the origin."""
     means_LD: np.ndarray
-    """Mean of the rows of each leaf, float32."""
+    """Mean of the rows of each leaf, less the middle, float32."""
     squares_L: np.ndarray
     """Squared length of each mean, float32."""
     radius_L: np.ndarray
     """Root of the mean squared distance of rows from the mean of their leaf, float32."""
     tails_BT: np.ndarray
     """Share of rows that score so many spreads above what their leaf predicts, by class of rank, float32."""
+
+    @cached_property
+    def _far(self) -> bool:
+        return bool(self.middle_D.any())
 
     def save(self, folder: Path) -> None:
         """Write the parts as `.npy` files to a new folder."""
@@ -87,6 +95,8 @@ class Leaves:
         self, queries_QD: np.ndarray, distance: Distance
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return per query the leaves by predicted score, the scores and their spreads, all (Q, L)."""
+        if self._far:
+            queries_QD = queries_QD - self.middle_D
         if len(queries_QD) < FEW_QUERIES:
             predicted_QL, spread_QL = self._predict_few(queries_QD, distance == "squared_l2")
             return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL
@@ -161,7 +171,7 @@ class Leaves:
         return found
 
 
-_PARTS = ("starts_L", "sizes_L", "means_LD", "squares_L", "radius_L", "tails_BT")
+_PARTS = ("starts_L", "sizes_L", "middle_D", "means_LD", "squares_L", "radius_L", "tails_BT")
 
 
 def measure_leaves(vectors_ND: np.ndarray, leaf_N: np.ndarray, distance: Distance, *, seed: int) -> Leaves:
@@ -169,16 +179,28 @@ def measure_leaves(vectors_ND: np.ndarray, leaf_N: np.ndarray, distance: Distanc
     _, starts_L, sizes_L = np.unique(leaf_N, return_index=True, return_counts=True)
     means_LD = np.empty((len(starts_L), vectors_ND.shape[1]), np.float32)
     radius_L = np.empty(len(starts_L), np.float32)
+    middle_D = _middle(vectors_ND, distance)
     for leaf, (start, size) in enumerate(zip(starts_L.tolist(), sizes_L.tolist(), strict=True)):
-        rows_RD = vectors_ND[start : start + size].astype(np.float64)
+        rows_RD = vectors_ND[start : start + size] - middle_D.astype(np.float64)
         mean_D = rows_RD.mean(axis=0)
         means_LD[leaf] = mean_D
         radius_L[leaf] = np.sqrt(np.square(rows_RD - mean_D).sum(axis=1).mean())
     classes = len(starts_L).bit_length() + 1
     squares_L = np.einsum("ld,ld->l", means_LD, means_LD)
     everything_BT = np.ones((classes, TAIL_STEPS), np.float32)
-    unmeasured = Leaves(starts_L, sizes_L, means_LD, squares_L, radius_L, everything_BT)
+    unmeasured = Leaves(starts_L, sizes_L, middle_D, means_LD, squares_L, radius_L, everything_BT)
     return replace(unmeasured, tails_BT=_tails(unmeasured, vectors_ND, distance, seed))
+
+
+def _middle(vectors_ND: np.ndarray, distance: Distance) -> np.ndarray:
+    """Return what to subtract from rows and queries, (D,): for inner products nothing, which would change them."""
+    starts = range(0, len(vectors_ND), BLOCK_ROWS)
+    middle_D = (
+        far_middle(lambda: (vectors_ND[start : start + BLOCK_ROWS] for start in starts))
+        if distance == "squared_l2"
+        else None
+    )
+    return np.zeros(vectors_ND.shape[1], np.float32) if middle_D is None else middle_D
 
 
 def _tails(leaves: Leaves, vectors_ND: np.ndarray, distance: Distance, seed: int) -> np.ndarray:

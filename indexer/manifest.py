@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scannery.indexer.errors import CorruptError, FormatError
 from scannery.indexer.spec import IndexSpec
 
-__all__ = ["FORMAT_VERSION", "CurvePoint", "DeletedRows", "Manifest", "Recall", "SegmentEntry"]
+__all__ = ["FORMAT_VERSION", "CurvePoint", "DeletedRows", "DepthCurve", "Manifest", "Recall", "SegmentEntry"]
 
 FORMAT_VERSION = 1
 """Version of manifests and segments that this code writes; it reads all from 1 up to it."""
@@ -41,6 +41,15 @@ class CurvePoint(_Record):
     """Time of one query in a batch on one core, in microseconds, when it was measured."""
 
 
+class DepthCurve(_Record):
+    """The settings of a ScaNN segment for another number of hits than ten."""
+
+    k: Annotated[int, Field(ge=1)]
+    """Hits per query."""
+    curve: tuple[CurvePoint, ...]
+    """Recall against cost, cheapest first, with candidates for k hits."""
+
+
 class DeletedRows(_Record):
     """The file that names the rows of a segment which are no longer part of the index (deletes.py)."""
 
@@ -67,7 +76,9 @@ class SegmentEntry(_Record):
     kind: Literal["exact", "scann"]
     """`exact` segments carry no ScaNN data and are scanned."""
     curve: tuple[CurvePoint, ...] = ()
-    """Recall against cost, cheapest first; empty for `exact`."""
+    """Recall@10 against cost, cheapest first; empty for `exact`."""
+    depth_curves: tuple[DepthCurve, ...] = ()
+    """The same for other numbers of hits, ascending; empty for `exact`, and in manifests of early days."""
     deleted: DeletedRows | None = None
     """Rows of the file that are not part of the index any more; None: all of them are part of it."""
 
@@ -92,7 +103,7 @@ class Recall(_Record):
     queries: int
     """Held-out queries per segment."""
     reached: bool
-    """False: no setting reaches the target, the best one is used."""
+    """False: there is a segment where no setting reaches the target. It is searched exactly."""
     whole: float | None = None
     """Recall@k of all segments together, merged as a search merges them, at the default settings; for queries that no
     segment was tuned for. None where nobody measured it."""

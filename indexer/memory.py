@@ -53,7 +53,7 @@ class MemorySegment(Segment):
         self._scaled = scaled
         self._searcher = None
         self._planner = None
-        self._most_leaves = 0
+        self._all_leaves = 0
         self.leaves = None
         self._hashes_2N = ids
         self._documents_2N = documents

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from scannery.indexer import segment_files as files
 
-__all__ = ["BATCH", "BUSY", "SHARES", "Costs", "latest_costs"]
+__all__ = ["BATCH", "BUSY", "SHARES", "TIMED_K", "Costs", "latest_costs"]
 
 SHARES = (0.9, 0.5, 0.2, 0.05, 0.01)
 """Shares of rows allowed for which plans are timed."""
+TIMED_K = 10
 BUSY = 1.2
 BATCH = 8
 """From so many queries on, exact search is a matrix product."""
@@ -47,11 +48,13 @@ class Costs:
         """Whether they are worth being timed again, when the machine has less to do."""
         return self.pressure > BUSY
 
-    def choose(self, queries: int, rows: int, share: float) -> str:
-        """Return the cheapest plan for so many queries and allowed rows, which are such a share of all."""
+    def choose(self, queries: int, rows: int, share: float, k: int) -> str:
+        """Return the cheapest plan for so many queries, allowed rows, which are such a share of all, and hits."""
+        # The first 1,000 of half of the rows lie as deep as the first ten of a two-hundredth.
+        deep = min(share, share * TIMED_K / k)
         plans = {
-            "scann_allowed": self.proposed(share, queries),
-            "leaves": self.scan(share, queries),
+            "scann_allowed": self.proposed(deep, queries),
+            "leaves": max(self.scan(share, queries), self.scan(deep, queries)),
             "exact_allowed": self.exact(rows, queries),
         }
         return min(plans, key=lambda plan: plans[plan])

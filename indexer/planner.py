@@ -29,16 +29,17 @@ from scannery.indexer.allowed import AllowedRows
 from scannery.indexer.exact import NO_ROW, exact_search
 from scannery.indexer.leaves import Leaves
 from scannery.indexer.plan_costs import Costs
-from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher
+from scannery.indexer.search_settings import SearchSettings
 from scannery.indexer.spec import Distance
 
 __all__ = ["Found", "Planner", "exact_found", "replace"]
 
 EXACT_ABOVE_SHARE = 0.125
 """Where a search wants so large a share of the allowed rows, it is cheaper to score them all."""
+LIKELY = 2
 SURE = 3
-"""Standard deviations by which chance may put the k-th allowed candidate behind its place."""
+"""Standard deviations by which chance, likely or surely, may put the k-th allowed candidate behind its place."""
 BLOCK_QUERIES = 64
 CHOSEN = 1024
 """Choices that are remembered: the same filters come again."""
@@ -73,7 +74,11 @@ class Planner:
         leaves: Leaves,
         costs: Costs | None,
         ranks_N: np.ndarray,
+        *,
+        all_leaves: int,
     ) -> None:
+        """Take what to search, and how many leaves ScaNN's tree has, those without rows included."""
+        self._all_leaves = all_leaves
         self._vectors_ND = vectors_ND
         self.distance: Distance = distance
         self._searcher = searcher
@@ -93,7 +98,9 @@ class Planner:
         """Return the best k allowed rows of each query; fewer only if fewer are allowed."""
         plan = "exact_allowed"
         if k <= EXACT_ABOVE_SHARE * allowed.count:
-            plan = self._choose(len(queries_QD), allowed.count, allowed.share)
+            plan = self._choose(len(queries_QD), allowed.count, allowed.share, k)
+        if plan == "scann_allowed" and not settings.reaches(self._depth(k, allowed)):
+            plan = "leaves"
         if plan == "leaves":
             return self.scan(queries_QD, k, allowed, target_recall)
         if plan == "scann_allowed":
@@ -119,10 +126,18 @@ class Planner:
         *,
         more_leaves: int,
     ) -> Found:
-        """Answer by `scann_allowed`, from so many leaves more than a search without a filter."""
-        leaves = min(settings.leaves + more_leaves, len(self._leaves.sizes_L))
+        """Answer by `scann_allowed`.
+
+        From so many leaves more than a search without a filter, where nothing was measured for more hits.
+        """
+        # The first k of a tenth of the rows are spread as the first 10 k of all; by chance they go somewhat deeper.
+        depth = settings.at(self._depth(k, allowed))
+        leaves = max(depth.leaves, settings.leaves_for(k))
+        if not settings.others:
+            leaves = max(leaves, settings.leaves + more_leaves)
+        leaves = min(leaves, self._all_leaves)
         deepest = (k + SURE * math.sqrt(k)) / allowed.share
-        candidates = max(settings.rescored_for(k) / allowed.share, deepest)
+        candidates = max(depth.rescore, deepest)
         rows_QK, scores_QK, scored_Q, depth_Q = self._searcher.search_allowed(
             queries_QD, k, rescore=math.ceil(candidates), leaves=leaves, allowed_N=allowed.mask_N
         )
@@ -132,12 +147,17 @@ class Planner:
             ["scann_allowed"] * len(queries_QD),
             np.full(len(queries_QD), leaves),
             scored_Q,
-            np.full(len(queries_QD), target_recall),
+            np.full(len(queries_QD), depth.recall or target_recall),
         )
         bad_Q = (depth_Q > deepest) | (rows_QK[:, -1] == NO_ROW)
         if bad_Q.any():
             replace(found, np.flatnonzero(bad_Q), self.scan(queries_QD[bad_Q], k, allowed, target_recall))
         return found
+
+    @staticmethod
+    def _depth(k: int, allowed: AllowedRows) -> int:
+        """Return among how many of all rows, nearest first, the first k that are allowed most probably are."""
+        return math.ceil((k + LIKELY * math.sqrt(k)) / allowed.share)
 
     def warm_up(self, query_1D: np.ndarray, allowed: AllowedRows) -> None:
         """Have all kernels compiled for arrays like these."""
@@ -183,7 +203,7 @@ def exact_found(
     )
 
 
-def _exact(queries: int, rows: int, share: float) -> str:
+def _exact(queries: int, rows: int, share: float, k: int) -> str:
     """Return the only plan of a segment whose plans were not timed."""
     return "exact_allowed"
 

@@ -13,7 +13,7 @@ from scannery.indexer.cache import SegmentCache
 from scannery.indexer.deletes import read_live_mask
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.opening import open_segment
-from scannery.indexer.scann_config import SearchSettings
+from scannery.indexer.search_settings import SearchSettings
 from scannery.indexer.segment import Segment
 from scannery.indexer.spec import IndexSpec
 from scannery.indexer.store import Store
@@ -50,7 +50,7 @@ class OpenIndex:
             yield segment, np.arange(segment.rows) if alive is None else alive.rows
 
     def settings_for(self, target_recall: float | None = None) -> tuple[SearchSettings | None, ...]:
-        """Return the settings of each segment for a target recall, by default the one in the spec."""
+        """Return the settings of each segment for a target recall, by default the one in the spec; None: exact."""
         target = self.spec.target_recall if target_recall is None else target_recall
         return tuple(segment.settings_for(target) for segment in self.segments)
 

@@ -7,6 +7,7 @@ the file's metadata. ScaNN's searcher has no vectors of its own: candidates are 
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +18,15 @@ import zstandard
 from scannery.indexer.arrays import mapped
 from scannery.indexer.errors import CorruptError
 
-__all__ = ["LEAF_COLUMN", "NATIVE_COLUMNS", "pack_columns", "pack_sidecar", "row_order", "unpack_assets"]
+__all__ = [
+    "LEAF_COLUMN",
+    "MIDDLE_FILE",
+    "NATIVE_COLUMNS",
+    "pack_columns",
+    "pack_sidecar",
+    "row_order",
+    "unpack_assets",
+]
 
 LEAF_COLUMN = "_leaf"
 CODES_COLUMN = "_codes"
@@ -29,7 +38,16 @@ _TOKENS = "datapoint_to_token.npy"
 _CODES = "hashed_dataset.npy"
 _SOAR_CODES = "hashed_dataset_soar.npy"
 # Files that a segment may carry in its metadata. A name from a file becomes a path, so the set is closed.
-_SIDECAR = ("ah_codebook.pb", "scann_assets.pbtxt", "scann_config.pb", "serialized_partitioner.pb")
+MIDDLE_FILE = "middle.npy"
+"""What to subtract from queries, where ScaNN was trained on vectors less their mean. A reader that knows nothing of it
+refuses the segment, instead of searching it in the wrong place."""
+_SIDECAR = (
+    MIDDLE_FILE,
+    "ah_codebook.pb",
+    "scann_assets.pbtxt",
+    "scann_config.pb",
+    "serialized_partitioner.pb",
+)
 _FREE_BYTES = 64 << 20
 _BYTES_PER_CODE = 32
 """The largest file is the partitioner: 4 bytes for each component of a leaf. There are fewer leaves than rows, and a
@@ -59,14 +77,18 @@ def pack_columns(folder: Path, order: np.ndarray) -> dict[str, pa.Array]:
     return columns
 
 
-def pack_sidecar(folder: Path) -> dict[str, str]:
-    """Return ScaNN's small files, by name, as base64 of zstd: Parquet metadata is text."""
+def pack_sidecar(folder: Path, middle_D: np.ndarray | None = None) -> dict[str, str]:
+    """Return ScaNN's small files, by name, as base64 of zstd: Parquet metadata is text.
+
+    `middle_D` was subtracted from the vectors that ScaNN was trained on.
+    """
+    files = {name: (folder / name).read_bytes() for name in _SIDECAR if (folder / name).exists()}
+    if middle_D is not None:
+        buffer = io.BytesIO()
+        np.save(buffer, middle_D, allow_pickle=False)
+        files[MIDDLE_FILE] = buffer.getvalue()
     compressor = zstandard.ZstdCompressor(level=9)
-    return {
-        name: base64.b64encode(compressor.compress((folder / name).read_bytes())).decode()
-        for name in _SIDECAR
-        if (folder / name).exists()
-    }
+    return {name: base64.b64encode(compressor.compress(data)).decode() for name, data in files.items()}
 
 
 def unpack_assets(folder: Path, table: pa.Table, sidecar: Mapping[str, str]) -> None:

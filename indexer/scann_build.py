@@ -16,7 +16,7 @@ from typing_extensions import Self
 from scannery.indexer.arrays import mapped
 from scannery.indexer.children import python_command, python_environment
 from scannery.indexer.errors import BuildError
-from scannery.indexer.manifest import CurvePoint
+from scannery.indexer.manifest import CurvePoint, DepthCurve
 from scannery.indexer.scann_config import SOAR_LAMBDA, ScannConfig
 from scannery.indexer.spec import Distance
 
@@ -34,6 +34,9 @@ class Tuning:
     """What the tuner measured."""
 
     curve: tuple[CurvePoint, ...]
+    """For ten hits."""
+    depth_curves: tuple[DepthCurve, ...]
+    """For other numbers of hits."""
     seconds: float
     """Of what came after the build."""
     fresh_recall: float | None
@@ -120,7 +123,13 @@ class ScannBuild:
         self._finish(self._tuner, "tune", "tuning")
         found = json.loads((self._place / "tuned.json").read_text())
         curve = tuple(CurvePoint.model_validate(point) for point in found["curve"])
-        return Tuning(curve=curve, seconds=found["seconds"], fresh_recall=found["fresh_recall"])
+        depth_curves = tuple(DepthCurve.model_validate(each) for each in found["depth_curves"])
+        return Tuning(
+            curve=curve,
+            depth_curves=depth_curves,
+            seconds=found["seconds"],
+            fresh_recall=found["fresh_recall"],
+        )
 
     def _start(self, program: str | Path, log: str) -> subprocess.Popen[bytes]:
         # ScaNN has threads of its own. The linear algebra of the tuner is to use one core: that of the thread that

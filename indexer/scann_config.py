@@ -8,27 +8,13 @@ from typing import Any
 
 from scannery.indexer.spec import Distance, ScannSpec
 
-__all__ = ["SOAR_LAMBDA", "ScannConfig", "SearchSettings", "choose_config"]
+__all__ = ["SOAR_LAMBDA", "ScannConfig", "choose_config"]
 
 SOAR_LAMBDA = 1.5
 """Weight of SOAR's penalty for second leaves in the direction of the first; its authors' value."""
 
 SOAR_FROM_ROWS = 100_000
 """From here on SOAR is on: at 200,000 × 128 it reached recall 0.978 in the time that 0.973 took without."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchSettings:
-    """The knobs of one ScaNN search."""
-
-    leaves: int
-    """Leaves of the partitioning tree that are searched."""
-    rescore: int
-    """Candidates that are scored again with the exact vectors, for the ten best hits; more hits take more."""
-
-    def rescored_for(self, k: int) -> int:
-        """Return how many candidates to rescore for k hits: in proportion to what was measured for ten."""
-        return max(self.rescore, math.ceil(self.rescore * k / 10), k)
 
 
 @dataclass(frozen=True, kw_only=True)

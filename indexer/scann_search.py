@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scannery.indexer import row_kernels
+from scannery.indexer.arrays import mapped
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.exact import NO_ROW
+from scannery.indexer.scann_assets import MIDDLE_FILE
 from scannery.indexer.spec import Distance
 from scannery.indexer.ties import BY_ROW, Ties
 
@@ -42,12 +44,21 @@ class Rescored(NamedTuple):
 class ScannSearcher:
     """An immutable ScaNN searcher with the vectors it was built from. Safe to use from several threads."""
 
-    def __init__(self, searcher: Any, vectors_ND: np.ndarray, distance: Distance, ties: Ties) -> None:
+    def __init__(
+        self,
+        searcher: Any,
+        vectors_ND: np.ndarray,
+        distance: Distance,
+        ties: Ties,
+        middle_D: np.ndarray | None = None,
+    ) -> None:
+        """Take ScaNN's searcher, which rows tie, and what was subtracted from the vectors that it was trained on."""
         # The wrapped searcher: the wrapper maps docids, which we never have.
         self._native = searcher.searcher
         self._vectors_ND = vectors_ND
         self._squared = distance == "squared_l2"
         self._ties = ties
+        self._middle_D = middle_D
 
     def search(
         self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int
@@ -62,9 +73,9 @@ class ScannSearcher:
         return found.rows_QK, found.scores_QK
 
     def search_allowed(
-        self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int, allowed_N: np.ndarray
+        self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int, allowed_N: np.ndarray = _ALL_ROWS
     ) -> Rescored:
-        """Return what `search` does, of allowed rows (bool mask, read-only).
+        """Return what `search` does, of allowed rows (bool mask, read-only; empty: all).
 
         `rescore` candidates come from `leaves` leaves, and those that are not allowed are dropped.
         """
@@ -79,7 +90,8 @@ class ScannSearcher:
     ) -> tuple[np.ndarray, np.ndarray, int, int]:
         count = min(max(rescore, k), len(self._vectors_ND))
         # As many candidates as there are, without padding. A batch of one would cost half as much again.
-        candidates_C, _ = self._native.search(query_D, count, count, leaves)
+        asked_D = query_D if self._middle_D is None else query_D - self._middle_D
+        candidates_C, _ = self._native.search(asked_D, count, count, leaves)
         rows_1K, scores_1K = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
         found, scored, depth = row_kernels.rescore_one(
             self._vectors_ND,
@@ -111,7 +123,8 @@ class ScannSearcher:
 
     def _candidates(self, queries_QD: np.ndarray, count: int, leaves: int) -> np.ndarray:
         count = min(count, len(self._vectors_ND))
-        rows_QC, values_QC = self._native.search_batched(queries_QD, count, count, leaves, False, 0)
+        asked_QD = queries_QD if self._middle_D is None else queries_QD - self._middle_D
+        rows_QC, values_QC = self._native.search_batched(asked_QD, count, count, leaves, False, 0)
         candidates_QC: np.ndarray = rows_QC.astype(np.int64)
         candidates_QC[np.isnan(values_QC)] = NO_ROW  # ScaNN pads with row 0 and NaN
         return candidates_QC
@@ -159,4 +172,5 @@ def load_searcher(
         searcher = scann_ops_pybind.load_searcher(str(folder), assets_backcompat_shim=False)
     except (RuntimeError, ValueError, OSError) as error:
         raise CorruptError(f"ScaNN cannot load the segment's data: {error}") from error
-    return ScannSearcher(searcher, vectors_ND, distance, ties)
+    middle = folder / MIDDLE_FILE
+    return ScannSearcher(searcher, vectors_ND, distance, ties, mapped(middle) if middle.exists() else None)

@@ -14,30 +14,39 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from scannery.indexer.arrays import mapped
-from scannery.indexer.curve import FreshQueries, held_out_queries, measure_curve
+from scannery.indexer.curve import DEEPER, Curves, measure_curves
+from scannery.indexer.held_out import FreshQueries, held_out_queries
 from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE
-from scannery.indexer.scann_search import load_kernels, load_searcher
+from scannery.indexer.scann_search import ScannSearcher, load_kernels, load_searcher
+from scannery.indexer.search_settings import TUNED_K
 from scannery.indexer.tuning import pick_point
 
 __all__ = ["main"]
 
 _LOWEST = 19
 """Of a thread's niceness."""
+_DEEP_QUERIES = 90
+"""Of each kind, for up to a thousand hits: each of them tells more than one for ten hits."""
+_DEEPEST_SHARE = 0.125
+"""Searches for more of the rows than this are exact anyhow (serving)."""
 
 
 def main(folder: Path) -> None:
-    """Measure recall over settings, and write the curve."""
+    """Measure recall over settings, and write the curves."""
     job = json.loads((folder / "job.json").read_text())
     vectors_ND = mapped(folder / VECTORS_FILE)
     given = folder / QUERIES_FILE
     queries_QD = mapped(given) if given.exists() else None
+    rows = len(vectors_ND)
+    deepest = max([k for k in DEEPER if k <= _DEEPEST_SHARE * rows], default=TUNED_K)
+    ask = partial(held_out_queries, vectors_ND, job["distance"], seed=job["seed"], apart_QD=queries_QD)
     with ThreadPoolExecutor(1, initializer=_give_way) as pool:
-        held_out = pool.submit(
-            held_out_queries, vectors_ND, job["distance"], seed=job["seed"], apart_QD=queries_QD
-        ).result()
+        held_out = pool.submit(ask).result()
+        deep = pool.submit(ask, k=deepest, count=_DEEP_QUERIES).result()
         fresh = (
             job["measured_for"]
             and pool.submit(FreshQueries, vectors_ND, job["distance"], seed=job["seed"]).result()
@@ -48,20 +57,28 @@ def main(folder: Path) -> None:
         return
     started = time.perf_counter()
     searcher = load_searcher(folder / "scann", vectors_ND, job["distance"])
-    curve = measure_curve(
+    curves = measure_curves(
         searcher,
         held_out,
+        deep,
         leaves=job["config"]["leaves"],
+        rows=rows,
         threads=job["threads"],
         rescore=job["rescore"],
     )
-    recall = fresh and fresh.recall(searcher, pick_point(curve, job["measured_for"])[0])
     result = {
-        "fresh_recall": recall,
-        "curve": [point.model_dump() for point in curve],
+        "fresh_recall": fresh and _fresh_recall(fresh, searcher, curves, job["measured_for"]),
+        "curve": [point.model_dump() for point in curves.ten],
+        "depth_curves": [curve.model_dump() for curve in curves.others],
         "seconds": time.perf_counter() - started,
     }
     (folder / "tuned.json").write_text(json.dumps(result))
+
+
+def _fresh_recall(fresh: FreshQueries, searcher: ScannSearcher, curves: Curves, target: float) -> float:
+    """Return the recall of the default setting; where none reaches the target, searches are exact."""
+    point, reached = pick_point(curves.ten, target)
+    return fresh.recall(searcher, point) if reached else 1.0
 
 
 def _give_way() -> None:

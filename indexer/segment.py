@@ -5,6 +5,7 @@ Shapes: Q queries, N rows of the segment, D dimensions, K hits.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -29,13 +30,13 @@ from scannery.indexer.plan_timing import measure_costs
 from scannery.indexer.planner import Found, Planner, exact_found, replace
 from scannery.indexer.postings import Postings
 from scannery.indexer.records import Records
-from scannery.indexer.scann_config import SearchSettings
 from scannery.indexer.scann_search import ScannSearcher, load_searcher
+from scannery.indexer.search_settings import TUNED_K, Depth, SearchSettings
 from scannery.indexer.searched import SEARCHED_COLUMNS, searched_text
 from scannery.indexer.sparse import SparsePostings, score_sparse
 from scannery.indexer.spec import Distance
 from scannery.indexer.ties import Ties
-from scannery.indexer.tuning import pick_point
+from scannery.indexer.tuning import pick_settings
 
 __all__ = ["Segment"]
 
@@ -72,7 +73,8 @@ class Segment:
             else None
         )
         self.leaves = Leaves.load(folder / files.LEAVES) if self._searcher else None
-        self._most_leaves = max((point.leaves for point in entry.curve), default=0)
+        self._all_leaves: int = info["leaves"]
+        """Leaves of ScaNN's tree, those without rows included."""
         self._planner = self._planner_of(folder / files.COSTS)
         self.postings = Postings.map(folder / files.WORDS) if (folder / files.WORDS).exists() else None
         """Where each word occurs; None if the segment was built without."""
@@ -167,11 +169,15 @@ class Segment:
             position += 1
 
     def settings_for(self, target_recall: float) -> SearchSettings | None:
-        """Return the cheapest measured settings that meet a target recall (else the best); None if exact."""
-        if not self.entry.curve:
-            return None
-        point, _ = pick_point(self.entry.curve, target_recall)
-        return SearchSettings(leaves=point.leaves, rescore=point.rescore)
+        """Return the cheapest measured settings that meet a target recall; None where the search has to be exact.
+
+        That is in segments without ScaNN, and where no setting meets the target.
+        """
+        return pick_settings(self.entry, target_recall)
+
+    def closest_settings(self, target_recall: float) -> SearchSettings | None:
+        """Return the same, or the settings of best recall where none meets the target; None without ScaNN."""
+        return pick_settings(self.entry, target_recall, anyway=True)
 
     def allow(self, allowed: np.ndarray) -> AllowedRows:
         """Return some rows as `find` takes them, by a mask (bool, read-only) or few by number; worth keeping."""
@@ -195,11 +201,12 @@ class Segment:
         queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
         searcher = self._searcher
         if searcher is None or self._planner is None or settings is None or target_recall >= 1:
-            return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
+            return self._exact_found(queries_QD, k, allowed)
+        if not settings.reaches(k):
+            return self._exact_found(queries_QD, k, allowed)
         if allowed is None:
-            rows_QK, scores_QK = self._proposed(searcher, queries_QD, k, settings)
-            return self._found("scann", rows_QK, scores_QK, settings, k)
-        if allowed.count < MOST_ROWS * self.rows:
+            return self._noted(searcher, queries_QD, k, settings)
+        if allowed.count < MOST_ROWS * self.rows or not settings.reaches(self._asked(k, allowed)):
             return self._planner.search(queries_QD, k, allowed, settings, target_recall)
         found, short_Q = self._most_allowed(searcher, queries_QD, k, allowed, settings)
         if len(short_Q):
@@ -222,29 +229,43 @@ class Segment:
         few beyond k of all rows, the settings for k do for it; near a document that was deleted as a whole it is
         not, and the query needs a plan.
         """
-        asked = max(k, min(math.ceil(k * self.rows / allowed.count) + SPARE_HITS, self.rows))
-        rows_QA, scores_QA = self._proposed(searcher, queries_QD, asked, settings)
+        noted = self._noted(searcher, queries_QD, self._asked(k, allowed), settings)
+        rows_QA, scores_QA = noted.rows_QK, noted.scores_QK
         kept_QA = (rows_QA != NO_ROW) & allowed.mask_N[rows_QA]
         if not kept_QA[:, :k].all():
             first_QA = np.argsort(~kept_QA, axis=1, kind="stable")
             rows_QA, scores_QA = (
                 np.take_along_axis(values, first_QA, axis=1) for values in (rows_QA, scores_QA)
             )
-        found = self._found("scann_allowed", rows_QA[:, :k], scores_QA[:, :k], settings, asked)
+        plans = ["exact_allowed" if plan == "exact" else "scann_allowed" for plan in noted.plans]
+        found = dataclasses.replace(noted, rows_QK=rows_QA[:, :k], scores_QK=scores_QA[:, :k], plans=plans)
         return found, np.flatnonzero(np.count_nonzero(kept_QA, axis=1) < k)
 
-    def _found(
-        self, plan: str, rows_QK: np.ndarray, scores_QK: np.ndarray, settings: SearchSettings, asked: int
+    def _asked(self, k: int, allowed: AllowedRows) -> int:
+        """Return for how many hits to search all rows, where k allowed ones are wanted and most are allowed."""
+        return max(k, min(math.ceil(k * self.rows / max(allowed.count, 1)) + SPARE_HITS, self.rows))
+
+    def _noted(
+        self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings
     ) -> Found:
-        count = len(rows_QK)
-        return Found(
+        """Return what `_proposed` does, and how much of the segment was looked at for it."""
+        depth = settings.at(k)
+        leaves = min(depth.leaves, self._all_leaves)
+        rows_QK, scores_QK, scored_Q, _ = searcher.search_allowed(
+            queries_QD, k, rescore=depth.rescore, leaves=leaves
+        )
+        found = Found(
             rows_QK,
             scores_QK,
-            [plan] * count,
-            np.full(count, settings.leaves),
-            np.full(count, min(settings.rescored_for(asked), self.rows)),
-            np.full(count, self._measured_recall(settings)),
+            ["scann"] * len(queries_QD),
+            np.full(len(queries_QD), leaves),
+            scored_Q,
+            np.full(len(queries_QD), depth.recall or self._measured_recall(depth)),
         )
+        short_Q = self._short(rows_QK)
+        if len(short_Q):
+            replace(found, short_Q, self._exact_found(queries_QD[short_Q], k, None))
+        return found
 
     def search(
         self,
@@ -270,26 +291,47 @@ class Segment:
 
         """
         queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
-        if self._searcher is None or settings is None or allowed is not None:
-            return exact_search(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
+        exact = settings is None or allowed is not None or not settings.reaches(k)
+        if self._searcher is None or settings is None or exact:
+            return self._exact(queries_QD, k, allowed)
         return self._proposed(self._searcher, queries_QD, k, settings)
 
     def _proposed(
         self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings
     ) -> tuple[np.ndarray, np.ndarray]:
-        leaves = min(settings.leaves, self._most_leaves)
-        rows_QK, scores_QK = searcher.search(queries_QD, k, rescore=settings.rescored_for(k), leaves=leaves)
+        leaves, rescore = settings.leaves, settings.rescore
+        if k != TUNED_K:
+            depth = settings.at(k)
+            leaves, rescore = depth.leaves, depth.rescore
+        leaves = min(leaves, self._all_leaves)
+        rows_QK, scores_QK = searcher.search(queries_QD, k, rescore=rescore, leaves=leaves)
         # Of one query, without what NumPy takes to begin with.
         if (rows_QK[0, -1] if len(rows_QK) == 1 else rows_QK[:, -1].min()) >= 0:
             return rows_QK, scores_QK
-        return self._completed(queries_QD, rows_QK, scores_QK)
+        short_Q = self._short(rows_QK)
+        if len(short_Q):
+            rows_QK[short_Q], scores_QK[short_Q] = self._exact(queries_QD[short_Q], k, None)
+        return rows_QK, scores_QK
 
-    def _measured_recall(self, settings: SearchSettings) -> float:
+    def _short(self, rows_QK: np.ndarray) -> np.ndarray:
+        """Return the queries whose leaves held fewer rows than they can have hits: they need an exact search."""
+        return np.flatnonzero(rows_QK[:, min(rows_QK.shape[1], self.rows) - 1] == NO_ROW)
+
+    def _exact(
+        self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return exact_search(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
+
+    def _exact_found(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows | None) -> Found:
+        return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
+
+    def _measured_recall(self, depth: Depth) -> float:
         """Return the recall that the tuner measured for settings that cost no more; 0 if it tried none."""
+        curves = [(TUNED_K, self.entry.curve), *((each.k, each.curve) for each in self.entry.depth_curves)]
+        enough = [(k, curve) for k, curve in curves if k >= depth.k] or curves
+        _, curve = min(enough, key=lambda each: abs(each[0] - depth.k))
         known = [
-            point.recall
-            for point in self.entry.curve
-            if point.leaves <= settings.leaves and point.rescore <= settings.rescore
+            point.recall for point in curve if point.leaves <= depth.leaves and point.rescore <= depth.rescore
         ]
         return max(known, default=0.0)
 
@@ -297,7 +339,15 @@ class Segment:
         if self._searcher is None or self.leaves is None:
             return None
         known = latest_costs(costs)
-        return Planner(self.searched_ND, self.distance, self._searcher, self.leaves, known, self.ties.ranks_N)
+        return Planner(
+            self.searched_ND,
+            self.distance,
+            self._searcher,
+            self.leaves,
+            known,
+            self.ties.ranks_N,
+            all_leaves=self._all_leaves,
+        )
 
     def time_plans(self) -> Costs | None:
         """Return what each plan of a filtered search costs here, None where there is only one."""
@@ -325,15 +375,3 @@ class Segment:
             score_rows(self.postings, {}, 1.0)
         if self.sparse is not None:
             score_sparse(self.sparse, self.rows, np.zeros(0, np.uint32), np.zeros(0, np.float32))
-
-    def _completed(
-        self, queries_QD: np.ndarray, rows_QK: np.ndarray, scores_QK: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Search exactly for the queries whose leaves held fewer rows than they can have hits."""
-        k = rows_QK.shape[1]
-        short_Q = rows_QK[:, min(k, self.rows) - 1] == NO_ROW
-        if short_Q.any():
-            rows_QK[short_Q], scores_QK[short_Q] = exact_search(
-                self.searched_ND, queries_QD[short_Q], k, self.distance, ranks_N=self.ties.ranks_N
-            )
-        return rows_QK, scores_QK

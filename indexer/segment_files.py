@@ -96,7 +96,8 @@ def unpack(path: Path, folder: Path, key: str) -> None:
     np.save(folder / HASHES, sorted_hashes(table.column("id")))
     if not table.column("id").equals(table.column("document_id")):
         np.save(folder / DOCUMENTS, sorted_hashes(table.column("document_id")))
-    (folder / INFO).write_text(json.dumps({"distance": info["distance"]}))
+    leaves = info["scann"]["config"]["leaves"] if info["scann"] else 0
+    (folder / INFO).write_text(json.dumps({"distance": info["distance"], "leaves": leaves}))
 
 
 def _write_vectors(file: pq.ParquetFile, folder: Path, distance: Distance) -> None:

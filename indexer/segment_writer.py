@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 from scannery.indexer.arrays import taken
 from scannery.indexer.datapoints import REVISION_COLUMN, SPOKEN_COLUMN, datapoint_schema
 from scannery.indexer.errors import BuildError, NotFoundError
-from scannery.indexer.manifest import FORMAT_VERSION, CurvePoint, SegmentEntry
+from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
 from scannery.indexer.postings import with_terms
 from scannery.indexer.scann_assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
-from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE, ScannBuild
+from scannery.indexer.scann_build import QUERIES_FILE, VECTORS_FILE, ScannBuild, Tuning
 from scannery.indexer.scann_config import ScannConfig, choose_config
 from scannery.indexer.spec import IndexSpec
 from scannery.indexer.store import Store
@@ -79,9 +79,9 @@ def build_segment(
         folder = Path(place)
         started = time.perf_counter()
         # The child reads them from there, so that this process need not hold a scaled copy meanwhile.
-        write_search_vectors(folder / VECTORS_FILE, table, spec.distance)
+        middle_D = write_search_vectors(folder / VECTORS_FILE, table, spec.distance)
         if queries is not None:
-            np.save(folder / QUERIES_FILE, queries)
+            np.save(folder / QUERIES_FILE, queries if middle_D is None else queries - middle_D)
         with ScannBuild(
             config,
             spec.distance,
@@ -94,14 +94,14 @@ def build_segment(
             trained_s = build.train()
             seconds = {"train": time.perf_counter() - started, "scann": trained_s}
             build.tune()
-            path, leaves_used = _write_scann(table, spec, config, build.folder, directory, seconds)
+            path, leaves_used = _write_scann(table, spec, config, build.folder, middle_D, directory, seconds)
             written = time.perf_counter()
             tuning = build.tuned()
     seconds |= {"tune": tuning.seconds, "tune_wait": time.perf_counter() - written}
     statistics = {"seconds": seconds, "scann": config.to_dict(), "leaves_used": leaves_used}
     if measured:
         statistics["fresh"] = {"target": spec.target_recall, "recall": tuning.fresh_recall}
-    return BuiltSegment(path=path, entry=_entry(path, table, shard, tuning.curve), statistics=statistics)
+    return BuiltSegment(path=path, entry=_entry(path, table, shard, tuning), statistics=statistics)
 
 
 def _exact_segment(table: pa.Table, spec: IndexSpec, shard: int, directory: Path) -> BuiltSegment:
@@ -109,7 +109,7 @@ def _exact_segment(table: pa.Table, spec: IndexSpec, shard: int, directory: Path
     # In one chunk: the pages of a file, and so its hash, must not depend on where its rows came from.
     whole = _with_words(table, spec, seconds).combine_chunks()
     path = _write(whole, _metadata(spec, None, {}), directory, seconds)
-    return BuiltSegment(path=path, entry=_entry(path, table, shard, ()), statistics={"seconds": seconds})
+    return BuiltSegment(path=path, entry=_entry(path, table, shard, None), statistics={"seconds": seconds})
 
 
 def _write_scann(
@@ -117,6 +117,7 @@ def _write_scann(
     spec: IndexSpec,
     config: ScannConfig,
     trained: Path,
+    middle_D: np.ndarray | None,
     directory: Path,
     seconds: dict[str, float],
 ) -> tuple[Path, int]:
@@ -126,7 +127,7 @@ def _write_scann(
     table = _reordered(_with_words(table, spec, seconds), order_N)
     for column, values in columns.items():
         table = table.append_column(column, values)
-    path = _write(table, _metadata(spec, config, pack_sidecar(trained)), directory, seconds)
+    path = _write(table, _metadata(spec, config, pack_sidecar(trained, middle_D)), directory, seconds)
     return path, pc.count_distinct(columns[LEAF_COLUMN]).as_py()
 
 
@@ -242,7 +243,7 @@ def _is_list(table: pa.Table, name: str) -> bool:
     return bool(pa.types.is_list(table.schema.field(name).type))
 
 
-def _entry(path: Path, table: pa.Table, shard: int, curve: tuple[CurvePoint, ...]) -> SegmentEntry:
+def _entry(path: Path, table: pa.Table, shard: int, tuning: Tuning | None) -> SegmentEntry:
     return SegmentEntry(
         key=f"segments/{path.name}",
         shard=shard,
@@ -250,6 +251,7 @@ def _entry(path: Path, table: pa.Table, shard: int, curve: tuple[CurvePoint, ...
         documents=pc.count_distinct(table.column("document_id")).as_py(),
         size_bytes=path.stat().st_size,
         sha256=path.stem,
-        kind="scann" if curve else "exact",
-        curve=curve,
+        kind="scann" if tuning else "exact",
+        curve=tuning.curve if tuning else (),
+        depth_curves=tuning.depth_curves if tuning else (),
     )

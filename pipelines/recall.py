@@ -9,15 +9,22 @@ from typing import TypeVar
 
 import numpy as np
 
+from scannery.indexer.tuning import near, score_to_reach
 from scannery.pipelines.evaluate import Interval, interval_of
 
-__all__ = ["RecallReport", "measure_served_recall", "near_vectors", "recall_of"]
+__all__ = ["RecallReport", "Truth", "measure_served_recall", "near_vectors", "recall_of"]
 
 QueryT = TypeVar("QueryT")
 
-# Scores are float32 and summed in different orders by different plans; equal ones must count as equal.
-_RELATIVE_TOLERANCE = 1e-5
-NOISE = 0.3
+
+@dataclass(frozen=True)
+class Truth:
+    """What an exact search found."""
+
+    scores: Sequence[float]
+    """Best first."""
+    magnitude: float = 0.0
+    """How large the terms are that the last of them is the sum of (`indexer.tuning.magnitudes`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +46,11 @@ class RecallReport:
 
 def measure_served_recall(
     search: Callable[[Sequence[QueryT]], Sequence[Sequence[float]]],
-    exact: Callable[[Sequence[QueryT]], Sequence[Sequence[float]]],
+    exact: Callable[[Sequence[QueryT]], Sequence[Truth]],
     queries: Sequence[QueryT],
     k: int,
 ) -> RecallReport:
-    """Return the recall of one search against another; both return the scores of their k hits, best first."""
+    """Return the recall of a search, which returns the scores of its k hits, best first, against an exact one."""
     started = time.perf_counter()
     found = search(queries)
     between = time.perf_counter()
@@ -54,25 +61,20 @@ def measure_served_recall(
         queries=len(queries),
         recall=interval_of(recalls_Q),
         worst=float(recalls_Q.min()),
-        short=sum(len(one) < len(other) for one, other in zip(found, truth, strict=True)),
+        short=sum(len(one) < len(other.scores) for one, other in zip(found, truth, strict=True)),
         seconds=between - started,
         exact_seconds=time.perf_counter() - between,
     )
 
 
-def recall_of(found: Sequence[float], truth: Sequence[float]) -> float:
+def recall_of(found: Sequence[float], truth: Truth) -> float:
     """Return the share of the true hits that were found, by score: one as good as the last true one counts."""
-    if not truth:
+    if not truth.scores:
         return 1.0
-    tolerance = _RELATIVE_TOLERANCE * max(abs(truth[-1]), 1e-3)
-    return min(len(truth), sum(score >= truth[-1] - tolerance for score in found)) / len(truth)
+    reach = float(score_to_reach(np.array([truth.scores]), truth.magnitude)[0, 0])
+    return min(len(truth.scores), sum(score >= reach for score in found)) / len(truth.scores)
 
 
 def near_vectors(vectors_ND: np.ndarray, *, seed: int = 1) -> np.ndarray:
-    """Return queries near given vectors, float32: each moved by 0.3 of its length in a random direction."""
-    generator = np.random.default_rng(seed)
-    noise_ND = generator.standard_normal(vectors_ND.shape)
-    noise_ND /= np.linalg.norm(noise_ND, axis=1, keepdims=True)
-    lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
-    moved_ND: np.ndarray = (vectors_ND + NOISE * lengths_N1 * noise_ND).astype(np.float32)
-    return moved_ND
+    """Return queries near given vectors, float32 (`indexer.tuning.near` says how near)."""
+    return near(vectors_ND, np.random.default_rng(seed))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from scannery.indexer import IndexSpec, Manifest, SearchSettings
+from scannery.indexer.search_settings import TUNED_K
 from scannery.serving import limits
 from scannery.serving.errors import InvalidRequestError
 from scannery.serving.filters import Node, parse_filter, unknown_name
@@ -68,13 +69,21 @@ class Knobs:
     leaves: int | None = None
     rescore: int | None = None
 
+    @property
+    def given(self) -> bool:
+        """Whether a caller wants any."""
+        return self != _TUNED
+
     def over(self, tuned: SearchSettings | None, wanted: int) -> SearchSettings | None:
-        """Return tuned settings with these in their place, for so many hits; an exact search has none."""
-        if tuned is None or self == _TUNED:
+        """Return tuned settings with these in their place, for so many hits; an exact search has none.
+
+        They are meant as they stand, for the hits wanted; where a search goes deeper than these, candidates grow along.
+        """
+        if tuned is None or not self.given:
             return tuned
-        # Settings are for ten hits, and grow with the hits wanted; these are meant as they stand.
-        rescore = None if self.rescore is None else math.ceil(self.rescore * 10 / max(10, wanted))
-        return SearchSettings(leaves=self.leaves or tuned.leaves, rescore=rescore or tuned.rescore)
+        known = tuned.at(wanted)
+        rescore = math.ceil((self.rescore or known.rescore) * TUNED_K / max(TUNED_K, wanted))
+        return SearchSettings(leaves=self.leaves or known.leaves, rescore=rescore)
 
 
 _TUNED = Knobs()

@@ -13,10 +13,15 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+import numpy as np
+
+from scannery.indexer import Distance
+from scannery.indexer.tuning import magnitude_of, score_to_reach
+from scannery.serving import limits
 from scannery.serving.deadline import Deadline
 from scannery.serving.metrics import ServerMetrics
 from scannery.serving.requests import count_queries
-from scannery.v1 import search_pb2
+from scannery.v1 import search_pb2, types_pb2
 
 __all__ = ["RecallSampler"]
 
@@ -28,8 +33,6 @@ MOST_PER_S = 2.0
 TIMEOUT_S = 30.0
 MAX_K = 100
 LOW_PRIORITY = 19
-# Scores of the same vectors by two paths through the code differ by rounding.
-EPSILON = 1e-5
 
 Search = Callable[[search_pb2.SearchRequest, Deadline], search_pb2.SearchResponse]
 
@@ -44,10 +47,12 @@ class RecallSampler:
         *,
         share: float,
         busy: Callable[[], bool],
+        distance_of: Callable[[str], Distance],
         random: Callable[[], float] = random.random,
         pause_s: float = 1 / MOST_PER_S,
     ) -> None:
-        self._search, self._metrics = search, metrics
+        """Take what answers a request, and what gives the distance of an index by its name."""
+        self._search, self._metrics, self._distance_of = search, metrics, distance_of
         self._share, self._busy, self._random, self._pause_s = share, busy, random, pause_s
         self._waiting: queue.Queue[search_pb2.SearchRequest | None] = queue.Queue(WAITING)
         self._closed = threading.Event()
@@ -63,7 +68,7 @@ class RecallSampler:
         options = request.options
         if options.exact or options.mode not in (search_pb2.MODE_UNSPECIFIED, search_pb2.MODE_DENSE):
             return
-        if options.k > MAX_K or options.HasField("crowding") or self._waiting.full():
+        if options.k + options.offset > MAX_K or options.HasField("crowding") or self._waiting.full():
             return
         if isinstance(request, search_pb2.SearchManyRequest) and request.where_each:
             return
@@ -110,22 +115,46 @@ class RecallSampler:
 
     def _look(self, request: search_pb2.SearchRequest) -> None:
         options = request.options
-        options.ClearField("return_fields")
+        # A second look by a cross-encoder is of what was found; it finds nothing itself, and its scores are others.
+        wanted = options.k if options.HasField("k") else limits.DEFAULT_K
+        deepest = max(wanted + options.offset, _reranked(options))
+        options.k, options.offset, options.explain = min(deepest, MAX_K), 0, True
+        for field in ("rerank", "return_fields", "return_vector"):
+            options.ClearField(field)
         options.return_fields.append("id")
-        options.return_vector, options.offset, options.explain = False, 0, True
         found = self._search(request, Deadline.after(TIMEOUT_S))
         options.ClearField("knobs")
         options.ClearField("target_recall")
-        options.exact = True
+        options.exact, options.return_vector = True, True
         true = self._search(request, Deadline.after(TIMEOUT_S))
         if found.version != true.version or not true.hits:
             return
         index = (request.index,)
         # By score, so that ties count whichever of them was returned.
-        worst = true.hits[-1].score
-        reached = worst - EPSILON * max(1.0, abs(worst))
-        hits = sum(hit.score >= reached for hit in found.hits)
+        reach = self._reach(request, true.hits[-1])
+        hits = sum(hit.score >= reach for hit in found.hits)
         self._metrics.recall_hits.inc(index, min(hits, len(true.hits)))
         self._metrics.recall_wanted.inc(index, len(true.hits))
         for segment in found.explanation.segments:
             self._metrics.plans.inc((request.index, segment.plan))
+
+    def _reach(self, request: search_pb2.SearchRequest, worst: search_pb2.Hit) -> float:
+        """Return the score from which a hit counts as one of the true ones, of which one is the worst."""
+        row_D = _vector_of(worst.datapoint.vector)
+        query_D = _vector_of(request.query.vector) if request.query.HasField("vector") else None
+        magnitude = magnitude_of(self._distance_of(request.index), row_D, query_D)
+        return float(score_to_reach(np.array([[worst.score]]), magnitude)[0, 0])
+
+
+def _reranked(options: search_pb2.SearchOptions) -> int:
+    """Return how many hits a cross-encoder looks at."""
+    if not options.HasField("rerank"):
+        return 0
+    given = options.rerank.HasField("candidates")
+    return options.rerank.candidates if given else limits.DEFAULT_RERANK_CANDIDATES
+
+
+def _vector_of(message: types_pb2.Vector) -> np.ndarray:
+    return (
+        np.frombuffer(message.packed, np.float32) if message.packed else np.array(message.values, np.float32)
+    )

@@ -35,8 +35,11 @@ class Scope:
     target_recall: float
 
     def settings_for(self, hits: int) -> SearchSettings | None:
-        """Return ScaNN's knobs for so many hits; None where it is as fast to search exactly."""
-        return self.settings if hits <= EXACT_ABOVE_SHARE * self.segment.rows else None
+        """Return ScaNN's knobs for so many hits; None where an exact search is as fast, or has to be."""
+        settings = self.settings
+        if settings is None or hits > EXACT_ABOVE_SHARE * self.segment.rows or not settings.reaches(hits):
+            return None
+        return settings
 
     def search(self, vectors_QD: np.ndarray, hits: int) -> tuple[np.ndarray, np.ndarray, str]:
         """Return the best rows, int64, their scores, float32, and the plan; for vectors that are ready."""
@@ -83,5 +86,10 @@ def _knobs(snapshot: Snapshot, options: Options) -> Sequence[SearchSettings | No
     """Return ScaNN's knobs for each segment."""
     if options.exact:
         return [None] * len(snapshot.segments)
-    wanted = options.k + options.offset
-    return [options.knobs.over(tuned, wanted) for tuned in snapshot.index.settings_for(options.target_recall)]
+    tuned = snapshot.index.settings_for(options.target_recall)
+    if not options.knobs.given:
+        return tuned
+    # A caller who sets ScaNN wants it, also where no setting meets the target.
+    target = options.target_recall or snapshot.manifest.spec.target_recall
+    closest = [segment.closest_settings(target) for segment in snapshot.segments]
+    return [options.knobs.over(settings, options.k + options.offset) for settings in closest]

@@ -79,7 +79,11 @@ class Server(Running):
         )
         self.metrics, admission = self._front.metrics, self._front.admission
         self._sampler = RecallSampler(
-            service.search, self.metrics, share=config.recall_share, busy=lambda: admission.in_flight > 0
+            service.search,
+            self.metrics,
+            share=config.recall_share,
+            busy=lambda: admission.in_flight > 0,
+            distance_of=lambda index: self._catalog.snapshot(index).manifest.spec.distance,
         )
         self._watcher = Watcher(self._catalog, every_s=config.check_every_s, after=self._report_health)
         self._measure(preloaded.encoders)

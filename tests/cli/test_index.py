@@ -72,6 +72,7 @@ def test_show_says_how_an_index_was_tuned_and_made(tmp_path: Path, capsys: pytes
     settings = segment.settings_for(0.95)
     assert settings is not None
     assert leaves == str(settings.leaves)
+    assert "the same for other numbers of hits" in out
 
 
 @pytest.fixture
@@ -79,6 +80,20 @@ def tuned(tmp_path: Path) -> str:
     spec = parse_spec({"index": "pods", "source": {"vector": "v"}, "scann": {"exact_below_rows": 1000}})
     publish(Store.open(tmp_path / "store", create=True), spec, datapoints(spec, clustered(1200, 4)), tmp_path)
     return str(tmp_path / "store")
+
+
+def test_a_segment_that_is_searched_exactly_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    spec = {"index": "odd", "source": {"vector": "v"}, "distance": "dot", "scann": {"exact_below_rows": 1000}}
+    # Lengths over many orders of magnitude: ScaNN's codes have no digits for the shorter ones.
+    lengths = np.random.default_rng(0).lognormal(0, 4, (2000, 1))
+    np.save(tmp_path / "v.npy", (clustered(2000, 16) * lengths).astype(np.float32))
+    store = str(tmp_path / "store")
+    build(spec, [str(tmp_path / "v.npy")], store)
+    _, out, _ = run(capsys, "show", "odd", "--store", store)
+    assert "none reaches 0.95: searched exactly" in " ".join(out.split())
+    assert "│ default" not in out
+    _, out, _ = run(capsys, "verify", "odd", "--store", store)
+    assert "1 segments; 1 searched exactly" in " ".join(out.split())
 
 
 def test_curves_are_drawn(tuned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -14,7 +14,7 @@ import pytest
 from scannery.pipelines.errors import CollectionError, InputNotFoundError, MissingPackageError
 from scannery.pipelines.evaluate import evaluate, interval_of, largest_differences
 from scannery.pipelines.judgements import read_judgements, read_queries, read_recall_queries
-from scannery.pipelines.recall import measure_served_recall, near_vectors, recall_of
+from scannery.pipelines.recall import Truth, measure_served_recall, near_vectors, recall_of
 
 QUERIES = {"q1": "one", "q2": "two", "q3": "three", "unjudged": "four", "hopeless": "five"}
 JUDGEMENTS = {"q1": {"a": 2, "b": 1}, "q2": {"c": 1}, "q3": {"d": 1, "e": 1}, "hopeless": {"x": 0}}
@@ -173,18 +173,19 @@ def test_queries_for_recall_have_text_or_vector(tmp_path: Path) -> None:
         ([3, 1, 0], [3, 2, 1], 2 / 3),
         ([3, 1], [3, 1, 1], 2 / 3),
         ([3, 2 - 1e-6], [3, 2], 1),
+        ([3e-9, 1e-9], [3e-9, 2e-9], 0.5),
         ([], [3], 0),
         ([], [], 1),
         ([-1, -2], [-1, -1.5], 0.5),
     ],
 )
 def test_recall_goes_by_score(found: list[float], truth: list[float], recall: float) -> None:
-    assert recall_of(found, truth) == pytest.approx(recall)
+    assert recall_of(found, Truth(truth)) == pytest.approx(recall)
 
 
 def test_recall_of_a_served_index_counts_short_answers() -> None:
     report = measure_served_recall(
-        lambda _: [[3.0, 2.0], [5.0]], lambda _: [[3.0, 2.0], [5.0, 4.0]], ["a", "b"], 2
+        lambda _: [[3.0, 2.0], [5.0]], lambda _: [Truth([3.0, 2.0]), Truth([5.0, 4.0])], ["a", "b"], 2
     )
     assert (report.recall.mean, report.worst, report.short, report.queries) == (0.75, 0.5, 1, 2)
 

@@ -535,7 +535,7 @@ class RecallInfo(_message.Message):
     measured: _builtins.float
     """Share that held-out queries found."""
     reached: _builtins.bool
-    """Whether any setting reaches the target; otherwise the best is used."""
+    """Whether in each segment some setting reaches the target; where none does, it is searched exactly."""
     def __init__(
         self,
         *,
