@@ -93,6 +93,7 @@ def _print_live(console: Console, store: Store, manifest: Manifest) -> None:
         console.print(
             f"live updates: {status.mutations:,} mutations, up to {status.sequence:,}, wait in the log "
             f"({size_text(status.size_bytes)}{sqlite}) to be sealed; {status.merges} merge(s) due",
+            soft_wrap=True,
         )
 
 

@@ -100,15 +100,15 @@ def _check_folder(path: Path) -> None:
         config = _read_json(file, default={})
         if file.name in ("config.json", "sentence_bert_config.json") and not isinstance(config, dict):
             raise InvalidModelError(f"{file} must be a JSON object", field="model")
-        known = isinstance(config, dict) and _is_known_architecture(config.get("model_type"))
+        model_type = config.get("model_type") if isinstance(config, dict) else None
         for key, value in _items(config):
-            _check_item(file, key, value, known=known)
+            _check_item(file, key, value, model_type)
 
 
-def _check_item(file: Path, key: str, value: Any, *, known: bool) -> None:
+def _check_item(file: Path, key: str, value: Any, model_type: object) -> None:
     """Raise InvalidModelError for an entry of a configuration that names code."""
     # With an architecture that transformers knows, its own class is taken.
-    if key == "auto_map" and value and not (known or file.name != "config.json"):
+    if key == "auto_map" and value and file.name == "config.json" and not _is_known_architecture(model_type):
         raise InvalidModelError(
             f"{file.parent} wants custom code (auto_map), which is never run", field="model"
         )
@@ -145,6 +145,7 @@ def _items(data: Any) -> Iterator[tuple[str, Any]]:
 def _is_known_architecture(model_type: object) -> bool:
     if not isinstance(model_type, str):
         return False
+    # Takes seconds to import, which a model that is loaded from notes need not wait for.
     from transformers import CONFIG_MAPPING
 
     return model_type in CONFIG_MAPPING
