@@ -14,7 +14,7 @@ import scannery
 from scannery.client.queries import Mode
 from scannery.client.results import Datapoint, Hits
 from tests.model.actors import Actor
-from tests.model.errors import KNOWN, check
+from tests.model.errors import check
 from tests.model.oracle import Oracle, Ranked
 from tests.model.rows import DIMENSIONS, DOCUMENTS, EPOCH, WORDS, Row
 from tests.model.world import Rows, World
@@ -141,10 +141,9 @@ class Checker:
             seen += [hit.id for hit in hits]
             if len(hits) < size or len(seen) >= 5 * size:
                 break
-        if "ties-at-the-cut" not in KNOWN or mode == "lexical":
-            whole = actor.index.search(query, k=max(1, len(seen)), mode=mode, **options)
-            check(seen == [hit.id for hit in whole] or not seen, f"pages of {mode} differ from the whole")
-            check(len(set(seen)) == len(seen), f"pages of {mode} repeat")
+        whole = actor.index.search(query, k=max(1, len(seen)), mode=mode, **options)
+        check(seen == [hit.id for hit in whole] or not seen, f"pages of {mode} differ from the whole")
+        check(len(set(seen)) == len(seen), f"pages of {mode} repeat")
 
     def get(self, actor: Actor, rng: random.Random) -> None:
         """Compare some datapoints."""
@@ -271,7 +270,7 @@ class Checker:
         """Return whether the order is certain: not where float32 decides."""
         mode = options["mode"]
         dense = mode != "lexical"
-        if dense and (self.distance == "cosine" or self.scann or "ties-at-the-cut" in KNOWN):
+        if dense and (self.distance == "cosine" or self.scann):
             return False
         scores = [score for _, score in ranked]
         return all(a == b or abs(a - b) > NEAR * max(abs(a), abs(b)) for a, b in pairwise(scores))
