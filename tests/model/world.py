@@ -138,10 +138,12 @@ def after_build(
     old: dict[str, Rows] = {}
     for row in rows.values():
         old.setdefault(row.document_id, {})[row.id] = row
-    changed = {name: own for name, own in documents.items() if not _same(own, old.get(name, {}))}
-    ids = {identifier for own in changed.values() for identifier in own}
-    # A record of a document that is deleted takes its id from whatever had it, and goes with its document.
-    ids |= {record.id for record in records if record.document_id in gone}
+    same = {name for name, own in documents.items() if own and _same(own, old.get(name, {}))}
+    changed = {
+        name: own for name, own in documents.items() if name not in same and name not in newer_documents
+    }
+    # A record that goes, with its document or because of a newer one, takes its id from whatever had it all the same.
+    ids = {record.id for record in records if record.document_id not in same}
     removed = gone | changed.keys() | ((old.keys() - documents.keys()) if full else set())
     after = {
         name: row

@@ -57,6 +57,8 @@ def test_a_build_replaces_what_was_written_before_it(store, write, spec, mode, e
         options = ["--log", str(tmp_path / "logs")]
     arguments = ["build", spec, "--input", write("a.jsonl", records), "--store", store.uri, "--mode", mode]
     assert main([*arguments, *options]) == 0
+    if elsewhere:  # who reads the store looks for the log where it was
+        (tmp_path / "logs" / "vectors" / "log").rename(store.local_root / "vectors" / "log")
     wanted: dict[str, Any] = expected(*records)
     assert served(store) == wanted | ({"d30": tuple(LIVE)} if mode == "upsert" else {})
     assert not verify(store, "vectors").problems
@@ -87,6 +89,39 @@ def test_what_is_written_while_a_build_runs_wins(store, write, monkeypatch, mode
         wanted = expected(*([] if mode == "full" else vector_records(0, 20)), *new)
         assert rows_of(store) == wanted | ({} if mode == "full" else {"d50": tuple(LIVE)})
         assert again.version == report.version + 1
+
+
+@pytest.mark.parametrize("mode", ["upsert", "full"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_row_that_goes_to_another_document_while_a_build_runs_wins(store, write, monkeypatch, mode, shards):
+    spec = VECTORS | {"shards": shards}
+    run(store, write("a.jsonl", vector_records(0, 20)), spec=spec)
+    points = [{"id": f"d{i}", "vector": LIVE, "document_id": "another"} for i in range(5)]
+
+    def written() -> None:
+        with scannery.connect(store.uri) as client:
+            client.index("vectors").upsert(points)
+        seal(store, "vectors")
+
+    overtake(monkeypatch, written)
+    new = vector_records(0, 10, seed=1)
+    run(store, write("b.jsonl", new), spec=spec, mode=mode)
+    wanted: dict[str, Any] = expected(*([] if mode == "full" else vector_records(0, 20)), *new)
+    assert served(store) == wanted | {f"d{i}": tuple(LIVE) for i in range(5)}
+    assert not verify(store, "vectors").problems
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_record_of_a_document_that_is_deleted_takes_its_id_along(store, write, shards):
+    source = {"vector": "vector", "document_id": "document"}
+    spec = VECTORS | {"shards": shards, "source": source}
+
+    def records(start: int, end: int, document: str) -> list[dict[str, Any]]:
+        return [record | {"document": document} for record in vector_records(start, end)]
+
+    run(store, write("a.jsonl", [row for i in range(9) for row in records(i, i + 1, f"doc{i}")]), spec=spec)
+    run(store, write("b.jsonl", records(2, 7, "gone")), spec=spec, deletes=["gone"])
+    assert served(store).keys() == {"d0", "d1", "d7", "d8"}
 
 
 def test_a_full_build_repairs_an_index_that_cannot_be_sealed(store, write, spec, monkeypatch, tmp_path):
