@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from scannery.indexer.errors import StoreError
+
 __all__ = ["scratch_folder"]
 
 _PREFIX = "scannery-tmp-"
@@ -23,11 +25,19 @@ _swept: set[str] = set()
 
 @contextmanager
 def scratch_folder(purpose: str) -> Iterator[Path]:
-    """Give an empty folder below the temporary one (`TMPDIR`), called after its purpose, and remove it at the end."""
-    if (place := tempfile.gettempdir()) not in _swept:
-        _swept.add(place)
-        _sweep(Path(place))
-    folder, lock = _locked_folder(purpose)
+    """Give an empty folder below the temporary one (`TMPDIR`), called after its purpose, and remove it at the end.
+
+    Raises:
+        StoreError: it cannot be made: the disk is full, say.
+
+    """
+    try:
+        if (place := tempfile.gettempdir()) not in _swept:
+            _swept.add(place)
+            _sweep(Path(place))
+        folder, lock = _locked_folder(purpose)
+    except OSError as error:
+        raise StoreError(f"no temporary folder can be made: {error}") from error
     try:
         yield folder
     finally:

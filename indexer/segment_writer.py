@@ -8,6 +8,8 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,15 +68,39 @@ def build_segment(
     statistics have the recall of the default setting for FRESH_QUERIES queries near rows, for which it was not tuned.
 
     Raises:
-        BuildError: a vector is not finite, an id stands twice, or ScaNN failed; the message names the shard.
+        BuildError: a vector is not finite, an id stands twice, ScaNN failed, or the file cannot be written; the message
+            names the shard.
 
     """
     name = f"shard {shard} of index {spec.index!r}"
     table = _conformed(table, spec, name)
     dimensions = table.schema.field("embedding").type.list_size
     config = choose_config(table.num_rows, dimensions, spec.distance, spec.scann)
-    if config is None:
-        return _exact_segment(table, spec, shard, directory)
+    with _disk_errors(name, directory):
+        if config is None:
+            return _exact_segment(table, spec, shard, directory)
+        return _scann_segment(table, spec, config, shard, directory, name, threads, queries, measured)
+
+
+@contextmanager
+def _disk_errors(name: str, directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # the disk is full, say: Arrow raises it bare
+        raise BuildError(f"{name}: a file in {directory} cannot be written: {error}") from error
+
+
+def _scann_segment(
+    table: pa.Table,
+    spec: IndexSpec,
+    config: ScannConfig,
+    shard: int,
+    directory: Path,
+    name: str,
+    threads: int | None,
+    queries: np.ndarray | None,
+    measured: bool,
+) -> BuiltSegment:
     with tempfile.TemporaryDirectory(prefix="scann-", dir=directory) as place:
         folder = Path(place)
         started = time.perf_counter()

@@ -290,7 +290,8 @@ def build_id(job: Job, units: Sequence[WorkUnit], touches: Mapping[int, Touch]) 
     """Return the name of a build: equal for builds that do the same."""
     # Not of the mode: a first build and its repetition, which is an update, are one build.
     spec, keys = job.spec.model_dump(mode="json"), [unit.key for unit in units]
-    return key_of("build", spec, job.recipe, keys, job.merge, job.queries, sorted(touches.items()))[:16]
+    changes = sorted((shard, touch.key) for shard, touch in touches.items())
+    return key_of("build", spec, job.recipe, keys, job.merge, job.queries, changes)[:16]
 
 
 def _fingerprint(encoder: PlannedEncoder | None, parent: Manifest | None) -> dict[str, Any] | None:

@@ -152,8 +152,8 @@ class ResolveDuplicates(beam.DoFn):
             )
             for shard, group in resolved:
                 yield shard, group.to_json()
-            for shard, ids in moved_ids(resolved, self._job, store).items():
-                yield shard, Touch(moved=tuple(ids)).to_json()
+            for shard, touch in moved_ids(resolved, self._job, store).items():
+                yield shard, touch.to_json()
 
 
 class BuildSegment(beam.DoFn):

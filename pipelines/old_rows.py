@@ -20,7 +20,7 @@ from scannery.indexer.store import Store
 from scannery.indexer.versions import segment_key
 from scannery.pipelines.job import Job
 
-__all__ = ["read_live_rows", "stored_schema", "unchanged_documents"]
+__all__ = ["newer_rows", "read_live_rows", "stored_schema", "unchanged_documents"]
 
 ABOUT = 0.01
 """A cosine of 0.995: vectors of one text in any two types have one of 0.999, those of different texts hardly ever."""
@@ -70,6 +70,16 @@ def _read_segment(entry: SegmentEntry, job: Job, store: Store, columns: Sequence
         if field.name not in stored:
             table = table.append_column(field, pa.nulls(table.num_rows, field.type))
     return table.select(schema.names).replace_schema_metadata(None).cast(schema)
+
+
+def newer_rows(table: pa.Table, job: Job) -> np.ndarray:
+    """Return which rows were written by live updates while the build ran, bool."""
+    if job.newer_than is None:
+        return np.zeros(table.num_rows, bool)
+    newer_N: np.ndarray = pc.greater(
+        pc.fill_null(table.column(REVISION_COLUMN), 0), job.newer_than
+    ).to_numpy()
+    return newer_N
 
 
 def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:

@@ -61,8 +61,8 @@ def _finished_shards(
     ]
     for shard, row_group in groups:
         values[shard].append(row_group.to_json())
-    for shard, ids in moved_ids(groups, job, store).items():
-        values[shard].append(Touch(moved=tuple(ids)).to_json())
+    for shard, touch in moved_ids(groups, job, store).items():
+        values[shard].append(touch.to_json())
     shards = []
     for shard, items in values.items():
         outcome = _finished_shard(shard, items, parent, job, store)

@@ -14,12 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from scannery.indexer.datapoints import REVISION_COLUMN
 from scannery.indexer.hashes import id_hashes, text_hash
 from scannery.indexer.store import Store
 from scannery.pipelines.job import Job
-from scannery.pipelines.old_rows import read_live_rows
+from scannery.pipelines.old_rows import newer_rows, read_live_rows
 from scannery.pipelines.segment_stage import RowGroup, read_row_group
 from scannery.pipelines.stored import read_parent
+from scannery.pipelines.update_stage import Touch
 
 __all__ = ["may_move", "moved_ids", "needs_resolving", "resolve"]
 
@@ -35,8 +37,9 @@ def needs_resolving(job: Job) -> bool:
 
 
 def may_move(job: Job) -> bool:
-    """Return whether the index can have the id of a record in another shard than the record is for."""
-    return job.mode == "upsert" and job.parent is not None and job.shards > 1
+    """Return whether the index can have the id of a record in another shard than the record is for, and keep it."""
+    keeps = job.mode == "upsert" or (job.keep_rows and job.newer_than is not None)
+    return keeps and job.parent is not None and job.shards > 1
 
 
 def resolve(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> Iterator[tuple[int, RowGroup]]:
@@ -60,8 +63,10 @@ def resolve(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> I
         yield shard, group._replace(lost=tuple(lost))
 
 
-def moved_ids(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> dict[int, list[str]]:
-    """Return, by shard, the ids of the parent version whose new records belong to documents in other shards.
+def moved_ids(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> dict[int, Touch]:
+    """Return, by shard, what becomes of ids of the parent version whose new records are for other shards.
+
+    The rows there go, and the records come; where a live update wrote a row while the build ran, its record does not.
 
     Holds 12 bytes for each new row, and the ids of one segment at a time.
     """
@@ -70,11 +75,13 @@ def moved_ids(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) ->
         return {}
     places_2N = _places(groups, job, store)
     suspects: dict[int, list[str]] = {}
+    newer: set[str] = set()
     for entry in parent.segments:
-        table, _ = read_live_rows(entry, job, store, ["id"])
+        table, _ = read_live_rows(entry, job, store, ["id", REVISION_COLUMN])
+        newer.update(table.filter(pa.array(newer_rows(table, job))).column("id").to_pylist())
         if found := _elsewhere(table.column("id").to_pylist(), entry.shard, places_2N):
             suspects.setdefault(entry.shard, []).extend(found)
-    return _confirmed(suspects, groups, job, store)
+    return _confirmed(suspects, newer, groups, job, store)
 
 
 def _places(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> np.ndarray:
@@ -99,20 +106,30 @@ def _elsewhere(ids: Sequence[str], shard: int, places_2N: np.ndarray) -> list[st
 
 
 def _confirmed(
-    suspects: dict[int, list[str]], groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store
-) -> dict[int, list[str]]:
-    """Return the ids that are indeed among the new ones of another shard: two ids can have one hash."""
+    suspects: dict[int, list[str]],
+    newer: set[str],
+    groups: Sequence[tuple[int, RowGroup]],
+    job: Job,
+    store: Store,
+) -> dict[int, Touch]:
+    """Return the changes of ids that are indeed among the new ones of another shard: two ids can have one hash."""
     wanted = {identifier for ids in suspects.values() for identifier in ids}
     shard_of_id: dict[str, int] = {}
     for shard, group in groups if wanted else ():
         lost = set(group.lost)
         ids = _ids(group, job, store).ids
         shard_of_id |= {name: shard for row, name in enumerate(ids) if row not in lost and name in wanted}
-    moved = {
-        shard: [name for name in ids if shard_of_id.get(name, shard) != shard]
-        for shard, ids in suspects.items()
+    moved: dict[int, list[str]] = {}
+    overwritten: dict[int, list[str]] = {}
+    for shard, ids in suspects.items():
+        for name in ids:
+            if (wanted_in := shard_of_id.get(name, shard)) != shard:
+                side, place = (overwritten, wanted_in) if name in newer else (moved, shard)
+                side.setdefault(place, []).append(name)
+    return {
+        shard: Touch(moved=tuple(moved.get(shard, ())), overwritten=tuple(overwritten.get(shard, ())))
+        for shard in moved.keys() | overwritten.keys()
     }
-    return {shard: ids for shard, ids in moved.items() if ids}
 
 
 def _repeated(hashes_N: np.ndarray) -> frozenset[int]:

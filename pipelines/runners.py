@@ -40,14 +40,15 @@ _DEFAULTS = ("[auto]", "local[4]")
 
 def import_beam() -> Any:
     """Return Beam, imported now and not before: it takes seconds, and warns about clouds that nobody asked for."""
-    logging.disable(logging.WARNING)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     # Of some hundred thousand new objects hardly one is garbage: to look for it takes a quarter of the time.
     if collects := gc.isenabled():
         gc.disable()
     try:
         import apache_beam
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
         if collects:
             gc.enable()
     return apache_beam

@@ -26,7 +26,7 @@ from scannery.indexer.store import Store
 from scannery.pipelines.counts import Counts, ShardOutcome
 from scannery.pipelines.deadletters import DeadLetter, count_reasons
 from scannery.pipelines.job import Job, stage_key
-from scannery.pipelines.old_rows import read_live_rows, stored_schema, unchanged_documents
+from scannery.pipelines.old_rows import newer_rows, read_live_rows, stored_schema, unchanged_documents
 from scannery.pipelines.questions import EncoderSource
 from scannery.pipelines.segment_stage import (
     RowGroup,
@@ -66,6 +66,14 @@ class Touch(NamedTuple):
     moved: tuple[str, ...] = ()
     """Ids of rows here that records in other shards replace (resolve_stage.py)."""
 
+    overwritten: tuple[str, ...] = ()
+    """Ids of records for here that live updates wrote in other shards while the build ran."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What the names of results depend on; as it was before the last field came, where that is empty."""
+        return tuple(self) if self.overwritten else tuple(self)[:2]
+
     def to_json(self) -> str:
         """Return the change as it travels through Beam."""
         return "touch " + json.dumps(self)
@@ -75,8 +83,8 @@ class Touch(NamedTuple):
         """Return the change that `to_json` wrote; None if the text is something else."""
         if not text.startswith("touch "):
             return None
-        deletes, moved = json.loads(text.removeprefix("touch "))
-        return cls(deletes, tuple(moved))
+        deletes, moved, overwritten = json.loads(text.removeprefix("touch "))
+        return cls(deletes, tuple(moved), tuple(overwritten))
 
 
 def write_deletes(store: Store, index: str, documents: Iterable[str]) -> str:
@@ -173,11 +181,12 @@ class _Update(NamedTuple):
 
 def _changes(touches: Sequence[Touch], job: Job) -> Sequence[object]:
     """Return what besides rows and segments decides on the outcome."""
+    keys = [touch.key for touch in touches]
     if job.newer_than is not None:
-        return [touches, job.merge, job.mode, "newer than", job.newer_than]
+        return [keys, job.merge, job.mode, "newer than", job.newer_than]
     if job.merge:
-        return [touches, True]
-    return [touches, "full"] if job.mode == "full" else touches
+        return [keys, True]
+    return [keys, "full"] if job.mode == "full" else keys
 
 
 def _updated(update: _Update, job: Job, store: Store, encoder: EncoderSource | None) -> ShardOutcome:
@@ -239,19 +248,24 @@ def _change(
 ) -> _Change:
     schema = stored_schema(job)
     moved = {name for touch in touches for name in touch.moved}
+    overwritten = {name for touch in touches for name in touch.overwritten}
     fresh = fresh.append_column(REVISION_COLUMN, pa.nulls(fresh.num_rows, pa.int64())).select(schema.names)
     # What only loses rows is not read whole.
     columns = schema.names if fresh.num_rows or job.merge else ["id", "document_id", REVISION_COLUMN]
     olds = [(entry, *read_live_rows(entry, job, store, columns)) for entry in base]
     old_documents = _distinct([table for _, table, _ in olds])
     removed = _removed(fresh, old_documents, touches, job, store)
-    fresh = _without_overwritten(_without(fresh, document_id=removed), [table for _, table, _ in olds], job)
+    # A record takes its id from whatever row had it, and its document the place of what that was, also where it goes
+    # itself: whether that row is in this shard or in another one must not matter.
+    given = fresh
+    fresh = _without(fresh, document_id=removed)
+    fresh, kept_documents = _without_overwritten(fresh, [table for _, table, _ in olds], overwritten, job)
     same = set()
     if fresh.num_rows:
         old_rows = pa.concat_tables([schema.empty_table(), *(table for _, table, _ in olds)])
         same = unchanged_documents(old_rows, fresh, job)
-    fresh = _without(fresh, document_id=same)
-    new_documents = _distinct([fresh])
+    fresh, given = _without(fresh, document_id=same), _without(given, document_id=same)
+    new_documents = _distinct([given]) - removed - kept_documents
     counts = {
         "added": len(new_documents - old_documents),
         "replaced": len(new_documents & old_documents),
@@ -260,11 +274,13 @@ def _change(
     }
     replaced: dict[str, set[str]] = {
         "document_id": removed | new_documents,
-        "id": set(fresh.column("id").to_pylist()),
+        "id": set(given.column("id").to_pylist()),
     }
     marked = [
         # A row that moved goes in any case: its id would stand twice.
-        _Old(entry, table, rows_N, (_has(table, **replaced) & ~_newer(table, job)) | _has(table, id=moved))
+        _Old(
+            entry, table, rows_N, (_has(table, **replaced) & ~newer_rows(table, job)) | _has(table, id=moved)
+        )
         for entry, table, rows_N in olds
     ]
     kept, rewritten = _arranged(marked, fresh.num_rows, merge=job.merge)
@@ -275,24 +291,18 @@ def _change(
     return _Change([_marked(old, job, store) for old in kept], rows, counts)
 
 
-def _newer(table: pa.Table, job: Job) -> np.ndarray:
-    """Return which rows were written by live updates while the build ran, bool."""
-    if job.newer_than is None:
-        return np.zeros(table.num_rows, bool)
-    newer_N: np.ndarray = pc.greater(
-        pc.fill_null(table.column(REVISION_COLUMN), 0), job.newer_than
-    ).to_numpy()
-    return newer_N
+def _without_overwritten(
+    fresh: pa.Table, olds: Sequence[pa.Table], elsewhere: set[str], job: Job
+) -> tuple[pa.Table, set[str]]:
+    """Return the new rows without those that live updates wrote while the build ran, and documents that stay whole.
 
-
-def _without_overwritten(fresh: pa.Table, olds: Sequence[pa.Table], job: Job) -> pa.Table:
-    """Return the new rows without those that live updates wrote while the build ran.
-
-    Where a record is a whole document, a live update has written all of it.
+    `elsewhere` are ids that they wrote in other shards. Where a record is a whole document, a live update has written
+    all of it.
     """
-    newer = [table.filter(pa.array(_newer(table, job))) for table in olds]
-    column = "document_id" if job.spec.source.document_id is None else "id"
-    return _without(fresh, **{column: {name for table in newer for name in table.column(column).to_pylist()}})
+    newer = [table.filter(pa.array(newer_rows(table, job))) for table in olds]
+    documents = _distinct(newer) if job.spec.source.document_id is None else set()
+    ids = elsewhere.union(*(table.column("id").to_pylist() for table in newer))
+    return _without(fresh, id=ids, document_id=documents), documents
 
 
 def _removed(

@@ -110,6 +110,8 @@ class LogPlace:
         return log
 
     def _check_missing(self, known: Registration | None, manifest: Manifest) -> None:
+        if self._path is not None and self._path.exists():
+            return  # another process has made it since it was looked for; it is compared when it is opened
         if known is None:
             noted = 0 if self._path is None else marked(self._path).sequence
             if noted > manifest.log_sequence:

@@ -34,14 +34,12 @@ def main() -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from tests.model.errors import KNOWN
     from tests.model.runner import replay, run
     from tests.model.shrink import shrunk
 
-    KNOWN.difference_update(KNOWN.copy() if "all" in given.strict else given.strict)
     if given.replay:
         recorded = json.loads(given.replay.read_text())
-        failure = replay(recorded["config"], recorded["ops"], recorded.get("strict", ()))
+        failure = replay(recorded["config"], recorded["ops"])
         print(failure.message if failure else "nothing is wrong")
         return int(failure is not None)
     seed = random.SystemRandom().randrange(2**31) if given.seed is None else given.seed
@@ -94,9 +92,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--weights", nargs="*", default=[], help="name=weight of operations")
-    parser.add_argument(
-        "--strict", nargs="*", default=[], help="known faults that are not tolerated, or `all`"
-    )
     parser.add_argument(
         "--processes", action="store_true", help="with servers and clients in processes of their own"
     )

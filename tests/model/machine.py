@@ -19,7 +19,7 @@ from scannery.indexer import Manifest, SegmentCache, Store, list_versions, read_
 from scannery.pipelines import build
 from tests.model.actors import ACTORS, Actor, LocalActor
 from tests.model.checks import Checker
-from tests.model.errors import KNOWN, check
+from tests.model.errors import check
 from tests.model.operations import OPERATIONS, Op
 from tests.model.rows import INDEX, Row, make_spec, random_row
 from tests.model.world import Rows, World, after_build
@@ -44,9 +44,7 @@ class Machine:
         """Make a store in a folder; `config` has seed, distance and shards."""
         self.folder, self.config = folder, config
         self.ids = IDS
-        # Where ids move between shards, an old row stays beside the new one.
-        twice = config["shards"] > 1 and "moved-id-stands-twice" in KNOWN
-        self.grouped = twice or config.get("documents", True)
+        self.grouped = config.get("documents", True)
         self.spec = make_spec(**config | {"documents": self.grouped})
         self.path = folder / "store"
         self.cache = SegmentCache(folder / "cache")

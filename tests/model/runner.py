@@ -8,13 +8,12 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.model import trouble, versions, writing  # noqa: F401  they register their operations
-from tests.model.errors import KNOWN
 from tests.model.machine import Machine
 from tests.model.operations import Op, random_op
 from tests.model.processes import PROCESS_WEIGHTS, ProcessMachine
@@ -54,13 +53,8 @@ def config_of(seed: int) -> dict[str, Any]:
     }
 
 
-def replay(config: dict[str, Any], ops: Iterable[Op], strict: Sequence[str] = ()) -> Failure | None:
-    """Do some operations on a new store; return what went wrong, with the operations up to it.
-
-    `strict` names known faults that are not tolerated.
-    """
-    tolerated = KNOWN & set(strict)
-    KNOWN.difference_update(strict)
+def replay(config: dict[str, Any], ops: Iterable[Op]) -> Failure | None:
+    """Do some operations on a new store; return what went wrong, with the operations up to it."""
     folder = Path(tempfile.mkdtemp(prefix="scannery-model-"))
     machine: Machine | None = None
     done: list[Op] = []
@@ -75,7 +69,6 @@ def replay(config: dict[str, Any], ops: Iterable[Op], strict: Sequence[str] = ()
         if machine is not None:
             machine.close()
         shutil.rmtree(folder, ignore_errors=True)
-        KNOWN.update(tolerated)
     return None
 
 

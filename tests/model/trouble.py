@@ -26,7 +26,7 @@ from scannery.serving.live.backup import restore, snapshot
 from scannery.serving.live.merging import merge
 from scannery.serving.live.sealing import seal
 from tests.model.actors import Actor, LocalActor
-from tests.model.errors import KNOWN, check
+from tests.model.errors import check
 from tests.model.operations import Op, operation
 from tests.model.rows import INDEX, random_row
 from tests.model.world import Entry
@@ -73,15 +73,12 @@ def _tried(call: Callable[[], object], trouble: str) -> bool:
     try:
         call()
     except scannery.ScanneryError as error:
-        defect = isinstance(error, scannery.InternalError) and "bare-os-errors" not in KNOWN
+        defect = isinstance(error, scannery.InternalError)
         check(not defect, f"{trouble}: a defect: {error}")
         gone = isinstance(error, scannery.NotFoundError) and "there is no index" in str(error)
-        check(not gone or "empty-listing-forgets-index" in KNOWN, f"{trouble}: {error}")
+        check(not gone, f"{trouble}: {error}")
         return False
     except (IndexerError, ServingError):
-        return False
-    except OSError as error:
-        check("bare-os-errors" in KNOWN, f"{trouble}: a bare {type(error).__name__}: {error}")
         return False
     return True
 
@@ -127,13 +124,12 @@ def disk_full(machine: Machine, rng: random.Random, op: Op) -> None:
 def no_files(machine: Machine, rng: random.Random, op: Op) -> None:
     """Read and write while few files can be opened."""
     actor, entry = machine.some_actor(rng), _entry(machine, rng)
+    known = isinstance(actor, LocalActor) and INDEX in actor.catalog.states()
     with few_files(rng.choice([0, 0, 1, 2, 4, 8])):
         _tried(actor.look, "no files")
         _tried(lambda: machine.checker.get(actor, rng), "no files")
-        forgotten = isinstance(actor, LocalActor) and INDEX not in actor.catalog.states()
-        check(
-            not forgotten or "empty-listing-forgets-index" in KNOWN, f"{actor.name} has forgotten the index"
-        )
+        forgotten = known and isinstance(actor, LocalActor) and INDEX not in actor.catalog.states()
+        check(not forgotten, f"{actor.name} has forgotten the index")
         points: list[Any] = [row.to_upsert() for row in entry.rows]
         done = _tried(
             lambda: acknowledge(machine, actor, upserted(machine, actor, points), entry), "no files"
@@ -170,8 +166,6 @@ def forked(machine: Machine, rng: random.Random, op: Op) -> None:
         while writing.is_alive() and len(children) < FORK_WRITES:
             children.append(_child())
             time.sleep(0.001)
-        if "fork-keeps-turn" in KNOWN:
-            _end(children)
         writing.join(FORK_DEADLINE_S)
         check(not writing.is_alive(), "a writer waits for a child that was forked during a commit")
         other, entry = machine.some_actor(rng), _entry(machine, rng)
@@ -212,10 +206,7 @@ def _end(children: list[int]) -> None:
 @operation(0.02)
 def log_gone(machine: Machine, rng: random.Random, op: Op) -> None:
     """Take the database of the log away: who opens the index must say so, if something is lost."""
-    if (
-        "log-gone-in-silence" in KNOWN
-        or machine.world.versions[machine.world.current].log_sequence == machine.world.position
-    ):
+    if machine.world.versions[machine.world.current].log_sequence == machine.world.position:
         return
     place = machine.folder / "logless"
     shutil.rmtree(place, ignore_errors=True)
@@ -233,8 +224,6 @@ def log_gone(machine: Machine, rng: random.Random, op: Op) -> None:
 @operation(0.02)
 def restored_over_log(machine: Machine, rng: random.Random, op: Op) -> None:
     """Restore where the log of the lost index is still there: refused, or just what was backed up."""
-    if "restore-over-log" in KNOWN:
-        return
     places = backup, lost = machine.folder / "backup", machine.folder / "lost"
     for place in places:
         shutil.rmtree(place, ignore_errors=True)
@@ -257,8 +246,6 @@ def restored_over_log(machine: Machine, rng: random.Random, op: Op) -> None:
 @operation(0.02)
 def replaced(machine: Machine, rng: random.Random, op: Op) -> None:
     """Put a restored copy in the place of the store while an actor has it open: it moves there, or refuses."""
-    if "replaced-store" in KNOWN:
-        return
     places = backup, other = machine.folder / "backup", machine.folder / "other"
     for place in places:
         shutil.rmtree(place, ignore_errors=True)

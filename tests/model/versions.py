@@ -11,13 +11,21 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import scannery
-from scannery.indexer import AlreadyExistsError, Store, collect_garbage, leased_versions, rollback, verify
+from scannery.indexer import (
+    AlreadyExistsError,
+    Store,
+    collect_garbage,
+    leased_versions,
+    read_manifest,
+    rollback,
+    verify,
+)
 from scannery.pipelines import build, compact, export
 from scannery.serving.live.backup import restore, snapshot
 from scannery.serving.live.merging import merge
 from scannery.serving.live.sealing import seal
 from tests.model.actors import Actor
-from tests.model.errors import KNOWN, check
+from tests.model.errors import check
 from tests.model.operations import Op, operation
 from tests.model.rows import DOCUMENTS, INDEX, Row, random_row
 from tests.model.world import Rows, after_build
@@ -71,9 +79,6 @@ def built(machine: Machine, rng: random.Random, op: Op) -> None:
     rng = random.Random(op["seed"] % INPUTS)
     rows = [random_row(rng, name) for name in machine.some_ids(rng, [1, 10, 60])]
     deletes = [f"doc{rng.randrange(DOCUMENTS)}"] if rng.random() < 0.3 else []
-    if "ids-of-deleted-records" in KNOWN:
-        rows = [row for row in rows if row.document_id not in deletes] or [random_row(rng, "id0")]
-        deletes = [name for name in deletes if all(row.document_id != name for row in rows)]
     _build(machine, rng, op, rows, deletes=deletes)
 
 
@@ -88,10 +93,26 @@ def built_full(machine: Machine, rng: random.Random, op: Op) -> None:
 
 
 def _build(machine: Machine, rng: random.Random, op: Op, rows: list[Row], **options: Any) -> None:
-    plain = machine.as_built(rows)
-    effect = _effect(plain, **options)
+    plain, began_at = machine.as_built(rows), [0]
+
+    def sealed_before(store: Store, index: str) -> None:
+        seal(store, index, cache=machine.cache)
+        began_at[0] = read_manifest(store, index).log_sequence
+
+    def effect(parent: Rows) -> Rows:
+        return after_build(
+            parent,
+            plain,
+            full=options.get("mode") == "full",
+            deletes=options.get("deletes", ()),
+            newer_than=began_at[0],
+            whole=not machine.grouped,
+        )
+
     with machine.during(op.get("during", []), op.get("at", "")):
-        report = build(machine.spec, [machine.input_of(plain)], str(machine.path), **options)
+        report = build(
+            machine.spec, [machine.input_of(plain)], str(machine.path), before=sealed_before, **options
+        )
     if report.up_to_date:
         machine.sync()
         content = machine.world.versions[report.version].rows
@@ -99,7 +120,7 @@ def _build(machine: Machine, rng: random.Random, op: Op, rows: list[Row], **opti
     else:
         machine.sync(effect, at=report.version)
         check(report.version in machine.world.stored, f"version {report.version} is not there")
-    if "builds-do-not-seal" not in KNOWN and "during" not in op:
+    if "during" not in op:
         served = machine.world.now
         gone = options.get("deletes", ())
         wanted = {row.id: row for row in plain if row.document_id not in gone}
@@ -110,18 +131,9 @@ def _build(machine: Machine, rng: random.Random, op: Op, rows: list[Row], **opti
     _noticed(machine, rng)
 
 
-def _effect(rows: list[Row], *, mode: str = "upsert", deletes: list[str] | None = None) -> Any:
-    def effect(parent: Rows) -> Rows:
-        return after_build(parent, rows, full=mode == "full", deletes=deletes or ())
-
-    return effect
-
-
 @operation(0.15, inner=4)
 def rolled_back(machine: Machine, rng: random.Random, op: Op) -> None:
     """Go back to an earlier version."""
-    if op.get("nested") and "compaction-undoes-rollback" in KNOWN:
-        return
     target = rng.choice(sorted(machine.world.stored))
     old = machine.world.versions[target].rows
     manifest = _again(lambda: rollback(machine.store, INDEX, target))
@@ -145,8 +157,6 @@ def _again(call: Callable[[], ResultT]) -> ResultT:
 def collected(machine: Machine, rng: random.Random, op: Op) -> None:
     """Collect garbage; what servers have open stays."""
     nested = op.get("nested", False)
-    if nested and "gc-takes-running-builds" in KNOWN:
-        return
     leased, _ = leased_versions(machine.store, INDEX)
     keep = rng.choice([1, 1, 3])
     age = timedelta(days=1) if nested else timedelta(0)

@@ -111,27 +111,45 @@ class World:
 
 
 def after_build(
-    rows: Mapping[str, Row], records: Sequence[Row], *, full: bool = False, deletes: Iterable[str] = ()
+    rows: Mapping[str, Row],
+    records: Sequence[Row],
+    *,
+    full: bool = False,
+    deletes: Iterable[str] = (),
+    newer_than: int | None = None,
+    whole: bool = False,
 ) -> Rows:
     """Return what a build makes of the rows of its parent.
 
     A document of the input takes the place of all rows of that document, and of rows with its ids; one that is there
-    just so already stays, with its revisions.
+    just so already stays, with its revisions. What live updates wrote after the sequence `newer_than` stays, and
+    records with its ids do not come; where each record is a whole document, nor do those documents.
     """
+    newer = [row for row in rows.values() if newer_than is not None and row.revision > newer_than]
+    newer_ids = {row.id for row in newer}
+    newer_documents = {row.document_id for row in newer} if whole else set()
     documents: dict[str, Rows] = {}
     for record in records:
-        documents.setdefault(record.document_id, {})[record.id] = record
+        own = documents.setdefault(record.document_id, {})
+        if record.id not in newer_ids and record.document_id not in newer_documents:
+            own[record.id] = record
     gone = set(deletes)
     documents = {name: own for name, own in documents.items() if name not in gone}
     old: dict[str, Rows] = {}
     for row in rows.values():
         old.setdefault(row.document_id, {})[row.id] = row
-    changed = {name: own for name, own in documents.items() if not _same(own, old.get(name, {}))}
-    ids = {identifier for own in changed.values() for identifier in own}
-    # A record of a document that is deleted takes its id from whatever had it, and goes with its document.
-    ids |= {record.id for record in records if record.document_id in gone}
+    same = {name for name, own in documents.items() if own and _same(own, old.get(name, {}))}
+    changed = {
+        name: own for name, own in documents.items() if name not in same and name not in newer_documents
+    }
+    # A record that goes, with its document or because of a newer one, takes its id from whatever had it all the same.
+    ids = {record.id for record in records if record.document_id not in same}
     removed = gone | changed.keys() | ((old.keys() - documents.keys()) if full else set())
-    after = {name: row for name, row in rows.items() if row.document_id not in removed and name not in ids}
+    after = {
+        name: row
+        for name, row in rows.items()
+        if name in newer_ids or (row.document_id not in removed and name not in ids)
+    }
     for own in changed.values():
         after.update(own)
     return after

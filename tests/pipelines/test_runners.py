@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from scannery.indexer import Store, verify
 from scannery.pipelines import RunnerError
+from scannery.pipelines.runners import import_beam
 from tests.data import ROOT
 from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
 
@@ -184,3 +186,14 @@ def test_options_are_checked_before_anything_starts(store, write, runner, option
     with pytest.raises(RunnerError, match=words):
         run(store, write("a.jsonl", vector_records(0, 3)), runner=runner, runner_options=options)
     assert not store.list()
+
+
+def test_to_import_beam_changes_nothing_of_what_is_logged() -> None:
+    before = logging.root.manager.disable
+    try:
+        for level in (logging.NOTSET, logging.ERROR):
+            logging.disable(level)
+            import_beam()
+            assert logging.root.manager.disable == level
+    finally:
+        logging.disable(before)

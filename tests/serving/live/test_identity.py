@@ -540,3 +540,14 @@ def test_a_snapshot_in_a_bucket_is_restored_with_its_log(path: Path, fast: Path,
     copy.delete("live/log/log.sqlite")
     with pytest.raises(NotFoundError, match="lacks its log"):
         restore(copy, "live", Store.open(tmp_path / "again", create=True))
+
+
+def test_a_process_that_has_not_seen_the_log_yet_takes_writes(path: Path) -> None:
+    # Two workers, of which the second gets its first write before it has looked for what the first one made.
+    with opened(path) as one, opened(path) as two:
+        for catalog in (one, two):
+            catalog.refresh()
+            catalog.watched = True
+        assert [write(one, "a"), write(two, "b")] == [1, 2]
+        one.live("live").catch_up()
+        assert ids(one, "a", "b") == ids(two, "a", "b") == [True, True]
