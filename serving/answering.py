@@ -22,6 +22,7 @@ from scannery.serving.deadline import Deadline
 from scannery.serving.errors import InvalidRequestError, OverloadedError, UnknownIndexError
 from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.metrics import ServerMetrics
+from scannery.serving.parts import check_parts, warm_up
 from scannery.serving.plans import noting
 from scannery.serving.requests import count_queries
 from scannery.serving.security.principals import CURRENT, Principal
@@ -75,6 +76,7 @@ class Answering:
     ) -> None:
         """Take what is served; `offer` is called with each search that was answered."""
         self._service, self._metrics, self._offer = service, metrics, offer
+        warm_up()
         most = config.threads + config.queue
         self.admission = Admission(least=min(least_in_flight(config), most), most=most)
         self.turns = threading.BoundedSemaphore(config.threads)
@@ -159,7 +161,8 @@ def client_of(principal: Principal, metadata: Iterable[tuple[str, str | bytes]] 
 
 
 def decoded(kind: type[MessageT], data: bytes) -> MessageT:
-    """Return a message; InvalidRequestError if the bytes are none."""
+    """Return a message; InvalidRequestError if the bytes are none, or more than any request needs."""
+    check_parts(kind, data)
     try:
         return kind.FromString(data)
     except DecodeError as error:

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from scannery.serving.answering import Answering, Asked, client_of, current_prin
 from scannery.serving.config import ListenConfig
 from scannery.serving.deadline import Deadline
 from scannery.serving.errors import OverloadedError
+from scannery.serving.few import FewCalls
 from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.plans import noting
 from scannery.serving.security.entry import Entry
@@ -72,7 +72,7 @@ class Dispatcher(GenericHandler):
         self._answering = answering
         self._config = config
         # A stream keeps its thread; half of them always stay free for single requests.
-        self._streams = threading.BoundedSemaphore(max(1, config.threads // 2))
+        self._streams = FewCalls(max(1, config.threads // 2))
         self._slow = slow
         self._stream_threads = ThreadPoolExecutor(
             config.threads * max(1, config.threads // 2), thread_name_prefix="scannery-stream"
@@ -162,46 +162,34 @@ class Dispatcher(GenericHandler):
     def _search_stream(
         self, ticket: Ticket, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        with ticket:
-            if not self._streams.acquire(blocking=False):
-                abort(context, OverloadedError("too many open streams", retry_after_s=1.0))
-            try:
-                with self._watched(SEARCH_STREAM, context):
-                    yield from pipelined(
-                        messages,
-                        partial(self._stream_answer, self._deadline(context), context),
-                        threads=self._config.threads,
-                        window=MAX_IN_STREAM,
-                        window_bytes=MAX_UNREAD_BYTES,
-                        pool=self._stream_threads,
-                    )
-            except grpc.RpcError:
-                return  # the caller went away, or its message is over the limit: gRPC has told it
-            except GoneError:
-                return
-            except Exception as error:  # noqa: BLE001  the table knows every one
-                abort(context, error)
-            finally:
-                self._streams.release()
+        try:
+            with ticket, self._streams.shared(ticket.client, context), self._watched(SEARCH_STREAM, context):
+                yield from pipelined(
+                    messages,
+                    partial(self._stream_answer, self._deadline(context), context),
+                    threads=self._config.threads,
+                    window=MAX_IN_STREAM,
+                    window_bytes=MAX_UNREAD_BYTES,
+                    pool=self._stream_threads,
+                )
+        except (grpc.RpcError, GoneError):
+            return  # the caller went away, or its message is over the limit: gRPC has told it
+        except Exception as error:  # noqa: BLE001  the table knows every one
+            abort(context, error)
 
     def _upsert_stream(
         self, ticket: Ticket, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        with ticket:
-            if not self._streams.acquire(blocking=False):
-                abort(context, OverloadedError("too many open streams", retry_after_s=1.0))
-            try:
-                deadline = self._deadline(context)
-                with self._watched(UPSERT_STREAM, context):
-                    for data in messages:
-                        # One after the other: the first error ends the stream, and what was acknowledged stays.
-                        yield self._upserted(data, deadline, context)
-            except (grpc.RpcError, GoneError):
-                return  # the caller went away, or its message is over the limit: gRPC has told it
-            except Exception as error:  # noqa: BLE001  the table knows every one
-                abort(context, error)
-            finally:
-                self._streams.release()
+        try:
+            deadline = self._deadline(context)
+            with ticket, self._streams.shared(ticket.client, context), self._watched(UPSERT_STREAM, context):
+                for data in messages:
+                    # One after the other: the first error ends the stream, and what was acknowledged stays.
+                    yield self._upserted(data, deadline, context)
+        except (grpc.RpcError, GoneError):
+            return  # the caller went away, or its message is over the limit: gRPC has told it
+        except Exception as error:  # noqa: BLE001  the table knows every one
+            abort(context, error)
 
     def _upserted(self, data: bytes, deadline: Deadline, context: grpc.ServicerContext) -> bytes:
         started_s = time.monotonic()

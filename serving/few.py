@@ -1,6 +1,7 @@
 """Calls of one kind, at most so many at once: another one ends the oldest of the caller that has the most.
 
-Whoever sends what they should at once is answered, however many others send nothing.
+Whoever sends what they should at once is answered, however many others send nothing. Where calls may rightly last, one
+is ended for a caller that has fewer only; others are refused.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from scannery.serving.errors import OverloadedError
 from scannery.serving.slow import Cancellable
 
 __all__ = ["FewCalls"]
@@ -28,8 +30,19 @@ class FewCalls:
     @contextmanager
     def entered(self, client: str, call: Cancellable) -> Iterator[None]:
         """Count a call of a client while it is under way; end another one, if there are too many."""
+        with self._counted(client, call, fair=False):
+            yield
+
+    @contextmanager
+    def shared(self, client: str, call: Cancellable) -> Iterator[None]:
+        """Do the same, if that leaves the other caller no fewer calls than this one has; else raise OverloadedError."""
+        with self._counted(client, call, fair=True):
+            yield
+
+    @contextmanager
+    def _counted(self, client: str, call: Cancellable, *, fair: bool) -> Iterator[None]:
         with self._lock:
-            ended = self._removed() if len(self._calls) >= self._most else None
+            ended = self._removed(client, fair=fair) if len(self._calls) >= self._most else None
             self._last += 1
             number = self._last
             self._calls[number] = (client, call)
@@ -41,7 +54,10 @@ class FewCalls:
             with self._lock:
                 self._calls.pop(number, None)
 
-    def _removed(self) -> Cancellable:
-        [(client, _)] = Counter(client for client, _ in self._calls.values()).most_common(1)
+    def _removed(self, for_client: str, *, fair: bool) -> Cancellable:
+        counts = Counter(client for client, _ in self._calls.values())
+        [(client, count)] = counts.most_common(1)
+        if fair and counts[for_client] + 1 >= count:
+            raise OverloadedError("too many open streams", retry_after_s=1.0)
         number = next(number for number, (other, _) in self._calls.items() if other == client)
         return self._calls.pop(number)[1]

@@ -20,7 +20,12 @@ from typing import Literal, TypeAlias
 
 from scannery.indexer import AttributeType, InvalidRecordError, attribute_value
 from scannery.serving.errors import InvalidRequestError
-from scannery.serving.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_DEPTH, MAX_FILTER_VALUES
+from scannery.serving.limits import (
+    MAX_FILTER_CONDITIONS,
+    MAX_FILTER_DEPTH,
+    MAX_FILTER_PARTS,
+    MAX_FILTER_VALUES,
+)
 from scannery.v1 import types_pb2 as pb
 
 __all__ = ["AllOf", "AnyOf", "Compare", "Exists", "IsIn", "Node", "Not", "Scalar", "parse_filter", "size_of"]
@@ -121,6 +126,7 @@ class _Parser:
 
     def __init__(self, fields: Mapping[str, AttributeType]) -> None:
         self._fields = fields
+        self._parts = 0
         self._conditions = 0
         self._values = 0
 
@@ -129,6 +135,9 @@ class _Parser:
             raise InvalidRequestError.at(
                 path.split(".", 1)[0], f"is nested more than {MAX_FILTER_DEPTH} deep"
             )
+        self._parts += 1
+        if self._parts > MAX_FILTER_PARTS:
+            raise InvalidRequestError.at(path.split(".", 1)[0], f"has more than {MAX_FILTER_PARTS} parts")
         kind = message.WhichOneof("kind")
         if kind is None:
             return None

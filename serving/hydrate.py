@@ -15,6 +15,7 @@ import numpy as np
 from scannery.indexer import REVISION_COLUMN, AttributeType, IndexSpec, Records, Segment, kernels
 from scannery.indexer.kernels import COMPILING
 from scannery.serving import wire_kernels
+from scannery.serving.errors import InvalidRequestError
 from scannery.serving.options import Fields
 from scannery.serving.ranking import Ranking
 from scannery.v1.search_pb2 import HitList
@@ -47,6 +48,8 @@ SPARE_BYTES = 4096
 """Room for hits that are larger than those before."""
 MOST_GUESSED_BYTES = 16 << 20
 """Room that is made before it is known to be needed: the hits before may have been far larger."""
+MAX_ANSWER_BYTES = 256 << 20
+"""Of the hits of one answer: a hundred thousand that each carry a text of 1 MiB would take all memory that there is."""
 _NO_VECTORS.setflags(write=False)  # as those of a segment: each kind of array is compiled for apart
 
 
@@ -131,6 +134,8 @@ class Hydrator:
             sizes_H[places_P] = np.diff(starts_P, append=starts_P[0] + len(part_B))
             parts.append((part_B, starts_P, places_P))
         ends_H = np.cumsum(sizes_H)
+        if ends_H[-1] > MAX_ANSWER_BYTES:
+            raise _too_large()
         out_B = np.empty(ends_H[-1], np.uint8)
         for part in parts:
             wire_kernels.put_in_order(*part, ends_H, out_B)
@@ -142,13 +147,15 @@ class Hydrator:
         """Return hits of one segment on the wire, and where each of them starts in a buffer that ends with them."""
         layout, rows_H = self._layout(number, rows_H)
         starts_H = np.empty(len(rows_H), np.int64)
-        size = min(SPARE_BYTES + 2 * self._hit_bytes * len(rows_H), MOST_GUESSED_BYTES)
+        size = min(SPARE_BYTES + 2 * self._hit_bytes * len(rows_H), MOST_GUESSED_BYTES, MAX_ANSWER_BYTES)
         while True:
             out_B = np.empty(size, np.uint8)
             try:
                 first = wire_kernels.write_hits(*layout, rows_H, scores_SH, starts_H, out_B)
-            except BufferError:  # these are larger than those before
-                size *= 2
+            except BufferError as error:  # these are larger than those before
+                if size >= MAX_ANSWER_BYTES:
+                    raise _too_large() from error
+                size = min(2 * size, MAX_ANSWER_BYTES)
                 continue
             self._hit_bytes = (size - first) // max(len(rows_H), 1)
             return out_B[first:], starts_H
@@ -212,6 +219,13 @@ def varint(value: int) -> bytes:
         value >>= 7
     groups.append(value)
     return bytes(groups)
+
+
+def _too_large() -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the answer would have more than {MAX_ANSWER_BYTES >> 20} MiB; ask for fewer hits, or for fewer fields",
+        field="k",
+    )
 
 
 def _joined(rankings: Sequence[Ranking]) -> Ranking:

@@ -5,9 +5,11 @@ __all__ = [
     "DEFAULT_RERANK_CANDIDATES",
     "MAX_BATCH_HITS",
     "MAX_DELETES",
+    "MAX_DIMENSIONS",
     "MAX_EMBED_TEXTS",
     "MAX_FILTER_CONDITIONS",
     "MAX_FILTER_DEPTH",
+    "MAX_FILTER_PARTS",
     "MAX_FILTER_VALUES",
     "MAX_GET_IDS",
     "MAX_GROUP_QUERIES",
@@ -23,6 +25,7 @@ __all__ = [
     "MAX_RERANK_MS",
     "MAX_RESCORE",
     "MAX_RETURN_FIELDS",
+    "MAX_STRINGS",
     "MAX_TEXT_BYTES",
     "MAX_TITLE_BYTES",
     "MAX_UPSERTS",
@@ -49,6 +52,11 @@ MAX_RETURN_FIELDS = 256
 MAX_FILTER_DEPTH = 16
 MAX_FILTER_CONDITIONS = 256
 MAX_FILTER_VALUES = 4_096
+MAX_FILTER_PARTS = 4_096
+"""Filters in a filter, those that say nothing among them: 256 conditions, each at the end of 16."""
+MAX_DIMENSIONS = 16_384
+MAX_STRINGS = 65_536
+"""Of one list."""
 MAX_UPSERTS = 1_000
 MAX_DELETES = 1_000
 """Of ids, and of documents."""

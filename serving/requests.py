@@ -13,6 +13,7 @@ from typing import TypeAlias, overload
 import numpy as np
 
 from scannery.indexer import (
+    MAX_SPARSE_ENTRIES,
     Distance,
     InvalidRecordError,
     Manifest,
@@ -238,6 +239,10 @@ def parse_given_vector(message: Vector, manifest: Manifest, path: str) -> np.nda
 
 def _components(message: Vector, path: str) -> np.ndarray:
     packed, values = message.packed, message.values
+    if len(values) > limits.MAX_DIMENSIONS:
+        raise InvalidRequestError.at(
+            path, f"must have at most {limits.MAX_DIMENSIONS} dimensions, got {len(values)}"
+        )
     if packed and values:
         raise InvalidRequestError.at(path, "has both `packed` and `values`")
     if len(packed) % 4:
@@ -247,6 +252,9 @@ def _components(message: Vector, path: str) -> np.ndarray:
 
 def parse_sparse(message: SparseVector, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Return indices (uint32, ascending) and values (float32) of a sparse vector; InvalidRequestError if it is none."""
+    # Before they are made to numbers of Python's, one by one.
+    if max(len(message.indices), len(message.values)) > MAX_SPARSE_ENTRIES:
+        raise InvalidRequestError.at(path, f"must have 1 to {MAX_SPARSE_ENTRIES} entries")
     try:
         return sparse_value({"indices": list(message.indices), "values": list(message.values)}, field=path)
     except InvalidRecordError as error:

@@ -311,6 +311,10 @@ def typed_value(message: Value, kind: AttributeType, path: str) -> Any:
         return None
     value = getattr(message, field)
     if field == "string_list_value":
+        if len(value.values) > limits.MAX_STRINGS:
+            raise InvalidRequestError.at(
+                path, f"must have at most {limits.MAX_STRINGS} items, got {len(value.values)}"
+            )
         value = list(value.values)
     elif field == "float_value" and not math.isfinite(value):
         raise InvalidRequestError.at(path, f"must be finite, got {value}")

@@ -44,9 +44,9 @@ class _NotPlainError(Exception):
 
 def prepare_plain(request: pb.UpsertRequest, manifest: Manifest) -> PreparedUpsert | None:
     """Return a batch of whole datapoints with vectors, ready to be written; None if it is anything else, or wrong."""
-    upserts = list(request.upserts)
-    if not 1 <= len(upserts) <= limits.MAX_UPSERTS:
+    if not 1 <= len(request.upserts) <= limits.MAX_UPSERTS:
         return None
+    upserts = list(request.upserts)
     if len(request.request_id) * _UTF8_BYTES > limits.MAX_REQUEST_ID_BYTES:
         return None
     if any(message.HasField("update_mask") or message.HasField("condition") for message in upserts):

@@ -50,7 +50,7 @@ class Certificates:
         config = self._config
         chain, key = read_private(config.tls_cert, "tls_cert"), read_private(config.tls_key, "tls_key")
         _check_pair(chain, key)
-        roots = read_private(config.client_ca, "client_ca") if config.client_ca else None
+        roots = _authorities(config.client_ca) if config.client_ca else None
         return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=roots)
 
 
@@ -76,6 +76,7 @@ class TlsSockets:
         try:
             context.load_cert_chain(config.tls_cert, config.tls_key)
             if config.client_ca:
+                _authorities(config.client_ca)
                 context.verify_mode = ssl.CERT_REQUIRED
                 context.load_verify_locations(config.client_ca)
         except OSError as error:  # SSLError among them
@@ -85,6 +86,23 @@ class TlsSockets:
 
 def _files(config: SecurityConfig) -> tuple[str, str, str]:
     return config.tls_cert, config.tls_key, config.client_ca
+
+
+def _authorities(path: str) -> bytes:
+    """Return a file with certificates of authorities.
+
+    Raises:
+        ConfigError: it has none: gRPC would say nothing, and fail each handshake.
+
+    """
+    from cryptography import x509
+
+    roots = read_private(path, "client_ca")
+    try:
+        x509.load_pem_x509_certificates(roots)
+    except ValueError as error:
+        raise ConfigError(f"client_ca: no certificate in PEM: {error}", field="client_ca") from error
+    return roots
 
 
 def _check_pair(chain: bytes, key: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import OrderedDict
 from typing import Any
 
@@ -25,6 +26,8 @@ CACHED_TOKENS = 1024
 LEEWAY_S = 30
 ALL_INDEXES = "*"
 MIN_RSA_BITS = 2048
+MAX_NAME = 64
+"""Characters of a caller's name."""
 
 
 class TokenVerifier:
@@ -73,11 +76,12 @@ class TokenVerifier:
             self._seen.pop(digest, None)
             return None
         claims = self._claims(token)
-        if claims is None or now_s >= float(claims["exp"]) + LEEWAY_S:
+        until_s = _end(claims) + LEEWAY_S if claims else 0.0
+        if claims is None or now_s >= until_s:
             return None
         principal = _principal(claims)
         if principal is not None:
-            self._seen[digest] = (float(claims["exp"]) + LEEWAY_S, principal)
+            self._seen[digest] = (until_s, principal)
             while len(self._seen) > CACHED_TOKENS:
                 self._seen.popitem(last=False)
         return principal
@@ -97,7 +101,7 @@ class TokenVerifier:
                 leeway=LEEWAY_S,
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
-        except (self._jwt.PyJWTError, ValueError, TypeError):
+        except (self._jwt.PyJWTError, ValueError, TypeError, OverflowError):
             return None
         return claims
 
@@ -120,4 +124,19 @@ def _principal(claims: dict[str, Any]) -> Principal | None:
     # Issuers send null for an attribute that has no value: whoever has no index gets none.
     names = indexes if isinstance(indexes, list) else ()
     visible = None if indexes == ALL_INDEXES else frozenset(name for name in names if isinstance(name, str))
-    return Principal(f"sub/{str(claims['sub'])[:64]}", allowed, visible)
+    return Principal(f"sub/{_short(str(claims['sub']))}", allowed, visible)
+
+
+def _end(claims: dict[str, Any]) -> float:
+    try:
+        return float(claims["exp"])
+    except OverflowError:  # it has hundreds of digits, and ends some day
+        return math.inf
+
+
+def _short(name: str) -> str:
+    """Return a name for logs, another one for each caller: what belongs to one of them is kept by it."""
+    if len(name) <= MAX_NAME:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{name[: MAX_NAME - 17]}~{digest}"

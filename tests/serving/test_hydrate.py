@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from scannery.indexer import IndexSpec, Records, parse_spec
+from scannery.serving.errors import InvalidRequestError
 from scannery.serving.hydrate import Hydrator, framed, varint
 from scannery.serving.options import Fields
 from scannery.serving.ranking import Ranking
@@ -195,3 +196,16 @@ def test_large_hits_do_not_decide_on_the_room_for_small_ones() -> None:
     assert peak_bytes < 4 * len(written.data_B) + (32 << 20)
     hits = HitList.FromString(written.lists()[-1]).hits
     assert hits[-1].datapoint == expected(1)
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+def test_answers_are_bounded(segments: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of 1 MiB that each of a thousand queries finds would be 1 GiB."""
+    monkeypatch.setattr("scannery.serving.hydrate.MAX_ANSWER_BYTES", 1 << 20)
+    hydrator = Hydrator([segment()] * segments, SPEC, EVERYTHING, group_by=None)
+    numbers = np.arange(80, dtype=np.int64) % segments
+    some = Ranking(numbers[:40], np.zeros(40, np.int64), np.zeros(40, np.float32))
+    assert len(hydrator.hits([some]).lists()) == 1
+    many = Ranking(numbers, np.zeros(80, np.int64), np.zeros(80, np.float32))
+    with pytest.raises(InvalidRequestError, match="fewer hits"):
+        hydrator.hits([many])

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 import scannery
-from scannery.serving import SecurityConfig, Server
+from scannery.serving import ConfigError, SecurityConfig, Server
 from scannery.serving.security import KeyFile
+from scannery.serving.security.tls import Certificates
 from tests.served import DIMENSIONS, serving
 
 VECTOR = np.random.default_rng(0).normal(size=DIMENSIONS).astype(np.float32)
@@ -133,3 +134,26 @@ def test_renewed_certificates_are_used_without_a_restart(tmp_path: Path, library
         with scannery.connect(local(server), ca=second.path) as another:
             assert len(another.indexes()) == 2
         assert len(client.indexes()) == 2  # connections stay
+
+
+@pytest.mark.parametrize(
+    "broken", [b"", b"nothing", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+)
+def test_authorities_that_cannot_be_read_leave_the_last_ones_in_force(
+    broken: bytes, tmp_path: Path, library: Path
+) -> None:
+    authority = Authority(tmp_path)
+    (cert, key), (own_cert, own_key) = authority.issue("server"), authority.issue("caller")
+    security = secure(cert, key, client_ca=str(authority.path))
+    with serving(library, security=security) as server:
+        good = authority.path.read_bytes()
+        trusted = tmp_path / "trusted.pem"
+        trusted.write_bytes(good)
+        authority.path.write_bytes(broken)
+        for _ in range(2):
+            with scannery.connect(
+                local(server), tls=True, ca=str(trusted), cert=str(own_cert), key=str(own_key)
+            ) as client:
+                assert len(client.index("library").search(VECTOR)) == 10
+    with pytest.raises(ConfigError, match="client_ca: no certificate"):
+        Certificates(security)

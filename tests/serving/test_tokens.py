@@ -183,3 +183,25 @@ def test_weak_keys_and_those_for_encryption_sign_nothing(
         if not good:
             with pytest.raises(ConfigError, match="jwks_file"):
                 Authenticator(issuer.security)
+
+
+def test_an_end_with_hundreds_of_digits_is_one(tmp_path: Path) -> None:
+    issuer = Issuer(tmp_path)
+    authenticator = Authenticator(issuer.security)
+    metadata = (("authorization", f"Bearer {issuer.token(exp=10**400)}"),)
+    assert authenticator.principal(metadata) is not None
+
+
+def test_callers_with_long_names_are_told_apart(tmp_path: Path) -> None:
+    """What is kept for a caller, as the ids of their writes, is kept by the name."""
+    issuer = Issuer(tmp_path)
+    authenticator = Authenticator(issuer.security)
+    principals = [
+        authenticator.principal(
+            (("authorization", f"Bearer {issuer.token(sub='https://' + 'x' * 80 + end)}"),)
+        )
+        for end in ("/ann", "/bob")
+    ]
+    names = {principal.name for principal in principals if principal is not None}
+    assert len(names) == 2
+    assert max(map(len, names)) <= 68

@@ -530,7 +530,7 @@ class SearchManyRequest(_message.Message):
     """Name of the index."""
     @_builtins.property
     def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Query]:
-        """1 to 1000 queries; queries × (k + offset) at most 100000."""
+        """1 to 1000 queries; queries × (k + offset) at most 100000. The hits of one answer have at most 256 MiB."""
 
     @_builtins.property
     def vectors(self) -> _types_pb2.Matrix:

@@ -413,7 +413,9 @@ Global___FilterList: _TypeAlias = FilterList  # noqa: Y015
 
 @_typing.final
 class Filter(_message.Message):
-    """Which datapoints a query may return. Limits: nested at most 16 deep, 256 conditions, 4096 values in all."""
+    """Which datapoints a query may return. Limits: nested at most 16 deep, 256 conditions, 4096 values in all; 4096 filters,
+    those that say nothing among them.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
