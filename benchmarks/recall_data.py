@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import gzip
 import io
-import re
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from benchmarks.index import topics
 from benchmarks.report import shared_data
 from scannery.indexer import Distance
+from scannery.pipelines.questions import questions_of
 
 __all__ = ["KINDS", "Kind", "Sample"]
 
@@ -32,6 +33,8 @@ class Sample:
     queries_QD: np.ndarray
     alive: float = 1.0
     """Share of the vectors that are not marked as deleted."""
+    tuned_QD: np.ndarray | None = None
+    """Queries that the index is tuned for, where a build makes some besides its own: questions, of texts."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +115,12 @@ def _fashion(rows: int, queries: int, generator: np.random.Generator) -> Sample:
 
 def _sift(rows: int, queries: int, generator: np.random.Generator) -> Sample:
     folder = shared_data("vec-sift-5k")
-    lines = (folder / "sift-dataset-5k.tsv").read_text().splitlines()
-    vectors_ND = np.array([re.findall(r"[\d.]+", line)[-128:] for line in lines], np.float32)
+    # The last column is an id.
+    vectors_ND = np.loadtxt(folder / "sift-dataset-5k.tsv", np.float32, usecols=range(128))
     raw = np.fromfile(folder / "siftsmall_query.fvecs", np.float32).reshape(-1, 129)
-    return Sample(vectors_ND[:rows], np.ascontiguousarray(raw[:queries, 1:]))
+    asked_QD = np.ascontiguousarray(raw[:, 1:])
+    # Of other images, and so unlike all rows: as with `scannery build --queries`, the index is tuned for half of them.
+    return Sample(vectors_ND[:rows], asked_QD[1::2][:queries], tuned_QD=asked_QD[::2])
 
 
 PASSAGES = 5000
@@ -129,8 +134,11 @@ def _passages(rows: int, queries: int, generator: np.random.Generator) -> Sample
     encoder = Encoder.load("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
     passages = list(_texts(shared_data("podcasts-changelog")))
     chosen = generator.choice(len(passages), min(rows, PASSAGES, len(passages)), replace=False)
-    vectors_ND = encoder.encode_documents([passages[number] for number in sorted(chosen.tolist())])
-    return Sample(vectors_ND, encoder.encode_queries(topics()[:queries]))
+    texts = [passages[number] for number in sorted(chosen.tolist())]
+    # As a build of texts does.
+    questions_QD = questions_of(pa.table({"text": texts}), lambda: encoder)
+    queries_QD = encoder.encode_queries(topics()[:queries])
+    return Sample(encoder.encode_documents(texts), queries_QD, tuned_QD=questions_QD)
 
 
 def _texts(folder: Path) -> Iterator[str]:
@@ -158,7 +166,7 @@ KINDS = {
     "zeros": Kind("92 % zero vectors among clusters", _zeros),
     "huge": Kind("ten vectors of length 1e15 among clusters", _huge),
     "deleted": Kind("clusters, 90 % of them marked as deleted", _drawn(_clustered, alive=0.1)),
-    "sift": Kind("5,000 SIFT descriptors", _sift),
+    "sift": Kind("5,000 SIFT descriptors, asked with those of other images", _sift),
     "fashion": Kind("Fashion-MNIST, its test images", _fashion),
     "passages": Kind("5,000 podcast passages, TREC questions", _passages),
 }

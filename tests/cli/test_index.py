@@ -83,10 +83,10 @@ def tuned(tmp_path: Path) -> str:
 
 
 def test_a_segment_that_is_searched_exactly_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    spec = {"index": "odd", "source": {"vector": "v"}, "distance": "dot", "scann": {"exact_below_rows": 1000}}
-    # Lengths over many orders of magnitude: ScaNN's codes have no digits for the shorter ones.
-    lengths = np.random.default_rng(0).lognormal(0, 4, (2000, 1))
-    np.save(tmp_path / "v.npy", (clustered(2000, 16) * lengths).astype(np.float32))
+    # A code of four bits for 16 independent dimensions, and only twenty candidates.
+    coarse = {"exact_below_rows": 1000, "dimensions_per_block": 16, "rescore": 20}
+    spec = {"index": "odd", "source": {"vector": "v"}, "scann": coarse}
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).standard_normal((2000, 32)).astype(np.float32))
     store = str(tmp_path / "store")
     build(spec, [str(tmp_path / "v.npy")], store)
     _, out, _ = run(capsys, "show", "odd", "--store", store)
