@@ -34,7 +34,7 @@ from scannery.serving.live.log_files import (
     tighten,
     wal_of,
 )
-from scannery.serving.live.log_forks import check_not_inherited, watch_forks
+from scannery.serving.live.log_forks import check_not_inherited, no_forks, watch_forks
 from scannery.serving.live.log_turn import (
     SqliteTurn,
     adopt,
@@ -78,6 +78,9 @@ class SqliteLog:
         self._unchecked_bytes = 0
         self._closed = False
         self._seen: int | None = None
+        self._reader: apsw.Connection | None = None
+        self._writer: apsw.Connection | None = None
+        watch_forks(self)
         if not self.path.exists():
             if not create:
                 raise FileNotFoundError(self.path)
@@ -85,13 +88,12 @@ class SqliteLog:
         tighten(folder)
         self._mode = mode_of(self.path)
         self._file = _file_of(self.path)
-        check_not_inherited(self.path)
-        self._reader: apsw.Connection | None = connected(self.path)
-        self._writer: apsw.Connection | None = None
-        if _file_of(self.path) != self._file:
-            self._reader.close()
-            raise LogReplacedError(f"the mutation log {self.path} was replaced while it was opened")
-        watch_forks(self)
+        with self._read_lock:  # which a fork waits for
+            check_not_inherited(self.path)
+            self._reader = connected(self.path)
+            if _file_of(self.path) != self._file:
+                self._close_reader()
+                raise LogReplacedError(f"the mutation log {self.path} was replaced while it was opened")
 
     @contextmanager
     def turn(self, *, after: int, index_id: str | None = None) -> Iterator[SqliteTurn]:
@@ -293,8 +295,10 @@ class SqliteLog:
             self._close_reader()
         return True
 
-    def after_fork(self) -> None:
+    def after_fork(self, *, in_child: bool) -> None:
         """Let go of the locks; the connections are opened again when they are needed."""
+        if in_child:
+            self._tidying = threading.Lock()  # the thread that may have it is the parent's
         self._read_lock.release()
         self._write_lock.release()
 
@@ -306,7 +310,7 @@ def rename_log(path: Path, *, log_id: str, index_id: str | None) -> None:
         FormatError, CorruptError, StoreError: it is no log, or damaged.
 
     """
-    with explained(path):
+    with explained(path), no_forks():
         connection = connected(path)
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -336,7 +340,8 @@ def _create(path: Path) -> None:
             leftover.unlink()
         # SQLite gives the files that it makes beside a database the rights of that.
         os.close(open_private(draft))
-        create_database(draft)
+        with no_forks():
+            create_database(draft)
         # Complete before it has its name; the folders too must survive a power cut.
         draft.rename(path)
         sync_folder(path.parent)
