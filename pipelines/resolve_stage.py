@@ -35,8 +35,12 @@ def needs_resolving(job: Job) -> bool:
 
 
 def may_move(job: Job) -> bool:
-    """Return whether the index can have the id of a record in another shard than the record is for."""
-    return job.mode == "upsert" and job.parent is not None and job.shards > 1
+    """Return whether the index can have the id of a record in another shard than the record is for.
+
+    Of the rows that a full build does not have, it keeps those that were written while it ran.
+    """
+    keeps_rows = job.mode == "upsert" or (job.keep_rows and job.newer_than is not None)
+    return keeps_rows and job.parent is not None and job.shards > 1
 
 
 def resolve(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> Iterator[tuple[int, RowGroup]]:

@@ -288,11 +288,15 @@ def _newer(table: pa.Table, job: Job) -> np.ndarray:
 def _without_overwritten(fresh: pa.Table, olds: Sequence[pa.Table], job: Job) -> pa.Table:
     """Return the new rows without those that live updates wrote while the build ran.
 
-    Where a record is a whole document, a live update has written all of it.
+    Where a record is a whole document, a live update has written all of it. The id counts in any case: a live update
+    may have given it to another document.
     """
     newer = [table.filter(pa.array(_newer(table, job))) for table in olds]
-    column = "document_id" if job.spec.source.document_id is None else "id"
-    return _without(fresh, **{column: {name for table in newer for name in table.column(column).to_pylist()}})
+    columns = ("id", "document_id") if job.spec.source.document_id is None else ("id",)
+    written = {
+        name: {value for table in newer for value in table.column(name).to_pylist()} for name in columns
+    }
+    return _without(fresh, **written)
 
 
 def _removed(
