@@ -134,6 +134,10 @@ def test_killed_at_random_moments(kind, forker, tmp_path, write):
 
 
 def assert_no_orphans(store: Store) -> None:
+    for item in store.list(
+        "vectors/leases"
+    ):  # of those that were killed: what they held stays until these expire
+        store.delete(item.key)
     collect_garbage(store, "vectors", keep=1, min_age=timedelta(0))
     (version,) = list_versions(store, "vectors")
     named = {f"vectors/{entry.key}" for entry in read_manifest(store, "vectors", version).segments}
