@@ -20,7 +20,7 @@ import apsw
 
 from scannery.indexer import StoreError
 from scannery.serving.live.log import LogEntry, LogIdentity, LogReplacedError, WrongLogError
-from scannery.serving.live.log_database import connected, create_database, explained, sqlite_version
+from scannery.serving.live.log_database import BUSY_MS, connected, create_database, explained, sqlite_version
 from scannery.serving.live.log_files import (
     LOG_FILE,
     Mode,
@@ -51,6 +51,9 @@ _LOG = logging.getLogger(__name__)
 
 READ_BYTES = 64 << 20
 CHECKPOINT_BYTES = 64 << 20
+CHECKPOINT_MS = 200
+"""A checkpoint that is to give back space waits for those who read, and writers wait for it. Who reads for longer (a
+backup, a process that was stopped) keeps the space until the next one."""
 TRUNCATE_AT_ONCE = 64
 """Records removed in one transaction: writers wait for it."""
 CLOSE_S = 5.0
@@ -259,7 +262,9 @@ class SqliteLog:
             if self._writer is None:
                 self._writer = connected(self.path)
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()
+            self._writer.set_busy_timeout(CHECKPOINT_MS)
             self._writer.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if truncate else 'PASSIVE'})").fetchall()
+            self._writer.set_busy_timeout(BUSY_MS)
 
     def copy_to(self, path: Path) -> None:
         """Write a consistent copy of the log to a new file, while others append."""
