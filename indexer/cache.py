@@ -35,7 +35,7 @@ _TRIES = 10
 _DRAFT_AGE_S = 24 * 3600
 """From which on a draft is one of a process that was killed: unpacking takes minutes at most."""
 # Unpacked parts depend on the code that unpacks; a change of their layout takes a new folder.
-_LAYOUT = "v5"
+_LAYOUT = "v6"
 
 
 def default_cache_folder() -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +19,16 @@ from scannery.indexer import (
     Manifest,
     NotFoundError,
     Store,
+    StoreError,
     manifest_key,
     new_index_id,
     read_manifest,
     segment_key,
 )
+from scannery.indexer.leases import WorkLease, working
 from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.segment_writer import file_sha256
+from scannery.indexer.versions import hold_current
 from scannery.serving.errors import ReadOnlyError
 from scannery.serving.live.location import LOG_FOLDER
 from scannery.serving.live.log import WrongLogError
@@ -68,9 +71,9 @@ def snapshot(store: Store, index: str, target: Store, *, log_root: Path | None =
             f"index {index!r} has live updates in a log {known.where}; give its folder with --log, or the copy "
             "would lack those that are not sealed"
         )
-    with scratch_folder("backup") as folder:
+    with scratch_folder("backup") as folder, _lease(store, index) as lease:
         copy = folder / LOG_FILE
-        manifest, sequence = _consistent(store, index, place, copy)
+        manifest, sequence = _consistent(store, index, place, copy, lease)
         _check_absent(target, index)
         fork = _Fork.of(manifest)
         size_bytes = _copy_files(store, target, manifest)
@@ -98,15 +101,16 @@ def restore(backup: Store, index: str, store: Store, *, log_root: Path | None = 
         ReadOnlyError: there is a log, and no local folder to put it.
 
     """
-    manifest = read_manifest(backup, index)
+    read_manifest(backup, index)  # a clear NotFoundError
     _check_absent(store, index)
     folder = LogPlace(store, index, log_root).folder
     _check_no_log(folder)
-    fork = _Fork.of(manifest)
-    size_bytes = _copy_files(backup, store, manifest)
-    sequence = manifest.log_sequence
-    with _log_of(backup, index) as path:
-        if path is not None:
+    with scratch_folder("restore") as scratch:
+        path = scratch / LOG_FILE
+        manifest, sequence = _from_backup(backup, index, path)
+        fork = _Fork.of(manifest)
+        size_bytes = _copy_files(backup, store, manifest)
+        if path.exists():
             if folder is None:
                 raise ReadOnlyError(
                     f"the backup of index {index!r} has a log of live updates, which needs a local folder (--log)"
@@ -134,22 +138,37 @@ class _Fork:
         rename_log(copy, log_id=self.log_id, index_id=self.manifest.index_id)
 
 
+def _from_backup(backup: Store, index: str, copy: Path) -> tuple[Manifest, int]:
+    """Return the manifest of a backup and its last sequence, with a copy of its log, if it has one."""
+    place = LogPlace(backup, index)
+    if place.writable:  # it may be served by now, and written to: then its log is more than one file
+        return _consistent(backup, index, place, copy)
+    manifest = read_manifest(backup, index)
+    if backup.exists(_log_key(index)):
+        with backup.open_file(_log_key(index)) as path:
+            shutil.copyfile(path, copy)
+    elif registered(backup, index) is not None:
+        raise NotFoundError(f"the backup of index {index!r} lacks its log: there is no {_log_key(index)}")
+    return manifest, manifest.log_sequence
+
+
 @contextmanager
-def _log_of(backup: Store, index: str) -> Iterator[Path | None]:
-    """Give the file of the log in a backup; None if it has none."""
-    if not backup.exists(_log_key(index)):
-        if registered(backup, index) is not None:
-            raise NotFoundError(f"the backup of index {index!r} lacks its log: there is no {_log_key(index)}")
-        yield None
-        return
-    with backup.open_file(_log_key(index)) as path:
-        yield path
+def _lease(store: Store, index: str) -> Iterator[WorkLease | None]:
+    """Give what keeps gc from the version that is copied; None where the store cannot be written."""
+    with ExitStack() as stack:
+        lease = None
+        with suppress(StoreError):
+            lease = stack.enter_context(working(store, index))
+        yield lease
 
 
-def _consistent(store: Store, index: str, place: LogPlace, copy: Path) -> tuple[Manifest, int]:
+def _consistent(
+    store: Store, index: str, place: LogPlace, copy: Path, lease: WorkLease | None = None
+) -> tuple[Manifest, int]:
     """Return a manifest, with a copy of the log that has all that comes after it, and the last sequence."""
     for _ in range(MAX_ATTEMPTS):
-        manifest = read_manifest(store, index)
+        held = hold_current(store, index, lease) if lease else None
+        manifest = held or read_manifest(store, index)
         log = place.checked(manifest)
         if log is None:
             return manifest, manifest.log_sequence

@@ -20,6 +20,7 @@ from scannery.serving.errors import ConfigError, ReadOnlyError
 from scannery.serving.live.log_files import Mode, mode_of
 
 __all__ = [
+    "BUSY_MS",
     "LOG_FORMAT",
     "check_sqlite",
     "connected",
@@ -38,7 +39,7 @@ write. Releases that know only format 1 refuse it: they would not compare.
 
 APPLICATION_ID = 0x5363616E  # "Scan": tells our databases from others
 PAGE_BYTES = 1 << 14
-BUSY_S = 10.0
+BUSY_MS = 10_000
 _SOUND_SQLITE = (3, 51, 3)
 _SOUND_BACKPORTS = ((3, 50, 7), (3, 44, 6))
 
@@ -94,7 +95,7 @@ def connected(path: Path) -> apsw.Connection:
             | (apsw.SQLITE_OPEN_READWRITE if mode is Mode.OPEN else apsw.SQLITE_OPEN_READONLY),
         )
         try:
-            connection.set_busy_timeout(round(BUSY_S * 1000))
+            connection.set_busy_timeout(BUSY_MS)
             _check_format(connection, path)
             # FULL: every commit is synced. Set by connection, not by database.
             connection.execute("PRAGMA synchronous = FULL")

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from scannery.indexer import StoreError
 from scannery.serving.errors import ReadOnlyError
+from scannery.serving.live.log_forks import held_by_this_process
 
 __all__ = [
     "LOG_FILE",
@@ -136,8 +137,9 @@ def exclusive(path: Path) -> Iterator[int]:
     except OSError as error:
         raise refusal(path.parent, error) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
+        with held_by_this_process(descriptor):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield descriptor
     finally:
         # To close it is not enough: a process that was forked meanwhile has it, too, and would keep the turn.
         fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from scannery.indexer import CorruptError, Manifest, Store
@@ -87,6 +88,8 @@ class LogPlace:
                 f"the log in {self.folder} is not the one that index {self._index!r} uses, which is {known.where}: "
                 f"{_ADVICE}"
             )
+        if known is not None:
+            self._check_not_copied(known)
 
     def claim(self, log: MutationLog | None, manifest: Manifest) -> MutationLog:
         """Return the log to write to; see LogHome."""
@@ -135,6 +138,20 @@ class LogPlace:
             f"index {self._index!r} has live updates in a log {known.where}, and there is none in {self.folder}: "
             f"{_ADVICE}"
         )
+
+    def _check_not_copied(self, known: Registration) -> None:
+        """Raise WrongLogError if the log is where it was registered, too: each of the two would take writes."""
+        assert self._path is not None
+        former = known.folder(self._store, self._index)
+        if former is None or former == self._path.parent:
+            return
+        path = former / LOG_FILE
+        with suppress(OSError):  # it was moved; or nobody here can tell
+            if path.exists() and not path.samefile(self._path):
+                raise WrongLogError(
+                    f"the log in {self.folder} is a copy of that in {former}, which is still there; only one of them "
+                    f"may be written to: stop what uses {former}, and move that folder away"
+                )
 
     def _check_index(self, log: MutationLog, manifest: Manifest) -> None:
         found = log.identity().index_id

@@ -31,6 +31,7 @@ from scannery.indexer import (
 from scannery.serving.errors import OverloadedError
 from scannery.serving.live.location import log_folder
 from scannery.serving.live.log_files import LOG_FILE, make_folders, open_private
+from scannery.serving.live.log_forks import held_by_this_process
 from scannery.serving.live.memtable import LiveState
 from scannery.serving.live.merging import due
 
@@ -168,8 +169,9 @@ class Maintenance:
         if lock is None:
             return
         try:
-            os.utime(lock)  # by which the next collection of garbage is told to be due
-            self._runs[task] = self._begun(task, lock)
+            with held_by_this_process(lock):
+                os.utime(lock)  # by which the next collection of garbage is told to be due
+                self._runs[task] = self._begun(task, lock)
         except OSError as error:
             self._failed(task, str(error))
         finally:
@@ -236,7 +238,8 @@ def locked(log_root: Path, index: str, task: Task) -> Iterator[None]:
     if lock is None:
         raise OverloadedError(f"index {index!r}: another process is at it ({task})", retry_after_s=5.0)
     try:
-        yield
+        with held_by_this_process(lock):
+            yield
     finally:
         fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open, too
         os.close(lock)

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from scannery.indexer import AlreadyExistsError, CorruptError, NotFoundError, Store
+from scannery.serving.live.location import log_folder
 from scannery.serving.live.log import WrongLogError
 
 __all__ = ["Registration", "forget", "register", "registered", "registration_key"]
@@ -35,6 +36,12 @@ class Registration:
     def where(self) -> str:
         """What a message calls the place of the log."""
         return "in the store" if self.path is None else f"in {self.path} on host {self.host}"
+
+    def folder(self, store: Store, index: str) -> Path | None:
+        """Return the folder where this machine had it when it was registered; None: on another machine."""
+        if self.path is None:
+            return log_folder(store.local_root, index)
+        return Path(self.path) if self.host == socket.gethostname() else None
 
     def is_in(self, store: Store, folder: Path) -> bool:
         """Return whether it is the log of this folder, or was when it was registered."""

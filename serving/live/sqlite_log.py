@@ -20,7 +20,7 @@ import apsw
 
 from scannery.indexer import StoreError
 from scannery.serving.live.log import LogEntry, LogIdentity, LogReplacedError, WrongLogError
-from scannery.serving.live.log_database import connected, create_database, explained, sqlite_version
+from scannery.serving.live.log_database import BUSY_MS, connected, create_database, explained, sqlite_version
 from scannery.serving.live.log_files import (
     LOG_FILE,
     Mode,
@@ -34,7 +34,7 @@ from scannery.serving.live.log_files import (
     tighten,
     wal_of,
 )
-from scannery.serving.live.log_forks import check_not_inherited, watch_forks
+from scannery.serving.live.log_forks import check_not_inherited, no_forks, watch_forks
 from scannery.serving.live.log_turn import (
     SqliteTurn,
     adopt,
@@ -51,6 +51,9 @@ _LOG = logging.getLogger(__name__)
 
 READ_BYTES = 64 << 20
 CHECKPOINT_BYTES = 64 << 20
+CHECKPOINT_MS = 200
+"""A checkpoint that is to give back space waits for those who read, and writers wait for it. Who reads for longer (a
+backup, a process that was stopped) keeps the space until the next one."""
 TRUNCATE_AT_ONCE = 64
 """Records removed in one transaction: writers wait for it."""
 CLOSE_S = 5.0
@@ -78,6 +81,9 @@ class SqliteLog:
         self._unchecked_bytes = 0
         self._closed = False
         self._seen: int | None = None
+        self._reader: apsw.Connection | None = None
+        self._writer: apsw.Connection | None = None
+        watch_forks(self)
         if not self.path.exists():
             if not create:
                 raise FileNotFoundError(self.path)
@@ -85,13 +91,12 @@ class SqliteLog:
         tighten(folder)
         self._mode = mode_of(self.path)
         self._file = _file_of(self.path)
-        check_not_inherited(self.path)
-        self._reader: apsw.Connection | None = connected(self.path)
-        self._writer: apsw.Connection | None = None
-        if _file_of(self.path) != self._file:
-            self._reader.close()
-            raise LogReplacedError(f"the mutation log {self.path} was replaced while it was opened")
-        watch_forks(self)
+        with self._read_lock:  # which a fork waits for
+            check_not_inherited(self.path)
+            self._reader = connected(self.path)
+            if _file_of(self.path) != self._file:
+                self._close_reader()
+                raise LogReplacedError(f"the mutation log {self.path} was replaced while it was opened")
 
     @contextmanager
     def turn(self, *, after: int, index_id: str | None = None) -> Iterator[SqliteTurn]:
@@ -257,7 +262,9 @@ class SqliteLog:
             if self._writer is None:
                 self._writer = connected(self.path)
             self._writer.execute("PRAGMA incremental_vacuum").fetchall()
+            self._writer.set_busy_timeout(CHECKPOINT_MS)
             self._writer.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if truncate else 'PASSIVE'})").fetchall()
+            self._writer.set_busy_timeout(BUSY_MS)
 
     def copy_to(self, path: Path) -> None:
         """Write a consistent copy of the log to a new file, while others append."""
@@ -293,8 +300,10 @@ class SqliteLog:
             self._close_reader()
         return True
 
-    def after_fork(self) -> None:
+    def after_fork(self, *, in_child: bool) -> None:
         """Let go of the locks; the connections are opened again when they are needed."""
+        if in_child:
+            self._tidying = threading.Lock()  # the thread that may have it is the parent's
         self._read_lock.release()
         self._write_lock.release()
 
@@ -306,7 +315,7 @@ def rename_log(path: Path, *, log_id: str, index_id: str | None) -> None:
         FormatError, CorruptError, StoreError: it is no log, or damaged.
 
     """
-    with explained(path):
+    with explained(path), no_forks():
         connection = connected(path)
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -336,7 +345,8 @@ def _create(path: Path) -> None:
             leftover.unlink()
         # SQLite gives the files that it makes beside a database the rights of that.
         os.close(open_private(draft))
-        create_database(draft)
+        with no_forks():
+            create_database(draft)
         # Complete before it has its name; the folders too must survive a power cut.
         draft.rename(path)
         sync_folder(path.parent)

@@ -134,9 +134,8 @@ def test_killed_at_random_moments(kind, forker, tmp_path, write):
 
 
 def assert_no_orphans(store: Store) -> None:
-    for item in store.list(
-        "vectors/leases"
-    ):  # those of killed processes, which expire after a quarter of an hour
+    # Those of killed processes, which expire after a quarter of an hour.
+    for item in store.list("vectors/leases"):
         store.delete(item.key)
     collect_garbage(store, "vectors", keep=1, min_age=timedelta(0))
     (version,) = list_versions(store, "vectors")

@@ -439,6 +439,26 @@ def test_a_log_may_be_moved(path: Path, fast: Path) -> None:
     assert known is not None and known.path == str(fast / "live" / "log")
 
 
+def test_a_copy_of_a_log_takes_no_writes_beside_it(path: Path, fast: Path) -> None:
+    with opened(path) as first:
+        write(first, "a")
+        shutil.copytree(log_of(path), fast / "live" / "log")
+        with opened(path, fast) as second, pytest.raises(WrongLogError, match="is a copy of that in"):
+            write(second, "b")
+        with pytest.raises(WrongLogError, match="is a copy of that in"):
+            seal(Store.open(path), "live", log_root=fast)
+        assert write(first, "b") == 2
+    # The same folder under another name is no copy.
+    (fast.parent / "link").symlink_to(path)
+    with opened(path, fast.parent / "link") as catalog:
+        assert write(catalog, "c") == 3
+    shutil.rmtree(fast)
+    shutil.copytree(log_of(path), fast / "live" / "log")
+    shutil.rmtree(log_of(path))
+    with opened(path, fast) as catalog:
+        assert write(catalog, "d") == 4
+
+
 FORMAT_1 = """
 PRAGMA user_version = 1;
 DELETE FROM state WHERE name != 'truncated';

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -21,9 +22,9 @@ from scannery.serving import ConfigError
 from scannery.serving.catalog import Catalog
 from scannery.serving.live import log_forks, sqlite_log
 from scannery.serving.live.log import Answer, LogEntry, LogGapError, Request
-from scannery.serving.live.log_database import LOG_FORMAT, check_sqlite
-from scannery.serving.live.log_files import exclusive
-from scannery.serving.live.log_turn import KEEP_ANSWERS_S
+from scannery.serving.live.log_database import LOG_FORMAT, check_sqlite, connected
+from scannery.serving.live.log_files import exclusive, wal_of
+from scannery.serving.live.log_turn import KEEP_ANSWERS_S, entries_after
 from scannery.serving.live.sqlite_log import SqliteLog
 from tests.data import ROOT
 
@@ -324,6 +325,21 @@ def test_a_checkpoint_waits_for_the_turn(log: SqliteLog, monkeypatch: pytest.Mon
         assert (thread.is_alive(), log.path.stat().st_size) == (True, before)
     thread.join(30)
     assert log.path.stat().st_size > before
+
+
+def test_who_reads_for_long_does_not_keep_writers_from_their_turn(log: SqliteLog, folder: Path) -> None:
+    append(log, b"one", b"two")
+    with closing(connected(log.path)) as reader:
+        reader.execute("BEGIN")
+        assert [entry.sequence for entry in entries_after(reader, 0, None)] == [1, 2]
+        began_s = time.monotonic()
+        log.truncate(1)
+        assert time.monotonic() - began_s < 5
+        append(log, b"three")
+        assert [entry.sequence for entry in entries_after(reader, 0, None)] == [1, 2]
+    log.truncate(2)
+    assert wal_of(log.path).stat().st_size == 0
+    assert [entry.sequence for entry in log.read(2)] == [3]
 
 
 def test_the_first_write_makes_all_folders_above_the_log(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from scannery import indexer
 from scannery.client import Index
 from scannery.indexer import (
     AlreadyExistsError,
+    Manifest,
     NotFoundError,
     Store,
+    collect_garbage,
     list_versions,
     parse_spec,
     read_manifest,
@@ -26,6 +28,7 @@ from scannery.indexer import (
     verify,
 )
 from scannery.serving import OverloadedError
+from scannery.serving.live import backup as backup_module
 from scannery.serving.live import merging, sealing, undoing
 from scannery.serving.live.backup import restore, snapshot
 from scannery.serving.live.maintenance import locked, seal_due
@@ -470,6 +473,42 @@ def test_a_backup_is_taken_while_writing_and_comes_back_whole(
         assert index.stats().sequence == report.sequence
         assert len(index.search(VECTOR, 1000)) == ROWS
         assert index.delete(["id1"]).sequence == report.sequence + 1
+
+
+def test_what_was_written_to_a_backup_that_is_served_is_restored_too(
+    path: Path, store: Store, tmp_path: Path
+) -> None:
+    with scannery.connect(path) as client:
+        client.index("live").upsert([{"id": "before", "vector": VECTOR}])
+    backup = Store.open(tmp_path / "backup", create=True)
+    snapshot(store, "live", backup)
+    names = ["before", "sealed", "later"]
+    with scannery.connect(tmp_path / "backup") as client:
+        client.index("live").upsert([{"id": "sealed", "vector": VECTOR}])
+        seal(backup, "live")
+        client.index("live").upsert([{"id": "later", "vector": VECTOR}])
+        report = restore(backup, "live", Store.open(tmp_path / "back", create=True))
+    assert report.sequence == 3
+    with scannery.connect(tmp_path / "back") as client:
+        assert [point is not None for point in client.index("live").get(names)] == [True] * 3
+
+
+def test_gc_leaves_alone_what_is_copied_into_a_backup(
+    path: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_files = backup_module._copy_files
+
+    def meanwhile(source: Store, target: Store, manifest: Manifest) -> int:
+        with scannery.connect(path) as client:
+            client.index("live").delete([f"id{number}" for number in range(ROWS)])
+        seal(store, "live")
+        collect_garbage(store, "live", keep=1, min_age=timedelta(0))
+        return copy_files(source, target, manifest)
+
+    monkeypatch.setattr(backup_module, "_copy_files", meanwhile)
+    backup = Store.open(tmp_path / "backup", create=True)
+    assert snapshot(store, "live", backup).version == 1
+    assert verify(backup, "live").problems == ()
 
 
 @pytest.mark.parametrize("folder", ["segments", "deletes"])
