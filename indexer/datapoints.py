@@ -156,7 +156,7 @@ def attribute_value(value: object, kind: AttributeType, *, field: str) -> Any:
         return encodable(_CONVERTERS[kind](value), field=field)
     except InvalidRecordError:
         raise
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError, OSError) as error:
         raise _invalid("attribute", field, f"must be {_ARTICLES[kind]}, got {_shown(value)}") from error
 
 
@@ -230,6 +230,7 @@ def _timestamp(value: object) -> dt.datetime:
     if isinstance(value, bool):
         raise TypeError
     if isinstance(value, (int, float)):
+        # OSError from about 1e17: nanoseconds, which some write for seconds, among them.
         return dt.datetime.fromtimestamp(value, dt.timezone.utc)
     if isinstance(value, str):
         value = dt.datetime.fromisoformat(_ZULU.sub("+00:00", value.strip()))

@@ -3,6 +3,7 @@
 __all__ = [
     "DEFAULT_K",
     "DEFAULT_RERANK_CANDIDATES",
+    "MAX_ATTRIBUTE_BYTES",
     "MAX_BATCH_HITS",
     "MAX_DELETES",
     "MAX_DIMENSIONS",
@@ -62,6 +63,8 @@ MAX_DELETES = 1_000
 """Of ids, and of documents."""
 MAX_TEXT_BYTES = 1 << 20
 MAX_EMBED_TEXTS = 1_000
+MAX_ATTRIBUTE_BYTES = 1 << 20
+"""Of the strings of one value: it comes with every answer that has the row."""
 MAX_TITLE_BYTES = 1 << 16
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_REQUEST_ID_BYTES = 64

@@ -311,10 +311,7 @@ def typed_value(message: Value, kind: AttributeType, path: str) -> Any:
         return None
     value = getattr(message, field)
     if field == "string_list_value":
-        if len(value.values) > limits.MAX_STRINGS:
-            raise InvalidRequestError.at(
-                path, f"must have at most {limits.MAX_STRINGS} items, got {len(value.values)}"
-            )
+        _check_strings(value.values, path)
         value = list(value.values)
     elif field == "float_value" and not math.isfinite(value):
         raise InvalidRequestError.at(path, f"must be finite, got {value}")
@@ -324,9 +321,24 @@ def typed_value(message: Value, kind: AttributeType, path: str) -> Any:
         except (ValueError, OverflowError) as error:
             raise InvalidRequestError.at(path, "must lie in the years 1 to 9999") from error
     try:
-        return attribute_value(value, kind, field=path)
+        typed = attribute_value(value, kind, field=path)
     except InvalidRecordError as error:
         raise InvalidRequestError(error.message, field=path) from error
+    if isinstance(typed, (str, list)):
+        _check_strings([typed] if isinstance(typed, str) else typed, path)
+    return typed
+
+
+def _check_strings(texts: Sequence[str], path: str) -> None:
+    if len(texts) > limits.MAX_STRINGS:
+        raise InvalidRequestError.at(path, f"must have at most {limits.MAX_STRINGS} items, got {len(texts)}")
+    size = sum(map(len, texts))
+    if size > limits.MAX_ATTRIBUTE_BYTES // 4:
+        size = sum(len(text.encode()) for text in texts)
+    if size > limits.MAX_ATTRIBUTE_BYTES:
+        raise InvalidRequestError.at(
+            path, f"must have at most {limits.MAX_ATTRIBUTE_BYTES} bytes, got {size}"
+        )
 
 
 def _vectors(upserts: Sequence[pb.Upsert], manifest: Manifest) -> list[np.ndarray | None]:

@@ -179,6 +179,8 @@ def _column(values: list[Any], kind: AttributeType) -> list[Any] | None:
     if field is None or not all(value.HasField(field) for value in present):
         return [None if value is None else typed_value(value, kind, "attributes") for value in values]
     column = [None if value is None else getattr(value, field) for value in values]
+    if kind == "string":
+        _check_bytes(column, limits.MAX_ATTRIBUTE_BYTES)
     if kind == "float" and not np.isfinite([value for value in column if value is not None]).all():
         raise _NotPlainError
     return column

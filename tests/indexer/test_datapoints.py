@@ -71,6 +71,8 @@ def test_attribute_values_are_typed(kind, value, expected):
         ("timestamp", "yesterday"),
         ("timestamp", True),
         ("timestamp", 1e30),
+        ("timestamp", 1_700_000_000_000_000_000),
+        ("timestamp", -1e18),
     ],
 )
 def test_attribute_values_that_do_not_fit_name_the_field(kind, value):

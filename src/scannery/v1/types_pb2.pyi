@@ -182,7 +182,9 @@ Global___StringList: _TypeAlias = StringList  # noqa: Y015
 
 @_typing.final
 class Value(_message.Message):
-    """A value of an attribute, or one that a filter compares with. Nothing set means null."""
+    """A value of an attribute, or one that a filter compares with. Nothing set means null. The strings of one that is written
+    have at most 1 MiB.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
