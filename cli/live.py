@@ -157,7 +157,14 @@ def _show_log(store: Store, name: str, log: Path | None, *, as_json: bool) -> No
     if as_json:
         print_json({"registered": known and asdict(known), "status": status and asdict(status)})
         return
-    typer.echo(f"{name} has its live updates {known.where}." if known else f"{name} has no log yet.")
+    if known is not None:
+        typer.echo(f"{name} has its live updates {known.where}.")
+    elif status is not None:
+        typer.echo(
+            f"{name} has a log that an earlier release made; the next write registers it in the store."
+        )
+    else:
+        typer.echo(f"{name} has no log yet.")
     if status is not None:
         typer.echo(
             f"{status.mutations:,} mutations, up to {status.sequence:,}, wait to be sealed; "

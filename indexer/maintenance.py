@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from scannery.indexer.cache import SegmentCache
-from scannery.indexer.errors import CorruptError, FormatError, IndexerError
+from scannery.indexer.errors import CorruptError, IndexerError
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.opening import open_segment
 from scannery.indexer.planner import Found
@@ -157,6 +157,7 @@ def rollback(store: Store, index: str, version: int, *, log_after: int | None = 
     Raises:
         NotFoundError: no such index or version, or a file of the version is missing.
         AlreadyExistsError: somebody else published a version meanwhile.
+        FormatError: a later release made the current version: how far the log is in it is not known here.
 
     """
     old = read_manifest(store, index, version)
@@ -176,7 +177,7 @@ def rollback(store: Store, index: str, version: int, *, log_after: int | None = 
 def _position(store: Store, index: str) -> int:
     """Return the log position of the newest version that can be read: a rollback is what a damaged one needs."""
     for version in reversed(list_versions(store, index)):
-        with contextlib.suppress(CorruptError, FormatError):
+        with contextlib.suppress(CorruptError):
             return read_manifest(store, index, version).log_sequence
     return 0
 
@@ -185,7 +186,7 @@ def _is_damaged(store: Store, old: Manifest, current: int) -> bool:
     """Return whether the current version cannot be read, or a file that it has and the old version has not."""
     try:
         manifest = read_manifest(store, old.index, current)
-    except (CorruptError, FormatError):
+    except CorruptError:
         return True
     shared = {key for entry in old.segments for key in entry.keys}
     files = [file for entry in manifest.segments for file in (entry, entry.deleted) if file]

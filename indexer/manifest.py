@@ -20,6 +20,9 @@ FORMAT_VERSION = 1
 _SEAL = b',\n  "sha256": "'
 """Last key of a manifest: the SHA-256 of all bytes before it. Manifests of early days have none."""
 
+_UNKNOWN = frozenset({"extra_forbidden", "literal_error"})
+"""What is wrong with the spec of a later release: an unknown key, or an unknown value of a known one."""
+
 
 class _Record(BaseModel):
     # Unknown keys of a later minor addition are ignored, so that an older reader keeps working.
@@ -166,7 +169,7 @@ class Manifest(_Record):
         """Return the manifest in `data`; `origin` names the file in errors.
 
         Raises:
-            FormatError: it was written by a later format version.
+            FormatError: it was written by a later format version, or has settings that this release does not know.
             CorruptError: it is not a manifest.
 
         """
@@ -184,6 +187,10 @@ class Manifest(_Record):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
+            if sealed and first["type"] in _UNKNOWN:
+                raise FormatError(
+                    f"{origin} was made by a later Scannery: {where} is not known here; upgrade this one"
+                ) from error
             raise CorruptError(f"{origin} is damaged: {where}: {first['msg']}") from error
 
 

@@ -106,6 +106,15 @@ def test_seal_merge_snapshot_and_restore(
     assert not (store / "nobody").exists()
 
 
+def test_a_log_that_an_earlier_release_made_is_shown(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with scannery.connect(store) as client:
+        client.index("library").upsert([point(0)])  # type: ignore[list-item]
+    (store / "library" / "log.json").unlink()  # earlier releases registered none
+    status, out, _ = run(capsys, "index", "log", "library", "--store", str(store))
+    assert (status, "has a log that an earlier release made" in out, "no log" in out) == (0, True, False)
+    assert "1 mutations, up to 1, wait to be sealed" in out
+
+
 def test_a_log_is_shown_and_forgotten(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

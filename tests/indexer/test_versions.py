@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +24,7 @@ from scannery.indexer import (
     manifest_key,
     parse_spec,
     read_manifest,
+    rollback,
     shard_of,
 )
 from scannery.indexer.errors import MissingFileError
@@ -237,3 +239,29 @@ def test_an_index_of_early_days_gets_an_id_with_its_next_version_and_keeps_it(st
     # A damaged version has none to tell, and its index is the same.
     store.write(manifest_key("pods", 5), b"{")
     assert commit(store, manifest(parent=5)).index_id == third.index_id
+
+
+def of_a_later_release(store: Store, version: int) -> None:
+    body = json.loads(manifest().to_json())
+    body |= {"version": version, "parent": version - 1 or None}
+    del body["sha256"]
+    body["spec"]["live"]["of_tomorrow"] = 1
+    data = json.dumps(body, indent=2).removesuffix("\n}").encode() + b',\n  "sha256": "'
+    digest = hashlib.sha256(data.removesuffix(b',\n  "sha256": "')).hexdigest()
+    store.create(manifest_key("pods", version), data + digest.encode() + b'"\n}\n')
+
+
+def test_a_version_of_a_later_release_is_not_called_damaged(store: Store):
+    of_a_later_release(store, 1)
+    with pytest.raises(
+        FormatError, match=r"later Scannery: spec.live.of_tomorrow is not known here; upgrade"
+    ):
+        read_manifest(store, "pods")
+
+
+def test_a_rollback_does_not_pass_over_a_version_of_a_later_release(store: Store):
+    commit(store, manifest())
+    of_a_later_release(store, 2)
+    with pytest.raises(FormatError, match="upgrade"):
+        rollback(store, "pods", 1)
+    assert list_versions(store, "pods") == [1, 2]
