@@ -28,6 +28,7 @@ from scannery.indexer.versions import (
 
 __all__ = [
     "VerifyReport",
+    "lost_since",
     "measure_recall",
     "near_stored",
     "rollback",
@@ -165,13 +166,16 @@ def rollback(store: Store, index: str, version: int, *, log_after: int | None = 
         store.size(segment_key(index, key))
     current = list_versions(store, index)[-1]
     position = _position(store, index)
-    if (
-        log_after is not None
-        and log_after <= old.log_sequence < position
-        and _is_damaged(store, old, current)
-    ):
+    if log_after is not None and log_after <= old.log_sequence and lost_since(store, old):
         position = old.log_sequence
     return commit(store, old.model_copy(update={"parent": current, "log_sequence": position}))
+
+
+def lost_since(store: Store, old: Manifest) -> bool:
+    """Return whether mutations were sealed since a version, and what has them, the current version, is damaged."""
+    return old.log_sequence < _position(store, old.index) and _is_damaged(
+        store, old, list_versions(store, old.index)[-1]
+    )
 
 
 def _position(store: Store, index: str) -> int:

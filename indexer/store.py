@@ -18,13 +18,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError as ObjectExistsError
 from obstore.exceptions import BaseError
 
+from scannery.indexer.drafts import is_being_written, new_draft
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
 from scannery.indexer.scratch import scratch_folder
 
@@ -154,11 +155,14 @@ class Store:
         self._backend.delete(_checked(key))
 
     def remove_drafts(self, prefix: str, before: datetime) -> None:
-        """Remove what writers that were killed before `before` left half written (folder stores only)."""
+        """Remove what writers that were killed before `before` left half written (folder stores only).
+
+        What is being written stays, whatever its age.
+        """
         if self.local_root is not None:
             for path in _files_below(self.local_root, _checked(prefix)):
                 with contextlib.suppress(FileNotFoundError), _failing_os(prefix):
-                    is_draft = path.name.startswith(_TEMPORARY)
+                    is_draft = path.name.startswith(_TEMPORARY) and not is_being_written(path)
                     if is_draft and _described(path, self.local_root).modified < before:
                         path.unlink()
 
@@ -197,9 +201,10 @@ class _FolderBackend:
             _make_folders(final.parent, self._mode)
             temporary = final.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
             try:
-                _write_synced(temporary, data, self._mode & 0o666)
-                # A hard link fails if the name exists, a rename replaces it; both are atomic.
-                (os.link if only_if_absent else os.replace)(temporary, final)
+                with new_draft(temporary, self._mode & 0o666) as file:
+                    _write_synced(file, data)
+                    # A hard link fails if the name exists, a rename replaces it; both are atomic.
+                    (os.link if only_if_absent else os.replace)(temporary, final)
             finally:
                 temporary.unlink(missing_ok=True)
             _sync_folder(final.parent)
@@ -328,15 +333,14 @@ def _make_folders(folder: Path, mode: int = 0o777) -> None:
         _sync_folder(item.parent)
 
 
-def _write_synced(path: Path, data: bytes | Path, mode: int) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        if isinstance(data, Path):
-            with data.open("rb") as source:
-                shutil.copyfileobj(source, file, 1 << 22)
-        else:
-            file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _write_synced(file: BinaryIO, data: bytes | Path) -> None:
+    if isinstance(data, Path):
+        with data.open("rb") as source:
+            shutil.copyfileobj(source, file, 1 << 22)
+    else:
+        file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

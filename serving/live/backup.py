@@ -32,7 +32,14 @@ from scannery.indexer.versions import hold_current
 from scannery.serving.errors import ReadOnlyError
 from scannery.serving.live.location import LOG_FOLDER
 from scannery.serving.live.log import WrongLogError
-from scannery.serving.live.log_files import LOG_FILE, files_of_log, make_folders, open_private, sync_folder
+from scannery.serving.live.log_files import (
+    DRAFT_FILE,
+    LOG_FILE,
+    files_of_log,
+    make_folders,
+    open_private,
+    sync_folder,
+)
 from scannery.serving.live.log_place import LogPlace
 from scannery.serving.live.registry import register, registered, registration_key
 from scannery.serving.live.sqlite_log import SqliteLog, rename_log
@@ -231,7 +238,7 @@ def _hashes(manifest: Manifest) -> dict[str, str]:
 def _place_log(path: Path, folder: Path, fork: _Fork) -> int:
     """Copy a log to where it belongs, durably, and return its last sequence."""
     make_folders(folder)
-    draft = folder / f".tmp-{LOG_FILE}"
+    draft = folder / DRAFT_FILE
     os.close(open_private(draft))
     with path.open("rb") as source, draft.open("wb") as target:
         shutil.copyfileobj(source, target, 1 << 22)

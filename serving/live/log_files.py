@@ -22,6 +22,7 @@ from scannery.serving.errors import ReadOnlyError
 from scannery.serving.live.log_forks import held_by_this_process
 
 __all__ = [
+    "DRAFT_FILE",
     "LOG_FILE",
     "TURN_FILE",
     "Mark",
@@ -41,6 +42,8 @@ __all__ = [
 
 LOG_FILE = "log.sqlite"
 TURN_FILE = "turn.lock"
+DRAFT_FILE = f".new-{LOG_FILE}"
+"""A log that does not have its name yet. Not a draft of the store's: gc would take it away."""
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 

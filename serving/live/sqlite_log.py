@@ -22,6 +22,7 @@ from scannery.indexer import StoreError
 from scannery.serving.live.log import LogEntry, LogIdentity, LogReplacedError, WrongLogError
 from scannery.serving.live.log_database import BUSY_MS, connected, create_database, explained, sqlite_version
 from scannery.serving.live.log_files import (
+    DRAFT_FILE,
     LOG_FILE,
     Mode,
     exclusive,
@@ -340,7 +341,7 @@ def _create(path: Path) -> None:
     with explained(path), exclusive(path):
         if path.exists():
             return
-        draft = path.with_name(f".tmp-{LOG_FILE}")
+        draft = path.with_name(DRAFT_FILE)
         for leftover in path.parent.glob(f"{draft.name}*"):
             leftover.unlink()
         # SQLite gives the files that it makes beside a database the rights of that.

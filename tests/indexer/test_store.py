@@ -3,8 +3,9 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,22 @@ def test_a_folder_that_was_there_keeps_its_mode_and_gives_it_on(tmp_path: Path):
 def test_file_uris(tmp_path: Path):
     store = Store.open(f"file://{tmp_path}/with%20space", create=True)
     assert store.local_root == tmp_path / "with space"
+
+
+def test_what_is_being_written_is_no_leftover(tmp_path: Path):
+    store = Store.open(tmp_path / "store", create=True)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (tmp_path / "store" / "a").mkdir()
+    (tmp_path / "store" / "a" / ".tmp-killed").write_bytes(b"half")
+    thread = threading.Thread(target=store.write_file, args=("a/b", pipe))
+    thread.start()
+    with pipe.open("wb") as file:
+        file.write(b"first")
+        file.flush()
+        while len(drafts := list((tmp_path / "store" / "a").glob(".tmp-*"))) < 2:
+            time.sleep(0.01)
+        store.remove_drafts("a", datetime.now(timezone.utc) + timedelta(hours=1))
+        assert [path for path in drafts if path.exists()] == [p for p in drafts if p.name != ".tmp-killed"]
+        file.write(b" second")
+    thread.join()
+    assert store.read("a/b") == b"first second"

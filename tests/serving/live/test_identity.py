@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from scannery.indexer.store import _ObjectBackend
 from scannery.serving import ReadOnlyError
 from scannery.serving.catalog import Catalog
 from scannery.serving.deadline import Deadline
-from scannery.serving.live import log_place
+from scannery.serving.live import log_place, sqlite_log
 from scannery.serving.live.backup import restore, snapshot
 from scannery.serving.live.forgetting import forget_log
 from scannery.serving.live.log import LogReplacedError, WrongLogError
@@ -211,6 +212,18 @@ def test_a_log_that_is_gone_is_not_an_index_without_writes(path: Path, gone: str
         catalog.snapshot("live")
     with pytest.raises(CorruptError, match="is gone"):
         seal(Store.open(path), "live")
+
+
+def test_gc_leaves_alone_a_log_that_is_being_made(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_database = sqlite_log.create_database
+
+    def meanwhile(draft: Path) -> None:
+        create_database(draft)
+        Store.open(path).remove_drafts("live", datetime.now(timezone.utc) + timedelta(hours=1))
+
+    monkeypatch.setattr(sqlite_log, "create_database", meanwhile)
+    with opened(path) as catalog:
+        assert write(catalog, "a") == 1
 
 
 def test_a_log_that_is_gone_is_missed_where_it_was_never_registered(path: Path) -> None:

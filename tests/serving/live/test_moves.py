@@ -28,13 +28,18 @@ from scannery.indexer import (
     verify,
 )
 from scannery.serving import OverloadedError
+from scannery.serving.catalog import Catalog
+from scannery.serving.deadline import Deadline
 from scannery.serving.live import backup as backup_module
 from scannery.serving.live import merging, sealing, undoing
 from scannery.serving.live.backup import restore, snapshot
+from scannery.serving.live.log import WrongLogError
 from scannery.serving.live.maintenance import locked, seal_due
 from scannery.serving.live.merging import due, merge
 from scannery.serving.live.sealing import seal
+from scannery.serving.live.service import Writes
 from scannery.serving.live.sqlite_log import SqliteLog
+from scannery.v1 import index_pb2, types_pb2
 from tests.served import serving
 from tests.serving.live.model import DIMENSIONS, LIVE, Model, make_store, random_row
 
@@ -435,6 +440,20 @@ def test_a_rollback_from_a_damaged_version_keeps_what_the_log_has(
     assert undoing.rollback(store, "live", 1).log_sequence == 4
     with scannery.connect(path) as client:
         assert client.index("live").get(["new0"]) == [None]
+
+
+def test_a_rollback_from_a_damaged_version_needs_the_log(path: Path, store: Store, tmp_path: Path) -> None:
+    catalog = Catalog(store, log=tmp_path / "logs")
+    point = types_pb2.Datapoint(id="new", vector=types_pb2.Vector(values=VECTOR))
+    request = index_pb2.UpsertRequest(index="live", upserts=[index_pb2.Upsert(datapoint=point)])
+    Writes(catalog).upsert(request, Deadline.after(20))
+    seal(store, "live", log_root=tmp_path / "logs")
+    assert undoing.rollback(store, "live", 1).log_sequence == 1  # of a sound one, nothing else would change
+    store.write("live/versions/00000003.json", b"{")
+    with pytest.raises(WrongLogError, match=f"in {tmp_path}/logs/live/log on host"):
+        undoing.rollback(store, "live", 1)
+    assert undoing.rollback(store, "live", 1, log_root=tmp_path / "logs").log_sequence == 0
+    catalog.close()
 
 
 def test_a_rollback_beyond_what_the_log_has_keeps_the_position(store: Store, path: Path) -> None:
