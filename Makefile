@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds a package is constrained, too: older versions of pip read the first of these for it, newer ones the second.
 CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
-.PHONY: demo test torture model kills test-xla check proto bench clean
+.PHONY: demo test test-long torture model kills test-xla check proto bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,13 @@ demo: $(VENV)/.ready  ## Build and query the sample corpus, end to end.
 test: $(VENV)/.ready  ## Two tests at a time: most of the time of one goes into waiting for processes.
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+test-long: $(VENV)/.ready  ## What repeats: kills, random operations, sweeps of recall. Half an hour on two cores.
+	$(BIN)/python -m pytest -n 2 --dist load -m long
+	$(MAKE) torture ROUNDS=20
+	$(MAKE) model OPS=30000
+	$(MAKE) model OPS=300 PROCESSES=1
+	PYTHONPATH=src:. $(BIN)/python -m benchmarks.recall_matrix --rows 12000 --queries 200
+
 torture: $(VENV)/.ready  ## Two hundred rounds of killing servers while clients write.
 	PYTHONPATH=src:. $(BIN)/python -m tests.serving.live.torture --rounds $${ROUNDS:-200}
 
@@ -28,7 +35,7 @@ model: $(VENV)/.ready  ## Random operations against a model: OPS of them, from S
 		--jobs $${JOBS:-2} $${PROCESSES:+--processes}
 
 kills: $(VENV)/.ready  ## Ten kills of a build, of an update and of a compaction, at random moments.
-	SCANNERY_KILLS=$${ROUNDS:-10} $(BIN)/python -m pytest -q -s tests/pipelines/test_kill_often.py
+	SCANNERY_KILLS=$${ROUNDS:-10} $(BIN)/python -m pytest -q -s -m long tests/pipelines/test_kill_often.py
 
 XLA := .venv-xla
 

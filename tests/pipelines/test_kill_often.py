@@ -100,6 +100,7 @@ def task_of(kind: str, folder: Path, write: Any) -> dict[str, Any]:
     return task
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60 + 60 * KILLS)
 @pytest.mark.parametrize("kind", ["build", "update", "compact"])
 def test_killed_at_random_moments(kind, forker, tmp_path, write):
