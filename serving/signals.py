@@ -47,6 +47,10 @@ class Signals:
             self._received += (number for number in received if number in self._numbers)
         return self._received.popleft() if self._received else 0
 
+    def give_back(self, numbers: Iterable[int]) -> None:
+        """Have these be returned by the next calls of `wait`."""
+        self._received.extend(numbers)
+
     def fork(self) -> int:
         """Fork; in the child, none of them is taken any more, and all of them are blocked."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)

@@ -17,6 +17,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
@@ -48,6 +49,10 @@ KILL_AFTER_S = 5.0
 
 # New workers that do not answer by then are given up: to open an index from a bucket may take minutes.
 MAX_RELOAD_S = 600.0
+
+LOOK_EVERY_S = 0.2
+STOP_AFTER_S = 1.0
+"""A reload that has not ended by then is not awaited by who wants to stop."""
 
 SWITCH_S = 0.0005
 
@@ -295,12 +300,33 @@ class Supervisor(Generic[ConfigT, SharedT]):
         _LOG.info("reload: starting new workers")
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            self._there.begin(self._share(self._config, self._there.standing_shared))
+            self._there.begin(self._shared_anew())
         except Exception as error:  # noqa: BLE001  whatever is wrong now, what runs must go on
             _LOG.error("reload: everything stays as it was: %s", error)
             notify("READY=1")
             return
         self._reload_until_s = time.monotonic() + MAX_RELOAD_S
+
+    def _shared_anew(self) -> SharedT:
+        """Return what new workers share. A store may hang while it is opened: a signal to stop must not wait for it."""
+        done = threading.Event()
+        watcher = threading.Thread(target=self._stop_if_asked, args=(done,), daemon=True)
+        watcher.start()
+        try:
+            return self._share(self._config, self._there.standing_shared)
+        finally:
+            done.set()
+            watcher.join()
+
+    def _stop_if_asked(self, done: threading.Event) -> None:
+        received: list[int] = []
+        while not done.is_set():
+            received.append(self._signals.wait(LOOK_EVERY_S))
+            if received[-1] in _STOP_SIGNALS and not done.wait(STOP_AFTER_S):
+                _LOG.error("reload: does not end; stopping all the same")
+                self._stop()
+                os._exit(0)
+        self._signals.give_back(number for number in received if number)
 
     def _take_over(self) -> None:
         if self._there.reloading and self._there.answering():

@@ -357,3 +357,31 @@ def test_a_reload_that_hangs_is_given_up_and_the_old_workers_are_kept_up_meanwhi
             assert process.wait(60) == 0
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("hangs_s", [0.5, 60])
+def test_a_store_that_hangs_at_a_reload_keeps_nobody_from_stopping_the_server(hangs_s: float) -> None:
+    program = HANGING.replace(
+        "    return 0 if before is None else before + 1",
+        f"""\
+    if before is None:
+        return 0
+    print("opening", flush=True)
+    time.sleep({hangs_s})
+    return before + 1""",
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    ) as process:  # fmt: skip
+        try:
+            said, log = Log(process, "stdout"), Log(process)
+            wait_until(lambda: said.said("ready"))
+            process.send_signal(signal.SIGHUP)
+            wait_until(lambda: said.said("opening"))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+            assert bool(log.said("does not end; stopping")) == (hangs_s > 1)
+        finally:
+            process.kill()
