@@ -56,7 +56,7 @@ DrainOption = Annotated[
 CachedQueriesOption = Annotated[
     int,
     typer.Option(
-        help="Queries whose vectors are remembered; 0, so that no answer tells by its time of an earlier one."
+        help="Vectors of queries to remember. 0: none, so that times of answers reveal no earlier query."
     ),
 ]
 MetricsOption = Annotated[

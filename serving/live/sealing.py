@@ -107,6 +107,8 @@ def _sealed(
             state = state_after(state, entries)
         if not state.mutations:
             return None
+        # A log that an earlier release made is registered by no write yet, and without it another could be begun.
+        place.claim(log, parent)
         added = _built(store, state, threads)
         for entry in added:
             # Here, and not in a server: to unpack it and to time its searches takes seconds.

@@ -514,6 +514,19 @@ def test_an_index_and_a_log_of_early_days_get_ids(path: Path) -> None:
         assert connection.pragma("user_version") == LOG_FORMAT
 
 
+def test_a_seal_registers_a_log_of_early_days(path: Path, fast: Path) -> None:
+    with opened(path) as catalog:
+        write(catalog, "a")
+    of_early_days(path)
+    (fast / "live").mkdir(parents=True)
+    log_of(path).rename(fast / "live" / "log")
+    seal(Store.open(path), "live", log_root=fast)
+    with opened(path) as catalog, pytest.raises(WrongLogError, match=str(fast)):
+        write(catalog, "b")
+    with opened(path, fast) as catalog:
+        assert write(catalog, "b") == 2
+
+
 def test_a_log_of_early_days_is_not_of_an_index_that_was_made_since(path: Path) -> None:
     manifest = read_manifest(Store.open(path), "live")
     with opened(path) as catalog:
