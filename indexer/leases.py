@@ -131,9 +131,8 @@ class WorkLease:
             self._expires_at, self._lapsed = _now() + LIFETIME, False
         self._write()
 
-    @property
     def lapsed(self) -> bool:
-        """Whether the lease expired at some moment since `hold`, as when the process was stopped."""
+        """Return whether the lease expired at some moment since `hold`, as when the process was stopped."""
         with self._lock:
             return self._lapsed or _now() >= self._expires_at
 

@@ -122,7 +122,7 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
     files = _files(manifest)
     with working(store, manifest.index, parent=manifest.parent, files=files) as lease:
         published = _checked(store, manifest, files)
-        while lease.lapsed:  # this process was stopped, and gc may have removed what was there
+        while lease.lapsed():  # this process was stopped, and gc may have removed what was there
             lease.hold(parent=manifest.parent, files=files)
             published = _checked(store, manifest, files)
         key, data = manifest_key(published.index, published.version), published.to_json()
@@ -134,7 +134,7 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
             # Never the current version: a higher one was there before.
             store.delete(key)
             raise _overtaken(manifest)
-        if lease.lapsed:
+        if lease.lapsed():
             _check_again(store, published, files)
     return published
 
