@@ -5,34 +5,50 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["is_being_written", "new_draft"]
+__all__ = ["new_draft", "remove_draft"]
 
 
 @contextmanager
 def new_draft(path: Path, mode: int) -> Iterator[BinaryIO]:
     """Give a new file that is locked until the context ends; it may get another name before."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        with suppress(OSError):  # a file system without locks: then its age has to tell
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with os.fdopen(_created(path, mode), "wb") as file:
         yield file
 
 
-def is_being_written(path: Path) -> bool:
-    """Return whether somebody has a draft locked; the kernel frees the lock of who is killed."""
+def remove_draft(path: Path, *, before_s: float) -> None:
+    """Remove a draft that was last written before a time (seconds since the epoch), unless somebody is writing it.
+
+    The kernel frees the lock of who was killed.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
+    except FileNotFoundError:
+        return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+        if os.fstat(descriptor).st_mtime < before_s and _lock(descriptor, fcntl.LOCK_NB):
+            path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
-    return False
+
+
+def _created(path: Path, mode: int) -> int:
+    while True:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        _lock(descriptor)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # taken for a leftover before it was locked
+
+
+def _lock(descriptor: int, flags: int = 0) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: there, the age has to tell
+        return True
+    return True

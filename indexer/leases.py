@@ -110,6 +110,8 @@ class WorkLease:
         self._content: dict[str, Any] = {"versions": [], "since": _now().isoformat()}
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._expires_at = _now() + LIFETIME
+        self._lapsed = False
 
     def hold(
         self, *, parent: int | None = None, units: Collection[str] = (), files: Collection[str] = ()
@@ -126,7 +128,13 @@ class WorkLease:
         versions = [version for version in (parent, (parent or 0) + 1) if version]
         with self._lock:
             self._content |= {"versions": versions, "units": sorted(units), "files": sorted(files)}
+            self._expires_at, self._lapsed = _now() + LIFETIME, False
         self._write()
+
+    def lapsed(self) -> bool:
+        """Return whether the lease expired at some moment since `hold`, as when the process was stopped."""
+        with self._lock:
+            return self._lapsed or _now() >= self._expires_at
 
     def renew_until_ended(self) -> None:
         """Write the lease again and again before it expires, until `end`."""
@@ -145,8 +153,11 @@ class WorkLease:
     def _write(self) -> None:
         with self._lock:
             if not self._ended.is_set():
-                lease = self._content | {"expires_at": (_now() + LIFETIME).isoformat()}
+                expires_at = _now() + LIFETIME
+                lease = self._content | {"expires_at": expires_at.isoformat()}
                 self._store.write(self._key, json.dumps(lease).encode())
+                self._lapsed = self._lapsed or _now() >= self._expires_at
+                self._expires_at = expires_at
 
 
 @contextlib.contextmanager
@@ -241,12 +252,13 @@ def removing(store: Store, index: str, files: Collection[str]) -> Iterator[Calla
     under it.
     """
     # Half of it for the difference of clocks.
-    until_s = time.monotonic() + LIFETIME.total_seconds() / 2
+    until_s, until = time.monotonic() + LIFETIME.total_seconds() / 2, _now() + LIFETIME / 2
     key = f"{index}/removals/{_new_name()}.json"
     content = {"files": sorted(files), "expires_at": (_now() + LIFETIME).isoformat()}
     store.write(key, json.dumps(content).encode())
     try:
-        yield lambda: time.monotonic() < until_s
+        # Both: one clock stands still while a machine sleeps, the other can be set back.
+        yield lambda: time.monotonic() < until_s and _now() < until
     finally:
         with contextlib.suppress(IndexerError):
             store.delete(key)

@@ -25,7 +25,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError as ObjectExistsError
 from obstore.exceptions import BaseError
 
-from scannery.indexer.drafts import is_being_written, new_draft
+from scannery.indexer.drafts import new_draft, remove_draft
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
 from scannery.indexer.scratch import scratch_folder
 
@@ -161,10 +161,9 @@ class Store:
         """
         if self.local_root is not None:
             for path in _files_below(self.local_root, _checked(prefix)):
-                with contextlib.suppress(FileNotFoundError), _failing_os(prefix):
-                    is_draft = path.name.startswith(_TEMPORARY) and not is_being_written(path)
-                    if is_draft and _described(path, self.local_root).modified < before:
-                        path.unlink()
+                if path.name.startswith(_TEMPORARY):
+                    with _failing_os(prefix):
+                        remove_draft(path, before_s=before.timestamp())
 
     @contextlib.contextmanager
     def open_file(self, key: str) -> Iterator[Path]:

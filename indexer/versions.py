@@ -95,9 +95,11 @@ def hold_current(
         lease.hold(parent=version, units=units)
         if version is None:
             return None
-        # Removed between the two calls only if others have published versions after it.
         with contextlib.suppress(NotFoundError):
-            return read_manifest(store, index, version)
+            manifest = read_manifest(store, index, version)
+            # Else gc may have looked for leases before, and be about to remove it: others have published after it.
+            if latest_version(store, index) == version:
+                return manifest
     raise AlreadyExistsError(f"index {index!r}: each version was removed before it could be held; try again")
 
 
@@ -118,10 +120,11 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
 
     """
     files = _files(manifest)
-    with working(store, manifest.index, parent=manifest.parent, files=files):
-        wait_for_removals(store, manifest.index, files)
-        published, parent = _next(store, manifest)
-        _check_files(store, files, known=set() if parent is None else _files(parent).keys())
+    with working(store, manifest.index, parent=manifest.parent, files=files) as lease:
+        published = _checked(store, manifest, files)
+        while lease.lapsed():  # this process was stopped, and gc may have removed what was there
+            lease.hold(parent=manifest.parent, files=files)
+            published = _checked(store, manifest, files)
         key, data = manifest_key(published.index, published.version), published.to_json()
         try:
             store.create(key, data)
@@ -131,7 +134,26 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
             # Never the current version: a higher one was there before.
             store.delete(key)
             raise _overtaken(manifest)
+        if lease.lapsed():
+            _check_again(store, published, files)
     return published
+
+
+def _checked(store: Store, manifest: Manifest, files: Mapping[str, int | None]) -> Manifest:
+    """Return the manifest as it is to be published, once its parent and its files are seen to be there."""
+    wait_for_removals(store, manifest.index, files)
+    published, parent = _next(store, manifest)
+    _check_files(store, files, known=set() if parent is None else _files(parent).keys())
+    return published
+
+
+def _check_again(store: Store, published: Manifest, files: Mapping[str, int | None]) -> None:
+    """Take a version back whose files went between their check and its put; nobody can have opened it."""
+    try:
+        _check_files(store, files, known=())
+    except MissingFileError:
+        store.delete(manifest_key(published.index, published.version))
+        raise
 
 
 def _files(manifest: Manifest) -> dict[str, int | None]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import threading
@@ -203,3 +204,19 @@ def test_what_is_being_written_is_no_leftover(tmp_path: Path):
         file.write(b" second")
     thread.join()
     assert store.read("a/b") == b"first second"
+
+
+def test_a_draft_that_is_removed_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store, flock, taken = Store.open(tmp_path / "store", create=True), fcntl.flock, list[Path]()
+
+    def late(descriptor: int, flags: int) -> None:
+        if not taken:
+            taken.extend((tmp_path / "store" / "a").glob(".tmp-*"))
+            taken[0].unlink()
+        flock(descriptor, flags)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    store.write("a/b", b"whole")
+    assert taken and store.read("a/b") == b"whole"

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,9 @@ from scannery.indexer import (
     ReplacedError,
     SegmentEntry,
     Store,
+    collect_garbage,
     commit,
+    leases,
     list_indexes,
     list_versions,
     manifest_key,
@@ -26,8 +29,10 @@ from scannery.indexer import (
     read_manifest,
     rollback,
     shard_of,
+    versions,
 )
 from scannery.indexer.errors import MissingFileError
+from scannery.indexer.versions import hold_current
 from tests.hooks import before_call
 
 SPEC = parse_spec({"index": "pods", "source": {"vector": "v"}})
@@ -119,6 +124,53 @@ def test_a_version_without_its_files_is_not_published(store: Store):
     assert list_versions(store, "pods") == []
     store.write(f"pods/{entry.key}", b"all")
     assert commit(store, version).version == 1
+
+
+@pytest.mark.parametrize("moment", ["before the put", "after the check"])
+def test_a_commit_that_was_stopped_beyond_its_lease_looks_at_its_files_again(
+    store: Store, monkeypatch, moment
+):
+    entry = SegmentEntry(
+        key=f"segments/{'0' * 64}.parquet", shard=0, rows=1, size_bytes=3, sha256="0" * 64, kind="exact"
+    )
+    commit(store, manifest())
+    version = manifest(parent=1).model_copy(update={"segments": (entry,)})
+    store.write(f"pods/{entry.key}", b"all")
+    now, check_files = leases._now, versions._check_files
+
+    def stopped() -> None:
+        with monkeypatch.context() as later:
+            later.setattr(leases, "_now", lambda: now() + 2 * leases.LIFETIME)
+            collect_garbage(store, "pods", keep=1, min_age=timedelta(0))
+        # It goes on as late as that, and has not renewed its lease yet.
+        monkeypatch.setattr(leases, "_now", lambda: now() + 2 * leases.LIFETIME)
+
+    def checked(*arguments: Any, **options: Any) -> None:
+        check_files(*arguments, **options)
+        monkeypatch.setattr(versions, "_check_files", check_files)
+        stopped()
+
+    if moment == "after the check":
+        monkeypatch.setattr(versions, "_check_files", checked)
+    else:
+        before_call(monkeypatch, "create", "pods/versions/00000002", stopped)
+    with pytest.raises(MissingFileError, match=r"0\.parquet is not in the store"):
+        commit(store, version)
+    assert list_versions(store, "pods") == [1]
+
+
+def test_a_version_that_gc_is_about_to_remove_is_not_held(store: Store, monkeypatch):
+    commit(store, manifest())
+
+    def overtaken() -> None:
+        """Publish another version; gc has looked for leases already."""
+        commit(store, manifest(parent=1))
+
+    before_call(monkeypatch, "read", "pods/versions/00000001", overtaken)
+    with leases.working(store, "pods") as lease:
+        held = hold_current(store, "pods", lease)
+        assert held is not None and held.version == 2
+        assert leases.read_leases(store, "pods").versions == {2, 3}
 
 
 def test_what_is_missing_is_named(store: Store):

@@ -13,6 +13,7 @@ import pytest
 
 from scannery.indexer import Store
 from scannery.serving.live import log_forks, maintenance, sqlite_log
+from scannery.serving.live.log_database import connected
 from scannery.serving.live.maintenance import Maintenance, locked
 from scannery.serving.live.sqlite_log import SqliteLog
 from tests.serving.live.test_log import append, folder, forked, log, writer
@@ -61,7 +62,7 @@ def test_what_a_child_writes_is_not_lost_though_a_log_was_being_opened(
 ) -> None:
     append(log, b"parent")
     log.close()
-    opening, connected = threading.Event(), sqlite_log.connected
+    opening = threading.Event()
 
     def slow(path: Path) -> apsw.Connection:
         connection = connected(path)

@@ -36,7 +36,7 @@ from scannery.serving.live import log_place, sqlite_log
 from scannery.serving.live.backup import restore, snapshot
 from scannery.serving.live.forgetting import forget_log
 from scannery.serving.live.log import LogReplacedError, WrongLogError
-from scannery.serving.live.log_database import LOG_FORMAT
+from scannery.serving.live.log_database import LOG_FORMAT, create_database
 from scannery.serving.live.registry import registered
 from scannery.serving.live.sealing import seal
 from scannery.serving.live.service import Writes
@@ -215,8 +215,6 @@ def test_a_log_that_is_gone_is_not_an_index_without_writes(path: Path, gone: str
 
 
 def test_gc_leaves_alone_a_log_that_is_being_made(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    create_database = sqlite_log.create_database
-
     def meanwhile(draft: Path) -> None:
         create_database(draft)
         Store.open(path).remove_drafts("live", datetime.now(timezone.utc) + timedelta(hours=1))
