@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds a package is constrained, too: older versions of pip read the first of these for it, newer ones the second.
 CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
-.PHONY: demo test torture model kills test-xla check proto bench clean
+.PHONY: demo test test-long torture model kills test-xla check proto bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,9 @@ demo: $(VENV)/.ready  ## Build and query the sample corpus, end to end.
 
 test: $(VENV)/.ready  ## Two tests at a time: most of the time of one goes into waiting for processes.
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-long: $(VENV)/.ready  ## The model test with more operations, all faults that are put in, and servers that are killed.
+	SCANNERY_LONG=1 $(BIN)/python -m pytest -n 2 tests/model
 
 torture: $(VENV)/.ready  ## Two hundred rounds of killing servers while clients write.
 	PYTHONPATH=src:. $(BIN)/python -m tests.serving.live.torture --rounds $${ROUNDS:-200}

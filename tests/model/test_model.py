@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,34 @@ RECORDED_AT = Path(__file__).parent / "recorded"
 """Operations that failed once, shrunk."""
 
 
-@pytest.mark.parametrize("seed", [1, 3])
+LONG = "SCANNERY_LONG" in os.environ
+"""Whether there is time for more: `make test-long`."""
+
+SOON = ["followers-lag", "order-without-ids", "seal-drops-a-row"]
+"""Faults that show after few operations."""
+
+
+@pytest.mark.parametrize("seed", range(1, 9) if LONG else [1, 3])
 def test_random_operations_are_what_the_model_says(seed: int) -> None:
-    failure = run(120, seed)
+    _succeed(run(2000 if LONG else 100, seed))
+
+
+@pytest.mark.parametrize("distance", ["dot", "squared_l2", "cosine"] if LONG else ["dot"])
+def test_random_operations_on_segments_of_scann(distance: str) -> None:
+    config = config_of(5) | {"distance": distance, "shards": 1, "scann": True}
+    _succeed(replay(config, random_ops(distance, 1000 if LONG else 60, {"merged": 2, "compacted": 2})))
+
+
+@pytest.mark.skipif(not LONG, reason="takes minutes (make test-long)")
+def test_random_operations_on_servers_that_are_killed() -> None:
+    _succeed(run(300, 1, processes=True))
+
+
+def _succeed(failure: Failure | None) -> None:
     assert failure is None, f"{failure.config}: {failure.message}\n{json.dumps(failure.ops)}"
 
 
-@pytest.mark.parametrize("name", INJECTED)
+@pytest.mark.parametrize("name", INJECTED if LONG else SOON)
 def test_a_fault_is_noticed(name: str) -> None:
     fault = INJECTED[name]
     ops = random_ops("injected", 400, fault.weights)
@@ -44,7 +66,7 @@ def test_a_failure_shrinks_to_what_it_takes(tmp_path: Path) -> None:
 
 
 def test_a_list_of_operations_gives_the_same_again() -> None:
-    ops = random_ops("again", 200, {})
+    ops = random_ops("again", 60, {})
     with injected(INJECTED["another-bm25"]):
         first, second = (replay(config_of(1), ops) for _ in range(2))
     assert first is not None
@@ -58,5 +80,7 @@ RECORDED = {path.stem: json.loads(path.read_text()) for path in RECORDED_AT.glob
 @pytest.mark.parametrize("name", sorted(RECORDED))
 def test_a_recorded_failure(name: str) -> None:
     recorded = RECORDED[name]
+    if recorded["config"].get("processes") and not LONG:
+        pytest.skip("waits for processes (make test-long)")
     failure = replay(recorded["config"], recorded["ops"])
     assert failure is None, failure.message
