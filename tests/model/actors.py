@@ -66,6 +66,10 @@ class Actor:
         """Return the version that it has open."""
         return self.index.stats().version
 
+    def open_version(self) -> int:
+        """Return the version that it has open, without a look for another one."""
+        return self.seen_version
+
     def close(self) -> None:
         """Let go of everything."""
         self.client.close()
@@ -96,6 +100,10 @@ class LocalActor(Actor):
         self.clock.now_s += 3600.0
         if self.server:
             self.catalog.refresh()
+
+    def open_version(self) -> int:
+        """Return the version that it has open, without a look for another one."""
+        return max((known.manifest.version for known in self.catalog.snapshots()), default=0)
 
     def version(self) -> int:
         """Return the version that it has open; a call of its own would describe the index, too."""

@@ -28,6 +28,8 @@ __all__ = ["IDS", "Machine"]
 
 IDS = 220
 STARTING_ROWS = 60
+SCANN_IDS, SCANN_ROWS = 1500, 1300
+"""Where segments are to be large enough for ScaNN, which takes a thousand rows at least."""
 PRESERVING = ("live", "merge")
 """Modes of versions that keep what there is."""
 
@@ -43,13 +45,14 @@ class Machine:
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         """Make a store in a folder; `config` has seed, distance and shards."""
         self.folder, self.config = folder, config
-        self.ids = IDS
+        scann = config.get("scann", False)
+        self.ids, self.starting_rows = (SCANN_IDS, SCANN_ROWS) if scann else (IDS, STARTING_ROWS)
         self.grouped = config.get("documents", True)
         self.spec = make_spec(**config | {"documents": self.grouped})
         self.path = folder / "store"
         self.cache = SegmentCache(folder / "cache")
         self.world = World()
-        self.checker = Checker(self.world, config["distance"], IDS, sync=self.sync)
+        self.checker = Checker(self.world, config["distance"], self.ids, scann=scann, sync=self.sync)
         self.actors: dict[str, Actor] = {}
         self.backup: tuple[Path, World] | None = None
         self.counts: dict[str, int] = {}
@@ -57,7 +60,7 @@ class Machine:
         self._begin(random.Random(config["seed"]))
 
     def _begin(self, rng: random.Random) -> None:
-        rows = self.as_built([random_row(rng, f"id{number}") for number in range(STARTING_ROWS)])
+        rows = self.as_built([random_row(rng, f"id{number}") for number in range(self.starting_rows)])
         report = build(self.spec, [self.input_of(rows)], str(self.path))
         self.world.add_version(report.version, after_build({}, rows), 0)
         for name in self.actor_names:
@@ -168,7 +171,7 @@ class Machine:
 
     def forget(self) -> None:
         """Keep the model small."""
-        self.world.forget(actor.seen_version for actor in self.actors.values())
+        self.world.forget(actor.open_version() for actor in self.actors.values())
 
     @contextmanager
     def during(self, ops: Sequence[Op], part: str) -> Iterator[None]:

@@ -38,11 +38,13 @@ def make_spec(
     shards: int = 2,
     documents: bool = True,
     live: dict[str, Any] | None = None,
+    scann: bool = False,
     **others: Any,
 ) -> IndexSpec:
     """Return the spec of the index; nothing is sealed or merged unless an operation does it, or `live` says so.
 
-    Without `documents`, records of a build are documents of their own, whatever live rows belong to.
+    Without `documents`, records of a build are documents of their own, whatever live rows belong to. With `scann`, a
+    segment is as small as one may be that it searches.
     """
     return parse_spec(
         {
@@ -60,6 +62,7 @@ def make_spec(
             "shards": shards,
             "lexical": {"language": "none"},
             "attributes": ATTRIBUTES,
+            "scann": {"exact_below_rows": 1000, "leaves": 8} if scann else {},
             "live": live or {"seal_rows": 100_000, "seal_age_s": 1e6, "merge_segments": 3},
         }
     )

@@ -21,6 +21,7 @@ from tests.model.processes import PROCESS_WEIGHTS, ProcessMachine
 __all__ = ["Failure", "config_of", "random_ops", "replay", "run"]
 
 PROGRESS_S = 10.0
+SCANN_SHARE = 0.1
 ROUND = 20_000
 """Operations on one store; then the next one is begun, with the next seed."""
 
@@ -50,6 +51,7 @@ def config_of(seed: int) -> dict[str, Any]:
         "distance": rng.choice(["dot", "dot", "squared_l2", "cosine"]),
         "shards": rng.choice([1, 2, 3]),
         "documents": rng.random() < 0.5,
+        "scann": rng.random() < SCANN_SHARE,
     }
 
 
