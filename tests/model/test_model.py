@@ -82,13 +82,17 @@ def test_a_list_of_operations_gives_the_same_again() -> None:
     assert (first.ops, first.message.splitlines()[0]) == (second.ops, second.message.splitlines()[0])
 
 
-RECORDED = {path.stem: json.loads(path.read_text()) for path in RECORDED_AT.glob("*.json")}
+RECORDED = {path.stem: json.loads(path.read_text()) for path in sorted(RECORDED_AT.glob("*.json"))}
 
 
-@pytest.mark.parametrize("name", sorted(RECORDED))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if recorded["config"].get("processes") else name
+        for name, recorded in RECORDED.items()
+    ],
+)
 def test_a_recorded_failure(name: str) -> None:
     recorded = RECORDED[name]
-    if recorded["config"].get("processes") and not LONG:
-        pytest.skip("waits for processes (make test-long)")
     failure = replay(recorded["config"], recorded["ops"])
     assert failure is None, failure.message
