@@ -20,12 +20,11 @@ demo: $(VENV)/.ready  ## Build and query the sample corpus, end to end.
 test: $(VENV)/.ready  ## Two tests at a time: most of the time of one goes into waiting for processes.
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-long: $(VENV)/.ready  ## What repeats: kills, random operations, sweeps of recall. Half an hour on two cores.
+test-long: $(VENV)/.ready  ## What repeats what quicker tests do once: random operations, and kills at random moments.
 	$(BIN)/python -m pytest -n 2 --dist load -m long
-	$(MAKE) torture ROUNDS=20
-	$(MAKE) model OPS=30000
-	$(MAKE) model OPS=300 PROCESSES=1
-	PYTHONPATH=src:. $(BIN)/python -m benchmarks.recall_matrix --rows 12000 --queries 200
+	$(MAKE) torture ROUNDS=10
+	$(MAKE) model OPS=10000 SEED=1
+	$(MAKE) model OPS=200 SEED=1 PROCESSES=1
 
 torture: $(VENV)/.ready  ## Two hundred rounds of killing servers while clients write.
 	PYTHONPATH=src:. $(BIN)/python -m tests.serving.live.torture --rounds $${ROUNDS:-200}
