@@ -50,7 +50,7 @@ class Kind:
 def _drawn(
     make: Callable[[int, np.random.Generator], np.ndarray], alive: float = 1.0
 ) -> Callable[..., Sample]:
-    """Return what draws vectors and queries by one function, which gives so many float vectors."""
+    """Return what draws vectors and queries by one function, which returns a number of float vectors."""
 
     def draw(rows: int, queries: int, generator: np.random.Generator) -> Sample:
         both_ND = np.ascontiguousarray(make(rows + queries, generator), np.float32)

@@ -52,7 +52,7 @@ SLACK = 0.01
 HITS = (1, 10, 100, 1000)
 SHARES = (None, 0.5, 0.2, 0.05, 0.01, 0.001)
 ASKED = {1: 1.0, 10: 0.4, 100: 0.15, 1000: 0.05}
-"""Share of the queries that are asked for so many hits: each of these tells more."""
+"""Share of the queries that are asked for a number of hits: each query for more hits tells more."""
 LEAST_SCANN = 1000
 USUAL_SCANN = 20_000
 

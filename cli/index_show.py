@@ -85,7 +85,7 @@ def _print_live(console: Console, store: Store, manifest: Manifest) -> None:
 
     try:
         status = log_status(store, manifest)
-    except WrongLogError as error:  # it lies elsewhere, and the version can be shown all the same
+    except WrongLogError as error:  # it lies elsewhere, and the version can still be shown
         console.print(f"live updates: [red]{escape(error.message)}[/red]")
         return
     if status is not None:

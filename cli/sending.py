@@ -38,7 +38,7 @@ class Latencies:
         self.counts[max(0, round(math.log(max(seconds, _LEAST_S) / _LEAST_S) / _PRECISION))] += 1
 
     def quantile(self, share: float) -> float:
-        """Return the latency that so many stayed within, in seconds; NaN without any."""
+        """Return the latency that a share of the calls stayed within, in seconds; NaN without calls."""
         wanted, seen = share * self.counts.total(), 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]

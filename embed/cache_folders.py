@@ -35,7 +35,7 @@ def make_cache_folder(folder: Path) -> None:
 
 
 def is_ours(folder: Path) -> bool:
-    """Return whether a folder belongs to the user of this process, and nobody else can write there."""
+    """Return whether a folder belongs to the user of this process, and no other user can write there."""
     status = folder.lstat()
     owned = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     return owned and not status.st_mode & _OTHERS_WRITE

@@ -34,7 +34,7 @@ MAX_CONFIG_BYTES = 4 << 20
 
 
 def allows_pickled_weights() -> bool:
-    """Return whether whoever runs this process allowed weights that are pickles."""
+    """Return whether the operator of this process allowed weights that are pickles."""
     return os.environ.get(PICKLED_ENVIRONMENT, "") == "1"
 
 

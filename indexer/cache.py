@@ -5,7 +5,7 @@ Each folder has `checks.json` with the size and SHA-256 of the other files; they
 mapped or handed to native code, and a folder that fails is unpacked again from the store. The cache belongs to the user
 who runs this, and only that user can write there.
 
-A folder is locked while it is opened, so that nobody who makes room removes it then.
+A folder is locked while it is opened, so that eviction leaves it alone meanwhile.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SegmentCache:
     def opened(self, sha256: str, unpack: Callable[[Path], None]) -> Iterator[Path]:
         """Give the checked folder of a segment; `unpack` fills an empty one if there is none.
 
-        Within the context nobody removes it. What is mapped by its end stays, even if it is removed then.
+        Within the context no process removes it. What is mapped by its end stays readable, even if it is removed then.
 
         Raises:
             StoreError: the cache belongs to another user.

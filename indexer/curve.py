@@ -41,7 +41,7 @@ PER_HIT = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
 LEVELS = (0.6, 0.8, 0.9, 0.95, 0.96, 0.97, 0.98, 0.99, 0.999)
 """For many hits, the settings that are thought cheapest for one of these recalls are measured."""
 PROPOSED_ROWS = 16
-"""ScaNN proposes from so many rows in the time that it takes to score one again with its vector."""
+"""ScaNN proposes from this many rows in the time that it takes to score one again with its vector."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,8 @@ def measure_curves(
     Each comes with its recall and its time in one thread. Settings are tried from cheap to dear, and no further than
     they help: more candidates until they find nothing more, more leaves until nothing is missed. They are tried with
     some of the queries, and those that seem worth it are measured with all. `queries` are for ten hits, and the fewer
-    `deep` ones for as many hits as are measured. With `rescore`, all settings have so many candidates for ten hits, and
-    in proportion for more.
+    `deep` ones for as many hits as are measured. With `rescore`, all settings have this many candidates for ten hits,
+    and in proportion for more.
     """
     with ThreadPoolExecutor(threads) as pool:
         tuner = _Tuner(searcher, pool, threads, leaves=leaves, rows=rows)
@@ -159,7 +159,7 @@ class _Tuner:
         return sorted(chosen, key=cost)
 
     def _worthwhile(self, queries: HeldOut, leaves: int, rescore: int | None) -> list[_Setting]:
-        """Return the settings with so many leaves, up to the first whose candidates find next to nothing more."""
+        """Return the settings with `leaves` leaves, up to the first whose candidates find next to nothing more."""
         if rescore is not None:
             return _settings(queries, self._proposed(queries, leaves, rescore), leaves, [rescore])
         most = max(TIERS[0], int(MOST_SHARE * self._rows))
@@ -220,7 +220,7 @@ class _Tuner:
 def _settings(
     queries: HeldOut, proposed: Sequence[np.ndarray], leaves: int, depths: Sequence[int]
 ) -> list[_Setting]:
-    """Return the settings with so many leaves and each of these numbers of candidates, ascending."""
+    """Return the settings with `leaves` leaves and each of these numbers of candidates, ascending."""
     kinds = [kind.every(EXPLORED) for kind in queries.kinds]
     hits = [scores_QC >= kind.reach_Q1 for kind, scores_QC in zip(kinds, proposed, strict=True)]
     return [

@@ -1,4 +1,4 @@
-"""Files that are being written: locked by who writes them, so that nobody takes them for what a killed writer left."""
+"""Files that are being written: locked by their writer, so that they are told from what a killed writer left."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class _Garbage:
                 yield self._recorded(item.key) or ()
 
     def _recorded(self, key: str) -> list[str] | None:
-        """Return the files that a record of segments names; None if it is damaged or gone: nobody can use it."""
+        """Return the files that a record of segments names; None if it is damaged or gone, and so of no use."""
         try:
             _, _, body = self._store.read(key).partition(b"\n")
             files = [

@@ -65,11 +65,11 @@ class Asked:
         )
 
     def every(self, step: int) -> Asked:
-        """Return one of so many queries."""
+        """Return a sample of this many queries."""
         return self._at(slice(None, None, step))
 
     def parts(self, count: int) -> list[Asked]:
-        """Return the same in about so many parts."""
+        """Return the same in about this many parts."""
         step = -(-len(self.queries_QD) // count)
         places = [slice(start, start + step) for start in range(0, len(self.queries_QD), step)]
         return [self._at(place) for place in places]

@@ -62,7 +62,7 @@ def _rank_class(rank: int) -> int:
 
 @compiled
 def _step(spreads: np.float32, steps: int) -> int:
-    """Return which step of a tail so many spreads above a prediction are.
+    """Return the step of a tail for a number of spreads above the prediction.
 
     The bounds come first: an integer that a float does not fit into could be any, also a negative one.
     """

@@ -40,7 +40,7 @@ VerifyCallback = Callable[[int, int], None]
 # Recall of a sample lies this far below the target by chance alone, in one of some hundred samples.
 _RECALL_SLACK = 0.02
 SPARE = 16
-"""So many times as many vectors are looked at as are wanted, since some may be zero vectors."""
+"""Vectors drawn for each that is wanted, since some may be zero vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ class Costs:
         return self.pressure > BUSY
 
     def choose(self, queries: int, rows: int, share: float, k: int) -> str:
-        """Return the cheapest plan for so many queries, allowed rows, which are such a share of all, and hits."""
+        """Return the cheapest plan for a number of queries, of allowed rows (and their share of all), and of hits."""
         # The first 1,000 of half of the rows lie as deep as the first ten of a two-hundredth.
         deep = min(share, share * TIMED_K / k)
         plans = {

@@ -128,7 +128,7 @@ class Planner:
     ) -> Found:
         """Answer by `scann_allowed`.
 
-        From so many leaves more than a search without a filter, where nothing was measured for more hits.
+        From `more_leaves` leaves more than a search without a filter, where nothing was measured for more hits.
         """
         # The first k of a tenth of the rows are spread as the first 10 k of all; by chance they go somewhat deeper.
         depth = settings.at(self._depth(k, allowed))

@@ -1,4 +1,4 @@
-"""Folders of one user: what is read from them is handed to native code, so nobody else may write there."""
+"""Folders of one user: what is read from them is handed to native code, so no other user may write there."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def keeps_code(folder: Path, source: Path) -> bool:
 
 
 def is_private(folder: Path) -> bool:
-    """Return whether a folder belongs to the user of this process, and nobody else can write there."""
+    """Return whether a folder belongs to the user of this process, and no other user can write there."""
     status = folder.lstat()
     owned = status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode)
     return owned and not status.st_mode & _OTHERS_WRITE

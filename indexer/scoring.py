@@ -85,7 +85,7 @@ class _Sum:
         self._done = _SIZE(0)
 
     def total(self) -> Any:
-        """Return the sum, a float: of WIDE * CHAINS components at once as long as there are so many, then of fewer."""
+        """Return the sum, a float: of WIDE * CHAINS components at a time, then of the rest."""
         add = self._builder.fadd
         one, other = self._added(WIDE, CHAINS)
         total = add(add(one, other), *self._added(WIDE, 1))

@@ -24,7 +24,7 @@ class Depth:
     """What a search for hits takes."""
 
     k: int
-    """So many of them, or fewer."""
+    """The largest number of hits that they are for."""
     leaves: int
     """Leaves of the partitioning tree that are searched."""
     rescore: int
@@ -53,7 +53,7 @@ class SearchSettings:
     """Power of the number of hits by which leaves grow beyond what was measured. 0: as many for any number of hits."""
 
     def reaches(self, k: int) -> bool:
-        """Return whether these settings are good for so many hits; else the search has to be exact."""
+        """Return whether these settings reach the target for `k` hits; else the search has to be exact."""
         return self.least_k <= k and (self.most_k is None or k <= self.most_k)
 
     def at(self, k: int) -> Depth:

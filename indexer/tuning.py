@@ -106,7 +106,7 @@ def near(vectors_QD: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 FAR = 2.0
-"""Vectors so many times as long as they are distant from their middle count as far from the origin."""
+"""Vectors count as far from the origin where their length is this multiple of their distance from their mean."""
 
 
 def pick_point(curve: Sequence[CurvePoint], target_recall: float) -> tuple[CurvePoint, bool]:

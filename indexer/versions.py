@@ -148,7 +148,7 @@ def _checked(store: Store, manifest: Manifest, files: Mapping[str, int | None]) 
 
 
 def _check_again(store: Store, published: Manifest, files: Mapping[str, int | None]) -> None:
-    """Take a version back whose files went between their check and its put; nobody can have opened it."""
+    """Take a version back whose files went between their check and its put; no process can have opened it."""
     try:
         _check_files(store, files, known=())
     except MissingFileError:

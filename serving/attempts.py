@@ -1,7 +1,6 @@
 """What is tried again and again in the background: when the next try is due, and what the last one said.
 
-Whoever works in the background survives any error, tells it, waits longer and longer, and never keeps others from
-their turn.
+A task in the background survives any error, logs it, waits longer after each failure, and never delays other tasks.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Catalog:
         return {name: entry.snapshot is not None for name, entry in list(self._entries.items())}
 
     def problem(self, name: str) -> str:
-        """Return what is wrong with an index that may answer all the same; empty if nothing is."""
+        """Return what is wrong with an index, which may still answer; empty if nothing is."""
         entry = self._entries.get(name)
         return entry.problem if entry is not None else ""
 

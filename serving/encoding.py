@@ -303,7 +303,7 @@ def load_encoder(manifest: Manifest, device: str, folder: Path) -> Encoder:
             query_prompt=spec.query_prompt,
             document_prompt=spec.document_prompt,
             max_tokens=spec.max_tokens,
-            # Before it is loaded: whoever can write the store, or the hub, must not choose what is.
+            # Before it is loaded: write access to the store, or to the hub, must not choose the code that runs.
             expected=None if manifest.encoder is None else Fingerprint.from_dict(manifest.encoder),
         )
     except (EmbedError, OSError) as error:

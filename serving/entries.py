@@ -101,5 +101,5 @@ class Entry:
     def _closed(self, close: Callable[[], object]) -> None:
         try:
             close()
-        except Exception:  # noqa: BLE001  other parts and other indexes are to be closed all the same
+        except Exception:  # noqa: BLE001  other parts and other indexes must still be closed
             _LOG.exception("index %s: cannot be closed in order", self.name)

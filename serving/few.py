@@ -1,6 +1,6 @@
-"""Calls of one kind, at most so many at once: another one ends the oldest of the caller that has the most.
+"""Calls of one kind, up to a number at once: a further one ends the oldest of the caller that has the most.
 
-Whoever sends what they should at once is answered, however many others send nothing. Where calls may rightly last, one
+A caller that sends its body at once is answered, however many others send nothing. Where calls may rightly last, one
 is ended for a caller that has fewer only; others are refused.
 """
 

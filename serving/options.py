@@ -75,7 +75,7 @@ class Knobs:
         return self != _TUNED
 
     def over(self, tuned: SearchSettings | None, wanted: int) -> SearchSettings | None:
-        """Return tuned settings with these in their place, for so many hits; an exact search has none.
+        """Return tuned settings for `k` hits with these in their place; an exact search has none.
 
         They are meant as they stand, for the hits wanted; where a search goes deeper than these, candidates grow along.
         """

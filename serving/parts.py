@@ -20,7 +20,7 @@ __all__ = ["check_parts", "warm_up"]
 SMALL_BYTES = 1 << 15
 """Shorter requests are decoded as they are: whatever they consist of is soon done."""
 MAX_PARTS = 5_000_000
-"""Messages and texts of lists. A SearchMany at all of its limits has about so many values in its filters."""
+"""Messages and texts of lists. A SearchMany at all of its limits has about this many values in its filters."""
 MAX_OWN_PARTS = 8192
 """Likewise, in the lists of the request itself; a SearchMany has 2,000."""
 MAX_DEPTH = 100

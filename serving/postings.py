@@ -196,7 +196,7 @@ class _Strings(Sequence[str]):
 
 _NONE = np.zeros(0, np.int64)
 FEW_VALUES = 2048
-"""To find a value by halves takes as long as to hash so many strings."""
+"""A bisection takes as long as hashing this many strings."""
 
 
 def _places(values_V: np.ndarray, wanted: np.ndarray) -> np.ndarray:

@@ -168,7 +168,7 @@ def _load_encoders(manifests: Sequence[Manifest], encoders: EncoderPool, config:
     for manifest in wanted:
         try:
             encoders.encoder_of(manifest)
-        except Exception as error:  # noqa: BLE001  vector queries work all the same, and the workers say so
+        except Exception as error:  # noqa: BLE001  vector queries still work, and the workers report it
             _LOG.debug("%s", error)
 
 

@@ -35,7 +35,7 @@ class Scope:
     target_recall: float
 
     def settings_for(self, hits: int) -> SearchSettings | None:
-        """Return ScaNN's knobs for so many hits; None where an exact search is as fast, or has to be."""
+        """Return ScaNN's knobs for `k` hits; None where an exact search is as fast, or has to be."""
         settings = self.settings
         if settings is None or hits > EXACT_ABOVE_SHARE * self.segment.rows or not settings.reaches(hits):
             return None

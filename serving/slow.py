@@ -62,7 +62,7 @@ class SlowCalls:
         self._thread.start()
 
     def watched(self, call: Cancellable, seconds: float, allowed: Allowed = _always) -> _Watch:
-        """Return a context in which the call may be for so many seconds, and while `allowed()`, asked now and then."""
+        """Return a context in which the call may stay for `seconds`, and while `allowed()`, asked at intervals."""
         return _Watch(self._calls, call, self._clock() + seconds, allowed)
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ _WATCH = "/grpc.health.v1.Health/Watch"
 _REFLECTION = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
 _UNTOLD, _GONE = -1, -2
-"""No statuses of the health service: not told yet, and nobody to tell it to."""
+"""No statuses of the health service: not sent yet, and no caller to send to."""
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 MessageT = TypeVar("MessageT", bound=Message)

@@ -92,8 +92,8 @@ def pipelined(
         answer: from a request to its answer; what it raises ends the stream.
         threads: requests answered side by side.
         window: most requests that were read and whose answers were not taken yet.
-        window_bytes: while the answers that were not taken have so many, no request is read; those that are being
-            answered may go beyond.
+        window_bytes: while the answers that were not taken have this many bytes, no request is read; requests that
+            are being answered may go beyond.
         pool: where the threads come from.
 
     """

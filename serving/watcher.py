@@ -63,4 +63,4 @@ class Watcher:
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Tell nothing."""

@@ -323,7 +323,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         while not done.is_set():
             received.append(self._signals.wait(LOOK_EVERY_S))
             if received[-1] in _STOP_SIGNALS and not done.wait(STOP_AFTER_S):
-                _LOG.error("reload: does not end; stopping all the same")
+                _LOG.error("reload: it does not end; stopping nevertheless")
                 self._stop()
                 os._exit(0)
         self._signals.give_back(number for number in received if number)

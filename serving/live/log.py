@@ -51,7 +51,7 @@ class Request:
     id: str
     """As the caller gave it; empty: it is not remembered."""
     caller: str = ""
-    """Name of the principal: callers do not share ids. Empty where nobody is asked for credentials."""
+    """Name of the principal: callers do not share ids. Empty where credentials are not asked for."""
     digest: bytes = b""
     """Of all that it asks for."""
 

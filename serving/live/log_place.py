@@ -146,7 +146,7 @@ class LogPlace:
         if former is None or former == self._path.parent:
             return
         path = former / LOG_FILE
-        with suppress(OSError):  # it was moved; or nobody here can tell
+        with suppress(OSError):  # it was moved, or cannot be told here
             if path.exists() and not path.samefile(self._path):
                 raise WrongLogError(
                     f"the log in {self.folder} is a copy of that in {former}, which is still there; only one of them "

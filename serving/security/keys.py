@@ -188,7 +188,7 @@ def _parsed(item: dict[str, Any]) -> ApiKey:
 def _indexes(item: dict[str, Any]) -> tuple[str, ...] | None:
     """Return the indexes of a key: all (None) if they are absent or "*"; whatever else is no list of names opens none.
 
-    Whoever removes the last name from a list must not open all indexes by it.
+    Removing the last name from a list must not open all indexes.
     """
     given = item.get("indexes", ALL_INDEXES)
     if given == ALL_INDEXES:

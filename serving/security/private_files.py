@@ -109,7 +109,7 @@ def _keep(descriptor: int, before: os.stat_result, place: Path) -> None:
 
 
 def _opened(place: Path, like: os.stat_result | None) -> int:
-    """Return the lock file, for the owner of what it guards only: whoever can read it could hold it for ever."""
+    """Return the lock file, for the owner of what it guards only: a user who can read it could hold it for ever."""
     descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     status = os.fstat(descriptor)
     mine = status.st_uid == os.geteuid()

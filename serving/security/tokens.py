@@ -121,7 +121,7 @@ def _principal(claims: dict[str, Any]) -> Principal | None:
     if not isinstance(scope, str) or not (indexes in (None, ALL_INDEXES) or isinstance(indexes, list)):
         return None
     allowed = frozenset(name for name in SCOPES if name in scope.split())
-    # Issuers send null for an attribute that has no value: whoever has no index gets none.
+    # Issuers send null for an attribute that has no value: a caller without indexes gets none.
     names = indexes if isinstance(indexes, list) else ()
     visible = None if indexes == ALL_INDEXES else frozenset(name for name in names if isinstance(name, str))
     return Principal(f"sub/{_short(str(claims['sub']))}", allowed, visible)
