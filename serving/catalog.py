@@ -345,6 +345,8 @@ class Catalog:
                 if live is not None and live.is_of(index.manifest):
                     live.move(index)
                 else:
+                    if live is not None:  # also where what is there now cannot be opened
+                        live.retire()
                     home = LogPlace(self._store, name, self._log_root)
                     entry.live = LiveIndex(index, self.encoders, home=home, on_gap=entry.look_again)
                     if live is not None:  # of an index, or on a log, that is gone

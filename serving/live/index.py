@@ -109,6 +109,12 @@ class LiveIndex:
         known = self._state.manifest.index_id
         return not self.replaced and (known is None or known == manifest.index_id)
 
+    def retire(self) -> None:
+        """Take no more writes: another index has the name by now, and nobody would ever read them."""
+        if not self.replaced:
+            self._trouble = f"index {self._state.manifest.index!r} was made anew or restored"
+            self.replaced = True
+
     def move(self, index: OpenIndex) -> None:
         """Go over to another version, with the mutations that it does not hold; nobody sees anything in between.
 

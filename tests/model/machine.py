@@ -50,6 +50,7 @@ class Machine:
         self.grouped = config.get("documents", True)
         self.spec = make_spec(**config | {"documents": self.grouped})
         self.path = folder / "store"
+        self.log_root = folder / "logs" if config.get("log") else None
         self.cache = SegmentCache(folder / "cache")
         self.world = World()
         self.checker = Checker(self.world, config["distance"], self.ids, scann=scann, sync=self.sync)
@@ -60,11 +61,15 @@ class Machine:
         self._begin(random.Random(config["seed"]))
 
     def _begin(self, rng: random.Random) -> None:
+        self.begin_index(rng)
+        for name in self.actor_names:
+            self.reopen(name)
+
+    def begin_index(self, rng: random.Random) -> None:
+        """Build the first version of the index."""
         rows = self.as_built([random_row(rng, f"id{number}") for number in range(self.starting_rows)])
         report = build(self.spec, [self.input_of(rows)], str(self.path))
         self.world.add_version(report.version, after_build({}, rows), 0)
-        for name in self.actor_names:
-            self.reopen(name)
 
     @property
     def store(self) -> Store:
@@ -95,7 +100,7 @@ class Machine:
 
     def open_actor(self, name: str) -> Actor:
         """Return a new actor."""
-        return LocalActor.opened(name, self.path, INDEX, self.cache)
+        return LocalActor.opened(name, self.path, INDEX, self.cache, log=self.log_root)
 
     def some_ids(self, rng: random.Random, counts: Sequence[int]) -> list[str]:
         """Return different ids, sorted."""
@@ -216,6 +221,7 @@ class Machine:
             self.actors.pop(name).close()
         shutil.rmtree(self.path)
         other.rename(self.path)
+        self.log_root = None  # a restored log lies in the store
         self.world = self.checker.world = world
         for name in names:
             self.reopen(name)

@@ -42,7 +42,7 @@ PATIENCE_S = 60.0
 SEAL_S = 40.0
 TIMEOUT_S = 30.0
 PROCESS_WEIGHTS = {
-    **dict.fromkeys(("look", "disk_full", "no_files", "cache_lost", "replaced"), 0.0),
+    **dict.fromkeys(("look", "disk_full", "no_files", "cache_lost", "replaced", "recreated"), 0.0),
     **dict.fromkeys(("compacted", "built", "merged", "sealed", "collected", "rolled_back"), 0.15),
     "snapshotted": 0.1,
     "during": 0.0,

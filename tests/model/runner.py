@@ -52,6 +52,7 @@ def config_of(seed: int) -> dict[str, Any]:
         "shards": rng.choice([1, 2, 3]),
         "documents": rng.random() < 0.5,
         "scann": rng.random() < SCANN_SHARE,
+        "log": rng.random() < 0.2,
     }
 
 

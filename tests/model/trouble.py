@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import scannery
@@ -29,7 +30,7 @@ from tests.model.actors import Actor, LocalActor
 from tests.model.errors import check
 from tests.model.operations import Op, operation
 from tests.model.rows import INDEX, random_row
-from tests.model.world import Entry
+from tests.model.world import Entry, World
 from tests.model.writing import acknowledge, upserted
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def disk_full(machine: Machine, rng: random.Random, op: Op) -> None:
         if not done:
             _settle(machine, actor, entry)
         return
-    call = seal if kind == "seal" else merge
+    call = partial(seal, log_root=machine.log_root) if kind == "seal" else merge
     with full_disk(limit):
         _tried(lambda: call(machine.store, INDEX, cache=machine.cache), f"disk full at a {kind}")
     machine.sync()
@@ -206,7 +207,8 @@ def _end(children: list[int]) -> None:
 @operation(0.02)
 def log_gone(machine: Machine, rng: random.Random, op: Op) -> None:
     """Take the database of the log away: who opens the index must say so, if something is lost."""
-    if machine.world.versions[machine.world.current].log_sequence == machine.world.position:
+    sealed = machine.world.versions[machine.world.current].log_sequence
+    if sealed == machine.world.position or machine.log_root is not None:
         return
     place = machine.folder / "logless"
     shutil.rmtree(place, ignore_errors=True)
@@ -224,6 +226,8 @@ def log_gone(machine: Machine, rng: random.Random, op: Op) -> None:
 @operation(0.02)
 def restored_over_log(machine: Machine, rng: random.Random, op: Op) -> None:
     """Restore where the log of the lost index is still there: refused, or just what was backed up."""
+    if machine.log_root is not None:
+        return
     places = backup, lost = machine.folder / "backup", machine.folder / "lost"
     for place in places:
         shutil.rmtree(place, ignore_errors=True)
@@ -249,7 +253,7 @@ def replaced(machine: Machine, rng: random.Random, op: Op) -> None:
     places = backup, other = machine.folder / "backup", machine.folder / "other"
     for place in places:
         shutil.rmtree(place, ignore_errors=True)
-    snapshot(machine.store, INDEX, Store.open(backup, create=True))
+    snapshot(machine.store, INDEX, Store.open(backup, create=True), log_root=machine.log_root)
     copied = machine.world.copied()
     copied.stored = {copied.current}
     entry, actor = _entry(machine, rng), machine.some_actor(rng)
@@ -258,9 +262,11 @@ def replaced(machine: Machine, rng: random.Random, op: Op) -> None:
     old, aside = machine.actors.pop(actor.name), machine.folder / "aside"
     machine.path.rename(aside)
     other.rename(machine.path)
+    # A restored log lies in the store; whoever looks for it elsewhere finds the old one, and reads what it has open.
+    readable, machine.log_root = machine.log_root is None, None
     machine.world = machine.checker.world = copied
     try:
-        _use_replaced(machine, old, rng)
+        _use_replaced(machine, old, rng, readable=readable)
     finally:
         old.close()
         for name in [*machine.actors, old.name]:
@@ -270,7 +276,26 @@ def replaced(machine: Machine, rng: random.Random, op: Op) -> None:
         machine.checker.everything(each)
 
 
-def _use_replaced(machine: Machine, old: Actor, rng: random.Random) -> None:
+@operation(0.02)
+def recreated(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Remove the index and build another one of its name while an actor has it open: it moves there, or refuses."""
+    old = machine.actors.pop(machine.some_actor(rng).name)
+    shutil.rmtree(machine.path / INDEX)
+    if machine.log_root is not None:
+        shutil.rmtree(machine.log_root / INDEX, ignore_errors=True)
+    machine.world = machine.checker.world = World()
+    machine.begin_index(rng)
+    try:
+        _use_replaced(machine, old, rng)
+    finally:
+        old.close()
+        for name in [*machine.actors, old.name]:
+            machine.reopen(name)
+    for each in machine.actors.values():
+        machine.checker.everything(each)
+
+
+def _use_replaced(machine: Machine, old: Actor, rng: random.Random, *, readable: bool = True) -> None:
     """Write and read through an actor whose index was exchanged."""
     entry = _entry(machine, rng)
     _tried(old.look, "replaced store")
@@ -282,5 +307,6 @@ def _use_replaced(machine: Machine, old: Actor, rng: random.Random) -> None:
         done = machine.moved(old, lambda: old.index.upsert(points))
     if done is not None:
         acknowledge(machine, old, done, entry)
-    with suppress(scannery.ScanneryError):
-        machine.checker.everything(old)
+    if readable:
+        with suppress(scannery.ScanneryError):
+            machine.checker.everything(old)

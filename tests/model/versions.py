@@ -45,7 +45,7 @@ INPUTS = 12
 def sealed(machine: Machine, rng: random.Random, op: Op) -> None:
     """Bring the log into a version."""
     with machine.during(op.get("during", []), op.get("at", "")):
-        report = seal(machine.store, INDEX, cache=machine.cache)
+        report = seal(machine.store, INDEX, log_root=machine.log_root, cache=machine.cache)
     machine.sync()
     current = machine.world.versions[machine.world.current]
     check(
@@ -96,7 +96,7 @@ def _build(machine: Machine, rng: random.Random, op: Op, rows: list[Row], **opti
     plain, began_at = machine.as_built(rows), [0]
 
     def sealed_before(store: Store, index: str) -> None:
-        seal(store, index, cache=machine.cache)
+        seal(store, index, log_root=machine.log_root, cache=machine.cache)
         began_at[0] = read_manifest(store, index).log_sequence
 
     def effect(parent: Rows) -> Rows:
@@ -202,9 +202,11 @@ def snapshotted(machine: Machine, rng: random.Random, op: Op) -> None:
     for place in places:
         shutil.rmtree(place, ignore_errors=True)
     backup, restored = (Store.open(place, create=True) for place in places)
-    report = snapshot(machine.store, INDEX, backup)
-    world = machine.world
-    check((report.version, report.sequence) == (world.current, world.position), f"a snapshot is {report}")
+    report = snapshot(machine.store, INDEX, backup, log_root=machine.log_root)
+    world, current = machine.world, machine.world.current
+    machine.sync()  # servers may have sealed meanwhile
+    check(report.sequence == world.position, f"a snapshot is {report}, not up to {world.position}")
+    check(current <= report.version <= world.current, f"a snapshot is {report}")
     restore(backup, INDEX, restored)
     try:
         restore(backup, INDEX, restored)
@@ -213,7 +215,7 @@ def snapshotted(machine: Machine, rng: random.Random, op: Op) -> None:
     else:
         check(False, "a restore over an index is not refused")
     copied = world.copied()
-    copied.stored = {world.current}
+    copied.stored, copied.versions = {report.version}, {report.version: world.versions[report.version]}
     for place in places:
         with scannery.connect(place) as client:
             info = client.index(INDEX).stats()

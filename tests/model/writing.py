@@ -30,7 +30,10 @@ def acknowledge(machine: Machine, actor: Actor, done: Written | Deleted, entry: 
 
 def state_of(machine: Machine, actor: Actor) -> Rows:
     """Return what a write of an actor comes upon: its version, with all of the log."""
-    return machine.world.state(actor.version(), machine.world.position)
+    version = actor.version()
+    if version not in machine.world.versions:
+        machine.sync()
+    return machine.world.state(version, machine.world.position)
 
 
 def upserted(machine: Machine, actor: Actor, points: list[Any], **options: Any) -> Written:

@@ -595,3 +595,21 @@ def test_a_process_that_has_not_seen_the_log_yet_takes_writes(path: Path) -> Non
         assert [write(one, "a"), write(two, "b")] == [1, 2]
         one.live("live").catch_up()
         assert ids(one, "a", "b") == ids(two, "a", "b") == [True, True]
+
+
+def test_writes_to_an_index_whose_place_another_has_taken_are_refused(
+    path: Path, fast: Path, tmp_path: Path
+) -> None:
+    # The log lies elsewhere and is still there, so nothing but the version tells that the index is another one.
+    with opened(path, fast) as catalog:
+        write(catalog, "a")
+        snapshot(Store.open(path), "live", Store.open(tmp_path / "copy", create=True), log_root=fast)
+        restore(Store.open(tmp_path / "copy"), "live", Store.open(tmp_path / "back", create=True))
+        catalog.refresh()
+        catalog.watched = True
+        path.rename(tmp_path / "aside")
+        (tmp_path / "back").rename(path)
+        catalog.refresh()
+        with pytest.raises(StoreError, match="made anew or restored"):
+            write(catalog, "lost")
+        assert ids(catalog, "a") == [True]
