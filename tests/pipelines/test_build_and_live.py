@@ -96,7 +96,7 @@ def test_what_is_written_while_a_build_runs_wins(store, write, monkeypatch, mode
 def test_a_row_that_goes_to_another_document_while_a_build_runs_wins(store, write, monkeypatch, mode, shards):
     spec = VECTORS | {"shards": shards}
     run(store, write("a.jsonl", vector_records(0, 20)), spec=spec)
-    points = [{"id": f"d{i}", "vector": LIVE, "document_id": "another"} for i in range(5)]
+    points: list[Any] = [{"id": f"d{i}", "vector": LIVE, "document_id": "another"} for i in range(5)]
 
     def written() -> None:
         with scannery.connect(store.uri) as client:
