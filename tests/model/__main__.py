@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ JOB_SEEDS = 1_000_000
 def main() -> int:
     """Run, shrink what fails, and say how to see it again."""
     given = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended, too
     logging.lastResort = None  # the product says what goes wrong, and much does here
     # Memory, where there is: what counts here is the order of things, not the disk.
     if Path("/dev/shm").is_dir() and "TMPDIR" not in os.environ:

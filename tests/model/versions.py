@@ -157,9 +157,12 @@ def _again(call: Callable[[], ResultT]) -> ResultT:
 def collected(machine: Machine, rng: random.Random, op: Op) -> None:
     """Collect garbage; what servers have open stays."""
     nested = op.get("nested", False)
+    machine.sync()
     leased, _ = leased_versions(machine.store, INDEX)
     keep = rng.choice([1, 1, 3])
-    age = timedelta(days=1) if nested else timedelta(0)
+    # What servers commit right now must be seen before it goes.
+    others = any(actor.many for actor in machine.actors.values())
+    age = timedelta(days=1) if nested else timedelta(seconds=5 if others else 0)
     report = collect_garbage(machine.store, INDEX, keep=keep, min_age=age)
     stored = sorted(machine.world.stored)
     check(set(report.versions) <= set(stored[:-keep]) - leased, f"gc removed {report.versions} of {stored}")
@@ -227,6 +230,8 @@ def snapshotted(machine: Machine, rng: random.Random, op: Op) -> None:
 
 def _noticed(machine: Machine, rng: random.Random) -> None:
     """Let some actors look, and compare one of them; others stay where they are."""
+    if any(actor.many for actor in machine.actors.values()):
+        machine.look_all()  # no answer says which version each worker has
     for actor in machine.actors.values():
         if rng.random() < 0.5:
             actor.look()
