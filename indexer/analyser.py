@@ -17,7 +17,7 @@ import threading
 import unicodedata
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import regex
 
@@ -25,7 +25,7 @@ from scannery.indexer.spec import LexicalSpec
 
 __all__ = ["ANALYSER_VERSION", "Analyser", "words_of"]
 
-ANALYSER_VERSION = 2
+ANALYSER_VERSION: Final = 2
 """The newest; that of an index is `LexicalSpec.version`."""
 
 MAX_WORD_CHARACTERS = 128
