@@ -8,6 +8,7 @@ holds the version that it begins from and the number after it, and in these furt
     "since": "2026-01-31T11:00:00+00:00"    all that was written from then on stays
     "units": ["5f0c…"]                      work units whose embeddings it uses
     "files": ["segments/…parquet"]          files that the version names which is being committed
+    "log_after": 1234                       mutations after this one stay in the log: a build wants them applied upon it
 
 A holder writes its lease again well before it expires, and removes it when it ends. The lease of a process that was
 killed expires.
@@ -33,7 +34,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from scannery.indexer.errors import IndexerError, StoreError
+from scannery.indexer.errors import IndexerError, NotFoundError, StoreError
 from scannery.indexer.store import Store
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "LeaseHolder",
     "Leases",
     "WorkLease",
+    "keeps_log",
     "leased_versions",
     "read_leases",
     "removing",
@@ -113,6 +115,24 @@ class WorkLease:
         self._expires_at = _now() + LIFETIME
         self._lapsed = False
 
+    @property
+    def key(self) -> str:
+        """Where it is in the store."""
+        return self._key
+
+    def keep_log(self, after: int) -> None:
+        """Hold all mutations after a sequence, besides the rest: whoever cuts the log leaves them there.
+
+        Raises:
+            StoreError: the lease cannot be written.
+
+        """
+        with self._lock:
+            self._note_lapse()
+            self._content["log_after"] = after
+            self._expires_at = _now() + LIFETIME
+        self._write()
+
     def hold(
         self, *, parent: int | None = None, units: Collection[str] = (), files: Collection[str] = ()
     ) -> None:
@@ -127,6 +147,7 @@ class WorkLease:
         # The number after the parent too: a commit relies on it being taken if somebody else was faster.
         versions = [version for version in (parent, (parent or 0) + 1) if version]
         with self._lock:
+            self._note_lapse()
             self._content |= {"versions": versions, "units": sorted(units), "files": sorted(files)}
             self._expires_at, self._lapsed = _now() + LIFETIME, False
         self._write()
@@ -153,11 +174,18 @@ class WorkLease:
     def _write(self) -> None:
         with self._lock:
             if not self._ended.is_set():
+                self._note_lapse()
                 expires_at = _now() + LIFETIME
                 lease = self._content | {"expires_at": expires_at.isoformat()}
                 self._store.write(self._key, json.dumps(lease).encode())
-                self._lapsed = self._lapsed or _now() >= self._expires_at
+                self._note_lapse()
                 self._expires_at = expires_at
+
+    def _note_lapse(self) -> None:
+        """Look whether the lease has expired: the machine slept, say, and the log and files may be gone."""
+        if _now() >= self._expires_at:
+            self._lapsed = True
+            self._content.pop("log_after", None)
 
 
 @contextlib.contextmanager
@@ -193,6 +221,8 @@ class Leases:
     units: frozenset[str]
     files: frozenset[str]
     """Keys relative to the store."""
+    log_after: int | None
+    """Mutations after this one stay in the log; None: nobody needs any."""
     expired: tuple[str, ...]
     """Keys of leases that have expired."""
 
@@ -209,8 +239,10 @@ def read_leases(store: Store, index: str, now: datetime | None = None) -> Leases
         try:
             lease = _parsed(store.read(item.key))
             is_alive = lease["until"] > now
+        except NotFoundError:  # it ended this moment
+            continue
         except (IndexerError, ValueError, TypeError, KeyError):
-            lease, is_alive = {}, item.modified + LIFETIME > now
+            lease, is_alive = {"log_after": 0}, item.modified + LIFETIME > now
         if is_alive:
             alive.append(lease)
         else:
@@ -222,8 +254,20 @@ def read_leases(store: Store, index: str, now: datetime | None = None) -> Leases
         since=min(since) - LIFETIME if since else None,
         units=frozenset(unit for lease in alive for unit in lease.get("units", ())),
         files=frozenset(file for lease in alive for file in lease.get("files", ())),
+        log_after=min(
+            (lease["log_after"] for lease in alive if lease.get("log_after") is not None), default=None
+        ),
         expired=tuple(expired),
     )
+
+
+def keeps_log(store: Store, key: str, after: int) -> bool:
+    """Return whether a lease has held all mutations after a sequence from when it was told to until now."""
+    try:
+        lease = _parsed(store.read(key))
+    except (IndexerError, ValueError, TypeError, KeyError):
+        return False
+    return lease["until"] > _now() and lease["log_after"] is not None and lease["log_after"] <= after
 
 
 def leased_versions(store: Store, index: str, now: datetime | None = None) -> tuple[set[int], list[str]]:
@@ -241,6 +285,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
         "since": None if since is None else datetime.fromisoformat(since),
         "units": [str(unit) for unit in lease.get("units", ())],
         "files": [str(file) for file in lease.get("files", ())],
+        "log_after": None if lease.get("log_after") is None else int(lease["log_after"]),
     }
 
 

@@ -165,25 +165,27 @@ def rollback(store: Store, index: str, version: int, *, log_after: int | None = 
     for key in (key for entry in old.segments for key in entry.keys):
         store.size(segment_key(index, key))
     current = list_versions(store, index)[-1]
-    position = _position(store, index)
+    newest = _newest(store, index) or old
+    position = newest.log_sequence
     if log_after is not None and log_after <= old.log_sequence and lost_since(store, old):
         position = old.log_sequence
-    return commit(store, old.model_copy(update={"parent": current, "log_sequence": position}))
+    update = {"parent": current, "log_sequence": position, "log_floor": position}
+    return commit(store, old.model_copy(update=update | {"log_reached": newest.log_reached}))
 
 
 def lost_since(store: Store, old: Manifest) -> bool:
     """Return whether mutations were sealed since a version, and what has them, the current version, is damaged."""
-    return old.log_sequence < _position(store, old.index) and _is_damaged(
-        store, old, list_versions(store, old.index)[-1]
-    )
+    newest = _newest(store, old.index) or old
+    current = list_versions(store, old.index)[-1]
+    return old.log_sequence < newest.log_sequence and _is_damaged(store, old, current)
 
 
-def _position(store: Store, index: str) -> int:
-    """Return the log position of the newest version that can be read: a rollback is what a damaged one needs."""
+def _newest(store: Store, index: str) -> Manifest | None:
+    """Return the newest version that can be read: a rollback is what a damaged one needs."""
     for version in reversed(list_versions(store, index)):
         with contextlib.suppress(CorruptError):
-            return read_manifest(store, index, version).log_sequence
-    return 0
+            return read_manifest(store, index, version)
+    return None
 
 
 def _is_damaged(store: Store, old: Manifest, current: int) -> bool:

@@ -137,7 +137,14 @@ class Manifest(_Record):
     shards: Annotated[int, Field(ge=1)]
     segments: tuple[SegmentEntry, ...]
     log_sequence: Annotated[int, Field(ge=0)] = 0
-    """Mutations up to this sequence are in the segments."""
+    """Mutations up to this sequence are in the segments, and all later ones are applied upon them. After a build that
+    others overtook it is where the log was when the build began, so that what was written since wins over the build."""
+    log_reached: Annotated[int, Field(ge=0)] = 0
+    """The highest `log_sequence` of this version and of all before it: the segments may have rows of mutations up to
+    this one, and no other mutation gets their numbers."""
+    log_floor: Annotated[int, Field(ge=0)] = 0
+    """Mutations up to this one are not applied again, since a build has replaced what they wrote, or a rollback has
+    undone it: the least `log_sequence` of versions to come."""
     recall: Recall | None = None
     statistics: dict[str, Any] = {}
     """What the build counted and measured."""

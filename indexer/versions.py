@@ -200,6 +200,9 @@ def _next(store: Store, manifest: Manifest) -> tuple[Manifest, Manifest | None]:
         "created_at": datetime.now(timezone.utc),
         "parent_sha256": digest,
         "index_id": inherited_id(store, manifest),
+        "log_reached": max(
+            max(each.log_reached, each.log_sequence) for each in (manifest, parent) if each is not None
+        ),
     }
     return manifest.model_copy(update=update), parent
 

@@ -14,13 +14,13 @@ import numpy as np
 from scannery.indexer.analyser import ANALYSER_VERSION
 from scannery.indexer.datapoints import identifier
 from scannery.indexer.errors import AlreadyExistsError, MissingFileError, NotFoundError
-from scannery.indexer.leases import working
+from scannery.indexer.leases import WorkLease, working
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.sharding import shard_of
 from scannery.indexer.spec import IndexSpec
 from scannery.indexer.spec_files import parse_spec
 from scannery.indexer.store import Store
-from scannery.indexer.versions import hold_current, read_manifest
+from scannery.indexer.versions import hold_current, latest_version, read_manifest
 from scannery.pipelines.compatibility import check_compatible, needs_rewriting
 from scannery.pipelines.errors import ModeError, NothingToIndexError, SpecConflictError
 from scannery.pipelines.job import Job, Mode
@@ -107,7 +107,7 @@ def build(
     if parent is not None and before is not None:
         before(store, spec.index)
     with working(store, spec.index) as lease:
-        parent = hold_current(store, spec.index, lease)
+        parent = _held(store, spec.index, lease)
         began_at = parent.log_sequence if parent is not None else 0
         if parent is not None and not files:
             spec = parent.spec
@@ -119,12 +119,15 @@ def build(
         for attempt in range(1, ATTEMPTS + 1):
             job = dataclasses.replace(
                 _job(spec, store, parts, encoder, given, parent, "full" if mode == "full" else "upsert"),
-                newer_than=None if parent is None or parent.log_sequence == began_at else began_at,
+                newer_than=None if parent is None or parent.log_sequence <= began_at else began_at,
+                log_after=began_at,
+                lease=lease.key,
                 deletes=len(gone),
                 max_dead_letters=max_dead_letters,
                 started_at=clock.started_at,
                 plan_seconds=clock.laps["plan"],
             )
+            _check_overtaken(job, parent)
             units = group(parts, limit, job.recipe)
             touches = _touches(job, store, gone if parent else (), parent)
             if not units and not gone:
@@ -138,11 +141,50 @@ def build(
                 if attempt == ATTEMPTS:
                     raise
                 _LOG.info("%s; going on from there", error)
-                parent = hold_current(store, spec.index, lease, units=[unit.key for unit in units])
+                held = [unit.key for unit in units]
+                parent = hold_current(store, spec.index, lease, units=held)
+                if before is not None and parent is not None and parent.log_sequence < began_at:
+                    # A build that began earlier: what was sealed before this one is in the log again.
+                    before(store, spec.index)
+                    parent = hold_current(store, spec.index, lease, units=held)
         check_record(record, job)
         manifest = read_manifest(store, job.index, record.version)
     seconds = {**record.statistics["seconds"], "wall": clock.wall_s}
     return BuildReport.of(record, manifest, store=job.store_uri, files=files, seconds=seconds)
+
+
+def _held(store: Store, index: str, lease: WorkLease) -> Manifest | None:
+    """Return the current version, with a lease of it and of all that the log has after it."""
+    for _ in range(ATTEMPTS):
+        parent = hold_current(store, index, lease)
+        lease.keep_log(parent.log_sequence if parent else 0)
+        # Whoever makes the version after the next one cuts the log here, and looks at leases after its commit.
+        if (latest_version(store, index) or 0) <= (parent.version if parent else 0) + 1:
+            return parent
+    raise AlreadyExistsError(f"index {index!r} gets new versions all the time; run this again")
+
+
+def _check_overtaken(job: Job, parent: Manifest | None) -> None:
+    """Refuse to go on where live updates that were sealed while the build ran could not be kept.
+
+    Raises:
+        SpecConflictError: they are of another space, or of other types.
+        AlreadyExistsError: they came before another build or a rollback, so the log is not applied again from there.
+
+    """
+    if parent is None or job.newer_than is None or job.keep_rows or job.mode != "full":
+        return
+    numbers = f"{job.newer_than + 1} to {parent.log_sequence}"
+    what = f"index {job.index!r}: live updates {numbers} were sealed while this build ran"
+    old, new = parent.spec.attributes, job.spec.attributes
+    retyped = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
+    if retyped or not _same_space(parent, job.dimensions, job.fingerprint):
+        raise SpecConflictError(
+            f"{what}, and do not fit its {', '.join(retyped) or 'encoder and dimensions'}; nothing was published: "
+            "run it again while nothing is written"
+        )
+    if parent.log_floor > job.newer_than:
+        raise AlreadyExistsError(f"{what}, and so did another build or a rollback; run this one again")
 
 
 class _Clock:

@@ -70,6 +70,14 @@ class Job:
     """Rows of live updates with a later sequence were written while the build ran, and win over it. None: there are
     none, the version that it goes on from has the log up to where it was when the build began."""
 
+    log_after: int | None = None
+    """Live updates with a later sequence are applied upon the version, also those that were sealed while the build ran:
+    so deletes win over it, too, and what was written to segments that it makes anew. None: those that the parent does
+    not hold."""
+
+    lease: str = ""
+    """Key of the lease that keeps the log from being cut there."""
+
     deletes: int = 0
     """How many documents the caller wants removed."""
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from scannery.indexer.errors import AlreadyExistsError, NotFoundError
+from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError
+from scannery.indexer.leases import keeps_log
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.store import Store
@@ -142,6 +143,7 @@ def _decide(
     if parent is not None and _is_same(parent, manifest):
         return "unchanged", parent
     manifest = _measured(manifest, job, store, encoder)
+    _check_log(job, store, parent, manifest)
     try:
         return "committed", commit(store, manifest)
     except AlreadyExistsError:
@@ -174,10 +176,32 @@ def _manifest(
         dimensions=job.dimensions,
         shards=job.shards,
         segments=entries,
-        log_sequence=0 if parent is None else parent.log_sequence,
+        **_log_position(job, parent),
         recall=expected_recall(entries, job.spec.target_recall, given_queries=job.queries),
         statistics=statistics,
     )
+
+
+def _log_position(job: Job, parent: Manifest | None) -> dict[str, int]:
+    """Return what of the log is in the version: no more than when the build began, so that what came since wins."""
+    if parent is None:
+        return {"log_sequence": 0}
+    if job.log_after is None:
+        return {"log_sequence": parent.log_sequence, "log_floor": parent.log_floor}
+    position = min(parent.log_sequence, max(job.log_after, parent.log_floor))
+    return {"log_sequence": position, "log_floor": position}
+
+
+def _check_log(job: Job, store: Store, parent: Manifest | None, manifest: Manifest) -> None:
+    """Raise StoreError where the log may have been cut behind what the version needs of it."""
+    if parent is None or manifest.log_sequence >= parent.log_sequence:
+        return
+    if not keeps_log(store, job.lease, manifest.log_sequence):
+        raise StoreError(
+            f"index {job.index!r}: this build could not renew its lease for some time (the machine slept, or the store "
+            "did not answer), so live updates that were written and sealed meanwhile could be lost; nothing was "
+            "published, run it again"
+        )
 
 
 def _is_same(one: Manifest, other: Manifest) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from scannery.indexer import AlreadyExistsError, Store, read_manifest
+from scannery.indexer import AlreadyExistsError, Store, commit, read_manifest
 from scannery.serving.live.log_files import files_of_log
 from scannery.serving.live.log_place import LogPlace
 from scannery.serving.live.registry import Registration, forget, registered
@@ -24,7 +24,7 @@ def forget_log(store: Store, index: str, *, log_root: Path | None = None) -> Reg
         AlreadyExistsError: there is a log, or what is left of one.
 
     """
-    read_manifest(store, index)
+    manifest = read_manifest(store, index)
     known = registered(store, index)
     folders = [LogPlace(store, index, log_root).folder]
     if known is not None and known.path is not None and known.host == socket.gethostname():
@@ -34,6 +34,10 @@ def forget_log(store: Store, index: str, *, log_root: Path | None = None) -> Reg
             raise AlreadyExistsError(
                 f"{folder} has a log already ({', '.join(found)}): seal it, or move that folder away first"
             )
+    if manifest.log_sequence < manifest.log_reached:
+        # A build wanted records of that log applied upon it. No others may be taken for these.
+        reached = {"log_sequence": manifest.log_reached, "log_floor": manifest.log_reached}
+        commit(store, manifest.model_copy(update={"parent": manifest.version, **reached}))
     if known is not None:
         forget(store, index)
     return known

@@ -30,7 +30,7 @@ from scannery.indexer import (
     segment_key,
     shards_of_ids,
 )
-from scannery.indexer.leases import WorkLease, working
+from scannery.indexer.leases import WorkLease, read_leases, working
 from scannery.indexer.scratch import scratch_folder
 from scannery.indexer.versions import hold_current
 from scannery.serving.live.log import MutationLog
@@ -128,8 +128,7 @@ def _sealed(
             if attempt + 1 == MAX_ATTEMPTS:
                 raise
             continue
-        # What the version before needs stays: somebody may be opening it, or go back to it.
-        log.truncate(parent.log_sequence)
+        _cut(log, store, parent)
         return SealReport(
             version=published.version,
             mutations=state.mutations,
@@ -138,6 +137,16 @@ def _sealed(
             segments=len(added),
         )
     return None
+
+
+def _cut(log: MutationLog, store: Store, parent: Manifest) -> None:
+    """Remove from the log what nobody needs after a version that was made of `parent`."""
+    # In this order: a build whose lease is gone by now has committed what needs the log.
+    leased = read_leases(store, parent.index).log_after
+    current = read_manifest(store, parent.index)
+    # What the version before needs stays: somebody may be opening it, or go back to it.
+    needed = [parent.log_sequence, current.log_sequence, *([] if leased is None else [leased])]
+    log.truncate(min(needed))
 
 
 def _built(store: Store, state: LiveState, threads: int | None) -> list[SegmentEntry]:

@@ -114,6 +114,62 @@ def test_an_id_that_goes_to_another_document_while_a_build_runs_stands_once(
     assert not verify(store, "vectors").problems
 
 
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("mode", ["upsert", "full"])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_what_is_deleted_while_a_build_runs_stays_deleted(store, write, monkeypatch, mode, shards, sealed):
+    spec = VECTORS | {"shards": shards}
+    run(store, write("a.jsonl", vector_records(0, 20)), spec=spec)
+
+    def written() -> None:
+        live(store, "d40", "d41", delete=("d1", "d2"))
+        live(store, "d2", delete=("d41",))
+        if sealed:
+            seal(store, "vectors")
+            live(store, "d50", delete=("d3",))
+            seal(store, "vectors")
+
+    overtake(monkeypatch, written)
+    new = [*vector_records(0, 10, seed=1), *vector_records(40, 42)]
+    run(store, write("b.jsonl", new), spec=spec, mode=mode)
+    wanted: dict[str, Any] = expected(*([] if mode == "full" else vector_records(0, 20)), *new)
+    for name in ("d1", "d41", *(["d3"] if sealed else [])):
+        del wanted[name]
+    wanted |= dict.fromkeys(("d2", "d40", *(["d50"] if sealed else [])), tuple(LIVE))
+    assert served(store) == wanted
+    assert seal(store, "vectors") is not None
+    assert (rows_of(store), served(store)) == (wanted, wanted)
+    assert not verify(store, "vectors").problems
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"shards": 4},
+    {"shards": 1},
+    {"attributes": {"n": "int"}},
+    {"distance": "dot"},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_build_that_makes_all_segments_anew_keeps_what_was_written_while_it_ran(
+    store, write, monkeypatch, change
+):
+    run(store, write("a.jsonl", vector_records(0, 20)), spec=SPEC)
+
+    def written() -> None:
+        live(store, "d1", "d50", delete=("d2",))
+        seal(store, "vectors")
+
+    overtake(monkeypatch, written)
+    run(store, write("b.jsonl", new := vector_records(0, 10, seed=1)), spec=SPEC | change, mode="full")
+    wanted: dict[str, Any] = expected(*new) | dict.fromkeys(("d1", "d50"), tuple(LIVE))
+    del wanted["d2"]
+    assert served(store) == wanted
+    seal(store, "vectors")
+    assert (rows_of(store), served(store)) == (wanted, wanted)
+    assert not verify(store, "vectors").problems
+
+
 def test_a_full_build_repairs_an_index_that_cannot_be_sealed(store, write, spec, monkeypatch, tmp_path):
     records = vector_records(0, 20)
     path = write("a.jsonl", records)
