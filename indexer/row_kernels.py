@@ -19,6 +19,7 @@ from scannery.indexer.scoring import score
 
 __all__ = [
     "comes_before",
+    "count_repeated",
     "hash_rows",
     "insert",
     "longest",
@@ -277,6 +278,17 @@ def rescore(
             rows_QK[query],
             scores_QK[query],
         )
+
+
+@compiled
+def count_repeated(candidates_C: np.ndarray, twins_2N: np.ndarray) -> int:
+    """Return how many candidates have the vector of another row, which stands for them, and so add nothing new."""
+    repeated = 0
+    for position in range(candidates_C.shape[0]):
+        row = int(candidates_C[position])
+        if row >= 0 and twins_2N[0, row] >= 0 and twins_2N[0, row] != row:
+            repeated += 1
+    return repeated
 
 
 @compiled

@@ -26,6 +26,12 @@ __all__ = ["ScannSearcher", "load_kernels", "load_searcher"]
 
 _ALL_ROWS = np.zeros(0, bool)
 _ALL_ROWS.setflags(write=False)  # as masks are: for each kind of array, code is compiled apart
+MOST_REPEATED = 0.75
+"""If more of the candidates than this repeat the vector of another row, they are too few: 400 equal rows near a query
+took all places of better ones, which the settings were not measured for."""
+WIDENING = 4
+WIDENED = 3
+"""So many times, such a query is asked again for that many times as many candidates."""
 
 
 class Rescored(NamedTuple):
@@ -83,7 +89,15 @@ class ScannSearcher:
             rows_1K, scores_1K, scored, depth = self._search_one(queries_QD[0], k, rescore, leaves, allowed_N)
             return Rescored(rows_1K, scores_1K, np.array([scored]), np.array([depth]))
         candidates_QC = self._candidates(queries_QD, max(rescore, k), leaves)
-        return _rescored(self._vectors_ND, queries_QD, candidates_QC, k, self._squared, allowed_N, self._ties)
+        found = _rescored(
+            self._vectors_ND, queries_QD, candidates_QC, k, self._squared, allowed_N, self._ties
+        )
+        for query in self._repeating(candidates_QC):
+            rows_1K, scores_1K, found.scored_Q[query], found.depth_Q[query] = self._search_one(
+                queries_QD[query], k, rescore, leaves, allowed_N
+            )
+            found.rows_QK[query], found.scores_QK[query] = rows_1K[0], scores_1K[0]
+        return found
 
     def _search_one(
         self, query_D: np.ndarray, k: int, rescore: int, leaves: int, allowed_N: np.ndarray
@@ -92,6 +106,8 @@ class ScannSearcher:
         # As many candidates as there are, without padding. A batch of one would cost half as much again.
         asked_D = query_D if self._middle_D is None else query_D - self._middle_D
         candidates_C, _ = self._native.search(asked_D, count, count, leaves)
+        if self._ties.twins_2N.shape[1]:
+            candidates_C = self._widened(asked_D, candidates_C, count, leaves)
         rows_1K, scores_1K = np.empty((1, k), np.int64), np.empty((1, k), np.float32)
         found, scored, depth = row_kernels.rescore_one(
             self._vectors_ND,
@@ -106,6 +122,27 @@ class ScannSearcher:
         if found < k:
             rows_1K[0, found:], scores_1K[0, found:] = NO_ROW, -np.inf
         return rows_1K, scores_1K, scored, depth
+
+    def _widened(self, asked_D: np.ndarray, candidates_C: np.ndarray, count: int, leaves: int) -> np.ndarray:
+        """Return the candidates, or more of them where most have the vector of another one."""
+        for _ in range(WIDENED):
+            if len(candidates_C) < count or not self._repeating(candidates_C[None]):
+                break
+            count = min(WIDENING * count, len(self._vectors_ND))
+            candidates_C, _ = self._native.search(asked_D, count, count, leaves)
+        return candidates_C
+
+    def _repeating(self, candidates_QC: np.ndarray) -> list[int]:
+        """Return the queries most of whose candidates have the vector of another row."""
+        twins_2N = self._ties.twins_2N
+        if not twins_2N.shape[1]:
+            return []
+        most = MOST_REPEATED * candidates_QC.shape[1]
+        return [
+            query
+            for query, candidates_C in enumerate(candidates_QC)
+            if row_kernels.count_repeated(candidates_C, twins_2N) > most
+        ]
 
     def propose(self, queries_QD: np.ndarray, count: int, *, leaves: int) -> tuple[np.ndarray, np.ndarray]:
         """Return candidates as rows_QC int64 (NO_ROW where there are fewer), most promising first, and their scores.

@@ -8,8 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from scannery.indexer import Store, open_index, parse_spec
 from scannery.indexer import ties as module
+from scannery.indexer.search_settings import SearchSettings
 from scannery.indexer.ties import BY_ROW, Ties, find_twins, id_ranks, write_ties
+from tests.data import datapoints
+from tests.served import publish_version
+
+K = 10
 
 
 def ids_of(names: list[str]) -> pa.ChunkedArray:
@@ -66,3 +72,29 @@ def test_ties_on_disk_are_those_that_were_written(tmp_path: Path, vectors: list[
         expected = find_twins(vectors_ND, read.ranks_N) if proposed else BY_ROW.twins_2N
         assert read.twins_2N.tolist() == expected.tolist()
         assert read.twins_2N.shape == expected.shape
+
+
+def test_many_equal_rows_near_a_query_do_not_hide_better_ones(tmp_path: Path) -> None:
+    rng = np.random.default_rng(11)
+    vectors_ND = (rng.standard_normal((6000, 10)) @ rng.standard_normal((10, 24)) / 3).astype(np.float32)
+    vectors_ND += 0.3 * rng.standard_normal(vectors_ND.shape).astype(np.float32)
+    # As inner products tell it, rows beyond these are better for their own vector.
+    vectors_ND[:600] = vectors_ND[np.argsort(np.linalg.norm(vectors_ND, axis=1))[-600]]
+    spec = parse_spec(
+        {
+            "index": "equal",
+            "source": {"vector": "v"},
+            "distance": "dot",
+            "scann": {"exact_below_rows": 1000},
+        }
+    )
+    store = Store.open(tmp_path / "store", create=True)
+    publish_version(store, spec, datapoints(spec, vectors_ND), tmp_path)
+    [segment] = open_index(store, "equal").segments
+    query_1D = vectors_ND[:1]
+    scores_N = np.sort(vectors_ND.astype(np.float64) @ query_1D[0].astype(np.float64))[::-1]
+    for queries in (1, 3):
+        settings = SearchSettings(leaves=1000, rescore=60)
+        _, scores_QK = segment.search(np.repeat(query_1D, queries, axis=0), K, settings=settings)
+        for scores_K in scores_QK:
+            assert scores_K == pytest.approx(scores_N[:K], rel=1e-5)
