@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 ATTEMPTS = 10
+MAX_CHECKS = 5
+"""How often a commit looks at its files again where its process was stopped for longer than its lease lives."""
 _MANIFEST = re.compile(r"[^/]+/versions/(?P<version>[0-9]{8})\.json")
 
 
@@ -122,7 +124,10 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
     files = _files(manifest)
     with working(store, manifest.index, parent=manifest.parent, files=files) as lease:
         published = _checked(store, manifest, files)
-        while lease.lapsed():  # this process was stopped, and gc may have removed what was there
+        for _ in range(MAX_CHECKS):
+            if not lease.lapsed():
+                break
+            # This process was stopped, and gc may have removed what was there.
             lease.hold(parent=manifest.parent, files=files)
             published = _checked(store, manifest, files)
         key, data = manifest_key(published.index, published.version), published.to_json()

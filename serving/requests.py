@@ -253,8 +253,9 @@ def _components(message: Vector, path: str) -> np.ndarray:
 def parse_sparse(message: SparseVector, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Return indices (uint32, ascending) and values (float32) of a sparse vector; InvalidRequestError if it is none."""
     # Before they are made to numbers of Python's, one by one.
-    if max(len(message.indices), len(message.values)) > MAX_SPARSE_ENTRIES:
-        raise InvalidRequestError.at(path, f"must have 1 to {MAX_SPARSE_ENTRIES} entries")
+    count = max(len(message.indices), len(message.values))
+    if count > MAX_SPARSE_ENTRIES:
+        raise InvalidRequestError.at(path, f"must have 1 to {MAX_SPARSE_ENTRIES} entries, got {count}")
     try:
         return sparse_value({"indices": list(message.indices), "values": list(message.values)}, field=path)
     except InvalidRecordError as error:

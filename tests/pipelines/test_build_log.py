@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -79,8 +78,13 @@ def test_a_seal_that_is_slow_to_cut_the_log_leaves_what_a_build_needs_by_then(st
 
 def test_a_build_whose_lease_has_lapsed_publishes_nothing(store, write, monkeypatch):
     run(store, write("a.jsonl", vector_records(0, 20)), spec=SPEC)
-    monkeypatch.setattr(leases, "LIFETIME", timedelta(seconds=0.0))
+    keep_log = leases.WorkLease.keep_log
 
+    def kept_too_long_ago(self: leases.WorkLease, after: int) -> None:
+        keep_log(self, after)
+        self._expires_at -= 2 * leases.LIFETIME
+
+    monkeypatch.setattr(leases.WorkLease, "keep_log", kept_too_long_ago)
     overtake(monkeypatch, lambda: sealed(store, "d1", delete=("d2",)))
     with pytest.raises(StoreError, match="run it again"):
         run(store, path := write("b.jsonl", new := vector_records(0, 10, seed=1)), spec=SPEC)
