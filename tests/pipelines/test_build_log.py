@@ -186,7 +186,8 @@ def test_a_client_that_is_open_sees_all_of_it_after_the_build(store, write, monk
         while index.get(["d15"])[0] is not None and time.monotonic() < end_s:
             time.sleep(0.1)  # until it has moved
         points = index.get(["d1", "d2", "d7", "d15"], vectors=True)
-        assert [None if point is None else tuple(point.vector.tolist()) for point in points] == [
+        vectors = [None if point is None else point.vector for point in points]
+        assert [None if vector is None else tuple(vector.tolist()) for vector in vectors] == [
             tuple(LIVE), None, tuple(LIVE), None
         ]  # fmt: skip
         assert index.stats().rows == 9
