@@ -23,8 +23,6 @@ test: $(VENV)/.ready  ## Two tests at a time: most of the time of one goes into 
 test-long: $(VENV)/.ready  ## What repeats what quicker tests do once: random operations, and kills at random moments.
 	$(BIN)/python -m pytest -n 2 --dist load -m long
 	$(MAKE) torture ROUNDS=10
-	$(MAKE) model OPS=10000 SEED=1
-	$(MAKE) model OPS=200 SEED=1 PROCESSES=1
 
 torture: $(VENV)/.ready  ## Two hundred rounds of killing servers while clients write.
 	PYTHONPATH=src:. $(BIN)/python -m tests.serving.live.torture --rounds $${ROUNDS:-200}
