@@ -29,7 +29,7 @@ from scannery.indexer.drafts import new_draft, remove_draft
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
 from scannery.indexer.scratch import scratch_folder
 
-__all__ = ["Store", "StoredObject"]
+__all__ = ["Store", "StoredObject", "sync_folder"]
 
 _REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -206,7 +206,7 @@ class _FolderBackend:
                     (os.link if only_if_absent else os.replace)(temporary, final)
             finally:
                 temporary.unlink(missing_ok=True)
-            _sync_folder(final.parent)
+            sync_folder(final.parent)
 
     def size(self, key: str) -> int:
         with _os_errors(key):
@@ -329,7 +329,7 @@ def _make_folders(folder: Path, mode: int = 0o777) -> None:
     missing = [f for f in (folder, *folder.parents) if not f.exists()]
     for item in reversed(missing):
         item.mkdir(mode, exist_ok=True)
-        _sync_folder(item.parent)
+        sync_folder(item.parent)
 
 
 def _write_synced(file: BinaryIO, data: bytes | Path) -> None:
@@ -342,7 +342,8 @@ def _write_synced(file: BinaryIO, data: bytes | Path) -> None:
     os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in a local folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from scannery.indexer.store import sync_folder
 from scannery.serving.errors import ConfigError
 
 __all__ = ["locked", "read_private", "replaced"]
@@ -85,7 +86,7 @@ def replaced(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(place)
-        _sync_folder(place.parent)
+        sync_folder(place.parent)
     except OSError as error:
         raise _refused(path, error) from error
     finally:
@@ -151,14 +152,6 @@ def _status(place: Path) -> os.stat_result | None:
         return place.stat()
     except FileNotFoundError:
         return None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _refused(path: Path, error: OSError) -> ConfigError:
