@@ -30,6 +30,11 @@ def test_many_random_operations_are_what_the_model_says(seed: int) -> None:
     _succeed(run(2000, seed))
 
 
+@pytest.mark.long
+def test_random_operations_on_servers_that_are_killed() -> None:
+    _succeed(run(300, 1, processes=True))
+
+
 @pytest.mark.parametrize(
     ("distance", "ops"),
     [

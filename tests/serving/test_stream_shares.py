@@ -57,8 +57,11 @@ def test_whoever_holds_all_streams_makes_room_for_others(server: Server, keys: K
 
     with grpc.insecure_channel(server.address) as channel:
         search, write = search_pb2_grpc.SearchServiceStub(channel), index_pb2_grpc.IndexServiceStub(channel)
-        held: list[Any] = [search.SearchStream(silent(), metadata=reader, timeout=60) for _ in range(STREAMS)]
-        assert [next(iter(stream)).tag for stream in held] == [1] * STREAMS
+        held: list[Any] = []
+        for _ in range(STREAMS):
+            # One after the other: the server numbers streams as they reach it, and ends the oldest.
+            held.append(search.SearchStream(silent(), metadata=reader, timeout=60))
+            assert next(iter(held[-1])).tag == 1
         with pytest.raises(grpc.RpcError) as refused:
             list(search.SearchStream(silent(), metadata=reader, timeout=60))
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
