@@ -37,10 +37,10 @@ from scannery.indexer import (
     unit_length,
 )
 from scannery.indexer.tuning import recall_by_score
-from scannery.serving.catalog import Catalog
-from scannery.serving.deadline import Deadline
-from scannery.serving.service import SEARCH_SERVICE, Service
-from scannery.serving.watcher import Watcher
+from scannery.runtime.deadline import Deadline
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.watcher import Watcher
+from scannery.serving.services.search import SEARCH_SERVICE, Service
 
 SHARES = (1.0, 0.5, 0.1, 0.01, 0.001, 0.0001)
 SEARCH, SEARCH_MANY = f"/{SEARCH_SERVICE}/Search", f"/{SEARCH_SERVICE}/SearchMany"

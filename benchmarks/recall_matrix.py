@@ -43,7 +43,7 @@ from scannery.indexer import (
     segment_key,
 )
 from scannery.indexer.tuning import magnitudes, score_to_reach
-from scannery.serving.scopes import Scope
+from scannery.serving.engine.segment_search import Scope
 
 __all__ = ["SHARES", "Cell", "Measured", "built", "measure"]
 

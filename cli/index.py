@@ -143,7 +143,7 @@ def rollback_command(
     Live updates that were sealed since are undone; where the current version is damaged, and the log still has them,
     they are applied again.
     """
-    from scannery.serving.live.undoing import rollback
+    from scannery.live.rollback import rollback
 
     manifest = rollback(Store.open(store), name, to, log_root=log)
     if as_json:

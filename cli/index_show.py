@@ -80,8 +80,8 @@ def _documents_text(manifest: Manifest) -> str:
 
 def _print_live(console: Console, store: Store, manifest: Manifest) -> None:
     # As slow as a server to import.
-    from scannery.serving.live.log import WrongLogError
-    from scannery.serving.live.status import log_status
+    from scannery.live.lag import log_status
+    from scannery.live.mutation_log import WrongLogError
 
     try:
         status = log_status(store, manifest)

@@ -123,12 +123,12 @@ def security(**given: Any) -> SecurityConfig:
 
 def become_server(log_json: bool) -> None:
     """Log what happens (tools say only what goes wrong), and have room for many connections."""
-    from scannery.serving.processes import allow_open_files
+    from scannery.serving.process.os_calls import allow_open_files
 
     allow_open_files()
     logging.getLogger("scannery").setLevel(logging.INFO)
     if log_json:
-        from scannery.serving.logs import JsonFormatter
+        from scannery.serving.telemetry.json_logs import JsonFormatter
 
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter())
@@ -136,7 +136,7 @@ def become_server(log_json: bool) -> None:
 
 def worker_count(text: str) -> int:
     """Return the number of processes that --workers means."""
-    from scannery.serving.processes import available_cores
+    from scannery.serving.process.os_calls import available_cores
 
     if text == "auto":
         return available_cores()

@@ -43,7 +43,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         import apsw
 
-        # Live updates depend on it (scannery.serving.live.log_database).
+        # Live updates depend on it (scannery.live.log_database).
         typer.echo(f"scannery {scannery.__version__} (SQLite {apsw.sqlite_lib_version()})")
         raise typer.Exit
 

@@ -18,7 +18,7 @@ from scannery.client.errors import ScanneryError
 from scannery.client.status import error_from_status
 
 if TYPE_CHECKING:
-    from scannery.serving.service import Service
+    from scannery.serving.services.search import Service
 
 __all__ = ["EmbeddedTransport"]
 
@@ -40,8 +40,8 @@ class EmbeddedTransport:
     @classmethod
     def open(cls, store: str | Path) -> Self:
         """Return the transport to a store; raise a ScanneryError."""
-        from scannery.serving.catalog import Catalog
-        from scannery.serving.service import Service
+        from scannery.serving.catalog.catalog import Catalog
+        from scannery.serving.services.search import Service
 
         try:
             catalog = Catalog.open(store)
@@ -54,7 +54,7 @@ class EmbeddedTransport:
 
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         """Return the answer; raise a ScanneryError."""
-        from scannery.serving.deadline import Deadline
+        from scannery.runtime.deadline import Deadline
 
         if self._pid != os.getpid():
             self._reopen()

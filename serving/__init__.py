@@ -1,8 +1,6 @@
 """The query engine over open segments, and the gRPC servers."""
 
-from scannery.serving.config import EncoderConfig, RemoteConfig, ServerConfig
-from scannery.serving.encoder_server import EncoderServer
-from scannery.serving.errors import (
+from scannery.runtime.errors import (
     BindError,
     ClosedError,
     ConditionError,
@@ -20,9 +18,11 @@ from scannery.serving.errors import (
     UnknownIndexError,
     UnsupportedError,
 )
+from scannery.serving.config import EncoderConfig, RemoteConfig, ServerConfig
+from scannery.serving.process.encoder_server import EncoderServer
+from scannery.serving.process.server import Server
+from scannery.serving.process.supervisor import serve, serve_encoders
 from scannery.serving.security import SecurityConfig
-from scannery.serving.server import Server
-from scannery.serving.workers import serve, serve_encoders
 
 __all__ = [
     "BindError",

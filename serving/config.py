@@ -9,8 +9,8 @@ import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scannery.serving.errors import ConfigError
-from scannery.serving.places import make_absolute
+from scannery.runtime.errors import ConfigError
+from scannery.runtime.paths import make_absolute
 from scannery.serving.security.config import SecurityConfig
 
 __all__ = [

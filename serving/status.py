@@ -9,8 +9,8 @@ import secrets
 from grpc import StatusCode
 
 from scannery.indexer import errors as indexer
-from scannery.serving import errors as serving
-from scannery.serving.live.log import LogGapError, LogReplacedError, WrongLogError
+from scannery.live.mutation_log import LogGapError, LogReplacedError, WrongLogError
+from scannery.runtime import errors as serving
 from scannery.v1.types_pb2 import ErrorDetail
 
 __all__ = ["DETAIL_KEY", "status_for_callers", "status_of"]

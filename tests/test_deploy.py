@@ -14,7 +14,7 @@ import yaml
 from typer.main import get_command
 
 from scannery.cli.main import app
-from scannery.serving.metrics import Histogram, ServerMetrics
+from scannery.serving.telemetry.metrics import Histogram, ServerMetrics
 from tests.data import ROOT
 
 DEPLOY = ROOT / "deploy"

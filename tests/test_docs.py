@@ -9,8 +9,9 @@ import scannery
 from scannery.cli import errors as cli_errors
 from scannery.client.queries import SearchOptions
 from scannery.client.status import error_from_status
-from scannery.serving import ServerConfig, limits, workers
+from scannery.serving import ServerConfig, limits
 from scannery.serving.native import connection, frames, listener
+from scannery.serving.process import supervisor as workers
 from tests.data import ROOT
 
 SEARCHING = (ROOT / "docs" / "searching.md").read_text()

@@ -15,10 +15,10 @@ from scannery.embed import Chunker, Encoder
 from scannery.embed.documents import cut
 from scannery.embed.transcripts import spoken_text
 from scannery.indexer import Analyser, ChunkSpec, LexicalSpec, Manifest, parse_spec
+from scannery.live.prepare import prepare
 from scannery.pipelines.sources.managed_csv import java_float
-from scannery.serving.deadline import Deadline
-from scannery.serving.live.parsing import parse_upsert
-from scannery.serving.live.preparing import prepare
+from scannery.runtime.deadline import Deadline
+from scannery.serving.request.write import parse_upsert
 from scannery.v1 import index_pb2
 from scannery.v1.types_pb2 import Datapoint
 from tests.embed.conftest import MINILM

@@ -17,27 +17,27 @@ from functools import partial
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from scannery.serving import tracing
-from scannery.serving.admission import Ticket
-from scannery.serving.answering import Answering, Asked, check_visible, client_of, decoded
-from scannery.serving.config import ListenConfig
-from scannery.serving.deadline import Deadline
-from scannery.serving.errors import (
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from scannery.serving.methods import Methods
+from scannery.serving.config import ListenConfig
+from scannery.serving.engine.fast_path import Ready, answers_of
 from scannery.serving.native import frames
 from scannery.serving.native.connection import Connection
 from scannery.serving.native.frames import BrokenFrameError, Frame
-from scannery.serving.plans import noting
-from scannery.serving.prepared import Ready, answers_of
-from scannery.serving.security.entry import Entry
-from scannery.serving.security.principals import CURRENT
-from scannery.serving.service import MAX_TOGETHER, SEARCH_SERVICE
+from scannery.serving.scheduling.admission import Ticket
+from scannery.serving.scheduling.permits import GoneError, Turn
+from scannery.serving.scheduling.thread_pool import CallThreads
+from scannery.serving.security.authorization import Entry
+from scannery.serving.security.principal import CURRENT
+from scannery.serving.services.registry import Methods
+from scannery.serving.services.search import MAX_TOGETHER, SEARCH_SERVICE
 from scannery.serving.status import status_of
-from scannery.serving.threads import CallThreads
-from scannery.serving.turns import GoneError, Turn
+from scannery.serving.telemetry import tracing
+from scannery.serving.telemetry.query_stats import noting
+from scannery.serving.transport.lifecycle import Answering, Asked, check_visible, client_of, decoded
 from scannery.v1.native_pb2 import NativeHello, NativeWelcome
 from scannery.v1.search_pb2 import SearchRequest
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import secrets
 
-from scannery.serving.answering import Answering
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import UnsupportedError
 from scannery.serving.config import ListenConfig
-from scannery.serving.deadline import Deadline
-from scannery.serving.errors import UnsupportedError
-from scannery.serving.methods import Methods, UnaryMethod
 from scannery.serving.native.answers import NativeAnswers
 from scannery.serving.native.frames import PROTOCOL
 from scannery.serving.native.listener import NativeListener
-from scannery.serving.security.entry import Entry
+from scannery.serving.scheduling.thread_pool import CallThreads
+from scannery.serving.security.authorization import Entry
 from scannery.serving.security.tls import TlsSockets
-from scannery.serving.threads import CallThreads
+from scannery.serving.services.registry import Methods, UnaryMethod
+from scannery.serving.transport.lifecycle import Answering
 from scannery.v1.native_pb2 import GetEndpointRequest, GetEndpointResponse, NativeWelcome
 
 __all__ = ["GET_ENDPOINT", "Native"]

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from scannery.runtime.errors import BindError
 from scannery.serving.config import split_address
-from scannery.serving.errors import BindError
 from scannery.serving.native.connection import READ, Connection
 from scannery.serving.native.frames import BrokenFrameError, Frame
 

@@ -9,11 +9,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from scannery.serving.security.api_keys import PREFIX, KeyFile, KeyRing
 from scannery.serving.security.config import SecurityConfig
-from scannery.serving.security.files import Watched
-from scannery.serving.security.keys import PREFIX, KeyFile, KeyRing
-from scannery.serving.security.principals import ANONYMOUS, Principal
-from scannery.serving.security.tokens import TokenVerifier
+from scannery.serving.security.file_watch import Watched
+from scannery.serving.security.jwt import TokenVerifier
+from scannery.serving.security.principal import ANONYMOUS, Principal
 
 __all__ = ["Authenticator"]
 

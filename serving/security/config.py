@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from scannery.serving.errors import ConfigError
-from scannery.serving.places import make_absolute
+from scannery.runtime.errors import ConfigError
+from scannery.runtime.paths import make_absolute
 
 __all__ = ["SecurityConfig"]
 

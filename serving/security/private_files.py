@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scannery.indexer.store import sync_folder
-from scannery.serving.errors import ConfigError
+from scannery.runtime.errors import ConfigError
 
 __all__ = ["locked", "read_private", "replaced"]
 

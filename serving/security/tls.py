@@ -7,9 +7,9 @@ import ssl
 
 import grpc
 
-from scannery.serving.errors import ConfigError
+from scannery.runtime.errors import ConfigError
 from scannery.serving.security.config import SecurityConfig
-from scannery.serving.security.files import Watched
+from scannery.serving.security.file_watch import Watched
 from scannery.serving.security.private_files import read_private
 
 __all__ = ["Certificates", "TlsSockets"]

@@ -28,7 +28,7 @@ from scannery.client.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from scannery.serving import Server
-    from scannery.serving.encoding import EncoderPool
+    from scannery.serving.encoding.query_encoder import EncoderPool
 
 __all__ = ["WordEncoder", "client", "serve"]
 
@@ -80,7 +80,7 @@ def client(
 
     """
     from scannery.indexer.scratch import scratch_folder
-    from scannery.serving.service import Service
+    from scannery.serving.services.search import Service
 
     encoder = encoder or WordEncoder()
     with scratch_folder("testing") as folder:
@@ -124,7 +124,7 @@ def _catalog(
         parse_spec,
         segment_key,
     )
-    from scannery.serving.catalog import Catalog
+    from scannery.serving.catalog.catalog import Catalog
 
     texts = any("vector" not in document for document in documents)
     source = {"id": "id", "text": "text"} if texts else {"id": "id", "vector": "vector"}
@@ -219,7 +219,7 @@ _TYPES: dict[type, str] = {
 
 
 def _pool(encoder: Any) -> EncoderPool:
-    from scannery.serving.encoding import EncoderPool, QueryEncoder
+    from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
 
     one = QueryEncoder(encoder)
 

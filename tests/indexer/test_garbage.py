@@ -27,8 +27,8 @@ from scannery.indexer import (
 from scannery.indexer.errors import MissingFileError
 from scannery.indexer.leases import LIFETIME, read_leases, removing, wait_for_removals, working
 from scannery.pipelines.job import sealed
-from scannery.serving.catalog import Catalog
-from scannery.serving.watcher import Watcher
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.watcher import Watcher
 from tests.data import without_ids
 from tests.hooks import before_call, make_old
 from tests.indexer.test_maintenance import NOW, store

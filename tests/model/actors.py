@@ -13,8 +13,8 @@ from typing import Any
 from scannery.client import Client, Index
 from scannery.client.embedded import EmbeddedTransport
 from scannery.indexer import SegmentCache, Store
-from scannery.serving.catalog import Catalog
-from scannery.serving.service import Service
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.services.search import Service
 
 __all__ = ["ACTORS", "Actor", "Clock", "LocalActor"]
 

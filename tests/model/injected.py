@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from scannery.indexer import bm25
-from scannery.serving import ranking
-from scannery.serving.live import index, memtable, merging, sealing
-from scannery.serving.live.sqlite_log import SqliteLog
+from scannery.live import live_index as index
+from scannery.live import memtable
+from scannery.live import merge as merging
+from scannery.live import seal as sealing
+from scannery.live.sqlite_log import SqliteLog
+from scannery.serving.engine import top_k as ranking
 
 __all__ = ["INJECTED", "Fault", "injected"]
 

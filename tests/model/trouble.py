@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import scannery
 from scannery.indexer import Store
 from scannery.indexer.errors import IndexerError
-from scannery.serving.errors import ServingError
-from scannery.serving.live.backup import restore, snapshot
-from scannery.serving.live.merging import merge
-from scannery.serving.live.sealing import seal
+from scannery.live.backup import restore, snapshot
+from scannery.live.merge import merge
+from scannery.live.seal import seal
+from scannery.runtime.errors import ServingError
 from tests.model.actors import Actor, LocalActor
 from tests.model.errors import check
 from tests.model.operations import Op, operation

@@ -20,10 +20,10 @@ from scannery.indexer import (
     rollback,
     verify,
 )
+from scannery.live.backup import restore, snapshot
+from scannery.live.merge import merge
+from scannery.live.seal import seal
 from scannery.pipelines import build, compact, export
-from scannery.serving.live.backup import restore, snapshot
-from scannery.serving.live.merging import merge
-from scannery.serving.live.sealing import seal
 from tests.model.actors import Actor
 from tests.model.errors import check
 from tests.model.operations import Op, operation

@@ -9,11 +9,11 @@ import pytest
 
 import scannery
 from scannery.indexer import Manifest, StoreError, latest_version, leases, rollback
+from scannery.live import seal as sealing
+from scannery.live.forget_log import forget_log
+from scannery.live.log_home import LogPlace
+from scannery.live.seal import seal
 from scannery.pipelines.errors import SpecConflictError
-from scannery.serving.live import sealing
-from scannery.serving.live.forgetting import forget_log
-from scannery.serving.live.log_place import LogPlace
-from scannery.serving.live.sealing import seal
 from tests.pipelines.conftest import VECTORS, manifest_of, run, vector_records
 from tests.pipelines.test_build_and_live import LIVE, SPEC, live, served
 from tests.pipelines.test_races import overtake

@@ -6,8 +6,8 @@ import pytest
 
 import scannery
 from scannery.indexer import CorruptError, NotFoundError, list_versions, verify
+from scannery.live.seal import seal
 from scannery.pipelines import compact
-from scannery.serving.live.sealing import seal
 from tests.pipelines.conftest import VECTORS, manifest_of, rows_of, run, vector_records
 
 SPEC = VECTORS | {"shards": 2, "scann": {"exact_below_rows": 1000}}

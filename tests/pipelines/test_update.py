@@ -11,8 +11,8 @@ import pytest
 import scannery
 from scannery.indexer import CorruptError, NotFoundError, list_versions, open_index, rollback, verify
 from scannery.indexer.sharding import shard_of
+from scannery.live.seal import seal
 from scannery.pipelines import ModeError, NothingToIndexError, SpecConflictError, compact
-from scannery.serving.live.sealing import seal
 from tests.pipelines.conftest import VECTORS, manifest_of, rows_of, run, vector_records
 
 

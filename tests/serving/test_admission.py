@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import scannery
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import DeadlineError
 from scannery.serving import OverloadedError, ServerConfig
-from scannery.serving.admission import WINDOW, Admission, Ticket
-from scannery.serving.answering import least_in_flight
-from scannery.serving.batching import Batcher
-from scannery.serving.deadline import Deadline
-from scannery.serving.errors import DeadlineError
-from scannery.serving.turns import GoneError, Turn, still_wanted, waiting
+from scannery.serving.scheduling.admission import WINDOW, Admission, Ticket
+from scannery.serving.scheduling.permits import GoneError, Turn, still_wanted, waiting
+from scannery.serving.scheduling.text_batcher import Batcher
+from scannery.serving.transport.lifecycle import least_in_flight
 from tests.served import DIMENSIONS, serving
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scannery.serving.affinity import on_all_cores, on_core, own_core
+from scannery.serving.scheduling.affinity import on_all_cores, on_core, own_core
 from tests.serving.test_workers import answers, children, started
 
 CORES = os.sched_getaffinity(0)

@@ -33,12 +33,12 @@ from scannery.indexer import (
     read_manifest,
     segment_key,
 )
-from scannery.serving.catalog import CHECK_EVERY_S, Catalog
-from scannery.serving.encoding import EncoderPool
-from scannery.serving.errors import EncoderUnavailableError
-from scannery.serving.live.tail import Tail
-from scannery.serving.server import health_name
-from scannery.serving.watcher import Watcher
+from scannery.live.log_follower import Tail
+from scannery.runtime.errors import EncoderUnavailableError
+from scannery.serving.catalog.catalog import CHECK_EVERY_S, Catalog
+from scannery.serving.catalog.watcher import Watcher
+from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.process.server import health_name
 from tests.data import datapoints
 from tests.embed.tiny_models import make_model
 from tests.served import publish_version, serving
@@ -152,7 +152,7 @@ def test_any_error_of_one_index_leaves_the_others(
             raise RuntimeError("a bug")
         return opened(store, name, *arguments, **options)
 
-    from scannery.serving import catalog as module
+    from scannery.serving.catalog import catalog as module
 
     opened = open_index
     with monkeypatch.context() as patch:

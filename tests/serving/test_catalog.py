@@ -12,8 +12,8 @@ import pytest
 from scannery.indexer import SegmentCache, Store, latest_version, parse_spec
 from scannery.indexer.errors import CorruptError, NotFoundError, StoreError
 from scannery.serving import ClosedError, UnknownIndexError
-from scannery.serving.catalog import CHECK_EVERY_S, Catalog
-from scannery.serving.watcher import Watcher
+from scannery.serving.catalog.catalog import CHECK_EVERY_S, Catalog
+from scannery.serving.catalog.watcher import Watcher
 from tests.data import datapoints
 from tests.served import publish_version
 

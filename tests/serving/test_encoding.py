@@ -12,12 +12,12 @@ import pytest
 from scannery.client.calls import search, search_many
 from scannery.embed import Encoder
 from scannery.indexer import Manifest, Store, read_manifest
+from scannery.runtime.deadline import Deadline
 from scannery.serving import EncoderUnavailableError, InvalidRequestError
-from scannery.serving.catalog import Catalog
-from scannery.serving.deadline import Deadline
-from scannery.serving.encoding import EncoderPool, QueryEncoder
-from scannery.serving.security.principals import CURRENT, Principal
-from scannery.serving.service import Service
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
+from scannery.serving.security.principal import CURRENT, Principal
+from scannery.serving.services.search import Service
 from tests.native import SEARCH, SEARCH_MANY, Native, over_grpc, port_of
 from tests.served import MINILM, SENTENCES, serving
 

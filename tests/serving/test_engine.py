@@ -12,10 +12,10 @@ import pytest
 
 from scannery.client.calls import search, search_many
 from scannery.indexer import Store, parse_spec, unit_length, vectors_of
+from scannery.runtime.deadline import Deadline
 from scannery.serving import DeadlineError, InvalidRequestError, UnknownDatapointError
-from scannery.serving.catalog import Catalog
-from scannery.serving.deadline import Deadline
-from scannery.serving.service import Service
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb
 from tests.data import clustered, datapoints
 from tests.served import DIMENSIONS, library_table, publish_version

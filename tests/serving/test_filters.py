@@ -8,7 +8,7 @@ import pytest
 
 from scannery.client.filters import build_filter
 from scannery.serving import InvalidRequestError
-from scannery.serving.filters import parse_filter
+from scannery.serving.request.filter import parse_filter
 from scannery.v1 import types_pb2 as pb
 from tests.served import LIBRARY
 

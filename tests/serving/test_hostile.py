@@ -19,9 +19,10 @@ import pytest
 
 import scannery
 from scannery.client import calls
-from scannery.serving import Server, front
+from scannery.serving import Server
 from scannery.serving.native import listener as native_listener
-from scannery.serving.processes import allow_open_files
+from scannery.serving.process import base_server as front
+from scannery.serving.process.os_calls import allow_open_files
 from scannery.v1 import search_pb2, search_pb2_grpc
 from tests import http2
 from tests.native import SEARCH, SEARCH_MANY, Native, framed, hello, port_of

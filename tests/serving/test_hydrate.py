@@ -13,10 +13,10 @@ import pyarrow as pa
 import pytest
 
 from scannery.indexer import IndexSpec, Records, parse_spec
-from scannery.serving.errors import InvalidRequestError
-from scannery.serving.hydrate import Hydrator, framed, varint
-from scannery.serving.options import Fields
-from scannery.serving.ranking import Ranking
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.engine.hydrator import Hydrator, framed, varint
+from scannery.serving.engine.top_k import Ranking
+from scannery.serving.request.options import Fields
 from scannery.v1.search_pb2 import Hit, HitList
 from scannery.v1.types_pb2 import Datapoint, StringList, Value, Vector
 from tests.data import datapoints
@@ -201,7 +201,7 @@ def test_large_hits_do_not_decide_on_the_room_for_small_ones() -> None:
 @pytest.mark.parametrize("segments", [1, 2])
 def test_answers_are_bounded(segments: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text of 1 MiB that each of a thousand queries finds would be 1 GiB."""
-    monkeypatch.setattr("scannery.serving.hydrate.MAX_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr("scannery.serving.engine.hydrator.MAX_ANSWER_BYTES", 1 << 20)
     hydrator = Hydrator([segment()] * segments, SPEC, EVERYTHING, group_by=None)
     numbers = np.arange(80, dtype=np.int64) % segments
     some = Ranking(numbers[:40], np.zeros(40, np.int64), np.zeros(40, np.float32))

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from scannery.client.filters import build_filter
 from scannery.indexer import AllowedRows
-from scannery.serving.filters import Node, parse_filter
 from scannery.serving.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_DEPTH, MAX_FILTER_VALUES
-from scannery.serving.masks import MaskCache, evaluate, few_rows
-from scannery.serving.postings import Postings
+from scannery.serving.request.filter import Node, parse_filter
+from scannery.serving.snapshot.attribute_index import Postings
+from scannery.serving.snapshot.filter_cache import MaskCache, evaluate, few_rows
 from tests.served import LIBRARY, ROWS, library_table
 
 TABLE = library_table()

@@ -15,7 +15,15 @@ import pytest
 import scannery
 from scannery.cli.main import main
 from scannery.cli.top import parse_metrics
-from scannery.serving.metrics import Counter, Gauge, Histogram, Registry, SharedSlots, merged, rendered
+from scannery.serving.telemetry.metrics import (
+    Counter,
+    Gauge,
+    Histogram,
+    Registry,
+    SharedSlots,
+    merged,
+    rendered,
+)
 from tests.served import DIMENSIONS, serving
 from tests.serving.test_workers import wait_until
 

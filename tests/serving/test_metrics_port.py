@@ -13,8 +13,8 @@ from contextlib import suppress
 import pytest
 
 from scannery.serving import BindError
-from scannery.serving.metrics import http
-from scannery.serving.metrics.http import MAX_CONNECTIONS, MAX_REQUEST_BYTES, MetricsServer
+from scannery.serving.telemetry.metrics import exposition as http
+from scannery.serving.telemetry.metrics.exposition import MAX_CONNECTIONS, MAX_REQUEST_BYTES, MetricsServer
 
 LONG = "metric 1\n" * 500_000
 

@@ -24,7 +24,7 @@ from scannery.client.results import Hits, parse_hits
 from scannery.serving import BindError, ConfigError, EncoderConfig, Server, ServerConfig
 from scannery.serving.native import connection as native_connection
 from scannery.serving.native import listener as native_listener
-from scannery.serving.options import parse_options
+from scannery.serving.request.options import parse_options
 from scannery.v1 import search_pb2
 from tests.native import (
     SEARCH,
@@ -568,7 +568,7 @@ def test_filters_that_are_new_are_taken_apart_by_threads_of_their_own(
         parsed_by.append(threading.current_thread().name)
         return parse_options(*arguments)
 
-    monkeypatch.setattr("scannery.serving.snapshot.parse_options", noted)
+    monkeypatch.setattr("scannery.serving.snapshot.snapshot.parse_options", noted)
     for number in range(3):
         where = {"show": {"$in": [f"{number}-{other}" for other in range(1000)]}}
         assert native.ask(SEARCH, search(where=where)).code is OK

@@ -13,11 +13,11 @@ import grpc
 import pytest
 from google.protobuf.message import DecodeError, Message
 
+from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import Server
-from scannery.serving.answering import decoded
-from scannery.serving.errors import InvalidRequestError
-from scannery.serving.filters import parse_filter
-from scannery.serving.parts import MAX_OWN_PARTS, SMALL_BYTES
+from scannery.serving.request.filter import parse_filter
+from scannery.serving.request.part_count import MAX_OWN_PARTS, SMALL_BYTES
+from scannery.serving.transport.lifecycle import decoded
 from scannery.v1.index_pb2 import UpsertRequest
 from scannery.v1.search_pb2 import GetRequest, SearchManyRequest, SearchRequest
 from scannery.v1.types_pb2 import Filter, FilterList, Value

@@ -10,10 +10,10 @@ import pytest
 import scannery
 from scannery.client.credentials import Credentials
 from scannery.indexer import Store
-from scannery.serving.catalog import Catalog
+from scannery.live.log_location import log_folder
+from scannery.runtime.paths import placed_model
+from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.config import EncoderConfig, RemoteConfig, ServerConfig
-from scannery.serving.live.location import log_folder
-from scannery.serving.places import placed_model
 from scannery.serving.security import SecurityConfig
 from tests.served import copied
 

@@ -15,9 +15,9 @@ from scannery.indexer import AllowedRows, Segment, Store, exact_search, parse_sp
 from scannery.indexer.exact import all_scores
 from scannery.indexer.planner import Found
 from scannery.indexer.tuning import recall_by_score
-from scannery.serving.catalog import Catalog
-from scannery.serving.deadline import Deadline
-from scannery.serving.service import Service
+from scannery.runtime.deadline import Deadline
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.services.search import Service
 from tests.data import clustered, datapoints
 from tests.served import publish_version
 

@@ -13,8 +13,8 @@ from tests.data import ROOT
 LATE = """
 import sys
 from scannery.serving import ServerConfig
-from scannery.serving.preload import preload
-from scannery.serving.server import Server
+from scannery.serving.process.preload import preload
+from scannery.serving.process.server import Server
 
 config = ServerConfig(store=sys.argv[1], listen="127.0.0.1:0")
 preloaded = preload(config)

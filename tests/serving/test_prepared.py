@@ -13,11 +13,11 @@ import pytest
 
 from scannery.client.calls import search, search_many
 from scannery.indexer import Store, parse_spec
-from scannery.serving.catalog import Catalog
-from scannery.serving.deadline import Deadline
-from scannery.serving.errors import DeadlineError
-from scannery.serving.prepared import Prepared
-from scannery.serving.service import Service
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import DeadlineError
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.engine.fast_path import Prepared
+from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb
 from tests.data import clustered, datapoints
 from tests.served import publish_version

@@ -9,7 +9,7 @@ import sys
 def test_a_server_may_open_as_many_files_as_the_system_allows() -> None:
     script = """
 import os, resource
-from scannery.serving.processes import allow_open_files
+from scannery.serving.process.os_calls import allow_open_files
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
 allow_open_files()

@@ -15,9 +15,9 @@ import pytest
 from scannery import Like
 from scannery.client.calls import search
 from scannery.indexer import Store, parse_spec, unit_length
-from scannery.serving.catalog import Catalog
-from scannery.serving.deadline import Deadline
-from scannery.serving.service import Service
+from scannery.runtime.deadline import Deadline
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb
 from tests.data import clustered, datapoints, without_ids
 from tests.served import library_columns, publish_version

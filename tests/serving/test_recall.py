@@ -11,9 +11,9 @@ import pytest
 
 from scannery.client.calls import search, search_many
 from scannery.indexer import Distance
-from scannery.serving.deadline import Deadline
-from scannery.serving.metrics import ServerMetrics
-from scannery.serving.recall import RecallSampler
+from scannery.runtime.deadline import Deadline
+from scannery.serving.services.recall_sampler import RecallSampler
+from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.v1 import search_pb2
 
 VECTORS = np.eye(4, dtype=np.float32)

@@ -15,11 +15,11 @@ from scannery.indexer import Distance, Segment, Store, measure_recall, open_inde
 from scannery.indexer.search_settings import SearchSettings
 from scannery.indexer.tuning import recall_by_score
 from scannery.pipelines.recall import Truth, measure_served_recall
-from scannery.serving.catalog import Catalog
-from scannery.serving.deadline import Deadline
-from scannery.serving.metrics import ServerMetrics
-from scannery.serving.recall import RecallSampler
-from scannery.serving.service import Service
+from scannery.runtime.deadline import Deadline
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.services.recall_sampler import RecallSampler
+from scannery.serving.services.search import Service
+from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.v1 import search_pb2
 from tests.data import datapoints
 from tests.served import publish_version

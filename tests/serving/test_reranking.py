@@ -12,11 +12,11 @@ import scannery
 from scannery import FailedPreconditionError, InvalidArgumentError
 from scannery.embed import Encoder, Reranker
 from scannery.indexer import Store, parse_spec
-from scannery.serving.deadline import Deadline
-from scannery.serving.errors import DeadlineError
-from scannery.serving.options import Rerank
-from scannery.serving.ranking import Ranking
-from scannery.serving.reranking import reranked
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import DeadlineError
+from scannery.serving.engine.rerank import reranked
+from scannery.serving.engine.top_k import Ranking
+from scannery.serving.request.options import Rerank
 from tests.data import datapoints
 from tests.embed.tiny_models import make_cross_encoder
 from tests.served import MINILM, SENTENCES, TEXTS, publish_version, serving

@@ -17,7 +17,7 @@ import scannery
 from scannery.client.calls import search, search_many
 from scannery.indexer import Store
 from scannery.serving import Server, ServerConfig, UnknownIndexError
-from scannery.serving.server import health_name
+from scannery.serving.process.server import health_name
 from scannery.v1 import index_pb2, index_pb2_grpc, search_pb2, search_pb2_grpc
 from scannery.v1.types_pb2 import ErrorDetail
 from tests.served import DIMENSIONS, copied, library_table, serving
@@ -193,7 +193,7 @@ def test_what_nobody_expected_goes_to_the_log_and_not_to_the_caller(
     def broken(*arguments: object) -> None:
         raise KeyError("/secret/path")
 
-    monkeypatch.setattr("scannery.serving.engine.merge", broken)
+    monkeypatch.setattr("scannery.serving.engine.search.merge", broken)
     with scannery.connect(server.address) as client:
         with pytest.raises(scannery.InternalError, match="KeyError") as caught:
             client.index("library").search(VECTOR)

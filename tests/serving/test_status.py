@@ -11,7 +11,7 @@ import pytest
 from scannery.client import errors as client_errors
 from scannery.client.status import error_from_status
 from scannery.indexer import errors as indexer_errors
-from scannery.serving import errors as serving_errors
+from scannery.runtime import errors as serving_errors
 from scannery.serving.status import status_for_callers, status_of
 from scannery.v1.types_pb2 import ErrorDetail
 

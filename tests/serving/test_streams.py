@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from scannery.serving.streams import pipelined
+from scannery.serving.transport.grpc.streams import pipelined
 
 
 def numbers(count: int, taken: list[int]) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scannery.serving.threads import CallThreads
+from scannery.serving.scheduling.thread_pool import CallThreads
 
 NAME = "scannery-test-calls"
 

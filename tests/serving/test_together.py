@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import scannery
-from scannery.serving import engine
-from scannery.serving.deadline import Deadline
-from scannery.serving.errors import DeadlineError
-from scannery.serving.together import Together
-from scannery.serving.turns import GoneError, Turn
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import DeadlineError
+from scannery.serving.engine import search as engine
+from scannery.serving.scheduling.coalescer import Together
+from scannery.serving.scheduling.permits import GoneError, Turn
 from tests.data import clustered
 from tests.served import DIMENSIONS, serving
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.serving import EncoderConfig, EncoderServer, RemoteConfig, Server, ServerConfig, tracing
+from scannery.serving import EncoderConfig, EncoderServer, RemoteConfig, Server, ServerConfig
+from scannery.serving.telemetry import tracing
 from tests.data import ROOT
 from tests.served import DIMENSIONS, MINILM, serving
 from tests.serving.test_encoder_process import command

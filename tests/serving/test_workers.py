@@ -311,7 +311,8 @@ def test_workers_share_the_memory_of_what_was_open_before_they_began(library: Pa
 
 HANGING = """
 import os, time
-from scannery.serving import ServerConfig, workers
+from scannery.serving import ServerConfig
+from scannery.serving.process import supervisor as workers
 workers.MAX_RELOAD_S, workers.KILL_AFTER_S = 4.0, 0.5
 
 def share(config, before):

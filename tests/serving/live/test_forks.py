@@ -12,10 +12,11 @@ import apsw
 import pytest
 
 from scannery.indexer import Store
-from scannery.serving.live import log_forks, maintenance, sqlite_log
-from scannery.serving.live.log_database import connected
-from scannery.serving.live.maintenance import Maintenance, locked
-from scannery.serving.live.sqlite_log import SqliteLog
+from scannery.live import log_forks, sqlite_log
+from scannery.live import maintenance_scheduler as maintenance
+from scannery.live.log_database import connected
+from scannery.live.maintenance_scheduler import Maintenance, locked
+from scannery.live.sqlite_log import SqliteLog
 from tests.serving.live.test_log import append, folder, forked, log, writer
 
 __all__ = ["folder", "log"]

@@ -29,19 +29,20 @@ from scannery.indexer import (
     rollback,
 )
 from scannery.indexer.store import _ObjectBackend
+from scannery.live import log_home as log_place
+from scannery.live import sqlite_log
+from scannery.live.backup import restore, snapshot
+from scannery.live.forget_log import forget_log
+from scannery.live.lag import log_status
+from scannery.live.log_database import LOG_FORMAT, create_database
+from scannery.live.log_registry import registered
+from scannery.live.mutation_log import LogReplacedError, WrongLogError
+from scannery.live.seal import seal
+from scannery.live.sqlite_log import SqliteLog
+from scannery.runtime.deadline import Deadline
 from scannery.serving import ReadOnlyError
-from scannery.serving.catalog import Catalog
-from scannery.serving.deadline import Deadline
-from scannery.serving.live import log_place, sqlite_log
-from scannery.serving.live.backup import restore, snapshot
-from scannery.serving.live.forgetting import forget_log
-from scannery.serving.live.log import LogReplacedError, WrongLogError
-from scannery.serving.live.log_database import LOG_FORMAT, create_database
-from scannery.serving.live.registry import registered
-from scannery.serving.live.sealing import seal
-from scannery.serving.live.service import Writes
-from scannery.serving.live.sqlite_log import SqliteLog
-from scannery.serving.live.status import log_status
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests import served
 from tests.serving.live.model import DIMENSIONS, make_store, random_row

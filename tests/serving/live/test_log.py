@@ -18,14 +18,14 @@ import apsw
 import pytest
 
 from scannery.indexer import CorruptError, FormatError, Store, StoreError
+from scannery.live import log_forks, sqlite_log
+from scannery.live.log_database import LOG_FORMAT, check_sqlite, connected
+from scannery.live.log_files import exclusive, wal_of
+from scannery.live.log_turn import KEEP_ANSWERS_S, entries_after
+from scannery.live.mutation_log import Answer, LogEntry, LogGapError, Request
+from scannery.live.sqlite_log import SqliteLog
 from scannery.serving import ConfigError
-from scannery.serving.catalog import Catalog
-from scannery.serving.live import log_forks, sqlite_log
-from scannery.serving.live.log import Answer, LogEntry, LogGapError, Request
-from scannery.serving.live.log_database import LOG_FORMAT, check_sqlite, connected
-from scannery.serving.live.log_files import exclusive, wal_of
-from scannery.serving.live.log_turn import KEEP_ANSWERS_S, entries_after
-from scannery.serving.live.sqlite_log import SqliteLog
+from scannery.serving.catalog.catalog import Catalog
 from tests.data import ROOT
 
 
@@ -207,7 +207,7 @@ def test_a_commit_syncs_once(folder: Path) -> None:
     folder.parent.mkdir()
     script = f"""
 from pathlib import Path
-from scannery.serving.live.sqlite_log import SqliteLog
+from scannery.live.sqlite_log import SqliteLog
 log = SqliteLog(Path({str(folder)!r}), create=True)
 def write(count):
     for _ in range(count):
@@ -231,7 +231,7 @@ print("end", flush=True)
 WRITER = """
 import sys
 from pathlib import Path
-from scannery.serving.live.sqlite_log import SqliteLog
+from scannery.live.sqlite_log import SqliteLog
 log = SqliteLog(Path(sys.argv[1]), create=True)
 for i in range(int(sys.argv[3])):
     with log.turn(after=0) as turn:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import scannery
 from scannery.indexer import Store, list_versions
-from scannery.serving.live.maintenance import PROGRAM
+from scannery.live.maintenance_scheduler import PROGRAM
 from tests.data import ROOT
 from tests.serving.live.model import make_store, random_row
 
 STUCK = f"""
 import sys, time
-from scannery.serving.live import sealing
+from scannery.live import seal as sealing
 import {PROGRAM} as process
 def stuck(*_, directory, **__):
     (directory / "half").write_text("x")

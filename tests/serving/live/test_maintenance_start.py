@@ -12,8 +12,8 @@ import pytest
 
 import scannery
 from scannery.indexer import Store, list_versions, parse_spec
-from scannery.serving.catalog import Catalog
-from scannery.serving.live.maintenance import Maintenance, locked
+from scannery.live.maintenance_scheduler import Maintenance, locked
+from scannery.serving.catalog.catalog import Catalog
 from tests.indexer.test_children import hostile
 from tests.serving.live.model import LIVE, make_store, random_row
 

@@ -9,8 +9,8 @@ import pytest
 
 import scannery
 from scannery.indexer import Store, list_versions, verify
-from scannery.serving.live.merging import merge
-from scannery.serving.live.sealing import seal
+from scannery.live.merge import merge
+from scannery.live.seal import seal
 from tests.serving.live.model import Model, check_searches, make_store
 
 

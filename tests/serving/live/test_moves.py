@@ -27,18 +27,20 @@ from scannery.indexer import (
     rollback,
     verify,
 )
+from scannery.live import backup as backup_module
+from scannery.live import merge as merging
+from scannery.live import rollback as undoing
+from scannery.live import seal as sealing
+from scannery.live.backup import restore, snapshot
+from scannery.live.maintenance_scheduler import locked, seal_due
+from scannery.live.merge import due, merge
+from scannery.live.mutation_log import WrongLogError
+from scannery.live.seal import seal
+from scannery.live.sqlite_log import SqliteLog
+from scannery.runtime.deadline import Deadline
 from scannery.serving import OverloadedError
-from scannery.serving.catalog import Catalog
-from scannery.serving.deadline import Deadline
-from scannery.serving.live import backup as backup_module
-from scannery.serving.live import merging, sealing, undoing
-from scannery.serving.live.backup import restore, snapshot
-from scannery.serving.live.log import WrongLogError
-from scannery.serving.live.maintenance import locked, seal_due
-from scannery.serving.live.merging import due, merge
-from scannery.serving.live.sealing import seal
-from scannery.serving.live.service import Writes
-from scannery.serving.live.sqlite_log import SqliteLog
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests.served import serving
 from tests.serving.live.model import DIMENSIONS, LIVE, Model, make_store, random_row

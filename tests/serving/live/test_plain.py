@@ -11,14 +11,14 @@ import pytest
 
 from scannery.client.writes import build_upserts
 from scannery.indexer import Manifest, Store, id_hashes, open_index, parse_spec, read_manifest
-from scannery.serving.deadline import Deadline
-from scannery.serving.encoding import EncoderPool
-from scannery.serving.errors import InvalidRequestError
-from scannery.serving.live.memtable import apply, begin
-from scannery.serving.live.parsing import parse_upsert
-from scannery.serving.live.plain import prepare_plain
-from scannery.serving.live.preparing import prepare
-from scannery.serving.live.records import Mutation, decode, encode
+from scannery.live.log_records import Mutation, decode, encode
+from scannery.live.memtable import apply, begin
+from scannery.live.prepare import prepare
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.request.write import parse_upsert
+from scannery.serving.request.write_columns import prepare_plain
 from scannery.v1 import index_pb2 as pb
 from tests.serving.live.model import DIMENSIONS, make_store, random_row
 

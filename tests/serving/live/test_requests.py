@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import scannery
+from scannery.runtime.deadline import Deadline
 from scannery.serving import InvalidRequestError
-from scannery.serving.catalog import Catalog
-from scannery.serving.deadline import Deadline
-from scannery.serving.live.service import Writes
-from scannery.serving.security.principals import ANONYMOUS, CURRENT, SCOPES, Principal
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.security.principal import ANONYMOUS, CURRENT, SCOPES, Principal
+from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests.serving.live.model import DIMENSIONS, make_store, random_row
 

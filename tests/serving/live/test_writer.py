@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from scannery.live import group_commit as module
+from scannery.live.group_commit import Write, Writer
+from scannery.live.mutation_log import Answer, Request
+from scannery.runtime.deadline import Deadline
 from scannery.serving import ClosedError
-from scannery.serving.deadline import Deadline
-from scannery.serving.live import writer as module
-from scannery.serving.live.log import Answer, Request
-from scannery.serving.live.writer import Write, Writer
 
 
 def a_write() -> Write:

@@ -21,14 +21,14 @@ import scannery
 from scannery import serving
 from scannery.client import Index
 from scannery.indexer import AlreadyExistsError, Analyser, Store, parse_spec
+from scannery.live.forget_log import forget_log
+from scannery.live.seal import seal
+from scannery.live.sqlite_log import SqliteLog
 from scannery.pipelines import export
+from scannery.runtime.deadline import Deadline
 from scannery.serving import ConditionError, InvalidRequestError
-from scannery.serving.catalog import Catalog
-from scannery.serving.deadline import Deadline
-from scannery.serving.live.forgetting import forget_log
-from scannery.serving.live.sealing import seal
-from scannery.serving.live.service import Writes
-from scannery.serving.live.sqlite_log import SqliteLog
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests import served
 from tests.data import datapoints, publish

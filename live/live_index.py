@@ -1,0 +1,393 @@
+"""One index of a process: its version, what the log has after it, and the way in for writes.
+
+Everything that changes does so by one assignment, of `snapshot`. A lock orders those who change it (the writer, whoever
+follows the log, a move to another version); readers never take it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from scannery.indexer import CorruptError, IndexerError, Manifest, OpenIndex, StoreError
+from scannery.live.group_commit import Write, Writer
+from scannery.live.log_records import Mutation, encode, rows_fit
+from scannery.live.memtable import LiveState, apply, begin
+from scannery.live.mutation_log import (
+    Answer,
+    LogGapError,
+    LogHome,
+    LogReplacedError,
+    MutationLog,
+    Request,
+    Turn,
+)
+from scannery.live.prepare import PreparedUpsert
+from scannery.live.replay import state_after
+from scannery.live.resolve import look_ahead, resolve_deletion, resolve_upsert
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import (
+    ClosedError,
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    ReadOnlyError,
+)
+from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.request.write import Deletion
+from scannery.serving.scheduling.permits import waiting
+from scannery.serving.snapshot.filter_cache import MaskCache
+from scannery.serving.snapshot.snapshot import Snapshot
+
+__all__ = ["LiveIndex"]
+
+_LOG = logging.getLogger(__name__)
+RETRY_S = 1.0
+LOCK_S = 0.1
+WAIT_S = 0.02
+"""Between two looks at the log by a query that waits for a sequence."""
+
+
+class LiveIndex:
+    """A version and its mutations. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        index: OpenIndex,
+        encoders: EncoderPool,
+        *,
+        home: LogHome,
+        on_gap: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take an open version, and where its log is.
+
+        Args:
+            index: the version.
+            encoders: of texts.
+            home: of the log.
+            on_gap: called when there is a later version than this, or another index; `replaced` tells which.
+
+        Raises:
+            CorruptError, FormatError: the log cannot be replayed.
+            WrongLogError: it is not the log of the index.
+            LogGapError: there is a later version by now.
+
+        """
+        self._encoders = encoders
+        self._home = home
+        self._claimed = False
+        self._closed = False
+        self._on_gap = on_gap
+        self.replaced = False
+        """Whether another log has taken the place of the one that this follows: it has to be made anew."""
+        self._masks = MaskCache()
+        self._lock = threading.Lock()
+        self._applied = threading.Condition()
+        self._log: MutationLog | None = None
+        self._writer: Writer | None = None
+        self._trouble = ""
+        self._behind = False
+        self._open_at_s = 0.0
+        self._state = begin(index)
+        try:
+            self._state = self._replayed(self._state)
+        except BaseException:
+            self.close()
+            raise
+        self.snapshot = self._snapshot()
+
+    @property
+    def state(self) -> LiveState:
+        """Version, rows that are alive, and the newest rows."""
+        return self._state
+
+    def is_of(self, manifest: Manifest) -> bool:
+        """Return whether a version is one of this index, and not of another that has its name by now."""
+        known = self._state.manifest.index_id
+        return not self.replaced and (known is None or known == manifest.index_id)
+
+    def retire(self) -> None:
+        """Take no more writes: another index has the name by now, and nobody would ever read them."""
+        if not self.replaced:
+            self._trouble = f"index {self._state.manifest.index!r} was made anew or restored"
+            self.replaced = True
+
+    def move(self, index: OpenIndex) -> None:
+        """Go over to another version, with the mutations that it does not hold; nobody sees anything in between.
+
+        Raises:
+            CorruptError, FormatError, LogGapError: as when it is made; the version before stays.
+
+        """
+        state = self._replayed(begin(index))
+        with self._lock:
+            self._publish(self._caught_up(state))
+
+    def catch_up(self, *, wait_s: float = LOCK_S) -> bool:
+        """Apply what the log has and this does not; return whether there was anything.
+
+        A log that cannot be read is no reason to stop answering: it is said once, and writes say it too. While
+        somebody else is at it, waits no longer than `wait_s`.
+        """
+        if not self._lock.acquire(timeout=wait_s):
+            return False
+        try:
+            log = None if self.replaced else self._opened()
+            if log is None or not (log.changed() or self._behind):
+                return False
+            self._behind = True  # until it has worked: the log says only once that it changed
+            state = self._caught_up(self._state)
+            self._behind = False
+            found = state is not self._state
+            if found:
+                self._publish(state)
+            self._trouble = ""
+            return found
+        except LogGapError:
+            self._on_gap()
+            return False
+        except LogReplacedError as error:
+            self._note_replaced(error)
+            return False
+        except IndexerError as error:
+            if error.message != self._trouble:
+                _LOG.error("index %s: %s", self._state.manifest.index, error)
+                self._trouble = error.message
+            return False
+        finally:
+            self._lock.release()
+
+    def wait_for(self, sequence: int, deadline: Deadline) -> Snapshot:
+        """Return a snapshot that has all mutations up to a sequence.
+
+        Raises:
+            InvalidRequestError: there is no such mutation.
+            DeadlineError: it did not come in time.
+
+        """
+        snapshot = self.snapshot
+        while snapshot.sequence < sequence:
+            if not self.catch_up() and self.snapshot.sequence < sequence:
+                self._check_exists(sequence)
+                if deadline.remaining_s <= 0:
+                    raise DeadlineError(
+                        f"min_sequence: mutation {sequence} is not visible yet; this snapshot has {snapshot.sequence}"
+                    )
+                with waiting(), self._applied:
+                    self._applied.wait(min(WAIT_S, deadline.remaining_s))
+            snapshot = self.snapshot
+        return snapshot
+
+    def upsert(self, prepared: PreparedUpsert, request: Request, deadline: Deadline) -> Answer:
+        """Write a batch; return when it is durable and visible here. Raises as `Writer.submit`."""
+
+        def resolve(state: LiveState) -> tuple[Mutation, bytes, int]:
+            if not prepared.needs_state:
+                return prepared.mutation, prepared.encoded, prepared.mutation.rows.num_rows
+            mutation = resolve_upsert(prepared, state)
+            return mutation, encode(mutation), mutation.rows.num_rows
+
+        look_ahead(prepared, self._state)
+        size_bytes = prepared.mutation.rows.nbytes if prepared.needs_state else len(prepared.encoded)
+        return self._submit(Write(request, size_bytes, prepared.needs_state, resolve), deadline)
+
+    def delete(self, deletion: Deletion, request: Request, deadline: Deadline) -> Answer:
+        """Delete; return when that is durable and visible here. Raises as `Writer.submit`."""
+
+        def resolve(state: LiveState) -> tuple[Mutation, bytes, int]:
+            mutation, count = resolve_deletion(deletion, state)
+            return mutation, encode(mutation), count
+
+        return self._submit(Write(request, 0, True, resolve), deadline)
+
+    def check_writable(self) -> None:
+        """Raise what a write would raise, before anything is done for it.
+
+        Raises:
+            ReadOnlyError: the store is a bucket, and there is no folder for a log.
+            OverloadedError: the newest rows wait to be sealed.
+            ClosedError: the engine is closed.
+
+        """
+        if self._closed:
+            raise ClosedError("the engine is closed")
+        if not self._home.writable:
+            raise ReadOnlyError(
+                f"index {self._state.manifest.index!r} takes no writes: its store is a bucket, and the log of live "
+                "updates needs a local folder (--log)"
+            )
+        live = self._state.manifest.spec.live
+        state = self._state
+        if state.memory_rows >= live.max_rows or max(state.memory_bytes, state.log_bytes) >= live.max_bytes:
+            raise OverloadedError(
+                f"{state.memory_rows} new rows in memory and {state.log_bytes >> 20} MiB of log wait to be sealed",
+                retry_after_s=RETRY_S,
+            )
+
+    def close(self) -> None:
+        """Let go of the log; a write that runs is finished."""
+        with self._applied:
+            self._closed, writer = True, self._writer
+        if writer is not None:
+            writer.close()
+        with self._lock:
+            log, self._log = self._log, None
+        if log is not None:
+            log.close()
+
+    def _submit(self, write: Write, deadline: Deadline) -> Answer:
+        self.check_writable()
+        with self._applied:
+            if self._closed:
+                raise ClosedError("the engine is closed")
+            if self._writer is None:
+                self._writer = Writer(self._state.manifest.index, self._commit)
+        return self._writer.submit(write, deadline)
+
+    def _commit(self, group: Sequence[Write]) -> None:
+        try:
+            answers = self._committed(group)
+        except LogGapError as error:
+            self._on_gap()
+            raise OverloadedError("the index moves to another version", retry_after_s=RETRY_S) from error
+        except LogReplacedError as error:
+            self._note_replaced(error)
+            raise StoreError(f"{error}; what is there now is opened next") from error
+        for number, write in enumerate(group):
+            answer = answers[number]
+            if isinstance(answer, Exception):
+                write.outcome.set_exception(answer)
+            else:
+                write.outcome.set_result(answer)
+        if self._log is not None:
+            self._tidy(self._log)
+
+    def _committed(self, group: Sequence[Write]) -> dict[int, Answer | Exception]:
+        """Append what a group comes to, and return the answer to each write, by its place in the group."""
+        with self._lock:
+            log = self._writable_log()
+            manifest = self._state.manifest
+        answers: dict[int, Answer | Exception] = {}
+        with ExitStack() as turns:
+            # The turn first: a write that waits for it must not keep others from following the log.
+            turn = turns.enter_context(log.turn(after=manifest.log_sequence, index_id=manifest.index_id))
+            with self._lock:
+                with turns.pop_all():  # leaving it commits
+                    state = self._appended(turn, group, answers)
+                # Durable from here on, and visible before anybody hears of it.
+                self._publish(state)
+        return answers
+
+    def _writable_log(self) -> MutationLog:
+        if self._closed:
+            raise ClosedError("the engine is closed")
+        if self.replaced:
+            raise LogReplacedError(self._trouble)
+        if self._log is None or not self._claimed:
+            self._log = self._home.claim(self._log, self._state.manifest)
+            self._claimed = True
+        return self._log
+
+    def _note_replaced(self, error: LogReplacedError) -> None:
+        if not self.replaced:
+            _LOG.error("index %s: %s", self._state.manifest.index, error)
+        self.replaced, self._trouble = True, error.message
+        self._on_gap()
+
+    def _appended(
+        self, turn: Turn, group: Sequence[Write], answers: dict[int, Answer | Exception]
+    ) -> LiveState:
+        """Append what the writes come to, and return the state after them; `answers` gets that of each write."""
+        if turn.position < self._state.manifest.log_sequence:
+            raise LogGapError("the index has moved to a version that the log does not reach")
+        if turn.position < self._state.sequence:
+            raise LogReplacedError(
+                f"the log ends at sequence {turn.position}, and had {self._state.sequence} before: it was replaced"
+            )
+        state = state_after(self._state, turn.read(self._state.sequence))
+        pending: list[tuple[int, Mutation]] = []
+        size_bytes = 0
+        for number, write in enumerate(group):
+            try:
+                known = turn.answer_of(write.request) if write.request.id else None
+                if known is not None:
+                    answers[number] = known
+                    continue
+                if write.needs_state:
+                    state, pending = apply(state, pending), []
+                mutation, data, count = write.resolve(state)
+                # The index may have moved to another version since it was prepared.
+                mutation = rows_fit(mutation, state.manifest, sequence=turn.position + 1)
+            except Exception as error:  # noqa: BLE001  it is this request's alone
+                answers[number] = error
+                continue
+            sequence = turn.append(data, request=write.request, count=count)
+            pending.append((sequence, mutation))
+            size_bytes += len(data)
+            answers[number] = Answer(sequence, count)
+        return apply(state, pending).logged(size_bytes)
+
+    def _tidy(self, log: MutationLog) -> None:
+        try:
+            log.tidy()
+        except (IndexerError, ReadOnlyError) as error:
+            _LOG.warning("index %s: %s", self._state.manifest.index, error)
+
+    def _opened(self) -> MutationLog | None:
+        """Return the log; one that others made since is compared before it is followed."""
+        if self._log is None and not self._closed and time.monotonic() >= self._open_at_s:
+            log = self._home.open()
+            try:
+                if log is not None:
+                    self._home.check(log, self._state.manifest)
+            except BaseException:
+                assert log is not None
+                log.close()
+                self._open_at_s = time.monotonic() + RETRY_S
+                raise
+            self._log = log
+        return self._log
+
+    def _replayed(self, state: LiveState) -> LiveState:
+        before, self._open_at_s = self._log, 0.0
+        log = self._opened()
+        if log is before:  # else it was compared right now
+            self._home.check(log, state.manifest)
+        # First: others may append meanwhile.
+        acknowledged = log.acknowledged() if log is not None else 0
+        state = self._caught_up(state)
+        if state.sequence < acknowledged:
+            raise CorruptError(
+                f"the log of index {state.manifest.index!r} ends at sequence {state.sequence}, but {acknowledged} was "
+                "acknowledged: its end is damaged or was cut off"
+            )
+        return state
+
+    def _caught_up(self, state: LiveState) -> LiveState:
+        if self._log is None:
+            return state
+        # What a version holds may be truncated already, and a log that is behind has nothing for it.
+        while entries := self._log.read(state.sequence):
+            state = state_after(state, entries)
+        return state
+
+    def _publish(self, state: LiveState) -> None:
+        self._state = state
+        self.snapshot = self._snapshot()
+        with self._applied:
+            self._applied.notify_all()
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self._state.opened(), self._encoders, self._masks, self._state.sequence)
+
+    def _check_exists(self, sequence: int) -> None:
+        log = self._log
+        last = max(log.position() if log else 0, self.snapshot.sequence)
+        if sequence > last:
+            raise InvalidRequestError.at(
+                "min_sequence",
+                f"index {self._state.manifest.index!r} has mutations up to {last}, got {sequence}",
+            )

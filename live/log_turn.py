@@ -1,0 +1,174 @@
+"""What is read and written inside of a turn: records, answers, and which log it is."""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from collections.abc import Callable, Sequence
+
+import apsw
+
+from scannery.indexer import CorruptError
+from scannery.live.log_database import sqlite_version, upgrade
+from scannery.live.mutation_log import Answer, LogEntry, LogGapError, LogIdentity, LogReplacedError, Request
+from scannery.runtime.errors import InvalidRequestError
+
+__all__ = [
+    "KEEP_ANSWERS_S",
+    "SqliteTurn",
+    "adopt",
+    "entries_after",
+    "identify",
+    "identity_of",
+    "position_of",
+    "truncated_of",
+]
+
+KEEP_ANSWERS_S = 3600.0
+_SEPARATOR = "\0"
+
+
+class SqliteTurn:
+    """A `Turn` in a transaction."""
+
+    def __init__(self, connection: apsw.Connection, after: int, clock: Callable[[], float]) -> None:
+        self._connection = connection
+        self._clock = clock
+        self.position = position_of(connection)
+        self.appended_bytes = 0
+        self._answered = False
+        if self.position < after:
+            # The log is older than the version, or was lost: what it has is in the segments, or nowhere.
+            self.truncate(after)
+            self.position = after
+
+    def read(self, after: int) -> Sequence[LogEntry]:
+        """Return all entries after a sequence; see Turn."""
+        return entries_after(self._connection, after, None)
+
+    def answer_of(self, request: Request) -> Answer | None:
+        """Return what the request was answered; see Turn."""
+        # Answers of logs of format 1 have neither a caller nor a digest.
+        row = self._connection.execute(
+            "SELECT sequence, count, digest FROM answers "
+            "WHERE (request_id = ? OR (request_id = ? AND digest IS NULL)) AND answered_at > ?",
+            (_key(request), request.id, self._clock() - KEEP_ANSWERS_S),
+        ).fetchone()
+        if row is None:
+            return None
+        sequence, count, digest = row
+        if digest is not None and digest != request.digest:
+            raise InvalidRequestError.at(
+                "request_id",
+                f"must not be used again for another request within an hour; {request.id!r} was answered with sequence "
+                f"{sequence}",
+            )
+        return Answer(sequence, count)
+
+    def append(self, data: bytes, *, request: Request | None = None, count: int = 0) -> int:
+        """Append a batch and return its sequence; see Turn."""
+        sequence = self.position + 1
+        self._connection.execute(
+            "INSERT INTO records VALUES (?, ?, ?)", (sequence, _checksum(sequence, data), data)
+        )
+        if request is not None and request.id:
+            self._answered = True
+            self._connection.execute(
+                "INSERT OR REPLACE INTO answers (request_id, sequence, count, answered_at, digest) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (_key(request), sequence, count, self._clock(), request.digest),
+            )
+        self.position = sequence
+        self.appended_bytes += len(data)
+        return sequence
+
+    def truncate(self, up_to: int) -> None:
+        """Remove the records up to a sequence."""
+        self._connection.execute("DELETE FROM records WHERE sequence <= ?", (up_to,))
+        self._connection.execute("UPDATE state SET value = ? WHERE name = 'truncated'", (up_to,))
+
+    def forget_answers(self) -> None:
+        """Remove the answers that are too old to be given again."""
+        if self._answered:
+            too_old = self._clock() - KEEP_ANSWERS_S
+            self._connection.execute("DELETE FROM answers WHERE answered_at <= ?", (too_old,))
+
+
+def adopt(connection: apsw.Connection, index_id: str | None) -> str:
+    """Make the log that of an index, inside of a turn, and return the log's own id.
+
+    Raises:
+        LogReplacedError: it is of another index.
+
+    """
+    known = identity_of(connection)
+    if known.index_id and index_id and known.index_id != index_id:
+        raise LogReplacedError(
+            f"the log is of the index with id {known.index_id}, not of that with {index_id}"
+        )
+    log_id = known.log_id or secrets.token_hex(16)
+    wanted = LogIdentity(log_id, known.index_id or index_id, sqlite_version())
+    if wanted != known:
+        identify(connection, wanted)
+    return log_id
+
+
+def identify(connection: apsw.Connection, identity: LogIdentity) -> None:
+    """Write down which log it is, inside of a transaction."""
+    upgrade(connection)
+    rows = {"log_id": identity.log_id, "index_id": identity.index_id, "sqlite": identity.sqlite_version}
+    connection.executemany(
+        "INSERT OR REPLACE INTO state VALUES (?, ?)",
+        # Bytes: the column has the affinity of numbers, and some of these look like one.
+        [(name, value.encode()) for name, value in rows.items() if value is not None],
+    )
+
+
+def identity_of(connection: apsw.Connection) -> LogIdentity:
+    """Return which log it is, and of which index."""
+    rows = connection.execute("SELECT name, value FROM state WHERE name != 'truncated'")
+    known = {name: value.decode() for name, value in rows if isinstance(value, bytes)}
+    return LogIdentity(known.get("log_id"), known.get("index_id"), known.get("sqlite"))
+
+
+def entries_after(connection: apsw.Connection, after: int, max_bytes: int | None) -> list[LogEntry]:
+    """Return the records after a sequence, as `MutationLog.read`."""
+    truncated = truncated_of(connection)
+    if after < truncated:
+        raise LogGapError(f"the log begins after sequence {truncated}, {after} was asked for")
+    rows = connection.execute(
+        "SELECT sequence, checksum, data FROM records WHERE sequence > ? ORDER BY sequence", (after,)
+    )
+    entries: list[LogEntry] = []
+    size_bytes = 0
+    for sequence, checksum, data in rows:
+        if sequence != after + len(entries) + 1:
+            raise CorruptError(f"the log has no record {after + len(entries) + 1}, but a later one")
+        if checksum != _checksum(sequence, data):
+            raise CorruptError(f"record {sequence} of the log is damaged: its checksum is wrong")
+        entries.append(LogEntry(sequence, data))
+        size_bytes += len(data)
+        if max_bytes is not None and size_bytes >= max_bytes:
+            break
+    return entries
+
+
+def position_of(connection: apsw.Connection) -> int:
+    """Return the last sequence."""
+    last: int | None = connection.execute("SELECT max(sequence) FROM records").get
+    return max(last or 0, truncated_of(connection))
+
+
+def truncated_of(connection: apsw.Connection) -> int:
+    """Return the sequence up to which records were removed."""
+    value: int = connection.execute("SELECT value FROM state WHERE name = 'truncated'").get
+    return value
+
+
+def _key(request: Request) -> str:
+    # Names of callers may hold anything but this.
+    return f"{request.caller}{_SEPARATOR}{request.id}"
+
+
+def _checksum(sequence: int, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(sequence.to_bytes(8, "little")))

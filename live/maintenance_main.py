@@ -1,0 +1,64 @@
+"""Seals, merges or collects garbage in a process of its own, which a server or a client starts as a module."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import pyarrow as pa
+
+from scannery.indexer import IndexerError, Store, collect_garbage, read_manifest
+from scannery.live.maintenance_scheduler import task_threads
+from scannery.live.merge import merge
+from scannery.live.seal import seal
+from scannery.runtime.errors import ServingError
+
+__all__ = ["main"]
+
+NICE = 10
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line says; return the exit status."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", choices=("seal", "merge", "gc"))
+    parser.add_argument("index")
+    parser.add_argument("--store", required=True)
+    parser.add_argument("--log", required=True, type=Path)
+    parser.add_argument("--lock", required=True, type=int)  # open until this process ends
+    given = parser.parse_args(arguments)
+    # A server that stops ends this process; what lies in temporary folders is to go with it.
+    signal.signal(signal.SIGTERM, _ended)
+    # Blocked in a server, which waits for them, and so in what it starts.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    os.nice(NICE)
+    threads = task_threads()
+    pa.set_cpu_count(threads)
+    store = Store.open(given.store)
+    try:
+        if given.task == "seal":
+            seal(store, given.index, log_root=given.log, threads=threads)
+        elif given.task == "merge":
+            merge(store, given.index, threads=threads)
+        else:
+            live = read_manifest(store, given.index).spec.live
+            min_age = timedelta(seconds=live.gc_min_age_s)
+            collect_garbage(store, given.index, keep=live.gc_keep, min_age=min_age)
+    except (IndexerError, ServingError) as error:
+        print(error, file=sys.stderr)  # noqa: T201  read by whoever started this
+        return 1
+    return 0
+
+
+def _ended(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""What a write comes to, given what there is: conditions, partial updates, and how much a deletion deletes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer import REVISION_COLUMN, KnownTerms, Segment, with_known_terms, written_schema
+from scannery.live.log_records import Mutation, with_words
+from scannery.live.memtable import LiveState
+from scannery.live.prepare import PreparedUpsert
+from scannery.live.row_tables import whole_rows
+from scannery.runtime.errors import ConditionError, InvalidRequestError, UnknownDatapointError
+from scannery.serving.request.write import Condition, Deletion, Given
+
+__all__ = ["look_ahead", "resolve_deletion", "resolve_upsert"]
+
+Places = list[tuple[Segment, np.ndarray]]
+"""Rows, by segment."""
+
+
+def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
+    """Return the mutation that a batch is.
+
+    Raises:
+        ConditionError: a condition does not hold.
+        UnknownDatapointError: a partial update of what is not there.
+
+    """
+    for item in upsert.conditional:
+        if item.condition is not None:
+            _check(item.condition, _places(state, item.id), item.id, f"{item.path}.condition")
+    spec = state.manifest.spec
+    changed = [_changed(item, state, upsert.known) for item in upsert.partial]
+    if not changed:
+        return upsert.mutation
+    whole = with_words(upsert.mutation, spec)
+    rows = pa.concat_tables([whole.rows, *changed])
+    mutation = Mutation(rows, whole.removed_ids, whole.removed_documents, whole.encoder, whole.words)
+    if len(set(mutation.ids)) < len(mutation.ids):
+        raise InvalidRequestError.at("upserts", "two of them would write the same datapoint")
+    return mutation
+
+
+def resolve_deletion(deletion: Deletion, state: LiveState) -> tuple[Mutation, int]:
+    """Return the mutation that a deletion is, and how many datapoints it removes.
+
+    Raises:
+        ConditionError: a datapoint has another revision.
+
+    """
+    gone: dict[tuple[str, int], None] = {}
+    for field, names, places_of in (
+        ("ids", deletion.ids, _rows_of_id),
+        ("document_ids", deletion.document_ids, _rows_of_document),
+    ):
+        for i, name in enumerate(names):
+            places = places_of(state, name)
+            if deletion.condition is not None:
+                _check(deletion.condition, places, name, f"{field}[{i}]")
+            gone |= {(segment.entry.key, row): None for segment, rows in places for row in rows.tolist()}
+    manifest = state.manifest
+    nothing = written_schema(manifest.spec, manifest.dimensions).empty_table()
+    return Mutation(nothing, deletion.ids, deletion.document_ids), len(gone)
+
+
+def _check(condition: Condition, places: Places, name: str, path: str) -> None:
+    if condition.revision is None:
+        if places:
+            raise ConditionError(f"{path}.if_absent: there is a datapoint {name!r:.200}", field=path)
+        return
+    if not places:
+        raise ConditionError(f"{path}.if_revision: there is no datapoint {name!r:.200}", field=path)
+    found = max(_revision(segment, row) for segment, rows in places for row in rows.tolist())
+    if found != condition.revision:
+        raise ConditionError(
+            f"{path}.if_revision: datapoint {name!r:.200} has revision {found}, not {condition.revision}",
+            field=path,
+        )
+
+
+def _revision(segment: Segment, row: int) -> int:
+    """Return the revision of a row; rows of a build have 0."""
+    if REVISION_COLUMN not in segment.table.column_names:
+        return 0
+    revision: int | None = segment.column(REVISION_COLUMN)[row].as_py()
+    return revision or 0
+
+
+def _places(state: LiveState, name: str) -> Places:
+    """Return the rows that an upsert's id means: where texts are cut, those of the document, else the datapoint."""
+    if state.manifest.spec.source.chunk is not None and (rows := _rows_of_document(state, name)):
+        return rows
+    return _rows_of_id(state, name)
+
+
+def _rows_of_id(state: LiveState, identifier: str) -> Places:
+    found: Places = []
+    index = state.opened()
+    for segment, alive in zip(index.segments, index.alive, strict=True):
+        row = segment.row_of(identifier)
+        if row is not None and (alive is None or alive.mask_N[row]):
+            found.append((segment, np.array([row])))
+    return found
+
+
+def _rows_of_document(state: LiveState, document_id: str) -> Places:
+    found: Places = []
+    index = state.opened()
+    for segment, alive in zip(index.segments, index.alive, strict=True):
+        rows_R = segment.rows_of_document(document_id)
+        if alive is not None:
+            rows_R = rows_R[alive.mask_N[rows_R]]
+        if len(rows_R):
+            found.append((segment, rows_R))
+    return found
+
+
+def look_ahead(upsert: PreparedUpsert, state: LiveState) -> None:
+    """Find the words of rows that change in part, as they are now: in the turn, long texts hold up other writes."""
+    for item in upsert.partial:
+        with contextlib.suppress(UnknownDatapointError):  # it may be there in its turn
+            _changed(item, state, upsert.known)
+
+
+def _changed(item: Given, state: LiveState, known: KnownTerms) -> pa.Table:
+    """Return the rows of an existing datapoint with the fields in the mask changed, and their words."""
+    places = _places(state, item.id)
+    path = f"{item.path}.datapoint.id"
+    if not places:
+        raise UnknownDatapointError(
+            f"{path}: index {state.manifest.index!r} has no datapoint {item.id!r:.200} to update", field=path
+        )
+    schema = written_schema(state.manifest.spec, state.manifest.dimensions)
+    table = pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in places])
+    for name in item.mask:
+        column, value = _new_value(item, name)
+        field = schema.field(column)
+        table = table.set_column(
+            schema.get_field_index(column), field, pa.array([value] * table.num_rows, field.type)
+        )
+    return with_known_terms(table, state.manifest.spec.lexical, known)
+
+
+def _new_value(item: Given, name: str) -> tuple[str, Any]:
+    if name == "title":
+        return name, item.title
+    if name == "payload_json":
+        return "payload", item.payload
+    attribute = name.removeprefix("attributes.")
+    return attribute, item.attributes[attribute]

@@ -1,0 +1,49 @@
+"""Going back to an earlier version of an index that takes live updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scannery.indexer import Manifest, Store, read_manifest
+from scannery.indexer import rollback as rollback_stored
+from scannery.indexer.maintenance import lost_since
+from scannery.live.log_location import log_folder
+from scannery.live.log_registry import Registration, registered
+from scannery.live.mutation_log import WrongLogError
+from scannery.live.sqlite_log import SqliteLog
+
+__all__ = ["rollback"]
+
+
+def rollback(store: Store, index: str, version: int, *, log_root: Path | None = None) -> Manifest:
+    """Publish the content of an earlier version as a new one.
+
+    What was sealed since is undone; unless the current version is damaged and the log still has all of it: then it is
+    applied again. Raises as `scannery.indexer.rollback`, and what opening the log raises.
+
+    Raises:
+        WrongLogError: the current version is damaged, and the log of the index is not where it was looked for.
+
+    """
+    old, known = read_manifest(store, index, version), registered(store, index)
+    folder = log_folder(log_root or store.local_root, index)
+    begins_after = None if folder is None else _begins_after(folder, known)
+    if begins_after is None and known is not None and lost_since(store, old):
+        raise WrongLogError(
+            f"the current version of index {index!r} is damaged, and what was sealed since version {version} may be in "
+            f"its log, which is {known.where}: give its folder with --log, or, if it is lost, give it up first with "
+            "`scannery index log --forget`"
+        )
+    return rollback_stored(store, index, version, log_after=begins_after)
+
+
+def _begins_after(folder: Path, known: Registration | None) -> int | None:
+    """Return the sequence after which a log has all mutations; None if there is no log, or another one."""
+    try:
+        log = SqliteLog(folder)
+    except FileNotFoundError:
+        return None
+    try:
+        return log.truncated() if known is None or log.identity().log_id == known.log_id else None
+    finally:
+        log.close()

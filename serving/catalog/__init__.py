@@ -1,0 +1,1 @@
+"""The open indexes of a store, and their move to new versions."""

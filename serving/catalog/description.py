@@ -1,0 +1,90 @@
+"""What an index is, as a message."""
+
+from __future__ import annotations
+
+from scannery.indexer import AttributeType, Distance, Manifest, MemorySegment
+from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.v1 import index_pb2 as pb
+
+__all__ = ["index_info", "memory_rows"]
+
+
+def index_info(
+    manifest: Manifest, *, details: bool, snapshot: Snapshot | None = None, problem: str = ""
+) -> pb.IndexInfo:
+    """Return the description of a version, or of a snapshot of it; without `details`, not its segments and spec.
+
+    `problem` says what is wrong with the index.
+    """
+    spec = manifest.spec
+    info = pb.IndexInfo(
+        name=manifest.index,
+        version=manifest.version,
+        rows=manifest.rows if snapshot is None else snapshot.rows,
+        dimensions=manifest.dimensions,
+        distance=_DISTANCES[spec.distance],
+        attributes={name: _TYPES[kind] for name, kind in spec.attributes.items()},
+        lexical=spec.lexical is not None,
+        encoder=_encoder(manifest),
+        shards=manifest.shards,
+        size_bytes=manifest.size_bytes,
+        sequence=manifest.log_sequence if snapshot is None else snapshot.sequence,
+        memory_rows=memory_rows(snapshot),
+        recall=_recall(manifest),
+        problem=problem,
+    )
+    info.created_at.FromDatetime(manifest.created_at)
+    if details:
+        info.segments.extend(
+            pb.SegmentInfo(
+                key=entry.key,
+                shard=entry.shard,
+                rows=entry.live_rows,
+                size_bytes=entry.size_bytes,
+                kind=entry.kind,
+            )
+            for entry in manifest.segments
+        )
+        info.spec_json = spec.model_dump_json()
+    return info
+
+
+def memory_rows(snapshot: Snapshot | None) -> int:
+    """Return how many datapoints are in no segment yet."""
+    if snapshot is None:
+        return 0
+    parts = zip(snapshot.segments, snapshot.alive, strict=True)
+    return sum(
+        segment.rows if alive is None else alive.count
+        for segment, alive in parts
+        if isinstance(segment, MemorySegment)
+    )
+
+
+def _encoder(manifest: Manifest) -> pb.EncoderInfo | None:
+    if manifest.spec.encoder is None:
+        return None
+    fingerprint = (manifest.encoder or {}).get("digest", "")
+    return pb.EncoderInfo(model=manifest.spec.encoder.model, fingerprint=fingerprint)
+
+
+def _recall(manifest: Manifest) -> pb.RecallInfo | None:
+    recall = manifest.recall
+    if recall is None:
+        return None
+    return pb.RecallInfo(k=recall.k, target=recall.target, measured=recall.measured, reached=recall.reached)
+
+
+_DISTANCES: dict[Distance, pb.Distance.ValueType] = {
+    "cosine": pb.DISTANCE_COSINE,
+    "dot": pb.DISTANCE_DOT,
+    "squared_l2": pb.DISTANCE_SQUARED_L2,
+}
+_TYPES: dict[AttributeType, pb.AttributeType.ValueType] = {
+    "string": pb.ATTRIBUTE_TYPE_STRING,
+    "string_list": pb.ATTRIBUTE_TYPE_STRING_LIST,
+    "int": pb.ATTRIBUTE_TYPE_INT,
+    "float": pb.ATTRIBUTE_TYPE_FLOAT,
+    "bool": pb.ATTRIBUTE_TYPE_BOOL,
+    "timestamp": pb.ATTRIBUTE_TYPE_TIMESTAMP,
+}

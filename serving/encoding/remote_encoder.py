@@ -1,0 +1,319 @@
+"""Texts encoded by another process: the side of the server that asks.
+
+Each request asks by itself, with its own deadline, and is cancelled there when its caller hangs up; the encoder
+process joins what comes from all workers into batches. The fingerprint is compared when the connection is first used
+and after each failure, and goes with every request, so that an encoder that was exchanged is refused at once.
+
+Shapes: N texts, D dimensions.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import grpc
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from scannery.indexer import Manifest
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import (
+    DeadlineError,
+    EncoderUnavailableError,
+    EncoderUnreachableError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from scannery.serving.config import RemoteConfig
+from scannery.serving.scheduling.permits import GoneError, current_turn
+from scannery.serving.services.embedding import EMBED, LIST_ENCODERS, MAX_TEXTS
+from scannery.serving.status import DETAIL_KEY
+from scannery.serving.telemetry.tracing import call_headers
+from scannery.v1 import embedding_pb2 as pb
+from scannery.v1.types_pb2 import ErrorDetail
+
+if TYPE_CHECKING:
+    from scannery.embed import Chunker
+
+__all__ = ["EncoderProcess", "RemoteEncoder"]
+
+_LOG = logging.getLogger(__name__)
+
+TIMEOUT_S = 30.0
+"""Where no request sets a deadline: at the start of a server, and in tools."""
+SLICE_TEXTS, SLICE_BYTES = 256, 4 << 20
+"""Of documents in one call: the deadline is looked at in between."""
+RETRY_AFTER_S = 0.2
+"""What callers are told when the encoder cannot be reached: it is back within seconds, or not soon."""
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", 1 << 30),
+    ("grpc.max_send_message_length", 1 << 30),
+    ("grpc.use_local_subchannel_pool", 1),
+    # An encoder that restarts is back within seconds; the default waits up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.enable_retries", 0),
+]
+
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+
+class EncoderProcess:
+    """The connection to an encoder process. Safe to use from several threads."""
+
+    def __init__(self, config: RemoteConfig) -> None:
+        """Take where it is; nothing is connected before the first call."""
+        self.address = config.address
+        self._config = config
+        self._lock = threading.Lock()
+        self._channel: grpc.Channel | None = None
+        self._calls: dict[str, Any] = {}
+        self._metadata: tuple[tuple[str, str], ...] | None = None
+        # So that servers that share an encoder get equal shares of it.
+        self._identity = (("scannery-client", secrets.token_hex(8)),)
+
+    def call(self, path: str, request: Message, kind: type[ResponseT]) -> ResponseT:
+        """Return the answer of a method, within the deadline of the current request.
+
+        Raises:
+            EncoderUnreachableError: there is no answer, or we are refused.
+            EncoderUnavailableError: it has no such encoder.
+            InvalidRequestError, OverloadedError, DeadlineError: what it says about the request.
+            GoneError: the caller of the current request hung up.
+
+        """
+        try:
+            return self._once(path, request, kind)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAUTHENTICATED or not self._config.key_file:
+                self._refuse(error)
+        # The key may have been exchanged.
+        self._metadata = None
+        try:
+            return self._once(path, request, kind)
+        except grpc.RpcError as error:
+            self._refuse(error)
+
+    def close(self) -> None:
+        """End the connection."""
+        with self._lock:
+            channel, self._channel = self._channel, None
+            self._calls.clear()
+        if channel is not None:
+            channel.close()
+
+    def _once(self, path: str, request: Message, kind: type[ResponseT]) -> ResponseT:
+        turn = current_turn()
+        deadline = Deadline.after(TIMEOUT_S) if turn is None else turn.deadline
+        deadline.check()
+        rpc = self._calls.get(path) or self._prepared(path, kind)
+        metadata = self._identity + self._credentials() + call_headers()
+        call = rpc.future(request, timeout=deadline.remaining_s, metadata=metadata)
+        if turn is not None and turn.on_end is not None and not turn.on_end(call.cancel):
+            call.cancel()
+        try:
+            response: ResponseT = call.result()
+        except grpc.FutureCancelledError as error:
+            raise GoneError from error
+        return response
+
+    def _prepared(self, path: str, kind: type[Message]) -> Any:
+        with self._lock:
+            if self._channel is None:
+                self._channel = self._connected()
+            rpc: Any = self._channel.unary_unary(
+                path, request_serializer=_serialized, response_deserializer=kind.FromString
+            )
+            self._calls[path] = rpc
+            return rpc
+
+    def _connected(self) -> grpc.Channel:
+        if not self._config.tls:
+            return grpc.insecure_channel(self.address, options=_OPTIONS)
+        roots = Path(self._config.ca).read_bytes() if self._config.ca else None
+        return grpc.secure_channel(
+            self.address, grpc.ssl_channel_credentials(root_certificates=roots), options=_OPTIONS
+        )
+
+    def _credentials(self) -> tuple[tuple[str, str], ...]:
+        if self._metadata is None:
+            path = self._config.key_file
+            self._metadata = (("authorization", f"Bearer {Path(path).read_text().strip()}"),) if path else ()
+        return self._metadata
+
+    def _refuse(self, error: grpc.RpcError) -> NoReturn:
+        # The errors of calls are both RpcError and Call; the stubs do not say so.
+        failed: Any = error
+        code: grpc.StatusCode = failed.code()
+        detail = _detail(failed.trailing_metadata())
+        message = detail.message or failed.details() or code.name.lower()
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise DeadlineError("the deadline passed before the text was encoded") from error
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and detail.retry_after_ms:
+            raise OverloadedError(
+                f"encoder {self.address}: {message}", retry_after_s=detail.retry_after_ms / 1000
+            ) from error
+        if code is grpc.StatusCode.INVALID_ARGUMENT:
+            raise InvalidRequestError(message, field=detail.field or None) from error
+        if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
+            raise EncoderUnavailableError(f"encoder {self.address}: {message}", field="query") from error
+        raise EncoderUnreachableError(
+            f"texts cannot be encoded: encoder {self.address}: {code.name}: {message}",
+            field="query",
+            retry_after_s=RETRY_AFTER_S,
+        ) from error
+
+
+class RemoteEncoder:
+    """The encoder of one index, in another process. Safe to use from several threads."""
+
+    def __init__(self, process: EncoderProcess, manifest: Manifest) -> None:
+        assert manifest.spec.encoder is not None
+        self._process = process
+        self._index = manifest.index
+        self._model = manifest.spec.encoder.model
+        self._expected = manifest.encoder
+        self._dimensions = manifest.dimensions
+        self._fingerprint = ""
+        """Of the encoder that was found to fit; empty: it must be looked for."""
+
+    @property
+    def dimensions(self) -> int:
+        """Components of a vector."""
+        return self._dimensions
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the vectors of queries, float32 (N, D).
+
+        Raises:
+            InvalidTextError: a text has none.
+            What `EncoderProcess.call` raises, and EncoderUnavailableError if the encoder there is another one.
+
+        """
+        return self._encoded(texts, pb.TEXT_KIND_QUERY)
+
+    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the vectors of documents, float32 (N, D); raises what `encode_queries` does."""
+        return self._encoded(texts, pb.TEXT_KIND_DOCUMENT)
+
+    def chunker(self, max_tokens: int, overlap_tokens: int) -> Chunker:
+        """Return a chunker that counts tokens as the encoder does; raises what `EncoderProcess.call` does."""
+        # Without torch: a tokenizer is all that it takes.
+        from scannery.embed.chunking import chunker_for
+
+        found = self._fitting(with_tokenizer=True)
+        tokenizer = found.tokenizer_json if found.HasField("tokenizer_json") else None
+        shown = json.loads(found.fingerprint_json) if found.fingerprint_json else {}
+        prompt = shown.get("document_prompt") or ""
+        return chunker_for(
+            self._model, tokenizer, found.passage_tokens, max_tokens, overlap_tokens, prompt=prompt
+        )
+
+    def _encoded(self, texts: Sequence[str], kind: pb.TextKind.ValueType) -> np.ndarray:
+        vectors_ND = np.empty((len(texts), self._dimensions), np.float32)
+        for start, end in _slices(texts):
+            vectors_ND[start:end] = self._asked(texts[start:end], kind, start)
+        return vectors_ND
+
+    def _asked(self, texts: Sequence[str], kind: pb.TextKind.ValueType, first: int) -> np.ndarray:
+        fingerprint = self._fingerprint or self._fitting().fingerprint
+        request = pb.EmbedRequest(fingerprint=fingerprint, kind=kind, texts=texts)
+        try:
+            answer = self._process.call(EMBED, request, pb.EmbedResponse)
+        except InvalidRequestError as error:
+            raise _text_error(error, first) from error
+        except (EncoderUnavailableError, EncoderUnreachableError) as error:
+            # Whatever is there next time may be another one.
+            self._fingerprint = ""
+            if isinstance(error, EncoderUnavailableError):
+                self._fitting()
+            raise
+        vectors_N = np.frombuffer(answer.vectors.packed, "<f4")
+        if len(vectors_N) != len(texts) * self._dimensions or answer.fingerprint != fingerprint:
+            raise EncoderUnreachableError(
+                f"texts cannot be encoded: encoder {self._process.address} answered something else",
+                field="query",
+            )
+        return vectors_N.reshape(len(texts), self._dimensions)
+
+    def _fitting(self, *, with_tokenizer: bool = False) -> pb.LoadedEncoder:
+        """Return what the process says about the encoder that made the vectors of the index.
+
+        Raises:
+            EncoderUnavailableError: it has another one; both are named.
+
+        """
+        digest = self._expected.get("digest", "") if self._expected else ""
+        request = pb.ListEncodersRequest(
+            with_tokenizers=with_tokenizer, fingerprint=digest if with_tokenizer else ""
+        )
+        encoders = self._process.call(LIST_ENCODERS, request, pb.ListEncodersResponse).encoders
+        for found in encoders:
+            fits = found.fingerprint == digest if digest else found.model == self._model
+            if fits and found.dimensions == self._dimensions:
+                self._fingerprint = found.fingerprint
+                return found
+        raise EncoderUnavailableError(self._mismatch(encoders), field="query")
+
+    def _mismatch(self, encoders: Sequence[pb.LoadedEncoder]) -> str:
+        from scannery.embed import EmbedError, Fingerprint, require_match
+
+        start = f"index {self._index!r} cannot be asked with text: encoder {self._process.address}"
+        shown = [json.loads(found.fingerprint_json) for found in encoders if found.fingerprint_json]
+        try:
+            if self._expected and len(shown) == 1:
+                require_match(Fingerprint.from_dict(self._expected), Fingerprint.from_dict(shown[0]))
+            wanted = str(Fingerprint.from_dict(self._expected)) if self._expected else self._model
+            there = ", ".join(str(Fingerprint.from_dict(one)) for one in shown) or "none"
+        except EmbedError as error:
+            return f"{start}: {error}"
+        return f"{start}: the index was embedded with {wanted}; there is {there}"
+
+
+def _slices(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Return the start and the end of each part of the texts that one call takes."""
+    assert SLICE_TEXTS <= MAX_TEXTS
+    start, size = 0, 0
+    for end, text in enumerate(texts):
+        # Four bytes a character at most; counting them exactly would encode every text twice.
+        if end > start and (end - start >= SLICE_TEXTS or size + 4 * len(text) > SLICE_BYTES):
+            yield start, end
+            start, size = end, 0
+        size += 4 * len(text)
+    if texts:
+        yield start, len(texts)
+
+
+def _text_error(error: InvalidRequestError, first: int) -> Exception:
+    from scannery.embed import InvalidTextError
+
+    place = re.match(r"texts\[(\d+)\]", error.field or "")
+    return InvalidTextError(error.message, index=first + int(place[1]) if place else first)
+
+
+def _serialized(request: Message) -> bytes:
+    try:
+        return request.SerializeToString()
+    except ValueError as error:  # a text that is no Unicode
+        raise InvalidRequestError(str(error)) from error
+
+
+def _detail(metadata: Any) -> ErrorDetail:
+    for key, value in metadata or ():
+        if key == DETAIL_KEY and isinstance(value, bytes):
+            try:
+                return ErrorDetail.FromString(value)
+            except DecodeError:
+                break
+    return ErrorDetail()

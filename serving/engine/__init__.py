@@ -1,0 +1,1 @@
+"""Query execution: from parsed queries to ranked hits and their messages."""

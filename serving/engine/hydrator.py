@@ -1,0 +1,293 @@
+"""From rows to messages: what an answer carries of a datapoint, in the wire format from the start.
+
+Shapes: Q queries, H hits of all of them, C columns, S scores of a hit, N rows of a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from scannery.indexer import REVISION_COLUMN, AttributeType, IndexSpec, Records, Segment, kernels
+from scannery.indexer.kernels import COMPILING
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.engine import wire_kernels
+from scannery.serving.engine.top_k import Ranking
+from scannery.serving.request.options import Fields
+from scannery.v1.search_pb2 import HitList
+from scannery.v1.types_pb2 import Datapoint
+
+__all__ = ["Hydrator", "Written", "framed", "varint", "warm_up"]
+
+_VARINT, _FIXED64, _LENGTH = 0, 1, 2
+_STRING = (wire_kernels.FIELD_STRING, _LENGTH)
+_INT = (wire_kernels.FIELD_INT, _VARINT)
+_DOUBLE = (wire_kernels.FIELD_DOUBLE, _FIXED64)
+_FIELDS = {
+    "id": (1, *_STRING),
+    "document_id": (2, *_STRING),
+    "text": (5, *_STRING),
+    "title": (6, *_STRING),
+    "payload": (8, *_STRING),
+    "text_start": (9, *_INT),
+    "text_end": (10, *_INT),
+    "time_start_s": (11, *_DOUBLE),
+    "time_end_s": (12, *_DOUBLE),
+    REVISION_COLUMN: (13, *_INT),
+}
+"""Columns that a Datapoint has a field for: its number, and how it is written. All have tags of one byte."""
+_ENTRY_KEY = 1
+_OFFSETS = ("text_start", "text_end", "time_start_s", "time_end_s")
+_NO_VECTORS = np.zeros((0, 0), np.uint8)
+_NOTHING = np.zeros(0, np.uint8)
+SPARE_BYTES = 4096
+"""Room for hits that are larger than those before."""
+MOST_GUESSED_BYTES = 16 << 20
+"""Room that is made before it is known to be needed: the hits before may have been far larger."""
+MAX_ANSWER_BYTES = 256 << 20
+"""Of the hits of one answer: a hundred thousand that each carry a text of 1 MiB would take all memory that there is."""
+_NO_VECTORS.setflags(write=False)  # as those of a segment: each kind of array is compiled for apart
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """The hits of some queries, each as a field `hits` of a SearchResponse or a HitList, on the wire."""
+
+    data_B: np.ndarray
+    """All of them, query by query, uint8."""
+    bounds_L: np.ndarray | None
+    """Where those of each query start, and where the last ones end, int64; None: there is one query."""
+
+    def whole(self) -> bytes:
+        """Return the hits of all queries."""
+        return self.data_B.tobytes()
+
+    def lists(self) -> list[bytes]:
+        """Return the hits of each query."""
+        data = self.whole()
+        if self.bounds_L is None:
+            return [data]
+        return [data[start:end] for start, end in pairwise(self.bounds_L.tolist())]
+
+    def framed(self, field: int) -> bytes:
+        """Return the hits of each query as a message, and these as a field that repeats."""
+        bounds_L = np.array([0, len(self.data_B)]) if self.bounds_L is None else self.bounds_L
+        out_B = np.empty(len(self.data_B) + wire_kernels.ROOM_BYTES * len(bounds_L), np.uint8)
+        first = wire_kernels.frame_lists(field << 3 | _LENGTH, self.data_B, bounds_L, out_B)
+        return out_B[first:].tobytes()
+
+
+class Hydrator:
+    """Writes what answers carry of the rows of some segments. Safe to use from several threads."""
+
+    def __init__(
+        self, segments: Sequence[Segment], spec: IndexSpec, fields: Fields, *, group_by: str | None
+    ) -> None:
+        """`group_by` names the column of `Hit.group`; None leaves it out."""
+        self._segments = segments
+        self._spec = spec
+        self._fields = fields
+        self._group_by = group_by
+        self._layouts: dict[int, _Layout] = {}
+        self._hit_bytes = 0
+        """What each of the last hits took, in the mean."""
+
+    def hits(self, rankings: Sequence[Ranking]) -> Written:
+        """Return the hits of each query."""
+        whole = rankings[0] if len(rankings) == 1 else _joined(rankings)
+        if not len(whole):
+            return Written(_NOTHING, np.zeros(len(rankings) + 1, np.int64))
+        data_B, starts_H = self._put(whole)
+        ends_Q = np.cumsum([len(ranking) for ranking in rankings])
+        return Written(data_B, _bounds(data_B, starts_H, ends_Q))
+
+    def block(self, number: int, rows_QK: np.ndarray, scores_QK: np.ndarray) -> Written:
+        """Return the hits of each query, all of them of one segment, and so many for each: cheaper than rankings."""
+        queries, k = rows_QK.shape
+        data_B, starts_H = self._put_one(number, rows_QK.reshape(-1), scores_QK.reshape(1, -1))
+        if queries == 1:
+            return Written(data_B, None)
+        return Written(data_B, _bounds(data_B, starts_H, k * np.arange(1, queries + 1)))
+
+    def datapoints(self, places: Sequence[tuple[int, int]]) -> list[Datapoint]:
+        """Return the datapoints at (segment number, row), in their order."""
+        if not places:
+            return []
+        numbers, rows = np.ascontiguousarray(np.array(places, np.int64).T)
+        written = self.hits([Ranking(numbers, rows, np.zeros(len(rows), np.float32))])
+        return [hit.datapoint for hit in HitList.FromString(written.whole()).hits]
+
+    def _put(self, whole: Ranking) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `_put_one` does, of any number of segments."""
+        scores_SH = _scores(whole)
+        if len(self._segments) == 1:
+            return self._put_one(0, whole.rows, scores_SH)
+        sizes_H, parts = np.empty(len(whole), np.int64), []
+        for number in np.unique(whole.segments).tolist():
+            places_P = np.flatnonzero(whole.segments == number)
+            part_SP = np.ascontiguousarray(scores_SH[:, places_P])
+            part_B, starts_P = self._put_one(number, whole.rows[places_P], part_SP)
+            sizes_H[places_P] = np.diff(starts_P, append=starts_P[0] + len(part_B))
+            parts.append((part_B, starts_P, places_P))
+        ends_H = np.cumsum(sizes_H)
+        if ends_H[-1] > MAX_ANSWER_BYTES:
+            raise _too_large()
+        out_B = np.empty(ends_H[-1], np.uint8)
+        for part in parts:
+            wire_kernels.put_in_order(*part, ends_H, out_B)
+        return out_B, ends_H - sizes_H
+
+    def _put_one(
+        self, number: int, rows_H: np.ndarray, scores_SH: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return hits of one segment on the wire, and where each of them starts in a buffer that ends with them."""
+        layout, rows_H = self._layout(number, rows_H)
+        starts_H = np.empty(len(rows_H), np.int64)
+        size = min(SPARE_BYTES + 2 * self._hit_bytes * len(rows_H), MOST_GUESSED_BYTES, MAX_ANSWER_BYTES)
+        while True:
+            out_B = np.empty(size, np.uint8)
+            try:
+                first = wire_kernels.write_hits(*layout, rows_H, scores_SH, starts_H, out_B)
+            except BufferError as error:  # these are larger than those before
+                if size >= MAX_ANSWER_BYTES:
+                    raise _too_large() from error
+                size = min(2 * size, MAX_ANSWER_BYTES)
+                continue
+            self._hit_bytes = (size - first) // max(len(rows_H), 1)
+            return out_B[first:], starts_H
+
+    def _layout(self, number: int, rows: np.ndarray) -> tuple[_Layout, np.ndarray]:
+        """Return where the fields of a segment lie, and the number that each row has there."""
+        layout = self._layouts.get(number)
+        if layout is not None:
+            return layout, rows
+        segment = self._segments[number]
+        if segment.records.in_one_piece:
+            layout = self._layouts[number] = self._laid_out(segment.records, segment.given_ND)
+            return layout, rows
+        # More than 2 GB of text: Arrow holds it in pieces, and so the rows wanted are put into one first.
+        few, vectors_ND = Records.of(segment.take(rows)), segment.vectors(rows)
+        vectors_ND.setflags(write=False)
+        return self._laid_out(few, vectors_ND), np.arange(len(rows))
+
+    def _laid_out(self, records: Records, vectors_ND: np.ndarray) -> _Layout:
+        heads, fields, attributes = bytearray(), self._fields, self._spec.attributes
+        names = _columns(fields)
+        if REVISION_COLUMN in records.table.column_names:  # segments of a build have none
+            names.append(REVISION_COLUMN)
+        columns = [_field(records, name, heads) for name in names]
+        columns += [_attribute(records, name, attributes[name], heads) for name in fields.attributes]
+        groups = []
+        if self._group_by is not None:
+            kind = attributes.get(self._group_by, "string")
+            groups.append(_attribute(records, self._group_by, kind, heads))
+        return _Layout(
+            *records.views,
+            np.array(columns, np.int64),
+            np.array(groups, np.int64).reshape(-1, 7),
+            np.frombuffer(bytes(heads), np.uint8),
+            vectors_ND.view(np.uint8) if fields.vector else _NO_VECTORS,
+        )
+
+
+def warm_up(segments: Sequence[Segment], spec: IndexSpec) -> None:
+    """Compile the kernels of every query, or load them from numba's cache: none should wait for that."""
+    nothing = Fields(title=False, text=False, payload=False, offsets=False, attributes=(), vector=False)
+    if segments and segments[0].rows:
+        with COMPILING:
+            vector_11 = np.frombuffer(bytes(4), np.float32)[None]
+            kernels.surely_valid(vector_11)
+            kernels.unit_vectors(vector_11, np.empty_like(vector_11))
+            rows_21, scores_21 = np.zeros((2, 1), np.int64), np.zeros((2, 1), np.float32)
+            Hydrator(segments, spec, nothing, group_by=None).block(0, rows_21, scores_21).framed(1)
+
+
+def framed(field: int, data: bytes) -> bytes:
+    """Return `data` as a field of a message that holds a message, a string or bytes."""
+    return varint(field << 3 | _LENGTH) + varint(len(data)) + data
+
+
+def varint(value: int) -> bytes:
+    """Return a number that is not negative as protobuf writes it."""
+    groups = bytearray()
+    while value >= 128:
+        groups.append(value & 127 | 128)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)
+
+
+def _too_large() -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the answer would have more than {MAX_ANSWER_BYTES >> 20} MiB; ask for fewer hits, or for fewer fields",
+        field="k",
+    )
+
+
+def _joined(rankings: Sequence[Ranking]) -> Ranking:
+    rankings = [ranking for ranking in rankings if len(ranking)] or rankings[:1]
+    if len(rankings) == 1:
+        return rankings[0]
+    parts: list[np.ndarray | None] = []
+    for name in Ranking.PARTS:
+        arrays = [getattr(ranking, name) for ranking in rankings]
+        parts.append(None if arrays[0] is None else np.concatenate(arrays))
+    return Ranking(*parts)  # type: ignore[arg-type]  # only those that may be are None
+
+
+class _Layout(NamedTuple):
+    """Where the kernels find in a segment what an answer carries: the first arguments of `write_hits`."""
+
+    bytes_B: np.ndarray
+    ints_B: np.ndarray
+    longs_B: np.ndarray
+    columns_C7: np.ndarray
+    groups_G7: np.ndarray
+    heads_B: np.ndarray
+    vectors_NV: np.ndarray
+
+
+def _bounds(data_B: np.ndarray, starts_H: np.ndarray, ends_Q: np.ndarray) -> np.ndarray:
+    """Return where the hits of each query start, and at last where those of the last one end: int64 (Q + 1,)."""
+    first = starts_H[0] if len(starts_H) else 0
+    bounds_H = np.append(starts_H - first, len(data_B))
+    bounds_L: np.ndarray = bounds_H[np.concatenate([[0], ends_Q])]
+    return bounds_L
+
+
+def _scores(whole: Ranking) -> np.ndarray:
+    """Return `score` and, if there are any, the other scores of each hit: float32 (S, H)."""
+    others = (whole.dense, whole.lexical, whole.rerank)
+    if whole.dense is None and whole.lexical is None and whole.rerank is None:
+        return np.ascontiguousarray(whole.scores[None])
+    none_H = np.full(len(whole), np.nan, np.float32)
+    return np.stack([whole.scores, *(none_H if other is None else other for other in others)])
+
+
+def _columns(fields: Fields) -> list[str]:
+    offsets = _OFFSETS if fields.offsets else ()
+    return [
+        "id",
+        "document_id",
+        *(name for name in ("title", "text", "payload") if getattr(fields, name)),
+        *offsets,
+    ]
+
+
+def _field(records: Records, name: str, heads: bytearray) -> list[int]:
+    number, kind, wire_type = _FIELDS[name]
+    return _described(records, name, kind, bytes([number << 3 | wire_type]), heads)
+
+
+def _attribute(records: Records, name: str, kind: AttributeType, heads: bytearray) -> list[int]:
+    return _described(records, name, wire_kernels.VALUE_KINDS[kind], framed(_ENTRY_KEY, name.encode()), heads)
+
+
+def _described(records: Records, name: str, kind: int, head: bytes, heads: bytearray) -> list[int]:
+    place = len(heads)
+    heads += head
+    return [kind, place, len(head), *records.place(name)]

@@ -1,0 +1,158 @@
+"""The lexical side of a search: the best rows of a snapshot by BM25, or by sparse vectors that users brought.
+
+Statistics are those of all live rows of the snapshot, without the filter, so that a score does not depend on how the
+index is sharded, nor on what was deleted, nor on what is asked besides.
+
+Shapes: M rows that match, T terms.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from scannery.indexer import (
+    Analyser,
+    Language,
+    LexicalSpec,
+    Postings,
+    corpus_statistics,
+    score_rows,
+    score_sparse,
+)
+from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError
+from scannery.serving.engine.blending import members_of
+from scannery.serving.engine.top_k import EMPTY, Ranking, best
+from scannery.serving.request.query import ById, ByText, Query, Single, WithSparse
+from scannery.serving.snapshot.snapshot import Snapshot
+
+__all__ = ["WordSearch"]
+
+
+class WordSearch:
+    """Some queries, as terms or as sparse vectors, over one snapshot.
+
+    Raises:
+        LexicalUnavailableError: the index has no words.
+        InvalidRequestError: a query is a vector, which has no words.
+        UnknownDatapointError: a query names a datapoint that is not there.
+
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, queries: Sequence[Query], mode: str, *, paths: Sequence[str]
+    ) -> None:
+        self._snapshot = snapshot
+        self._queries = queries
+        self._postings: list[Postings] = []
+        self._terms: dict[int, dict[str, float]] = {}
+        if any(isinstance(query, WithSparse) for query in queries):
+            _check_sparse(snapshot)
+        worded = [number for number, query in enumerate(queries) if not isinstance(query, WithSparse)]
+        if worded:
+            self._postings, spec = _words_of(snapshot, mode)
+            analyser = _analyser(spec.language, tuple(spec.stop_words), spec.analyser)
+            for number in worded:
+                self._terms[number] = _weighted_terms(
+                    snapshot, queries[number], mode, paths[number], analyser
+                )
+
+    def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], most: int) -> Ranking:
+        """Return the best rows for a query, at most `most`, by score and then by id; rows without its words never.
+
+        Args:
+            query: its number.
+            allowed: the segments to search by number, each with the mask of the rows that may be returned.
+            most: rows wanted.
+
+        """
+        asked = self._queries[query]
+        if isinstance(asked, WithSparse):
+            return self._best_sparse(asked, allowed, most)
+        terms = self._terms[query]
+        corpus = corpus_statistics(self._postings, list(terms), self._snapshot.alive)
+        # In the order of the query, in which every segment adds them up.
+        weights = {
+            term: corpus.idf(term) * weight for term, weight in terms.items() if term in corpus.frequencies
+        }
+        if not weights:
+            return EMPTY
+        found = [
+            (number, *score_rows(self._postings[number], weights, corpus.average_length, mask))
+            for number, mask in allowed
+        ]
+        return best(found, most, self._snapshot.segments)
+
+    def _best_sparse(
+        self, query: WithSparse, allowed: Sequence[tuple[int, np.ndarray | None]], most: int
+    ) -> Ranking:
+        segments = self._snapshot.segments
+        found = [
+            (number, *score_sparse(sparse, segments[number].rows, query.indices_T, query.values_T, mask))
+            for number, mask in allowed
+            if (sparse := segments[number].sparse) is not None
+        ]
+        return best(found, most, segments)
+
+
+def _check_sparse(snapshot: Snapshot) -> None:
+    if snapshot.manifest.spec.source.sparse_vector is None:
+        raise LexicalUnavailableError(
+            f"query.sparse_vector: index {snapshot.manifest.index!r} has no sparse vectors; build it with "
+            "`source.sparse_vector`",
+            field="query.sparse_vector",
+        )
+
+
+def _words_of(snapshot: Snapshot, mode: str) -> tuple[list[Postings], LexicalSpec]:
+    spec = snapshot.manifest.spec.lexical
+    if spec is None:
+        raise LexicalUnavailableError(
+            f"mode: index {snapshot.manifest.index!r} has no words for {mode} search; build it with `lexical: true`",
+            field="mode",
+        )
+    postings = [segment.postings for segment in snapshot.segments if segment.postings is not None]
+    if len(postings) < len(snapshot.segments):
+        raise LexicalUnavailableError(
+            f"mode: index {snapshot.manifest.index!r} was built before words were kept, and has none for {mode} "
+            "search; build it again",
+            field="mode",
+        )
+    return postings, spec
+
+
+@lru_cache(maxsize=64)
+def _analyser(language: Language, stop_words: tuple[str, ...], version: Literal[1, 2] | None) -> Analyser:
+    """Return the analyser of an index; kept, since it remembers stems."""
+    return Analyser(LexicalSpec(language=language, stop_words=list(stop_words), analyser=version))
+
+
+def _weighted_terms(
+    snapshot: Snapshot, query: Query, mode: str, path: str, analyser: Analyser
+) -> dict[str, float]:
+    """Return how often a query has each term; of a blend, the weighted mean of its members."""
+    weighted: dict[str, float] = {}
+    members = members_of(query, path)
+    least = min(weight for _, weight, _ in members)
+    if least <= 0:
+        raise InvalidRequestError.at(
+            f"{path}.group.weights", f"must be above 0 for {mode} search, got {least:g}"
+        )
+    total = sum(weight for _, weight, _ in members)
+    for member, weight, place in members:
+        for term, count in Counter(analyser.terms(_text(snapshot, member, mode, place))).items():
+            weighted[term] = weighted.get(term, 0.0) + count * weight / total
+    return weighted
+
+
+def _text(snapshot: Snapshot, query: Single, mode: str, path: str) -> str:
+    if isinstance(query, ByText):
+        return query.text
+    if not isinstance(query, ById):
+        raise InvalidRequestError.at(path, f"{mode} search needs a text, a vector has no words")
+    number, row = snapshot.require(query.id, path=path)
+    return snapshot.segments[number].searched_texts([row])[0]

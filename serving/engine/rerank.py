@@ -1,0 +1,128 @@
+"""Reranking: a cross-encoder looks at the first hits again, and they are ordered by what it says.
+
+Shapes: H hits of one query.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scannery.indexer import Manifest, Segment
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import RerankerUnavailableError
+from scannery.runtime.paths import current_folder, placed_model
+from scannery.serving.engine.top_k import Ranking
+from scannery.serving.request.options import Rerank
+from scannery.serving.scheduling.affinity import on_all_cores
+
+if TYPE_CHECKING:
+    from scannery.embed import Reranker
+
+__all__ = ["RerankerPool", "reranked", "texts_of"]
+
+BATCH_TEXTS = 16
+"""Scored between two looks at the clock."""
+
+
+class RerankerPool:
+    """The cross-encoders of a process. Safe to use from several threads."""
+
+    def __init__(self, *, model: str | None = None, device: str = "auto") -> None:
+        """`model` is for all indexes, whatever their specs name."""
+        self._model = model
+        self._folder = current_folder()
+        # Rerankers know no XLA.
+        self._device = device if device in ("cpu", "cuda") else "auto"
+        self._rerankers: dict[tuple[str, int | None], Reranker] = {}
+        self._lock = threading.Lock()
+
+    def reranker_of(self, manifest: Manifest) -> Reranker:
+        """Return the cross-encoder for an index; it is loaded at the first call.
+
+        It is what the server was started with, or else what the spec names; never what a request says.
+
+        Raises:
+            RerankerUnavailableError: there is none, or it cannot be loaded.
+
+        """
+        spec = manifest.spec.reranker
+        model = self._model or (spec.model if spec else None)
+        if model is None:
+            raise RerankerUnavailableError(
+                f"rerank: index {manifest.index!r} has no reranker; name one in its spec, or start the server with "
+                "--reranker",
+                field="rerank",
+            )
+        key = (model, spec.max_tokens if spec else None)
+        with self._lock:
+            if key not in self._rerankers:
+                self._rerankers[key] = _load(placed_model(model, self._folder), key[1], self._device)
+            return self._rerankers[key]
+
+
+def reranked(
+    ranking: Ranking,
+    texts: Sequence[str | None],
+    score: Callable[[Sequence[str]], np.ndarray],
+    rerank: Rerank,
+    deadline: Deadline,
+    clock: Callable[[], float] = time.monotonic,
+) -> Ranking:
+    """Return the same hits: first those that were scored, by their new score, and then the others in their order.
+
+    Args:
+        ranking: the hits in their first order.
+        texts: of the first of them; those without a text (None) are not scored.
+        score: returns the scores of some texts.
+        rerank: with the time that there is.
+        deadline: of the request; checked between batches.
+        clock: in seconds.
+
+    """
+    scores_H = np.full(len(ranking), np.nan, np.float32)
+    scorable = [position for position, text in enumerate(texts) if text]
+    started, longest_s = clock(), 0.0
+    budget_s = np.inf if rerank.time_budget_s is None else rerank.time_budget_s
+    for start in range(0, len(scorable), BATCH_TEXTS):
+        begun = clock()
+        # What would be late is not begun.
+        if begun - started + longest_s > budget_s:
+            break
+        deadline.check()
+        batch = scorable[start : start + BATCH_TEXTS]
+        with on_all_cores():
+            scores_H[batch] = score([texts[position] or "" for position in batch])
+        longest_s = max(longest_s, clock() - begun)
+    # NaN sorts last, and the sort is stable: what was not scored keeps its order.
+    order_H = np.argsort(-scores_H, kind="stable")
+    return Ranking(
+        ranking.segments, ranking.rows, ranking.scores, ranking.dense, ranking.lexical, scores_H
+    ).at(order_H)
+
+
+def texts_of(ranking: Ranking, segments: Sequence[Segment]) -> list[str | None]:
+    """Return the title and text of each hit, of transcripts only what is spoken; None where there is neither."""
+    texts: list[str | None] = [None] * len(ranking)
+    for number in np.unique(ranking.segments).tolist():
+        positions = np.flatnonzero(ranking.segments == number)
+        found = segments[number].searched_texts(ranking.rows[positions])
+        for position, text in zip(positions.tolist(), found, strict=True):
+            texts[position] = text or None
+    return texts
+
+
+def _load(model: str, max_tokens: int | None, device: str) -> Reranker:
+    # Takes seconds (torch), and most queries never need it.
+    from scannery.embed import EmbedError, Reranker
+
+    try:
+        return Reranker.load(model, device=device, max_tokens=max_tokens)
+    except EmbedError as error:
+        raise RerankerUnavailableError(
+            f"rerank: the reranker cannot be used: {error}", field="rerank"
+        ) from error

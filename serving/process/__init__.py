@@ -1,0 +1,1 @@
+"""Processes of a server: supervisor, workers, encoder processes, signals."""

@@ -1,0 +1,154 @@
+"""The gRPC server of one process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from scannery.indexer import Store
+from scannery.runtime.errors import UnknownIndexError
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.description import memory_rows
+from scannery.serving.catalog.watcher import Watcher
+from scannery.serving.config import ServerConfig
+from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.process.base_server import Front, Running
+from scannery.serving.process.preload import Preloaded, encoder_pool
+from scannery.serving.services.embedding import EMBEDDING_SERVICE
+from scannery.serving.services.recall_sampler import RecallSampler
+from scannery.serving.services.search import INDEX_SERVICE, SEARCH_SERVICE, Service
+from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.telemetry import tracing
+from scannery.serving.telemetry.metrics.registry import Dump
+from scannery.serving.transport.grpc.health import INDEX_PREFIX
+from scannery.v1 import search_pb2
+
+__all__ = ["Server", "health_name"]
+
+_LOG = logging.getLogger(__name__)
+
+
+def health_name(index: str) -> str:
+    """Return what an index is called in the health service; the server as a whole is the empty name."""
+    return f"{INDEX_PREFIX}{index}"
+
+
+class Server(Running):
+    """Serves the indexes of a store. A context manager: entering starts it, leaving drains and stops it.
+
+    >>> with Server(ServerConfig(store="./store", listen="127.0.0.1:0")) as server:  # doctest: +SKIP
+    ...     client = scannery.connect(server.address)
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        preloaded: Preloaded | None = None,
+        publish: Callable[[bytes], object] | None = None,
+        before: Dump | None = None,
+    ) -> None:
+        """Take the options; the rest is for workers under a supervisor.
+
+        Args:
+            config: how to serve.
+            preloaded: what is open already.
+            publish: takes the metrics, every second; None: they are served here, if `config.metrics_listen` says so.
+            before: metrics to go on from.
+
+        """
+        self.config = config
+        preloaded = preloaded or Preloaded(encoder_pool(config))
+        self._catalog = Catalog(
+            Store.open(config.store),
+            only=config.indexes or None,
+            encoders=preloaded.encoders,
+            opened=preloaded.indexes.get,
+            log=Path(config.log) if config.log else None,
+        )
+        service = Service(self._catalog, at_once=None if config.core is None else 1)
+        self._front = Front(
+            config,
+            service,
+            services=(SEARCH_SERVICE, INDEX_SERVICE, EMBEDDING_SERVICE),
+            publish=publish,
+            before=before,
+            offer=self._offer,
+        )
+        self.metrics, admission = self._front.metrics, self._front.admission
+        self._sampler = RecallSampler(
+            service.search,
+            self.metrics,
+            share=config.recall_share,
+            busy=lambda: admission.in_flight > 0,
+            distance_of=lambda index: self._catalog.snapshot(index).manifest.spec.distance,
+        )
+        self._watcher = Watcher(self._catalog, every_s=config.check_every_s, after=self._report_health)
+        self._measure(preloaded.encoders)
+
+    def start(self) -> None:
+        """Open the indexes, listen, and answer.
+
+        Raises:
+            BindError: the address is taken, or is not one of this machine.
+            UnknownIndexError: the store has not all of the chosen indexes.
+            NotFoundError, StoreError: the store cannot be read.
+
+        """
+        tracing.start("scannery")
+        self._watcher.start()
+        try:
+            self._check_indexes()
+            self._front.start()
+        except BaseException:
+            self.stop(0)
+            raise
+
+    def stop(self, drain_s: float | None = None) -> None:
+        """Refuse new requests, let those that run finish (for at most `drain_s`), and close everything."""
+        if self._front.stop(drain_s):
+            self._sampler.close()
+            self._watcher.stop()
+            self._catalog.close()
+            self._catalog.encoders.close()
+            tracing.stop()
+
+    def _offer(self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
+        self._sampler.offer(request)
+
+    def _measure(self, encoders: EncoderPool) -> None:
+        metrics, catalog = self.metrics, self._catalog
+        for gauge, value in (
+            (metrics.version, lambda snapshot: snapshot.manifest.version),
+            (metrics.rows, lambda snapshot: snapshot.manifest.rows),
+            (metrics.memory_rows, memory_rows),
+        ):
+            gauge.asks(partial(_by_index, catalog, value))
+        metrics.up.asks(lambda: {(name,): float(answers) for name, answers in catalog.states().items()})
+        metrics.open_failures.asks(lambda: {(name,): float(n) for name, n in catalog.failures().items()})
+        catalog.failed = lambda task: metrics.background_failures.inc((task,))
+        encoders.observe(
+            batch=metrics.batch_texts.observe,
+            cached=lambda known, count: metrics.cached.inc(("hit" if known else "miss",), count),
+        )
+
+    def _check_indexes(self) -> None:
+        states = self._catalog.states()
+        if missing := sorted(set(self.config.indexes) - states.keys()):
+            raise UnknownIndexError(
+                f"there is no index {', '.join(missing)} in {self.config.store}", field="indexes"
+            )
+        if not states:
+            _LOG.warning(
+                "there is no index in %s yet; it will be served as soon as there is", self.config.store
+            )
+
+    def _report_health(self) -> None:
+        states = self._catalog.states()
+        self._front.report_health({health_name(name): answers for name, answers in states.items()})
+
+
+def _by_index(catalog: Catalog, value: Callable[[Snapshot], float]) -> dict[tuple[str, ...], float]:
+    return {(snapshot.manifest.index,): value(snapshot) for snapshot in catalog.snapshots()}

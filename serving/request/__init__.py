@@ -1,0 +1,1 @@
+"""What a caller asks for: messages, parsed and checked."""

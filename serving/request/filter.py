@@ -1,0 +1,282 @@
+"""Filters: from the message to a typed tree that the index understands.
+
+Meaning, for a row and a condition on the attribute `a`:
+
+- A row without `a` matches `$ne`, `$nin` and `{"$exists": false}`, and no other condition.
+- A string_list matches if any of its elements does; `$ne` and `$nin` match if none does.
+- `$not` matches exactly the rows that its filter does not, rows without the attribute included. So `$ne` is
+  `$not` of `$eq`, and `$nin` is `$not` of `$in`; the tree has only the latter.
+- Order is numeric, by time, or for strings by Unicode code point.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from scannery.indexer import AttributeType, InvalidRecordError, attribute_value
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.limits import (
+    MAX_FILTER_CONDITIONS,
+    MAX_FILTER_DEPTH,
+    MAX_FILTER_PARTS,
+    MAX_FILTER_VALUES,
+)
+from scannery.v1 import types_pb2 as pb
+
+__all__ = ["AllOf", "AnyOf", "Compare", "Exists", "IsIn", "Node", "Not", "Scalar", "parse_filter", "size_of"]
+
+Scalar: TypeAlias = str | int | float | bool | dt.datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """The field compared with one value of its own type."""
+
+    field: str
+    operator: Literal["eq", "gt", "gte", "lt", "lte"]
+    value: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class IsIn:
+    """The field equals one of the values."""
+
+    field: str
+    values: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """The field is set."""
+
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The part does not match."""
+
+    part: Node
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """Every part matches."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """At least one part matches."""
+
+    parts: tuple[Node, ...]
+
+
+Node: TypeAlias = Compare | IsIn | Exists | Not | AllOf | AnyOf
+"""Immutable and hashable: equal filters are one key of a cache."""
+
+
+def size_of(node: Node) -> int:
+    """Return the memory that a filter takes, in bytes."""
+    own = sys.getsizeof(node)
+    match node:
+        case AllOf(parts) | AnyOf(parts):
+            return own + sys.getsizeof(parts) + sum(map(size_of, parts))
+        case Not(part):
+            return own + size_of(part)
+        case IsIn(_, values):
+            return own + sys.getsizeof(values) + sum(map(sys.getsizeof, values))
+        case Compare(_, _, value):
+            return own + sys.getsizeof(value)
+    return own
+
+
+_ORDERS: dict[int, Literal["gt", "gte", "lt", "lte"]] = {
+    pb.OPERATOR_GT: "gt",
+    pb.OPERATOR_GTE: "gte",
+    pb.OPERATOR_LT: "lt",
+    pb.OPERATOR_LTE: "lte",
+}
+_EQUALITIES = (pb.OPERATOR_EQ, pb.OPERATOR_NE)
+_MEMBERSHIPS = (pb.OPERATOR_IN, pb.OPERATOR_NIN)
+_NEGATED = (pb.OPERATOR_NE, pb.OPERATOR_NIN)
+
+
+def parse_filter(
+    message: pb.Filter, attributes: Mapping[str, AttributeType], *, path: str = "where"
+) -> Node | None:
+    """Return the filter as a tree, or None if it allows every row.
+
+    Raises:
+        InvalidRequestError: an unknown field, a value of the wrong type, or a limit; names the path.
+
+    """
+    parser = _Parser({"id": "string", "document_id": "string", **attributes})
+    return parser.node(message, path, 1)
+
+
+class _Parser:
+    """One walk over a filter, which counts as it goes: the limits hold for the filter as a whole."""
+
+    def __init__(self, fields: Mapping[str, AttributeType]) -> None:
+        self._fields = fields
+        self._parts = 0
+        self._conditions = 0
+        self._values = 0
+
+    def node(self, message: pb.Filter, path: str, depth: int) -> Node | None:
+        if depth > MAX_FILTER_DEPTH:
+            raise InvalidRequestError.at(
+                path.split(".", 1)[0], f"is nested more than {MAX_FILTER_DEPTH} deep"
+            )
+        self._parts += 1
+        if self._parts > MAX_FILTER_PARTS:
+            raise InvalidRequestError.at(path.split(".", 1)[0], f"has more than {MAX_FILTER_PARTS} parts")
+        kind = message.WhichOneof("kind")
+        if kind is None:
+            return None
+        if kind == "condition":
+            return self._condition(message.condition, path)
+        if kind == "negation":
+            part = self.node(message.negation, f"{path}.$not", depth + 1)
+            # Not everything is nothing.
+            return Not(part or AllOf(()))
+        if kind == "all_of":
+            return self._all_of(message.all_of, path, depth)
+        return self._any_of(message.any_of, path, depth)
+
+    def _all_of(self, message: pb.FilterList, path: str, depth: int) -> Node | None:
+        _not_empty(message, f"{path}.$and")
+        # The path leaves `$and` out: clients write several keys of one dictionary so, too.
+        parts = (self.node(item, path, depth + 1) for item in message.filters)
+        found = tuple(part for part in parts if part is not None)
+        return AllOf(found) if found else None
+
+    def _any_of(self, message: pb.FilterList, path: str, depth: int) -> Node | None:
+        _not_empty(message, f"{path}.$or")
+        parts = [self.node(item, f"{path}.$or[{i}]", depth + 1) for i, item in enumerate(message.filters)]
+        found = tuple(part for part in parts if part is not None)
+        # One that allows everything makes the others idle; they are checked all the same.
+        return AnyOf(found) if len(found) == len(parts) else None
+
+    def _condition(self, message: pb.Condition, path: str) -> Node:
+        self._count(len(message.values), path)
+        kind = self._kind_of(message.field, path)
+        here = _condition_path(message, path)
+        if message.operator == pb.OPERATOR_EXISTS:
+            return _exists(message, here)
+        node = self._positive(message, kind, here)
+        return Not(node) if message.operator in _NEGATED else node
+
+    def _positive(self, message: pb.Condition, kind: AttributeType, path: str) -> Node:
+        if message.operator in _MEMBERSHIPS:
+            if not message.values:
+                raise InvalidRequestError.at(path, "must not be empty")
+            values = {_typed(value, kind, f"{path}[{i}]"): None for i, value in enumerate(message.values)}
+            return IsIn(message.field, tuple(values))
+        if len(message.values) != 1:
+            raise InvalidRequestError.at(path, f"needs exactly one value, got {len(message.values)}")
+        if message.operator in _EQUALITIES:
+            return Compare(message.field, "eq", _typed(message.values[0], kind, path))
+        order = _ORDERS.get(message.operator)
+        if order is None:
+            raise InvalidRequestError.at(path, f"unknown operator {message.operator}")
+        if kind == "bool":
+            raise InvalidRequestError.at(path, "booleans have no order; use $eq")
+        return Compare(message.field, order, _typed(message.values[0], kind, path))
+
+    def _count(self, values: int, path: str) -> None:
+        self._conditions += 1
+        self._values += values
+        root = path.split(".", 1)[0]
+        if self._conditions > MAX_FILTER_CONDITIONS:
+            raise InvalidRequestError.at(root, f"has more than {MAX_FILTER_CONDITIONS} conditions")
+        if self._values > MAX_FILTER_VALUES:
+            raise InvalidRequestError.at(root, f"has more than {MAX_FILTER_VALUES} values")
+
+    def _kind_of(self, name: str, path: str) -> AttributeType:
+        kind = self._fields.get(name)
+        if kind is None:
+            raise InvalidRequestError.at(f"{path}.{name:.80}", unknown_name(name, self._fields, "attribute"))
+        return kind
+
+
+def unknown_name(name: str, known: Mapping[str, object], what: str) -> str:
+    """Return "no such …" with the nearest name that there is, or all of them."""
+    near = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.5)
+    return f"no such {what}; " + (f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}")
+
+
+def _exists(message: pb.Condition, path: str) -> Node:
+    if len(message.values) != 1 or message.values[0].WhichOneof("kind") != "bool_value":
+        raise InvalidRequestError.at(path, "must be true or false")
+    node = Exists(message.field)
+    return node if message.values[0].bool_value else Not(node)
+
+
+def _condition_path(message: pb.Condition, path: str) -> str:
+    if message.operator == pb.OPERATOR_EQ:
+        return f"{path}.{message.field}"
+    known = message.operator in pb.Operator.values()
+    name = pb.Operator.Name(message.operator) if known else str(message.operator)
+    return f"{path}.{message.field}.${name.removeprefix('OPERATOR_').lower()}"
+
+
+def _not_empty(message: pb.FilterList, path: str) -> None:
+    if not message.filters:
+        raise InvalidRequestError.at(path, "must not be empty")
+
+
+def _typed(message: pb.Value, kind: AttributeType, path: str) -> Scalar:
+    """Return the value as the attribute's type; only conversions that lose nothing are made."""
+    given = message.WhichOneof("kind")
+    if given not in _ACCEPTED[kind]:
+        raise InvalidRequestError.at(path, f"must be {_ARTICLES[kind]}, got {_shown(message)}")
+    value = _datetime(message, path) if given == "timestamp_value" else getattr(message, given)
+    element: AttributeType = "string" if kind == "string_list" else kind
+    try:
+        typed: Scalar = attribute_value(value, element, field=path)
+    except InvalidRecordError as error:
+        raise InvalidRequestError.at(path, f"must be {_ARTICLES[kind]}, got {_shown(message)}") from error
+    return typed
+
+
+def _datetime(message: pb.Value, path: str) -> dt.datetime:
+    try:
+        return message.timestamp_value.ToDatetime(tzinfo=dt.timezone.utc)
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequestError.at(path, "must lie in the years 1 to 9999") from error
+
+
+_STRINGS = ("string_value",)
+_ACCEPTED: dict[AttributeType, tuple[str, ...]] = {
+    "string": _STRINGS,
+    "string_list": _STRINGS,
+    "int": ("int_value", "float_value"),
+    "float": ("int_value", "float_value"),
+    "bool": ("bool_value",),
+    "timestamp": ("timestamp_value", "string_value", "int_value", "float_value"),
+}
+_ARTICLES: dict[AttributeType, str] = {
+    "string": "a string",
+    "string_list": "a string, which any element may equal",
+    "int": "a 64-bit integer",
+    "float": "a finite number",
+    "bool": "true or false",
+    "timestamp": "a timestamp (ISO 8601, or seconds since 1970)",
+}
+
+
+def _shown(message: pb.Value) -> str:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return "null"
+    shown = repr(list(message.string_list_value.values)) if kind == "string_list_value" else None
+    shown = shown or repr(getattr(message, kind)).strip()
+    return shown if len(shown) <= 80 else shown[:77] + "..."

@@ -1,0 +1,295 @@
+"""The options of a search, checked: from messages to what the engine does.
+
+Everything that is wrong with them is found here, before any work is done for a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from scannery.indexer import IndexSpec, Manifest, SearchSettings
+from scannery.indexer.search_settings import TUNED_K
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving import limits
+from scannery.serving.request.filter import Node, parse_filter, unknown_name
+from scannery.v1 import search_pb2 as pb
+
+__all__ = [
+    "Fields",
+    "Fusion",
+    "Knobs",
+    "Mode",
+    "Options",
+    "Rerank",
+    "parse_fields",
+    "parse_options",
+]
+
+Mode: TypeAlias = Literal["dense", "lexical", "hybrid"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """What a datapoint carries in an answer, besides its id and its document's."""
+
+    title: bool
+    text: bool
+    payload: bool
+    offsets: bool
+    attributes: tuple[str, ...]
+    vector: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusion:
+    """How two rankings become one."""
+
+    method: Literal["reciprocal_rank", "weighted_score"] = "reciprocal_rank"
+    alpha: float = 0.5
+    """Weight of the dense side, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerank:
+    """A second look at the first hits."""
+
+    candidates: int
+    """So many of them."""
+    time_budget_s: float | None
+    """Stop after so many seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """ScaNN's settings as a caller wants them; None: as they were tuned."""
+
+    leaves: int | None = None
+    rescore: int | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether a caller wants any."""
+        return self != _TUNED
+
+    def over(self, tuned: SearchSettings | None, wanted: int) -> SearchSettings | None:
+        """Return tuned settings for `k` hits with these in their place; an exact search has none.
+
+        They are meant as they stand, for the hits wanted; where a search goes deeper than these, candidates grow along.
+        """
+        if tuned is None or not self.given:
+            return tuned
+        known = tuned.at(wanted)
+        rescore = math.ceil((self.rescore or known.rescore) * TUNED_K / max(TUNED_K, wanted))
+        return SearchSettings(leaves=self.leaves or known.leaves, rescore=rescore)
+
+
+_TUNED = Knobs()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a query is answered."""
+
+    k: int
+    offset: int
+    where: Node | None
+    max_per_group: int | None
+    group_by: str
+    min_score: float
+    exact: bool
+    target_recall: float | None
+    knobs: Knobs
+    fields: Fields
+    explain: bool
+    mode: Mode = "dense"
+    fusion: Fusion = Fusion()
+    rerank: Rerank | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether one query takes about as little as any other: vectors, by the index's own plan.
+
+        What scans (filters, exact searches, of which some run in the background) must not be waited for by these.
+        """
+        simple = self.mode == "dense" and self.where is None and not self.exact
+        return simple and self.rerank is None and not self.explain
+
+    @property
+    def one_look(self) -> bool:
+        """Whether the rows with the best scores by vector are the answer, and nobody asks how they were found."""
+        return self.mode == "dense" and self.drops_nothing and self.rerank is None and not self.explain
+
+    @property
+    def drops_nothing(self) -> bool:
+        """Whether all candidates are hits, except what a query names itself."""
+        return self.max_per_group is None and self.min_score == -math.inf
+
+    @property
+    def deepest(self) -> int:
+        """Hits of a query that have to be found to answer it."""
+        return max(self.k + self.offset, self.rerank.candidates if self.rerank else 0)
+
+
+def parse_options(message: pb.SearchOptions, manifest: Manifest) -> Options:
+    """Return the options of a search; `min_sequence` is the catalog's affair.
+
+    Raises:
+        InvalidRequestError: names the field.
+
+    """
+    spec = manifest.spec
+    k = message.k if message.HasField("k") else limits.DEFAULT_K
+    max_per_group, group_by = _crowding(message, spec)
+    mode = _mode(message)
+    return Options(
+        k=_within("k", k, 1, limits.MAX_K),
+        offset=_within("offset", message.offset, 0, limits.MAX_OFFSET),
+        where=parse_filter(message.where, spec.attributes),
+        max_per_group=max_per_group,
+        group_by=group_by,
+        min_score=_min_score(message),
+        exact=message.exact,
+        target_recall=_target_recall(message),
+        knobs=_knobs(message, k + message.offset),
+        explain=message.explain,
+        fields=parse_fields(message.return_fields, spec, vector=message.return_vector),
+        mode=mode,
+        fusion=_fusion(message, mode),
+        rerank=_rerank(message),
+    )
+
+
+def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fields:
+    """Return which fields to answer with; no names mean all.
+
+    Raises:
+        InvalidRequestError: a name that the index does not have.
+
+    """
+    if len(names) > limits.MAX_RETURN_FIELDS:
+        raise InvalidRequestError.at("fields", f"has more than {limits.MAX_RETURN_FIELDS} names")
+    known = dict.fromkeys((*_FIELDS, *spec.attributes))
+    for name in names:
+        if name not in known:
+            raise InvalidRequestError.at("fields", f"{name!r:.80}: {unknown_name(name, known, 'field')}")
+    wanted = set(names) or set(known)
+    return Fields(
+        title="title" in wanted,
+        text="text" in wanted,
+        payload="payload" in wanted,
+        offsets="offsets" in wanted,
+        attributes=tuple(name for name in spec.attributes if name in wanted),
+        vector=vector,
+    )
+
+
+# `id` and `document_id` always come; they may be named all the same.
+_FIELDS = ("id", "document_id", "title", "text", "payload", "offsets")
+
+
+def _rerank(message: pb.SearchOptions) -> Rerank | None:
+    if not message.HasField("rerank"):
+        return None
+    given, candidates, budget_s = message.rerank, limits.DEFAULT_RERANK_CANDIDATES, None
+    if given.HasField("candidates"):
+        candidates = _within("rerank", given.candidates, 1, limits.MAX_RERANK_CANDIDATES)
+    if given.HasField("time_budget_ms"):
+        budget_s = _within("rerank.time_budget_ms", given.time_budget_ms, 1, limits.MAX_RERANK_MS) / 1000
+    return Rerank(candidates=candidates, time_budget_s=budget_s)
+
+
+def _mode(message: pb.SearchOptions) -> Mode:
+    mode = _MODES.get(message.mode)
+    if mode is None:
+        raise InvalidRequestError.at("mode", f"unknown mode {message.mode}")
+    return mode
+
+
+def _fusion(message: pb.SearchOptions, mode: Mode) -> Fusion:
+    if not message.HasField("fusion"):
+        return Fusion()
+    if mode != "hybrid":
+        raise InvalidRequestError.at("fusion", f"is for hybrid search, the mode is {mode}")
+    method = _METHODS.get(message.fusion.method)
+    if method is None:
+        raise InvalidRequestError.at("fusion", f"unknown method {message.fusion.method}")
+    alpha = message.fusion.alpha if message.fusion.HasField("alpha") else 0.5
+    if not 0 <= alpha <= 1:
+        raise InvalidRequestError.at("alpha", f"must be 0 to 1, got {alpha:g}")
+    return Fusion(method=method, alpha=alpha)
+
+
+_MODES: dict[int, Mode] = {
+    pb.MODE_UNSPECIFIED: "dense",
+    pb.MODE_DENSE: "dense",
+    pb.MODE_LEXICAL: "lexical",
+    pb.MODE_HYBRID: "hybrid",
+}
+_METHODS: dict[int, Literal["reciprocal_rank", "weighted_score"]] = {
+    pb.FUSION_METHOD_UNSPECIFIED: "reciprocal_rank",
+    pb.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
+    pb.FUSION_METHOD_WEIGHTED_SCORE: "weighted_score",
+}
+
+
+def _crowding(message: pb.SearchOptions, spec: IndexSpec) -> tuple[int | None, str]:
+    if not message.HasField("crowding"):
+        return None, "document_id"
+    most = _within("max_per_group", message.crowding.max_per_group, 1, limits.MAX_K)
+    group_by = message.crowding.group_by or "document_id"
+    if group_by != "document_id":
+        kind = spec.attributes.get(group_by)
+        if kind is None:
+            known = dict.fromkeys(("document_id", *spec.attributes))
+            raise InvalidRequestError.at(
+                "group_by", f"{group_by!r:.80}: {unknown_name(group_by, known, 'attribute')}"
+            )
+        if kind == "string_list":
+            raise InvalidRequestError.at(
+                "group_by", f"{group_by!r} is a string_list; a row would be in many groups"
+            )
+    return most, group_by
+
+
+def _min_score(message: pb.SearchOptions) -> float:
+    if not message.HasField("min_score"):
+        return -math.inf
+    if not math.isfinite(message.min_score):
+        raise InvalidRequestError.at("min_score", f"must be finite, got {message.min_score}")
+    return message.min_score
+
+
+def _target_recall(message: pb.SearchOptions) -> float | None:
+    if not message.HasField("target_recall"):
+        return None
+    if not 0.5 <= message.target_recall <= 0.999:
+        raise InvalidRequestError.at(
+            "target_recall", f"must be 0.5 to 0.999, got {message.target_recall:g}; `exact` finds all"
+        )
+    return message.target_recall
+
+
+def _knobs(message: pb.SearchOptions, wanted: int) -> Knobs:
+    if not message.HasField("knobs"):
+        return _TUNED
+    if message.HasField("target_recall"):
+        raise InvalidRequestError.at("knobs", "cannot be set together with `target_recall`")
+    given, leaves, rescore = message.knobs, None, None
+    if given.HasField("leaves"):
+        leaves = _within("knobs.leaves", given.leaves, 1, limits.MAX_LEAVES)
+    if given.HasField("rescore"):
+        rescore = _within("knobs.rescore", given.rescore, 1, limits.MAX_RESCORE)
+        if rescore < wanted:
+            raise InvalidRequestError.at(
+                "knobs.rescore", f"must be at least k + offset ({wanted}), got {rescore}"
+            )
+    return Knobs(leaves=leaves, rescore=rescore)
+
+
+def _within(field: str, value: int, least: int, most: int) -> int:
+    if not least <= value <= most:
+        raise InvalidRequestError.at(field, f"must be {least} to {most}, got {value}")
+    return value

@@ -1,0 +1,294 @@
+"""Queries, checked: from messages to what the engine does. How they are answered is in options.py.
+
+Everything that is wrong with a request is found here, before any work is done for it.
+Shapes: Q queries, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, overload
+
+import numpy as np
+
+from scannery.indexer import (
+    MAX_SPARSE_ENTRIES,
+    Distance,
+    InvalidRecordError,
+    Manifest,
+    identifier,
+    kernels,
+    search_ready,
+    sparse_value,
+    vector_value,
+)
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving import limits
+from scannery.v1 import search_pb2 as pb
+from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
+
+__all__ = [
+    "Blend",
+    "ById",
+    "ByText",
+    "ByVector",
+    "Query",
+    "Single",
+    "Vectors",
+    "WithSparse",
+    "check_count",
+    "check_text",
+    "count_queries",
+    "parse_given_vector",
+    "parse_identifier",
+    "parse_matrix",
+    "parse_query",
+    "parse_sparse",
+    "parse_vector",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ByText:
+    """Encode this."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByVector:
+    """Take this."""
+
+    vector_D: np.ndarray
+    """As `search_ready` returns vectors, float32 (D,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ById:
+    """Take this datapoint's vector, and leave itself out."""
+
+    id: str
+
+
+Single: TypeAlias = ByText | ByVector | ById
+
+
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """Several as one: by the weighted sum of the scores that each of them gives."""
+
+    members: tuple[Single, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WithSparse:
+    """The lexical side asks by this sparse vector, instead of by words."""
+
+    query: Single | Blend | None
+    """For the dense side of a hybrid search."""
+    indices_T: np.ndarray
+    """uint32, strictly ascending."""
+    values_T: np.ndarray
+    """float32, finite and not 0."""
+
+
+Query: TypeAlias = Single | Blend | WithSparse
+
+
+class Vectors(Sequence[ByVector]):
+    """Many queries by vector, as one array."""
+
+    def __init__(self, vectors_QD: np.ndarray) -> None:
+        self.vectors_QD = vectors_QD
+        """As `search_ready` returns them, float32."""
+
+    def __len__(self) -> int:
+        return len(self.vectors_QD)
+
+    @overload
+    def __getitem__(self, number: int) -> ByVector: ...
+    @overload
+    def __getitem__(self, number: slice) -> Vectors: ...
+    def __getitem__(self, number: int | slice) -> ByVector | Vectors:
+        """Return one query, or several."""
+        some = self.vectors_QD[number]
+        return Vectors(some) if isinstance(number, slice) else ByVector(some)
+
+
+def parse_query(message: pb.Query, manifest: Manifest, *, path: str = "query") -> Query:
+    """Return one query.
+
+    Raises:
+        InvalidRequestError: names the field.
+
+    """
+    if message.HasField("sparse_vector"):
+        return _with_sparse(message, manifest, path)
+    return _single(message, manifest, path)
+
+
+def _with_sparse(message: pb.Query, manifest: Manifest, path: str) -> WithSparse:
+    query = _single(message, manifest, path) if message.WhichOneof("kind") else None
+    return WithSparse(query, *parse_sparse(message.sparse_vector, f"{path}.sparse_vector"))
+
+
+def _single(message: pb.Query, manifest: Manifest, path: str) -> Single | Blend:
+    kind = message.WhichOneof("kind")
+    if kind == "text":
+        return ByText(check_text(message.text, path))
+    if kind == "vector":
+        return ByVector(parse_vector(message.vector, manifest, path))
+    if kind == "id":
+        return ById(parse_identifier(message.id, path))
+    if kind == "group":
+        return _blend(message.group, manifest, f"{path}.group")
+    raise InvalidRequestError.at(path, "needs a text, a vector or an id")
+
+
+def _blend(message: pb.QueryGroup, manifest: Manifest, path: str) -> Blend:
+    check_count(f"{path}.queries", len(message.queries), limits.MAX_GROUP_QUERIES)
+    weights = tuple(message.weights) or (1.0,) * len(message.queries)
+    if len(weights) != len(message.queries):
+        raise InvalidRequestError.at(
+            f"{path}.weights", f"must be one for each of {len(message.queries)} queries, got {len(weights)}"
+        )
+    for i, weight in enumerate(weights):
+        if not abs(weight) <= limits.MAX_GROUP_WEIGHT:
+            raise InvalidRequestError.at(
+                f"{path}.weights[{i}]", f"must be within ±{limits.MAX_GROUP_WEIGHT:g}, got {weight:g}"
+            )
+    if not any(weights):
+        raise InvalidRequestError.at(f"{path}.weights", "must not all be 0")
+    members = []
+    for i, query in enumerate(message.queries):
+        if query.HasField("sparse_vector"):
+            raise InvalidRequestError.at(f"{path}.queries[{i}].sparse_vector", "cannot be part of a group")
+        member = _single(query, manifest, f"{path}.queries[{i}]")
+        if isinstance(member, Blend):
+            raise InvalidRequestError.at(f"{path}.queries[{i}]", "must not be a group itself")
+        members.append(member)
+    return Blend(tuple(members), weights)
+
+
+def parse_matrix(message: Matrix, manifest: Manifest, *, path: str = "queries") -> Vectors:
+    """Return the rows of a matrix as queries.
+
+    Raises:
+        InvalidRequestError: names the first row that is wrong.
+
+    """
+    if message.dimensions != manifest.dimensions:
+        raise InvalidRequestError.at(
+            path, f"must have {manifest.dimensions} dimensions, got {message.dimensions}"
+        )
+    if len(message.packed) % (4 * message.dimensions):
+        raise InvalidRequestError.at(
+            path,
+            f"{len(message.packed)} bytes are no whole number of vectors of {message.dimensions} dimensions",
+        )
+    vectors_QD = _packed(message.packed).reshape(-1, message.dimensions)
+    ready_QD = _ready(vectors_QD, manifest.spec.distance)
+    if ready_QD is None:
+        ready_QD = np.stack([_checked(row, manifest, f"{path}[{i}]") for i, row in enumerate(vectors_QD)])
+    return Vectors(ready_QD)
+
+
+def count_queries(request: pb.SearchManyRequest) -> int:
+    """Return how many queries a request has, right or wrong."""
+    vectors = request.vectors
+    return len(request.queries) or len(vectors.packed) // (4 * max(1, vectors.dimensions))
+
+
+def check_count(field: str, count: int, most: int) -> None:
+    """Raise InvalidRequestError unless a list has 1 to `most` items."""
+    if not 1 <= count <= most:
+        raise InvalidRequestError.at(field, f"must have 1 to {most} items, got {count}")
+
+
+def check_text(text: str, path: str) -> str:
+    """Return the text of a query; InvalidRequestError if it cannot be one."""
+    size = len(text.encode())
+    if not text.strip():
+        raise InvalidRequestError.at(path, "the text must not be empty")
+    if size > limits.MAX_QUERY_TEXT_BYTES:
+        raise InvalidRequestError.at(
+            path, f"the text must have at most {limits.MAX_QUERY_TEXT_BYTES} bytes, got {size}"
+        )
+    return text
+
+
+def parse_identifier(text: str, path: str) -> str:
+    """Return an id; InvalidRequestError if it cannot be one."""
+    try:
+        return identifier(text, field=path)
+    except InvalidRecordError as error:
+        raise InvalidRequestError(error.message, field=path) from error
+
+
+def parse_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
+    """Return a vector, ready to be searched, float32 (D,); InvalidRequestError if it is none of the index."""
+    return _checked(_components(message, path), manifest, path)
+
+
+def parse_given_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
+    """Return a vector as it was given, bit for bit, float32 (D,); InvalidRequestError if it is none of the index."""
+    return _valid(_components(message, path), manifest, path)
+
+
+def _components(message: Vector, path: str) -> np.ndarray:
+    packed, values = message.packed, message.values
+    if len(values) > limits.MAX_DIMENSIONS:
+        raise InvalidRequestError.at(
+            path, f"must have at most {limits.MAX_DIMENSIONS} dimensions, got {len(values)}"
+        )
+    if packed and values:
+        raise InvalidRequestError.at(path, "has both `packed` and `values`")
+    if len(packed) % 4:
+        raise InvalidRequestError.at(path, f"{len(packed)} bytes are no whole number of float32")
+    return _packed(np.array(values, "<f4").tobytes() if values else packed)
+
+
+def parse_sparse(message: SparseVector, path: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return indices (uint32, ascending) and values (float32) of a sparse vector; InvalidRequestError if it is none."""
+    # Before they are made to numbers of Python's, one by one.
+    count = max(len(message.indices), len(message.values))
+    if count > MAX_SPARSE_ENTRIES:
+        raise InvalidRequestError.at(path, f"must have 1 to {MAX_SPARSE_ENTRIES} entries, got {count}")
+    try:
+        return sparse_value({"indices": list(message.indices), "values": list(message.values)}, field=path)
+    except InvalidRecordError as error:
+        raise InvalidRequestError(error.message, field=path) from error
+
+
+def _packed(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+
+
+def _checked(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
+    """Return a vector as it is searched; InvalidRequestError if it is none of the index."""
+    distance = manifest.spec.distance
+    ready_1D = _ready(vector_D[None], distance) if len(vector_D) == manifest.dimensions else None
+    if ready_1D is None:
+        ready_1D = search_ready(_valid(vector_D, manifest, path)[None], distance)
+    ready_D: np.ndarray = ready_1D[0]
+    return ready_D
+
+
+def _valid(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
+    try:
+        return vector_value(vector_D, manifest.dimensions, field=path, distance=manifest.spec.distance)
+    except InvalidRecordError as error:
+        raise InvalidRequestError(error.message, field=path) from error
+
+
+def _ready(vectors_QD: np.ndarray, distance: Distance) -> np.ndarray | None:
+    """Return vectors as they are searched, in memory of their own; None if any of them needs the full check.
+
+    That costs ten times as much, and hardly ever finds anything.
+    """
+    if distance != "cosine":
+        return vectors_QD.copy() if kernels.surely_valid(vectors_QD) else None
+    units_QD = np.empty_like(vectors_QD)
+    return units_QD if kernels.unit_vectors(vectors_QD, units_QD) else None

@@ -1,0 +1,1 @@
+"""Which requests run, when and on which threads: admission, permits, coalescing, cores."""

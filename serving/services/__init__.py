@@ -1,0 +1,1 @@
+"""RPC handlers without a wire: messages in, messages out, errors raised."""

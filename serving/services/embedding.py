@@ -1,0 +1,178 @@
+"""The handlers of EmbeddingService: texts in, vectors out.
+
+The same for an encoder process, whose encoders are what it was started with (shelf.py), and for a server of indexes,
+whose encoders are those of its indexes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from scannery.indexer import IndexerError
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError, UnknownIndexError
+from scannery.serving import limits
+from scannery.serving.encoding.query_encoder import QueryEncoder
+from scannery.serving.request.query import check_count, check_text
+from scannery.serving.services.registry import UnaryMethod
+from scannery.v1 import embedding_pb2 as pb
+from scannery.v1.types_pb2 import Matrix
+
+if TYPE_CHECKING:
+    from scannery.embed import Encoder
+    from scannery.serving.catalog.catalog import Catalog
+
+__all__ = [
+    "EMBED",
+    "EMBEDDING_SERVICE",
+    "LIST_ENCODERS",
+    "MAX_TEXTS",
+    "Embedding",
+    "ServedEncoder",
+    "index_encoders",
+]
+
+EMBEDDING_SERVICE = "scannery.v1.EmbeddingService"
+EMBED = f"/{EMBEDDING_SERVICE}/Embed"
+LIST_ENCODERS = f"/{EMBEDDING_SERVICE}/ListEncoders"
+MAX_TEXTS = limits.MAX_EMBED_TEXTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedEncoder:
+    """An encoder that can be asked for."""
+
+    model: str
+    fingerprint: dict[str, Any] | None
+    dimensions: int
+    indexes: frozenset[str]
+    """Names that it can be asked for by."""
+    open: Callable[[], QueryEncoder] = field(repr=False)
+    """Returns it; raises what `EncoderPool.encoder_of` does."""
+    loaded: Encoder | None = None
+    """The model, where it is in this process from the start."""
+
+    @property
+    def digest(self) -> str:
+        """Hash over what decides on its vectors; empty where that is not known."""
+        return str((self.fingerprint or {}).get("digest", ""))
+
+
+def index_encoders(catalog: Catalog, index: str) -> list[ServedEncoder]:
+    """Return the encoder of an index, or those of all that the caller can see (empty)."""
+    found: dict[str, ServedEncoder] = {}
+    for name in [index] if index else catalog.names():
+        try:
+            manifest = catalog.manifest(name)
+        except IndexerError:
+            if index:
+                raise
+            continue  # one that is broken hides none of the others
+        if manifest.spec.encoder is None:
+            continue
+        key = json.dumps([manifest.spec.encoder.model, manifest.encoder, manifest.dimensions], sort_keys=True)
+        others = found[key].indexes if key in found else frozenset[str]()
+        found[key] = ServedEncoder(
+            model=manifest.spec.encoder.model,
+            fingerprint=manifest.encoder,
+            dimensions=manifest.dimensions,
+            indexes=others | {name},
+            open=lambda manifest=manifest: catalog.encoders.encoder_of(manifest, field="index"),  # type: ignore[misc]
+        )
+    return list(found.values())
+
+
+class Embedding:
+    """The methods over some encoders. Safe to use from several threads."""
+
+    def __init__(self, encoders: Callable[[str], Iterable[ServedEncoder]]) -> None:
+        """`encoders` returns those that the caller of the current request can see: of an index, or all (empty)."""
+        self._encoders = encoders
+        self.methods = {
+            EMBED: UnaryMethod(pb.EmbedRequest, self.embed, "read"),
+            LIST_ENCODERS: UnaryMethod(pb.ListEncodersRequest, self.list_encoders, "read"),
+        }
+
+    def embed(self, request: pb.EmbedRequest, deadline: Deadline) -> pb.EmbedResponse:
+        """Encode texts."""
+        _check(request)
+        chosen = self._chosen(request)
+        texts: Sequence[str] = list(request.texts)
+        if request.kind == pb.TEXT_KIND_DOCUMENT:
+            vectors_ND = chosen.open().encode_documents(texts, deadline, path="texts")
+        else:
+            vectors_ND = chosen.open().encode(texts, path="texts")
+        packed = vectors_ND.astype("<f4", copy=False).tobytes()
+        return pb.EmbedResponse(
+            vectors=Matrix(packed=packed, dimensions=vectors_ND.shape[1]), fingerprint=chosen.digest
+        )
+
+    def list_encoders(self, request: pb.ListEncodersRequest, deadline: Deadline) -> pb.ListEncodersResponse:
+        """Tell which encoders there are."""
+        found = [one for one in self._encoders("") if request.fingerprint in ("", one.digest)]
+        found.sort(key=lambda one: (one.model, one.digest))
+        return pb.ListEncodersResponse(
+            encoders=[_message(one, with_tokenizer=request.with_tokenizers) for one in found]
+        )
+
+    def _chosen(self, request: pb.EmbedRequest) -> ServedEncoder:
+        """Return the one encoder that is asked for."""
+        there = list(self._encoders(request.index))
+        if request.index and not any(request.index in one.indexes for one in there):
+            raise UnknownIndexError(
+                f"index: there is no index {request.index!r:.100} with an encoder here", field="index"
+            )
+        fitting = [
+            one
+            for one in there
+            if (not request.index or request.index in one.indexes)
+            and request.model in ("", one.model)
+            and request.fingerprint in ("", one.digest)
+        ]
+        if len(fitting) == 1:
+            return fitting[0]
+        asked = " and ".join(
+            f"{name} {value[:64]!r}"
+            for name in ("index", "model", "fingerprint")
+            if (value := getattr(request, name))
+        )
+        known = ", ".join(f"{one.model} (fingerprint {one.digest[:12]})" for one in there[:20]) or "none"
+        if not fitting:
+            raise EncoderUnavailableError(
+                f"there is no encoder with {asked or 'any name'}; there is {known}", field="model"
+            )
+        raise EncoderUnavailableError(
+            f"{asked or 'the request'} leaves open which encoder to use; there is {known}", field="model"
+        )
+
+
+def _check(request: pb.EmbedRequest) -> None:
+    check_count("texts", len(request.texts), MAX_TEXTS)
+    document = request.kind == pb.TEXT_KIND_DOCUMENT
+    for i, text in enumerate(request.texts):
+        if not document:
+            check_text(text, f"texts[{i}]")
+        elif len(text) > limits.MAX_TEXT_BYTES // 4 and len(text.encode()) > limits.MAX_TEXT_BYTES:
+            raise InvalidRequestError.at(
+                f"texts[{i}]", f"the text must have at most {limits.MAX_TEXT_BYTES} bytes"
+            )
+
+
+def _message(one: ServedEncoder, *, with_tokenizer: bool) -> pb.LoadedEncoder:
+    message = pb.LoadedEncoder(
+        model=one.model,
+        fingerprint=one.digest,
+        dimensions=one.dimensions,
+        fingerprint_json=json.dumps(one.fingerprint) if one.fingerprint else "",
+    )
+    if one.loaded is not None:
+        message.max_tokens, message.device = one.loaded.max_tokens, one.loaded.device
+        if with_tokenizer:
+            message.passage_tokens = one.loaded.passage_tokens
+            tokenizer = one.loaded.tokenizer_json
+            if tokenizer is not None:
+                message.tokenizer_json = tokenizer
+    return message

@@ -1,0 +1,133 @@
+"""The encoders of an encoder process: those that its indexes name, and those that it was told to serve.
+
+Only manifests and options name models. A model that several indexes share is loaded once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from scannery.indexer import Manifest, Store, latest_version, read_manifest
+from scannery.runtime.errors import EncoderUnavailableError, UnknownIndexError
+from scannery.runtime.paths import current_folder, placed_model
+from scannery.runtime.retry import Attempts
+from scannery.serving.config import EncoderConfig
+from scannery.serving.encoding.query_encoder import Observer, QueryEncoder, load_encoder
+from scannery.serving.security.principal import CURRENT
+from scannery.serving.services.embedding import ServedEncoder
+
+if TYPE_CHECKING:
+    from scannery.embed import Encoder
+
+__all__ = ["Shelf"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class Shelf:
+    """Encoders by what decides on their vectors. Safe to use from several threads."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        """Take the options; `refresh` loads what they name."""
+        self._config = config
+        self._folder = current_folder()
+        self.observer = Observer()
+        self._served: dict[str, ServedEncoder] = {}
+        self._versions: dict[str, int] = {}
+        self._attempts: dict[str, Attempts] = {}
+        self._store: Store | None = None
+        self._lock = threading.Lock()
+
+    def encoders(self, index: str) -> list[ServedEncoder]:
+        """Return those that the caller of the current request can see; with a name, that of one index.
+
+        Who may see only some indexes sees only their encoders.
+        """
+        principal = CURRENT.get()
+        served = list(self._served.values())
+        if principal is not None and principal.indexes is not None:
+            served = [
+                replace(one, indexes=one.indexes & principal.indexes)
+                for one in served
+                if one.indexes & principal.indexes
+            ]
+        return [one for one in served if not index or index in one.indexes]
+
+    def refresh(self) -> None:
+        """Load what is named and not there yet.
+
+        Raises:
+            EncoderUnavailableError: a model of the options cannot be loaded.
+            UnknownIndexError: the store has not all of the chosen indexes.
+            NotFoundError, StoreError: the store cannot be read.
+
+        """
+        with self._lock:
+            for model in self._config.models:
+                if model not in self._versions:
+                    self._add_model(model)
+                    self._versions[model] = 0
+            if self._config.store:
+                # Opened once: what is named by a relative path must stay what it was.
+                self._store = self._store or Store.open(self._config.store)
+                self._look_at_store(self._store)
+
+    def _look_at_store(self, store: Store) -> None:
+        names = [name for name in store.folders() if not self._config.indexes or name in self._config.indexes]
+        if missing := sorted(set(self._config.indexes) - set(names)):
+            raise UnknownIndexError(
+                f"there is no index {', '.join(missing)} in {self._config.store}", field="indexes"
+            )
+        for name in names:
+            attempts = self._attempts.setdefault(name, Attempts())
+            attempts.run(f"the encoder of index {name} is not served", partial(self._look_at, store, name))
+
+    def _look_at(self, store: Store, name: str) -> None:
+        version = latest_version(store, name)
+        if version is not None and self._versions.get(f"index/{name}") != version:
+            self._add_index(read_manifest(store, name, version))
+            self._versions[f"index/{name}"] = version
+
+    def _add_index(self, manifest: Manifest) -> None:
+        key = None if manifest.spec.encoder is None else self._loaded(manifest)
+        # Another version may have another encoder; that of the one before goes when this one is there.
+        for other, one in list(self._served.items()):
+            indexes = one.indexes - {manifest.index} if other != key else one.indexes | {manifest.index}
+            self._served[other] = replace(one, indexes=indexes)
+
+    def _loaded(self, manifest: Manifest) -> str:
+        """Return the key of the encoder that a version names, loaded."""
+        assert manifest.spec.encoder is not None
+        key = str((manifest.encoder or {}).get("digest", "")) or json.dumps(
+            manifest.spec.encoder.model_dump(mode="json"), sort_keys=True
+        )
+        if key not in self._served:
+            self._put(key, load_encoder(manifest, self._config.device, self._folder))
+        return key
+
+    def _add_model(self, model: str) -> None:
+        from scannery.embed import EmbedError, Encoder
+
+        try:
+            encoder = Encoder.load(placed_model(model, self._folder), device=self._config.device)
+        except EmbedError as error:
+            raise EncoderUnavailableError(f"model {model}: {error}", field="models") from error
+        self._put(encoder.fingerprint.digest, encoder)
+
+    def _put(self, key: str, encoder: Encoder) -> None:
+        queries = QueryEncoder(encoder, cached=self._config.cached_queries, observer=self.observer)
+        fingerprint = encoder.fingerprint.to_dict()
+        self._served[key] = ServedEncoder(
+            model=encoder.fingerprint.model,
+            fingerprint=fingerprint,
+            dimensions=encoder.dimensions,
+            indexes=frozenset(),
+            open=lambda: queries,
+            loaded=encoder,
+        )
+        _LOG.info("serving %s on %s", encoder.fingerprint, encoder.device)

@@ -1,0 +1,160 @@
+"""A running estimate of recall: a share of the live queries is asked again, exactly, when there is time for it.
+
+(The tuner measures recall once, on queries of its own making; what users ask may be different, and changes.)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+
+from scannery.indexer import Distance
+from scannery.indexer.tuning import magnitude_of, score_to_reach
+from scannery.runtime.deadline import Deadline
+from scannery.serving import limits
+from scannery.serving.request.query import count_queries
+from scannery.serving.telemetry.metrics import ServerMetrics
+from scannery.v1 import search_pb2, types_pb2
+
+__all__ = ["RecallSampler"]
+
+_LOG = logging.getLogger(__name__)
+
+WAITING = 8
+"""Sampled queries that may wait; further ones are forgotten."""
+MOST_PER_S = 2.0
+TIMEOUT_S = 30.0
+MAX_K = 100
+LOW_PRIORITY = 19
+
+Search = Callable[[search_pb2.SearchRequest, Deadline], search_pb2.SearchResponse]
+
+
+class RecallSampler:
+    """Looks at a share of the queries in a thread of the lowest priority."""
+
+    def __init__(
+        self,
+        search: Search,
+        metrics: ServerMetrics,
+        *,
+        share: float,
+        busy: Callable[[], bool],
+        distance_of: Callable[[str], Distance],
+        random: Callable[[], float] = random.random,
+        pause_s: float = 1 / MOST_PER_S,
+    ) -> None:
+        """Take what answers a request, and what gives the distance of an index by its name."""
+        self._search, self._metrics, self._distance_of = search, metrics, distance_of
+        self._share, self._busy, self._random, self._pause_s = share, busy, random, pause_s
+        self._waiting: queue.Queue[search_pb2.SearchRequest | None] = queue.Queue(WAITING)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="scannery-recall", daemon=True)
+        if share:
+            self._thread.start()
+
+    def offer(self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
+        """Take a query that was just answered, perhaps; or one of those that were."""
+        queries = count_queries(request) if isinstance(request, search_pb2.SearchManyRequest) else 1
+        if not self._share or self._random() >= self._share * queries:
+            return
+        options = request.options
+        if options.exact or options.mode not in (search_pb2.MODE_UNSPECIFIED, search_pb2.MODE_DENSE):
+            return
+        if options.k + options.offset > MAX_K or options.HasField("crowding") or self._waiting.full():
+            return
+        if isinstance(request, search_pb2.SearchManyRequest) and request.where_each:
+            return
+        with suppress(queue.Full):
+            self._waiting.put_nowait(self._one_of(request, queries))
+
+    def _one_of(
+        self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest, queries: int
+    ) -> search_pb2.SearchRequest:
+        copy = search_pb2.SearchRequest(index=request.index, options=request.options)
+        if isinstance(request, search_pb2.SearchRequest):
+            copy.query.CopyFrom(request.query)
+            return copy
+        number = int(self._random() * queries)
+        if request.queries:
+            copy.query.CopyFrom(request.queries[number])
+        else:
+            size = 4 * request.vectors.dimensions
+            copy.query.vector.packed = request.vectors.packed[number * size : (number + 1) * size]
+        return copy
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._closed.set()
+        if self._thread.is_alive():
+            with suppress(queue.Full):
+                self._waiting.put_nowait(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        # On Linux a priority belongs to a thread.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
+        while not self._closed.is_set():
+            request = self._waiting.get()
+            while self._busy() and not self._closed.wait(0.05):
+                pass
+            if request is None or self._closed.is_set():
+                return
+            try:
+                self._look(request)
+            except Exception as error:  # noqa: BLE001  an estimate less; the query itself was answered
+                _LOG.debug("a sampled query could not be asked again: %s", error)
+            self._closed.wait(self._pause_s)
+
+    def _look(self, request: search_pb2.SearchRequest) -> None:
+        options = request.options
+        # A second look by a cross-encoder is of what was found; it finds nothing itself, and its scores are others.
+        wanted = options.k if options.HasField("k") else limits.DEFAULT_K
+        deepest = max(wanted + options.offset, _reranked(options))
+        options.k, options.offset, options.explain = min(deepest, MAX_K), 0, True
+        for field in ("rerank", "return_fields", "return_vector"):
+            options.ClearField(field)
+        options.return_fields.append("id")
+        found = self._search(request, Deadline.after(TIMEOUT_S))
+        options.ClearField("knobs")
+        options.ClearField("target_recall")
+        options.exact, options.return_vector = True, True
+        true = self._search(request, Deadline.after(TIMEOUT_S))
+        if found.version != true.version or not true.hits:
+            return
+        index = (request.index,)
+        # By score, so that ties count whichever of them was returned.
+        reach = self._reach(request, true.hits[-1])
+        hits = sum(hit.score >= reach for hit in found.hits)
+        self._metrics.recall_hits.inc(index, min(hits, len(true.hits)))
+        self._metrics.recall_wanted.inc(index, len(true.hits))
+        for segment in found.explanation.segments:
+            self._metrics.plans.inc((request.index, segment.plan))
+
+    def _reach(self, request: search_pb2.SearchRequest, worst: search_pb2.Hit) -> float:
+        """Return the score from which a hit counts as one of the true ones, of which one is the worst."""
+        row_D = _vector_of(worst.datapoint.vector)
+        query_D = _vector_of(request.query.vector) if request.query.HasField("vector") else None
+        magnitude = magnitude_of(self._distance_of(request.index), row_D, query_D)
+        return float(score_to_reach(np.array([[worst.score]]), magnitude)[0, 0])
+
+
+def _reranked(options: search_pb2.SearchOptions) -> int:
+    """Return how many hits a cross-encoder looks at."""
+    if not options.HasField("rerank"):
+        return 0
+    given = options.rerank.HasField("candidates")
+    return options.rerank.candidates if given else limits.DEFAULT_RERANK_CANDIDATES
+
+
+def _vector_of(message: types_pb2.Vector) -> np.ndarray:
+    return (
+        np.frombuffer(message.packed, np.float32) if message.packed else np.array(message.values, np.float32)
+    )

@@ -1,0 +1,85 @@
+"""The handlers of writes: messages in, messages out, errors raised."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+from scannery.live.live_index import LiveIndex
+from scannery.live.mutation_log import Request
+from scannery.live.prepare import prepare
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import OverloadedError
+from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.request.write import parse_delete, parse_upsert
+from scannery.serving.request.write_columns import prepare_plain
+from scannery.serving.security.principal import ANONYMOUS, CURRENT
+from scannery.v1 import index_pb2 as pb
+
+__all__ = ["Writes", "identified"]
+
+NO_REQUEST = Request("")
+
+
+class Indexes(Protocol):
+    """Where indexes are found; the catalog."""
+
+    @property
+    def encoders(self) -> EncoderPool:
+        """The encoders of texts."""
+
+    def live(self, name: str) -> LiveIndex:
+        """Return an index as what takes writes."""
+
+    def written(self) -> None:
+        """Take note that something was written."""
+
+
+class Writes:
+    """Upsert and Delete over the indexes of a process. Safe to use from several threads."""
+
+    def __init__(self, indexes: Indexes) -> None:
+        self._indexes = indexes
+
+    def upsert(self, request: pb.UpsertRequest, deadline: Deadline) -> pb.UpsertResponse:
+        """Write a batch; all of it or nothing."""
+        index = self._writable(request.index)
+        manifest = index.state.manifest
+        prepared = prepare_plain(request, manifest)
+        if prepared is None:
+            prepared = prepare(parse_upsert(request, manifest), manifest, self._indexes.encoders, deadline)
+        answer = index.upsert(prepared, identified(request), deadline)
+        self._indexes.written()
+        return pb.UpsertResponse(
+            sequence=answer.sequence, written=answer.count, request_id=request.request_id
+        )
+
+    def delete(self, request: pb.DeleteRequest, deadline: Deadline) -> pb.DeleteResponse:
+        """Delete datapoints and documents; what is not there is no error."""
+        index = self._writable(request.index)
+        answer = index.delete(parse_delete(request), identified(request), deadline)
+        self._indexes.written()
+        return pb.DeleteResponse(
+            sequence=answer.sequence, deleted=answer.count, request_id=request.request_id
+        )
+
+    def _writable(self, name: str) -> LiveIndex:
+        index = self._indexes.live(name)
+        try:
+            index.check_writable()
+        except OverloadedError:
+            # Memory is full. Without a watcher, only writes think of maintenance, and none would come through.
+            self._indexes.written()
+            raise
+        return index
+
+
+def identified(request: pb.UpsertRequest | pb.DeleteRequest) -> Request:
+    """Return what tells a repetition of a request from another request; computed only where it has an id."""
+    if not request.request_id:
+        return NO_REQUEST
+    principal = CURRENT.get()
+    caller = "" if principal is None or principal is ANONYMOUS else principal.name
+    data = request.SerializeToString(deterministic=True)
+    kind = request.DESCRIPTOR.name.encode()
+    return Request(request.request_id, caller, hashlib.blake2b(data, digest_size=16, person=kind).digest())

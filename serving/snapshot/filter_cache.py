@@ -1,0 +1,121 @@
+"""Which rows of a segment a filter allows.
+
+Shapes: N rows of a segment.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import cache, partial, reduce
+
+import numpy as np
+
+from scannery.indexer import FEW_ROWS, AllowedRows, Segment
+from scannery.runtime.bounded_cache import Bounded
+from scannery.serving.request.filter import AllOf, AnyOf, Compare, Exists, IsIn, Node, Not, size_of
+from scannery.serving.snapshot.attribute_index import Field, IdField, Postings
+
+__all__ = ["MaskCache", "evaluate", "few_rows"]
+
+
+def evaluate(node: Node, field: Callable[[str], Field], rows: int) -> np.ndarray:
+    """Return the mask of the rows that match, bool (N,). `field` gives the index of a field."""
+    match node:
+        case AllOf(parts):
+            masks = (evaluate(part, field, rows) for part in parts)
+            return reduce(np.logical_and, masks, np.ones(rows, bool))
+        case AnyOf(parts):
+            return reduce(np.logical_or, (evaluate(part, field, rows) for part in parts))
+        case Not(part):
+            return ~evaluate(part, field, rows)
+        case Exists(name):
+            return field(name).exists()
+        case Compare(name, operator, value):
+            return field(name).compare(operator, value)
+        case IsIn(name, wanted):
+            return field(name).among(wanted)
+
+
+def few_rows(node: Node, field: Callable[[str], Field], most: int) -> np.ndarray | None:
+    """Return the numbers of the rows that match, int64, ascending, if one look at an index tells that they are few."""
+    match node:
+        case Compare(name, operator, value):
+            return field(name).few(operator, value, most)
+        case IsIn(name, wanted):
+            return field(name).few_among(wanted, most)
+    return None
+
+
+_Key = tuple[str, Node, "weakref.ref[AllowedRows] | None"]
+"""A segment, a filter, and the live rows. Each write makes other live rows, and an entry must not keep them: it holds
+them weakly, and is never found again when they are gone."""
+
+
+class MaskCache:
+    """What filters allow, by segment and filter, and the indexes of the fields they name.
+
+    Segments are known by their hash, so a cache serves all versions of an index. Safe to use from several threads.
+    """
+
+    def __init__(self, max_bytes: int = 64 << 20, *, max_index_bytes: int = 512 << 20) -> None:
+        # Of live rows the very object is part of the key: a version has one for each segment as long as it is open.
+        self._allowed: Bounded[_Key, AllowedRows] = Bounded(max_bytes)
+        self._postings: Bounded[tuple[str, str], Postings] = Bounded(max_index_bytes)
+
+    @property
+    def hits(self) -> int:
+        """How often a filter was known."""
+        return self._allowed.hits
+
+    @property
+    def misses(self) -> int:
+        """How often it was not."""
+        return self._allowed.misses
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that all of it takes."""
+        return self._allowed.size_bytes + self._postings.size_bytes
+
+    def allowed(self, segment: Segment, node: Node, alive: AllowedRows | None = None) -> AllowedRows:
+        """Return the rows of a segment that a filter allows, and that are among the live ones if these are given."""
+        key = (segment.entry.sha256, node, None if alive is None else weakref.ref(alive))
+        known = self._allowed.find(key)
+        if known is None:
+            # Made without a lock: two threads may make the same, and none waits for another.
+            known = self._evaluated(segment, node, alive)
+            self._allowed.keep(key, known, size_of(node) + known.size_bytes)
+        return known
+
+    def mask(self, segment: Segment, node: Node) -> np.ndarray:
+        """Return the rows of a segment that a filter allows, bool (N,), read-only."""
+        return self.allowed(segment, node).mask_N
+
+    def _evaluated(self, segment: Segment, node: Node, alive: AllowedRows | None) -> AllowedRows:
+        most = int(FEW_ROWS * segment.rows)
+        if alive is not None:
+            # The filter alone is kept too: it outlives every set of deleted rows.
+            matching = self.allowed(segment, node)
+            if matching.count <= most:
+                return segment.allow(matching.rows[alive.mask_N[matching.rows]])
+            mask_N = matching.mask_N & alive.mask_N
+        else:
+            field = cache(partial(self._field, segment))  # it may be too large to be kept any longer
+            rows = few_rows(node, field, most)
+            if rows is not None:
+                return segment.allow(rows)
+            mask_N = evaluate(node, field, segment.rows)
+        mask_N.setflags(write=False)
+        return segment.allow(mask_N)
+
+    def _field(self, segment: Segment, name: str) -> Field:
+        def postings() -> Postings:
+            key = (segment.entry.sha256, name)
+            known = self._postings.find(key)
+            if known is None:
+                known = Postings(segment.column(name))
+                self._postings.keep(key, known, known.size_bytes)
+            return known
+
+        return IdField(segment, postings) if name == "id" else postings()

@@ -1,0 +1,25 @@
+"""What a server tells about itself: counted in each process, added up over all, served as Prometheus text."""
+
+from scannery.serving.telemetry.metrics.families import ServerMetrics
+from scannery.serving.telemetry.metrics.registry import (
+    Counter,
+    Gauge,
+    Histogram,
+    Ratio,
+    Registry,
+    merged,
+    rendered,
+)
+from scannery.serving.telemetry.metrics.shared_memory import SharedSlots
+
+__all__ = [
+    "Counter",
+    "Gauge",
+    "Histogram",
+    "Ratio",
+    "Registry",
+    "ServerMetrics",
+    "SharedSlots",
+    "merged",
+    "rendered",
+]

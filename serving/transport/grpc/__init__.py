@@ -1,0 +1,1 @@
+"""gRPC: from the headers of a call to its answer."""

@@ -1,0 +1,208 @@
+"""The gRPC services that every server of ours has: health, and reflection where it is shown.
+
+They have threads of their own, and a bound for each kind of call, so that requests never wait for them. All of their
+methods are registered as streams: gRPC would read the body of a unary method in one of the threads of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.config import ListenConfig
+from scannery.serving.security.authorization import Entry
+from scannery.serving.security.principal import ANONYMOUS, Scope
+from scannery.serving.transport.grpc.abort import abort
+from scannery.serving.transport.grpc.auth_interceptor import HEALTH_CHECK
+from scannery.serving.transport.grpc.call_limit import FewCalls
+from scannery.serving.transport.grpc.call_timeouts import SlowCalls
+from scannery.serving.transport.grpc.health import SERVING, UNKNOWN, Health
+from scannery.serving.transport.lifecycle import client_of, current_principal, decoded
+
+if TYPE_CHECKING:
+    GenericHandler = grpc.GenericRpcHandler[Any, Any]
+else:  # gRPC's classes are generic in its stubs only
+    GenericHandler = grpc.GenericRpcHandler
+
+__all__ = ["Standard"]
+
+MAX_READING = 16
+"""Calls whose body is awaited."""
+BODY_TIMEOUT_S = 5.0
+"""They have at most so long."""
+MAX_BODY_BYTES = 512
+"""A health check names one index."""
+MAX_WATCHED = 64
+MAX_REFLECTING = 8
+LOOK_EVERY_S = 1.0
+"""At the credentials of those who watch."""
+
+_WATCH = "/grpc.health.v1.Health/Watch"
+_REFLECTION = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
+
+_UNTOLD, _GONE = -1, -2
+"""No statuses of the health service: not sent yet, and no caller to send to."""
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class Standard(GenericHandler):
+    """Health and reflection of one server."""
+
+    def __init__(
+        self, states: Health, config: ListenConfig, entry: Entry, slow: SlowCalls, names: Sequence[str]
+    ) -> None:
+        """Take what is told.
+
+        Args:
+            states: what answers.
+            config: how the server listens.
+            entry: asked again for the callers of streams.
+            slow: ends calls whose body does not come.
+            names: of the services that reflection tells; none: it is not served.
+
+        """
+        self._states, self._entry, self._slow = states, entry, slow
+        self._body_timeout_s = min(BODY_TIMEOUT_S, config.body_timeout_s)
+        self._max_request_s = config.max_request_s
+        self._reading, self._watched, self._reflecting = map(
+            FewCalls, (MAX_READING, MAX_WATCHED, MAX_REFLECTING)
+        )
+        # Those that were just ended may still have their threads when their successors come.
+        most = 2 * (MAX_READING + MAX_WATCHED + MAX_REFLECTING)
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="scannery-standard")
+        stream, unary = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
+        self._handlers: dict[str, tuple[Scope, Callable[..., Handler], Callable[..., Any]]] = {
+            HEALTH_CHECK: ("read", unary, self._check),
+            _WATCH: ("read", stream, self._watch),
+        }
+        if names:
+            # Its stubs say nothing of what it returns.
+            self._reflection: Any = reflection.ReflectionServicer(
+                (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            )
+            self._handlers[_REFLECTION] = ("read", stream, self._reflect)
+        self.scopes: dict[str, Scope] = {path: scope for path, (scope, _, _) in self._handlers.items()}
+        """Of each method, by its path."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """Return the handler of a call; None for a method that is none of these."""
+        details: Any = handler_call_details
+        found = self._handlers.get(details.method)
+        if found is None:
+            return None
+        _, kind, behaviour = found
+        client = client_of(current_principal(), details.invocation_metadata)
+        return self._handler(kind, partial(behaviour, client))
+
+    def probe(self) -> Handler:
+        """Return the health check for strangers: of the server as a whole, whatever they ask for.
+
+        Their body is not read: it could have as many bytes as that of a request, and take its time.
+        """
+
+        def check(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+            return _answer(self._states.status("", ANONYMOUS))
+
+        return self._handler(grpc.stream_unary_rpc_method_handler, check)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._states.wake()
+        self._threads.shutdown(wait=False)
+
+    def _handler(self, kind: Callable[..., Handler], behaviour: Callable[..., Any]) -> Handler:
+        def called(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+            return behaviour(messages, context)
+
+        called.experimental_thread_pool = self._threads  # type: ignore[attr-defined]  # gRPC looks for it there
+        return kind(called)
+
+    def _check(self, client: str, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        request = self._read(health_pb2.HealthCheckRequest, client, messages, context)
+        if request is None:
+            return b""
+        status = self._states.status(request.service, current_principal())
+        if status == UNKNOWN:
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            return b""
+        return _answer(status)
+
+    def _watch(
+        self, client: str, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        request = self._read(health_pb2.HealthCheckRequest, client, messages, context)
+        if request is None:
+            return
+        principal, metadata = current_principal(), context.invocation_metadata()
+        context.add_callback(self._states.wake)
+        status = _UNTOLD
+
+        def now() -> int:
+            return self._states.status(request.service, principal) if context.is_active() else _GONE
+
+        with self._watched.entered(client, context):
+            while context.is_active():
+                before, status = status, self._states.changed(now, status, LOOK_EVERY_S)
+                try:
+                    principal = self._entry.principal(_WATCH, metadata)
+                except Exception as error:  # noqa: BLE001  the table knows every one
+                    abort(context, error)
+                if status not in (before, _GONE):
+                    yield _answer(status)
+                if self._states.stopping and status != SERVING:
+                    return  # or the drain would wait for those who watch
+
+    def _reflect(
+        self, client: str, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        metadata = context.invocation_metadata()
+
+        def requests() -> Iterator[reflection_pb2.ServerReflectionRequest]:
+            for data in messages:
+                yield decoded(reflection_pb2.ServerReflectionRequest, data)
+
+        with (
+            self._reflecting.entered(client, context),
+            self._slow.watched(
+                context, self._max_request_s, lambda: self._entry.admits(_REFLECTION, metadata)
+            ),
+        ):
+            try:
+                for answer in self._reflection.ServerReflectionInfo(requests(), context):
+                    yield answer.SerializeToString()
+            except grpc.RpcError:
+                return  # the caller went away
+            except Exception as error:  # noqa: BLE001  the table knows every one
+                abort(context, error)
+
+    def _read(
+        self, kind: type[MessageT], client: str, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> MessageT | None:
+        """Return the only message of a call; None if its caller went away, or took too long."""
+        try:
+            with self._reading.entered(client, context), self._slow.watched(context, self._body_timeout_s):
+                data = next(messages, b"")
+        except grpc.RpcError:
+            return None
+        try:
+            if len(data) > MAX_BODY_BYTES:
+                raise InvalidRequestError(
+                    f"the request must have at most {MAX_BODY_BYTES} bytes, got {len(data)}"
+                )
+            return decoded(kind, data)
+        except InvalidRequestError as error:
+            abort(context, error)
+
+
+def _answer(status: int) -> bytes:
+    return bytes(health_pb2.HealthCheckResponse(status=status).SerializeToString())

@@ -1,0 +1,169 @@
+"""The way of a request through a server, whatever it came by: admission, a turn, the handler, what is counted.
+
+A transport takes a request on (`enter`), reads it, has it answered, and says how it ended (`ended`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeAlias, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+from grpc import StatusCode
+
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import InvalidRequestError, OverloadedError, UnknownIndexError
+from scannery.serving.config import ListenConfig
+from scannery.serving.request.part_count import check_parts, warm_up
+from scannery.serving.request.query import count_queries
+from scannery.serving.scheduling.admission import Admission, Ticket
+from scannery.serving.scheduling.permits import Turn
+from scannery.serving.security.principal import CURRENT, Principal
+from scannery.serving.services.registry import Methods, UnaryMethod
+from scannery.serving.telemetry import tracing
+from scannery.serving.telemetry.metrics import ServerMetrics
+from scannery.serving.telemetry.query_stats import noting
+from scannery.v1 import search_pb2
+
+__all__ = [
+    "CLIENT_KEY",
+    "Answering",
+    "Asked",
+    "Offer",
+    "check_visible",
+    "client_of",
+    "current_principal",
+    "decoded",
+    "least_in_flight",
+]
+
+CLIENT_KEY = "scannery-client"
+"""Metadata by which callers without credentials are told apart, for fairness only."""
+
+MIN_IN_FLIGHT = 16
+"""In all workers together, however slow the machine is: noise must not keep small numbers of callers out."""
+MIN_PER_CORE = 4
+"""Likewise, for each core that a worker has: one is worked on, and the next ones are there when it ends."""
+
+MessageT = TypeVar("MessageT", bound=Message)
+Offer: TypeAlias = Callable[[search_pb2.SearchRequest | search_pb2.SearchManyRequest], object]
+
+
+class Asked:
+    """A request that is being answered, and what is to be counted of it."""
+
+    __slots__ = ("index", "note", "path", "size", "started_s", "taken_s", "ticket")
+
+    def __init__(self, path: str, ticket: Ticket) -> None:
+        self.path, self.ticket = path, ticket
+        self.index = ""
+        self.size = 0
+        """Bytes of the request."""
+        self.note = noting()
+        self.started_s = self.taken_s = time.monotonic()
+        """When its headers were there, and when all of it was."""
+
+
+class Answering:
+    """Answers the requests of a process. Safe to use from several threads."""
+
+    def __init__(
+        self, service: Methods, config: ListenConfig, metrics: ServerMetrics, *, offer: Offer
+    ) -> None:
+        """Take what is served; `offer` is called with each search that was answered."""
+        self._service, self._metrics, self._offer = service, metrics, offer
+        warm_up()
+        most = config.threads + config.queue
+        self.admission = Admission(least=min(least_in_flight(config), most), most=most)
+        self.turns = threading.BoundedSemaphore(config.threads)
+        """Requests that are worked on at once."""
+        self._answering: set[str] = set()
+        """Indexes that requests were answered from."""
+
+    def enter(self, client: str) -> Ticket:
+        """Return a ticket for a request of a client; OverloadedError, if it is refused."""
+        try:
+            return self.admission.enter(client)
+        except OverloadedError:
+            self._metrics.refused.inc()
+            raise
+
+    def answer(self, asked: Asked, method: UnaryMethod, data: bytes, turn: Turn) -> bytes:
+        """Return the answer to a request that is here, as soon as it has its turn; raise what the handler raises."""
+        asked.taken_s, asked.size = time.monotonic(), len(data)
+        with turn:
+            request = decoded(method.request, data)
+            asked.index = getattr(request, "index", "")
+            if isinstance(request, search_pb2.SearchManyRequest):
+                asked.ticket.weigh(count_queries(request))
+            response = self.handled(asked.path, request, turn.deadline)
+        self.answered(asked, request)
+        return response
+
+    def handled(self, path: str, request: Message, deadline: Deadline) -> bytes:
+        """Return the answer to a request, in its turn."""
+        check_visible(getattr(request, "index", ""))
+        return self._service.call_on_wire(path, request, deadline)
+
+    def answered(self, asked: Asked, request: Message) -> None:
+        """Learn from a request that was answered."""
+        if isinstance(request, (search_pb2.SearchRequest, search_pb2.SearchManyRequest)):
+            self._offer(request)
+        took_s = time.monotonic() - asked.taken_s
+        self.admission.answered(asked.ticket, (asked.path, asked.size.bit_length()), took_s)
+
+    def ended(self, asked: Asked, code: StatusCode) -> None:
+        """Count a request."""
+        self.observe(asked.path, asked.index, asked.note.plan, code, time.monotonic() - asked.started_s)
+
+    def observe(self, path: str, index: str, plan: str, code: StatusCode, seconds: float) -> None:
+        """Count a request that took so long."""
+        # What no index is called must not become a label of a metric: anybody could make any number of them.
+        if code is StatusCode.OK:
+            self._answering.add(index)
+        elif index not in self._answering:
+            index = ""
+        self._metrics.request_seconds.observe(seconds, (path.rsplit("/", 1)[-1], index, plan, code.name))
+        tracing.describe(code, index=index, plan=plan)
+
+
+def least_in_flight(config: ListenConfig) -> int:
+    """Return how many requests a worker takes on even when it is overloaded."""
+    cores = len(os.sched_getaffinity(0))
+    return max(math.ceil(MIN_IN_FLIGHT / config.workers), MIN_PER_CORE * max(1, cores // config.workers))
+
+
+def current_principal() -> Principal:
+    """Return who asks."""
+    principal = CURRENT.get()
+    if principal is None:
+        # Never serve a call that came around the gate.
+        raise RuntimeError("no principal: the call did not pass the gate")
+    return principal
+
+
+def check_visible(index: str) -> None:
+    """Raise UnknownIndexError, if the index that a request names does not exist for who asks."""
+    # The catalog looks, too; this holds for whatever does not ask the catalog.
+    if index and not current_principal().sees(index):
+        raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
+
+
+def client_of(principal: Principal, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Return whose share of the server a call takes."""
+    if principal.name != "anonymous":
+        return principal.name
+    return next((str(value)[:64] for key, value in metadata or () if key == CLIENT_KEY), "")
+
+
+def decoded(kind: type[MessageT], data: bytes) -> MessageT:
+    """Return a message; InvalidRequestError if the bytes are none, or more than any request needs."""
+    check_parts(kind, data)
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise InvalidRequestError(f"the request is not a {kind.DESCRIPTOR.full_name}") from error
