@@ -26,8 +26,8 @@ import numpy as np
 from benchmarks.report import environment, shared_data, table
 from scannery.embed import Encoder
 from scannery.embed.batching import bucket_batches, choose_buckets
-from scannery.embed.devices import cosines
-from scannery.embed.models import find_model
+from scannery.embed.devices.protocol import cosines
+from scannery.embed.models.model_files import find_model
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 SHOWS = ("gotime", "founderstalk", "practicalai")
@@ -280,8 +280,8 @@ def timed(call: Callable[[], Any]) -> float:
 
 def xla(_: argparse.Namespace) -> None:
     """Compilations after warm-up, difference to the CPU, padding, and the two ways to compile."""
-    from scannery.embed import xla as device
-    from scannery.embed.xla import compilations
+    from scannery.embed.devices import xla as device
+    from scannery.embed.devices.xla import compilations
 
     device.BUDGET_TOKENS = 2048  # what a TPU likes would take a CPU half a minute a batch
     here = Encoder.load(MODEL, device="cpu", dtype="float32")
@@ -312,7 +312,7 @@ def xla(_: argparse.Namespace) -> None:
 
 def padding_share(encoder: Encoder, texts: list[str]) -> float:
     """Return the padding share with buckets chosen from the first window, at a TPU's batch size."""
-    from scannery.embed import xla as device
+    from scannery.embed.devices import xla as device
 
     lengths = encoder._documents.prepare(texts)[1]
     size = device.XlaDevice.window_texts

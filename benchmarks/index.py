@@ -32,7 +32,7 @@ from scannery.indexer import (
     read_manifest,
     unit_length,
 )
-from scannery.indexer.tuning import recall_by_score
+from scannery.indexer.tuning.settings_choice import recall_by_score
 
 TARGETS = (0.8, 0.9, 0.95, 0.99)
 QUERIES = 2000

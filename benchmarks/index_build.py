@@ -33,7 +33,7 @@ from scannery.indexer import (
     open_index,
     parse_spec,
 )
-from scannery.indexer.scann_config import SOAR_LAMBDA, choose_config
+from scannery.indexer.scann.config import SOAR_LAMBDA, choose_config
 
 INDEX = "bench"
 MIB = 2**20

@@ -27,7 +27,7 @@ from benchmarks.peer_engines import Engine, Faiss, Filter, Scann, Scannery
 from benchmarks.query import TARGET, Collection, K, generated
 from benchmarks.report import environment, table
 from scannery.indexer import SegmentCache, Store, exact_search, open_index, unit_length
-from scannery.indexer.tuning import recall_by_score
+from scannery.indexer.tuning.settings_choice import recall_by_score
 
 SHARES = (0.5, 0.1, 0.01, 0.001, 0.0001)
 ENGINES: dict[str, tuple[str, str, Callable[[], Engine]]] = {
@@ -56,7 +56,7 @@ def passages(store: str, name: str) -> Collection:
     import pyarrow as pa
 
     from scannery.embed import Encoder
-    from scannery.pipelines.questions import questions_of
+    from scannery.pipelines.tuning.synthetic_queries import questions_of
 
     with tempfile.TemporaryDirectory() as folder:
         index = open_index(Store.open(store), name, cache=SegmentCache(Path(folder)))

@@ -36,7 +36,7 @@ from scannery.indexer import (
     parse_spec,
     unit_length,
 )
-from scannery.indexer.tuning import recall_by_score
+from scannery.indexer.tuning.settings_choice import recall_by_score
 from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.watcher import Watcher

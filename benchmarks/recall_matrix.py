@@ -42,7 +42,7 @@ from scannery.indexer import (
     search_ready,
     segment_key,
 )
-from scannery.indexer.tuning import magnitudes, score_to_reach
+from scannery.indexer.tuning.settings_choice import magnitudes, score_to_reach
 from scannery.serving.engine.segment_search import Scope
 
 __all__ = ["SHARES", "Cell", "Measured", "built", "measure"]

@@ -18,7 +18,7 @@ import scannery
 from benchmarks.collections import COLLECTIONS, Collection
 from benchmarks.report import environment, table
 from scannery.pipelines import build
-from scannery.pipelines.evaluate import Evaluation, evaluate
+from scannery.pipelines.evaluation.evaluate import Evaluation, evaluate
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 K = 100

@@ -82,7 +82,7 @@ def _store(chosen: Path | None, *, keep: bool) -> Iterator[Path]:
     elif keep:
         yield Path(tempfile.mkdtemp(prefix="scannery-demo-"))
     else:
-        from scannery.indexer.scratch import scratch_folder
+        from scannery.indexer.local.scratch_folders import scratch_folder
 
         with scratch_folder("demo") as folder:
             yield folder
@@ -95,7 +95,7 @@ def _build(store: Path, *, quiet: bool) -> BuildReport:
         else _console.status("Building: reading, embedding and indexing the sample, some ten seconds …")
     )
     with waiting, quiet_beam():
-        from scannery.indexer.spec_files import load_spec
+        from scannery.indexer.spec.spec_files import load_spec
         from scannery.pipelines import build
 
         return build(load_spec(SPEC_PATH), [str(EPISODES_PATH)], str(store))

@@ -23,8 +23,8 @@ from scannery.cli.output import console, print_json
 from scannery.client import Fusion, Hit, Index, Mode
 
 if TYPE_CHECKING:
-    from scannery.pipelines.evaluate import Evaluation
-    from scannery.pipelines.recall import RecallReport, Truth
+    from scannery.pipelines.evaluation.evaluate import Evaluation
+    from scannery.pipelines.evaluation.recall import RecallReport, Truth
 
 __all__ = ["evaluate", "recall"]
 
@@ -60,8 +60,8 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Measure nDCG@10, MRR@10 and recall@k of an index against relevance judgements."""
-    from scannery.pipelines.evaluate import evaluate as measured
-    from scannery.pipelines.judgements import read_judgements, read_queries
+    from scannery.pipelines.evaluation.evaluate import evaluate as measured
+    from scannery.pipelines.evaluation.judgements import read_judgements, read_queries
 
     texts, judgements = read_queries(queries), read_judgements(qrels)
     options = {"where": parsed_json(where, "--where"), "fields": []}
@@ -99,8 +99,8 @@ def recall(
     as_json: JsonOption = False,
 ) -> None:
     """Measure how much a search finds of what comparing with every allowed datapoint finds."""
-    from scannery.pipelines.judgements import read_recall_queries
-    from scannery.pipelines.recall import measure_served_recall
+    from scannery.pipelines.evaluation.judgements import read_recall_queries
+    from scannery.pipelines.evaluation.recall import measure_served_recall
 
     options = {"where": parsed_json(where, "--where"), "fields": []}
     with connected(target, store, timeout_s=timeout) as client:
@@ -154,8 +154,8 @@ def _scores_of(
 
 
 def _truth_of(index: Index, k: int, **options: Any) -> Callable[[Sequence[str | np.ndarray]], list[Truth]]:
-    from scannery.indexer.tuning import magnitude_of
-    from scannery.pipelines.recall import Truth
+    from scannery.indexer.tuning.settings_choice import magnitude_of
+    from scannery.pipelines.evaluation.recall import Truth
 
     distance = index.stats().distance
 
@@ -185,7 +185,7 @@ def _batched(index: Index, queries: Sequence[Any], k: int, **options: Any) -> li
 
 def _sampled(index: Index) -> list[np.ndarray]:
     """Return vectors near some that the index has: what random directions find, moved a little."""
-    from scannery.pipelines.recall import near_vectors
+    from scannery.pipelines.evaluation.recall import near_vectors
 
     dimensions = index.stats().dimensions
     directions = np.random.default_rng(0).standard_normal((BATCH, dimensions)).astype(np.float32)
@@ -199,7 +199,7 @@ def _sampled(index: Index) -> list[np.ndarray]:
 def _evaluation_json(
     index: str, results: Sequence[Evaluation], texts: dict[str, str], differences: int
 ) -> dict[str, Any]:
-    from scannery.pipelines.evaluate import largest_differences
+    from scannery.pipelines.evaluation.evaluate import largest_differences
 
     modes = {
         result.name: {
@@ -234,7 +234,7 @@ def _pairs(results: Sequence[Evaluation]) -> list[tuple[Evaluation, Evaluation]]
 
 
 def _print_evaluation(results: Sequence[Evaluation], texts: dict[str, str], differences: int) -> None:
-    from scannery.pipelines.evaluate import MAIN_METRIC, largest_differences
+    from scannery.pipelines.evaluation.evaluate import MAIN_METRIC, largest_differences
 
     count = len(results[0].query_ids)
     table = Table(title=f"{count} queries; 95 % intervals", title_justify="left")

@@ -42,7 +42,7 @@ def export(
     A folder gets one file a segment, and a spec (`_spec.yaml`) that builds an equal index from them.
     """
     # Imported late: PyArrow takes time that `scannery --help` should not.
-    from scannery.pipelines.exporting import export as run_export
+    from scannery.pipelines.exports.exporting import export as run_export
 
     with counting_bar("exporting") as progress:
         report = run_export(name, store, output, format=format, version=version, vectors=vectors,

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from scannery.cli.output import size_text
 from scannery.indexer import CurvePoint, Manifest, SegmentEntry, Store
-from scannery.indexer.tuning import pick_point
+from scannery.indexer.tuning.settings_choice import pick_point
 
 __all__ = ["documents_of", "print_version", "time_text"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from scannery.embed.chunking import Chunker, Passage
 from scannery.embed.encoder import Encoder
 from scannery.embed.errors import (
     DeviceError,
@@ -17,6 +16,7 @@ from scannery.embed.errors import (
 from scannery.embed.fingerprint import Fingerprint, require_match
 from scannery.embed.reranker import Reranker
 from scannery.embed.statistics import EncoderStatistics
+from scannery.embed.text.chunking import Chunker, Passage
 
 __all__ = [
     "Chunker",

@@ -14,7 +14,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 def cache_folder() -> Path:
     """Return `$SCANNERY_CACHE_DIR`, or `scannery` in the user's cache folder."""
-    # As indexer/cache.py has it; rooms do not import each other for this.
+    # As indexer/segment/cache.py has it; rooms do not import each other for this.
     named = os.environ.get("SCANNERY_CACHE_DIR")
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(named) if named else Path(base or Path.home() / ".cache") / "scannery").absolute()

@@ -18,19 +18,20 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from scannery.embed.batching import Batch
-from scannery.embed.cores import give_back_memory, on_one_core
-from scannery.embed.devices import Device, Work, open_device
+from scannery.embed.devices.cores import give_back_memory, on_one_core
+from scannery.embed.devices.factory import open_device
+from scannery.embed.devices.precision import worst_cosine
+from scannery.embed.devices.protocol import Device, Work
 from scannery.embed.errors import InvalidArgumentError, InvalidTextError
 from scannery.embed.fingerprint import Fingerprint
-from scannery.embed.known import recalled
-from scannery.embed.loading import ModelOptions, load_model, tokens_of
-from scannery.embed.models import find_model
-from scannery.embed.precision import worst_cosine
+from scannery.embed.models.known_models import recalled
+from scannery.embed.models.loading import ModelOptions, load_model, tokens_of
+from scannery.embed.models.model_files import find_model
 from scannery.embed.statistics import EncoderStatistics
 from scannery.embed.tokenization import FastTokens, Features, Tokens, text_problem
 
 if TYPE_CHECKING:
-    from scannery.embed.chunking import Chunker
+    from scannery.embed.text.chunking import Chunker
 
 __all__ = ["Encoder", "Invalid"]
 
@@ -220,7 +221,7 @@ class Encoder:
         Raises:
             InvalidArgumentError: the encoder would cut off passages of `max_tokens`, or the overlap is too large.
         """
-        from scannery.embed.chunking import chunker_for
+        from scannery.embed.text.chunking import chunker_for
 
         return chunker_for(
             self.fingerprint.model,

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from scannery.embed.errors import DeviceError, InvalidModelError
-from scannery.embed.model_checks import check_model_folder
-from scannery.embed.models import find_model, quiet
+from scannery.embed.library_output import quiet
+from scannery.embed.models.model_checks import check_model_folder
+from scannery.embed.models.model_files import find_model
 
 __all__ = ["Reranker"]
 

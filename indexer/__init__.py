@@ -1,11 +1,7 @@
 """Vectors to segments: the format at rest, ScaNN, versions and the store."""
 
-from scannery.indexer.allowed import FEW_ROWS, AllowedRows
-from scannery.indexer.analyser import Analyser
-from scannery.indexer.bm25 import CorpusStatistics, corpus_statistics, score_rows
-from scannery.indexer.cache import SegmentCache, default_cache_folder
-from scannery.indexer.children import python_command, python_environment
-from scannery.indexer.datapoints import (
+from scannery.indexer.datapoints.row_records import Records
+from scannery.indexer.datapoints.schema import (
     MAX_ID_BYTES,
     MAX_MAGNITUDE,
     REVISION_COLUMN,
@@ -19,7 +15,13 @@ from scannery.indexer.datapoints import (
     vectors_of,
     written_schema,
 )
-from scannery.indexer.deletes import next_version, read_deleted, read_live_mask, with_deleted
+from scannery.indexer.datapoints.sparse import (
+    MAX_SPARSE_ENTRIES,
+    SPARSE_COLUMNS,
+    SparsePostings,
+    score_sparse,
+    sparse_value,
+)
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,
@@ -33,30 +35,29 @@ from scannery.indexer.errors import (
     StoreError,
     StoreUriError,
 )
-from scannery.indexer.exact import exact_search, search_ready, unit_length
-from scannery.indexer.garbage import GarbageReport, collect_garbage
 from scannery.indexer.hashes import id_hashes
-from scannery.indexer.leases import LeaseHolder, leased_versions
+from scannery.indexer.lexical.analyser import Analyser
+from scannery.indexer.lexical.bm25 import CorpusStatistics, corpus_statistics, score_rows
+from scannery.indexer.lexical.inverted_index import (
+    WORD_COLUMNS,
+    KnownTerms,
+    Postings,
+    with_known_terms,
+    with_terms,
+)
+from scannery.indexer.local.child_processes import python_command, python_environment
 from scannery.indexer.maintenance import VerifyReport, measure_recall, rollback, verify
 from scannery.indexer.manifest import CurvePoint, DeletedRows, Manifest, Recall, SegmentEntry
-from scannery.indexer.memory import MemorySegment
-from scannery.indexer.opening import open_segment
-from scannery.indexer.planner import Found
-from scannery.indexer.postings import WORD_COLUMNS, KnownTerms, Postings, with_known_terms, with_terms
+from scannery.indexer.planning.allowed_rows import FEW_ROWS, AllowedRows
+from scannery.indexer.planning.planner import Found
 from scannery.indexer.reader import OpenIndex, open_index
-from scannery.indexer.records import Records
-from scannery.indexer.search_settings import SearchSettings
-from scannery.indexer.segment import Segment
-from scannery.indexer.segment_writer import BuiltSegment, build_segment
-from scannery.indexer.sharding import shard_of, shards_of_ids
-from scannery.indexer.sparse import (
-    MAX_SPARSE_ENTRIES,
-    SPARSE_COLUMNS,
-    SparsePostings,
-    score_sparse,
-    sparse_value,
-)
-from scannery.indexer.spec import (
+from scannery.indexer.segment.cache import SegmentCache, default_cache_folder
+from scannery.indexer.segment.memory_segment import MemorySegment
+from scannery.indexer.segment.opening import open_segment
+from scannery.indexer.segment.segment import Segment
+from scannery.indexer.segment.segment_writer import BuiltSegment, build_segment
+from scannery.indexer.spec.sharding import shard_of, shards_of_ids
+from scannery.indexer.spec.spec import (
     AttributeType,
     ChunkSpec,
     Distance,
@@ -69,10 +70,15 @@ from scannery.indexer.spec import (
     SourceFormat,
     SourceSpec,
 )
-from scannery.indexer.spec_files import load_spec, parse_spec, spec_json_schema
-from scannery.indexer.store import Store, StoredObject
-from scannery.indexer.tuning import expected_recall
-from scannery.indexer.versions import (
+from scannery.indexer.spec.spec_files import load_spec, parse_spec, spec_json_schema
+from scannery.indexer.store.object_store import Store, StoredObject
+from scannery.indexer.tuning.search_settings import SearchSettings
+from scannery.indexer.tuning.settings_choice import expected_recall
+from scannery.indexer.vectors.exact_search import exact_search, search_ready, unit_length
+from scannery.indexer.versions.garbage_collection import GarbageReport, collect_garbage
+from scannery.indexer.versions.leases import LeaseHolder, leased_versions
+from scannery.indexer.versions.tombstones import next_version, read_deleted, read_live_mask, with_deleted
+from scannery.indexer.versions.versions import (
     commit,
     latest_version,
     list_indexes,

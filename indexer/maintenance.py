@@ -9,17 +9,24 @@ from pathlib import Path
 
 import numpy as np
 
-from scannery.indexer.cache import SegmentCache
 from scannery.indexer.errors import CorruptError, IndexerError
+from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.manifest import Manifest
-from scannery.indexer.opening import open_segment
-from scannery.indexer.planner import Found
+from scannery.indexer.planning.planner import Found
 from scannery.indexer.reader import OpenIndex, live_rows_of
-from scannery.indexer.scratch import scratch_folder
-from scannery.indexer.segment_writer import is_sound
-from scannery.indexer.store import Store
-from scannery.indexer.tuning import FRESH_QUERIES, TUNED_K, magnitudes, near, pick_settings, recall_by_score
-from scannery.indexer.versions import (
+from scannery.indexer.segment.cache import SegmentCache
+from scannery.indexer.segment.opening import open_segment
+from scannery.indexer.segment.segment_writer import is_sound
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.tuning.settings_choice import (
+    FRESH_QUERIES,
+    TUNED_K,
+    magnitudes,
+    near,
+    pick_settings,
+    recall_by_score,
+)
+from scannery.indexer.versions.versions import (
     commit,
     list_versions,
     read_manifest,

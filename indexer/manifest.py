@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scannery.indexer.errors import CorruptError, FormatError
-from scannery.indexer.spec import IndexSpec
+from scannery.indexer.spec.spec import IndexSpec
 
 __all__ = ["FORMAT_VERSION", "CurvePoint", "DeletedRows", "DepthCurve", "Manifest", "Recall", "SegmentEntry"]
 
@@ -54,7 +54,7 @@ class DepthCurve(_Record):
 
 
 class DeletedRows(_Record):
-    """The file that names the rows of a segment which are no longer part of the index (deletes.py)."""
+    """The file that names the rows of a segment which are no longer part of the index (versions/tombstones.py)."""
 
     key: Annotated[str, Field(pattern=r"^deletes/[0-9a-f]{64}\.parquet$")]
     """Object key relative to the index folder."""

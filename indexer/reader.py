@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scannery.indexer.allowed import AllowedRows
-from scannery.indexer.cache import SegmentCache
-from scannery.indexer.deletes import read_live_mask
 from scannery.indexer.manifest import Manifest, SegmentEntry
-from scannery.indexer.opening import open_segment
-from scannery.indexer.search_settings import SearchSettings
-from scannery.indexer.segment import Segment
-from scannery.indexer.spec import IndexSpec
-from scannery.indexer.store import Store
-from scannery.indexer.versions import read_manifest
+from scannery.indexer.planning.allowed_rows import AllowedRows
+from scannery.indexer.segment.cache import SegmentCache
+from scannery.indexer.segment.opening import open_segment
+from scannery.indexer.segment.segment import Segment
+from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.tuning.search_settings import SearchSettings
+from scannery.indexer.versions.tombstones import read_live_mask
+from scannery.indexer.versions.versions import read_manifest
 
 __all__ = ["OpenIndex", "live_rows_of", "open_index", "open_manifest"]
 

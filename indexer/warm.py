@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer.cache import SegmentCache
-from scannery.indexer.datapoints import datapoint_schema
-from scannery.indexer.opening import open_segment
-from scannery.indexer.scratch import scratch_folder
-from scannery.indexer.segment_writer import build_segment
-from scannery.indexer.sparse import INDICES_COLUMN, VALUES_COLUMN
-from scannery.indexer.spec_files import parse_spec
-from scannery.indexer.store import Store
-from scannery.indexer.versions import segment_key
+from scannery.indexer.datapoints.schema import datapoint_schema
+from scannery.indexer.datapoints.sparse import INDICES_COLUMN, VALUES_COLUMN
+from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.segment.cache import SegmentCache
+from scannery.indexer.segment.opening import open_segment
+from scannery.indexer.segment.segment_writer import build_segment
+from scannery.indexer.spec.spec_files import parse_spec
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.versions import segment_key
 
 __all__ = ["warm_kernels"]
 

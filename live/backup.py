@@ -25,10 +25,10 @@ from scannery.indexer import (
     read_manifest,
     segment_key,
 )
-from scannery.indexer.leases import WorkLease, working
-from scannery.indexer.scratch import scratch_folder
-from scannery.indexer.segment_writer import file_sha256
-from scannery.indexer.versions import hold_current
+from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.segment.segment_writer import file_sha256
+from scannery.indexer.versions.leases import WorkLease, working
+from scannery.indexer.versions.versions import hold_current
 from scannery.live.log_files import (
     DRAFT_FILE,
     LOG_FILE,

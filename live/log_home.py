@@ -1,8 +1,8 @@
 """The log of an index: where it lies, and whether it is the one that the index has used.
 
 Three things carry random ids and are compared wherever they meet: the versions of an index, its log, and the
-registration of the log in the store (registry.py). A log that is missing is an index that was never written to only if
-none was ever registered.
+registration of the log in the store (log_registry.py). A log that is missing is an index that was never written to only
+if none was ever registered.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ from scannery.indexer import (
     segment_key,
     with_deleted,
 )
-from scannery.indexer.leases import working
-from scannery.indexer.scratch import scratch_folder
-from scannery.indexer.versions import hold_current
+from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.versions.leases import working
+from scannery.indexer.versions.versions import hold_current
 from scannery.live.row_tables import live_rows, stored_schema
 
 __all__ = ["MergeReport", "due", "merge"]

@@ -21,7 +21,7 @@ from scannery.serving.encoding.query_encoder import EncoderPool
 from scannery.serving.request.write import Given
 
 if TYPE_CHECKING:
-    from scannery.embed.documents import Piece
+    from scannery.embed.text.documents import Piece
 
 __all__ = ["PreparedUpsert", "prepare"]
 
@@ -88,7 +88,7 @@ def prepare(
 
 
 def _own_piece(item: Given) -> Piece:
-    from scannery.embed.documents import given_piece
+    from scannery.embed.text.documents import given_piece
 
     return given_piece(item.text, item.span)
 
@@ -96,7 +96,7 @@ def _own_piece(item: Given) -> Piece:
 def _encoded(
     items: Sequence[Given], manifest: Manifest, encoders: EncoderPool, deadline: Deadline
 ) -> tuple[dict[str, list[Piece]], dict[str, np.ndarray]]:
-    from scannery.embed.documents import cut, encode_pieces
+    from scannery.embed.text.documents import cut, encode_pieces
 
     encoder = encoders.encoder_of(manifest, field=f"{items[0].path}.datapoint.text")
     chunk = manifest.spec.source.chunk
@@ -140,7 +140,7 @@ def _table(
 
 
 def _row(item: Given, number: int, piece: Piece, spec: IndexSpec) -> dict[str, Any]:
-    from scannery.embed.documents import piece_id
+    from scannery.embed.text.documents import piece_id
 
     attributes = dict(item.attributes)
     if piece.speakers and spec.attributes.get(SPEAKERS) == "string_list" and attributes[SPEAKERS] is None:

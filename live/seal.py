@@ -30,9 +30,9 @@ from scannery.indexer import (
     segment_key,
     shards_of_ids,
 )
-from scannery.indexer.leases import WorkLease, read_leases, working
-from scannery.indexer.scratch import scratch_folder
-from scannery.indexer.versions import hold_current
+from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.versions.leases import WorkLease, read_leases, working
+from scannery.indexer.versions.versions import hold_current
 from scannery.live.log_home import LogPlace
 from scannery.live.memtable import LiveState, begin
 from scannery.live.mutation_log import MutationLog

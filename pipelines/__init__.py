@@ -2,7 +2,7 @@
 
 from scannery.pipelines.building import build
 from scannery.pipelines.compacting import CompactReport, compact
-from scannery.pipelines.deadletters import REASONS, DeadLetter
+from scannery.pipelines.dead_letters import REASONS, DeadLetter
 from scannery.pipelines.errors import (
     InputChangedError,
     InputNotFoundError,
@@ -16,10 +16,10 @@ from scannery.pipelines.errors import (
     TooManyDeadLettersError,
     UnknownFormatError,
 )
-from scannery.pipelines.exporting import ExportedFile, ExportReport, export
-from scannery.pipelines.progress import Progress, ProgressCallback
+from scannery.pipelines.execution.runners import RUNNERS
+from scannery.pipelines.exports.exporting import ExportedFile, ExportReport, export
 from scannery.pipelines.report import BuildReport
-from scannery.pipelines.runners import RUNNERS
+from scannery.pipelines.state.progress import Progress, ProgressCallback
 
 __all__ = [
     "REASONS",

@@ -11,30 +11,30 @@ from typing import Any
 
 import numpy as np
 
-from scannery.indexer.analyser import ANALYSER_VERSION
-from scannery.indexer.datapoints import identifier
+from scannery.indexer.datapoints.schema import identifier
 from scannery.indexer.errors import AlreadyExistsError, MissingFileError, NotFoundError
-from scannery.indexer.leases import WorkLease, working
+from scannery.indexer.lexical.analyser import ANALYSER_VERSION
 from scannery.indexer.manifest import Manifest
-from scannery.indexer.sharding import shard_of
-from scannery.indexer.spec import IndexSpec
-from scannery.indexer.spec_files import parse_spec
-from scannery.indexer.store import Store
-from scannery.indexer.versions import hold_current, latest_version, read_manifest
-from scannery.pipelines.compatibility import check_compatible, needs_rewriting
+from scannery.indexer.spec.sharding import shard_of
+from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.spec.spec_files import parse_spec
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.leases import WorkLease, working
+from scannery.indexer.versions.versions import hold_current, latest_version, read_manifest
 from scannery.pipelines.errors import ModeError, NothingToIndexError, SpecConflictError
-from scannery.pipelines.job import Job, Mode
-from scannery.pipelines.outcomes import check_record
-from scannery.pipelines.planned_encoder import PlannedEncoder
-from scannery.pipelines.planning import cut_input, dimensions_of, shards_of
-from scannery.pipelines.progress import ProgressCallback
+from scannery.pipelines.execution.outcome import check_record
+from scannery.pipelines.execution.run import Engine, execute
+from scannery.pipelines.execution.runners import check_engine
+from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of
+from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.report import BuildReport
-from scannery.pipelines.runners import check_engine
-from scannery.pipelines.running import Engine, execute
 from scannery.pipelines.sources import Part, arrange, find_files, ids_to_delete
-from scannery.pipelines.tuning_queries import queries_of, read_queries, write_queries
-from scannery.pipelines.units import WorkUnit, group, key_of
-from scannery.pipelines.update_stage import Touch, write_deletes
+from scannery.pipelines.stages.update import Touch, write_deletes
+from scannery.pipelines.state.job import Job, Mode
+from scannery.pipelines.state.progress import ProgressCallback
+from scannery.pipelines.state.work_units import WorkUnit, group, key_of
+from scannery.pipelines.tuning.tuning_queries import queries_of, read_queries, write_queries
 
 __all__ = ["MODES", "build", "build_id", "new_job"]
 
@@ -81,8 +81,8 @@ def build(
         progress: called from another thread as work gets done.
         max_dead_letters: fail without a version if more records are refused: a number from 1 (or 0), or a share of
             all records below 1.
-        queries: a file of queries as users will ask them (tuning_queries.py), to tune the index for in place of such
-            as are made of its own rows. They are kept, for later builds too.
+        queries: a file of queries as users will ask them (tuning/tuning_queries.py), to tune the index for in place
+            of such as are made of its own rows. They are kept, for later builds too.
         before: called with the store and the name of an index that exists, before the build reads its version. The
             command line seals live updates there, so that the build replaces them.
 
@@ -311,7 +311,7 @@ def new_job(
 TEXT_VERSION = 2
 """Part of the recipe where there are texts: raise it when some text would be embedded or searched in another way.
 
-Units are made again then; documents whose content hash stays (passages.py) are not embedded again."""
+Units are made again then; documents whose content hash stays (records/passages.py) are not embedded again."""
 
 
 def _with_rules(spec: IndexSpec, parent: Manifest | None) -> IndexSpec:

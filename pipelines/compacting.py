@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from scannery.indexer.errors import AlreadyExistsError
-from scannery.indexer.leases import working
 from scannery.indexer.manifest import Manifest
-from scannery.indexer.store import Store
-from scannery.indexer.versions import hold_current, read_manifest
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.leases import working
+from scannery.indexer.versions.versions import hold_current, read_manifest
 from scannery.pipelines.building import build_id, new_job
-from scannery.pipelines.progress import ProgressCallback
-from scannery.pipelines.rebasing import rebase
-from scannery.pipelines.runners import check_engine
-from scannery.pipelines.running import Engine, execute
-from scannery.pipelines.update_stage import Touch, update_shard
+from scannery.pipelines.execution.run import Engine, execute
+from scannery.pipelines.execution.runners import check_engine
+from scannery.pipelines.stages.rebase import rebase
+from scannery.pipelines.stages.update import Touch, update_shard
+from scannery.pipelines.state.progress import ProgressCallback
 
 __all__ = ["CompactReport", "compact"]
 

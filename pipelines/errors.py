@@ -1,4 +1,4 @@
-"""What can go wrong with a pipeline as a whole; a bad record is a dead letter instead (deadletters.py).
+"""What can go wrong with a pipeline as a whole; a bad record is a dead letter instead (dead_letters.py).
 
 PipelineError
 ├── InputNotFoundError        an input names no file

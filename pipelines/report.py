@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scannery.indexer.manifest import Manifest
-from scannery.pipelines.publish_stage import BuildRecord
 from scannery.pipelines.sources import InputFile
+from scannery.pipelines.stages.publish import BuildRecord
 
 __all__ = ["BuildReport"]
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from scannery.embed import Chunker, Encoder
-from scannery.embed.documents import cut
-from scannery.embed.transcripts import spoken_text
+from scannery.embed.text.documents import cut
+from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer import Analyser, ChunkSpec, LexicalSpec, Manifest, parse_spec
 from scannery.live.prepare import prepare
 from scannery.pipelines.sources.managed_csv import java_float

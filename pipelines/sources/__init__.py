@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from scannery.indexer.spec import SourceSpec
-from scannery.pipelines.deadletters import DeadLetter
+from scannery.indexer.spec.spec import SourceSpec
+from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import InputChangedError, SpecConflictError, UnknownFormatError
 from scannery.pipelines.sources import arrays, columns, delimited, lines, managed, texts
 from scannery.pipelines.sources.batches import Batch, one_by_one

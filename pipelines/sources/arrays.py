@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.lib import format as npy
 
-from scannery.pipelines.deadletters import DeadLetter, excerpt_of
+from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.sources.batches import Batch
 from scannery.pipelines.sources.locations import InputFile, open_bytes
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part

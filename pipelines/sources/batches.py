@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from scannery.pipelines.deadletters import DeadLetter
+from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources.parts import Record
 
 __all__ = ["Batch", "one_by_one"]

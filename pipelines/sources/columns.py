@@ -9,7 +9,7 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from scannery.pipelines.deadletters import DeadLetter
+from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources.batches import Batch
 from scannery.pipelines.sources.locations import InputFile, open_bytes
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
-from scannery.pipelines.deadletters import DeadLetter, excerpt_of
+from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.streams import lines_of, read_blocks

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
-from scannery.pipelines.deadletters import DeadLetter, excerpt_of
+from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.streams import lines_of, read_blocks

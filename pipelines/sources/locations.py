@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import obstore
 from obstore.store import ObjectStore, from_url
 
-from scannery.indexer.spec import SourceFormat
+from scannery.indexer.spec.spec import SourceFormat
 from scannery.pipelines.errors import InputNotFoundError
 
 __all__ = ["InputFile", "find_files", "find_remote", "open_bytes", "stamp_of"]

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import PurePosixPath
 
-from scannery.indexer.datapoints import identifier
+from scannery.indexer.datapoints.schema import identifier
 from scannery.indexer.errors import InvalidRecordError
-from scannery.pipelines.deadletters import DeadLetter, excerpt_of
+from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.errors import UnknownFormatError
 from scannery.pipelines.sources import columns, lines
 from scannery.pipelines.sources.locations import InputFile

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from scannery.pipelines.deadletters import DeadLetter, excerpt_of
+from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, Record
 
 __all__ = ["csv_record", "java_float"]

@@ -20,10 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from scannery.indexer.datapoints import attribute_value
+from scannery.indexer.datapoints.schema import attribute_value
 from scannery.indexer.errors import InvalidRecordError
-from scannery.indexer.spec import AttributeType
-from scannery.pipelines.deadletters import DeadLetter
+from scannery.indexer.spec.spec import AttributeType
+from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources.parts import Fields, Record
 
 __all__ = ["CATEGORIES", "to_record", "with_category"]

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from scannery.indexer.datapoints import SPOKEN_COLUMN
-from scannery.indexer.spec import AttributeType, IndexSpec
-from scannery.pipelines.deadletters import DeadLetter, excerpt_of
+from scannery.indexer.datapoints.schema import SPOKEN_COLUMN
+from scannery.indexer.spec.spec import AttributeType, IndexSpec
+from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 
 __all__ = ["MAX_RECORD_BYTES", "SPAN", "DamagedError", "Fields", "Part", "Record"]
 

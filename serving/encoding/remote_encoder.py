@@ -210,7 +210,7 @@ class RemoteEncoder:
     def chunker(self, max_tokens: int, overlap_tokens: int) -> Chunker:
         """Return a chunker that counts tokens as the encoder does; raises what `EncoderProcess.call` does."""
         # Without torch: a tokenizer is all that it takes.
-        from scannery.embed.chunking import chunker_for
+        from scannery.embed.text.chunking import chunker_for
 
         found = self._fitting(with_tokenizer=True)
         tokenizer = found.tokenizer_json if found.HasField("tokenizer_json") else None

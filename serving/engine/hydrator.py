@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scannery.indexer import REVISION_COLUMN, AttributeType, IndexSpec, Records, Segment, kernels
-from scannery.indexer.kernels import COMPILING
+from scannery.indexer import REVISION_COLUMN, AttributeType, IndexSpec, Records, Segment
+from scannery.indexer.kernels import fused
+from scannery.indexer.kernels.fused import COMPILING
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.engine import wire_kernels
 from scannery.serving.engine.top_k import Ranking
@@ -200,8 +201,8 @@ def warm_up(segments: Sequence[Segment], spec: IndexSpec) -> None:
     if segments and segments[0].rows:
         with COMPILING:
             vector_11 = np.frombuffer(bytes(4), np.float32)[None]
-            kernels.surely_valid(vector_11)
-            kernels.unit_vectors(vector_11, np.empty_like(vector_11))
+            fused.surely_valid(vector_11)
+            fused.unit_vectors(vector_11, np.empty_like(vector_11))
             rows_21, scores_21 = np.zeros((2, 1), np.int64), np.zeros((2, 1), np.float32)
             Hydrator(segments, spec, nothing, group_by=None).block(0, rows_21, scores_21).framed(1)
 

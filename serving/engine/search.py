@@ -2,13 +2,13 @@
 
 The life of a batch of queries with equal options:
 
-1. Texts and ids become vectors, or terms, or both (lexical and hybrid search: sides.py).
+1. Texts and ids become vectors, or terms, or both (lexical and hybrid search: candidates.py).
 2. The filter, and what the version has deleted, become a mask of allowed rows per segment (cached).
-3. Each segment is asked for its best m rows; it takes the cheapest plan for the rows allowed (indexer/planner.py).
+3. Each segment is asked for its best m rows; it takes the cheapest plan for the rows allowed (indexer/planning).
 4. The segments' answers are merged, by score and then by id.
 5. The datapoint itself (query by id), hits below `min_score`, and hits beyond `max_per_group` are dropped.
 6. Queries that have too few hits left, though there are more rows, go back to 3 with a larger m.
-7. If wanted, a cross-encoder orders the first hits again (reranking.py).
+7. If wanted, a cross-encoder orders the first hits again (rerank.py).
 
 Shapes: Q queries, D dimensions, M candidates asked for.
 """

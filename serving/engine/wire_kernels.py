@@ -1,8 +1,8 @@
 """Kernels that write hits in protobuf's wire format, straight from the columns of a segment.
 
 Making the messages of ten hits takes Python as long as the search for them. Here the bytes of an answer are copied from
-where the columns lie (`scannery.indexer.records`). Field numbers are those of proto/scannery/v1; the tests read what is
-written here with the generated code.
+where the columns lie (`indexer/datapoints/row_records.py`). Field numbers are those of proto/scannery/v1; the tests
+read what is written here with the generated code.
 
 A column is a row of `columns_C7`: its kind, where its head lies in `heads_B`, how long that is, and its `Place`. The
 head is what stands in front of the value: the tag of a field, or the key of an attribute.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scannery.indexer.kernels import compiled
+from scannery.indexer.kernels.fused import compiled
 
 __all__ = [
     "FIELD_DOUBLE",

@@ -1,6 +1,6 @@
 """Which processes a server has: those that serve, those that take over at a reload, and those that leave.
 
-Bookkeeping only; workers.py starts and ends them.
+Bookkeeping only; supervisor.py starts and ends them.
 """
 
 from __future__ import annotations

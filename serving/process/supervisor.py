@@ -24,7 +24,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from scannery.embed.neighbours import Neighbours, live_with
+from scannery.embed.devices.busy_neighbours import Neighbours, live_with
 from scannery.runtime.errors import ConfigError, ServingError
 from scannery.serving.config import EncoderConfig, ListenConfig, ServerConfig, joined_address, split_address
 from scannery.serving.process.generations import WORKER, Generations, Process

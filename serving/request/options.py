@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from scannery.indexer import IndexSpec, Manifest, SearchSettings
-from scannery.indexer.search_settings import TUNED_K
+from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.request.filter import Node, parse_filter, unknown_name

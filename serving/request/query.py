@@ -18,11 +18,11 @@ from scannery.indexer import (
     InvalidRecordError,
     Manifest,
     identifier,
-    kernels,
     search_ready,
     sparse_value,
     vector_value,
 )
+from scannery.indexer.kernels import fused
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.v1 import search_pb2 as pb
@@ -289,6 +289,6 @@ def _ready(vectors_QD: np.ndarray, distance: Distance) -> np.ndarray | None:
     That costs ten times as much, and hardly ever finds anything.
     """
     if distance != "cosine":
-        return vectors_QD.copy() if kernels.surely_valid(vectors_QD) else None
+        return vectors_QD.copy() if fused.surely_valid(vectors_QD) else None
     units_QD = np.empty_like(vectors_QD)
-    return units_QD if kernels.unit_vectors(vectors_QD, units_QD) else None
+    return units_QD if fused.unit_vectors(vectors_QD, units_QD) else None

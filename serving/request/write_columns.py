@@ -144,7 +144,7 @@ def _texts(points: Sequence[Datapoint]) -> dict[str, list[Any] | None]:
         raise _NotPlainError  # a span of one item changes what the others' absence means
     if texts is None:
         return {}
-    from scannery.embed.transcripts import spoken_text
+    from scannery.embed.text.transcripts import spoken_text
 
     _check_bytes(texts, limits.MAX_TEXT_BYTES)
     return {

@@ -1,7 +1,7 @@
 """The handlers of EmbeddingService: texts in, vectors out.
 
-The same for an encoder process, whose encoders are what it was started with (shelf.py), and for a server of indexes,
-whose encoders are those of its indexes.
+The same for an encoder process, whose encoders are what it was started with (encoder_registry.py), and for a server of
+indexes, whose encoders are those of its indexes.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from contextlib import suppress
 import numpy as np
 
 from scannery.indexer import Distance
-from scannery.indexer.tuning import magnitude_of, score_to_reach
+from scannery.indexer.tuning.settings_choice import magnitude_of, score_to_reach
 from scannery.runtime.deadline import Deadline
 from scannery.serving import limits
 from scannery.serving.request.query import count_queries

@@ -18,7 +18,7 @@ from scannery.cli.demo import demo
 from scannery.cli.main import main
 from scannery.cli.sample import EPISODES_PATH, SPEC_PATH, episodes, questions
 from scannery.indexer import read_manifest
-from scannery.indexer.store import Store
+from scannery.indexer.store.object_store import Store
 
 ASKED = [question for question in questions() if question.demo]
 

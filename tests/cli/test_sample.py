@@ -21,8 +21,8 @@ from scannery.cli.sample import (
     shared_words,
 )
 from scannery.embed import Encoder
-from scannery.indexer.datapoints import attribute_values, identifier
-from scannery.indexer.spec_files import load_spec
+from scannery.indexer.datapoints.schema import attribute_values, identifier
+from scannery.indexer.spec.spec_files import load_spec
 
 EPISODES = episodes()
 BY_ID = {episode["id"]: episode for episode in EPISODES}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scannery.embed import Encoder
-from scannery.embed.models import find_model
+from scannery.embed.models.model_files import find_model
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from scannery.embed import Encoder
-from scannery.embed.devices import cosines
+from scannery.embed.devices.protocol import cosines
 from scannery.embed.tokenization import FastTokens, ModelTokens
 from tests.embed.tiny_models import MODELS, make_model
 
@@ -41,7 +41,7 @@ def small_batches() -> Iterator[None]:
     if DEVICE != "xla":
         yield
         return
-    from scannery.embed import xla
+    from scannery.embed.devices import xla
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(xla, "MAX_GRAPHS", 2)

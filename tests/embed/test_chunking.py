@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scannery.embed import Chunker, Encoder, InvalidArgumentError, InvalidTextError
-from scannery.embed.documents import cut, encode_pieces
+from scannery.embed.text.documents import cut, encode_pieces
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from scannery.embed import Encoder, neighbours
-from scannery.embed.cores import on_cores, on_idle_cores
-from scannery.embed.neighbours import Neighbours, computing, live_with
+from scannery.embed import Encoder
+from scannery.embed.devices import busy_neighbours as neighbours
+from scannery.embed.devices.busy_neighbours import Neighbours, computing, live_with
+from scannery.embed.devices.cores import on_cores, on_idle_cores
 from tests.served import MINILM
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ def test_who_uses_one_core_waits_for_nobody() -> None:
 
 def test_wary_for_a_while_after_others_computed(company: Neighbours, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr("scannery.embed.neighbours.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("scannery.embed.devices.busy_neighbours.time.monotonic", lambda: now_s[0])
 
     def undisturbed() -> bool:
         with computing() as alone:

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scannery.embed import DeviceError, Encoder, InvalidArgumentError, InvalidTextError
-from scannery.embed import precision as precision_module
 from scannery.embed.batching import Bucket, bucket_batches, choose_buckets, snug_batches
-from scannery.embed.cores import on_cores
-from scannery.embed.cpu import CpuDevice
-from scannery.embed.devices import cosines, halving
+from scannery.embed.devices import precision as precision_module
+from scannery.embed.devices.cores import on_cores
+from scannery.embed.devices.cpu import CpuDevice
+from scannery.embed.devices.protocol import cosines, halving
 from tests.embed.tiny_models import make_model
 
 LENGTHS = st.lists(st.integers(1, 300), max_size=300).map(lambda values: np.array(values, np.int64))
@@ -185,12 +185,12 @@ def test_each_thread_computes_on_one_core() -> None:
 
 
 def test_an_unfaithful_type_is_not_taken(monkeypatch: pytest.MonkeyPatch, minilm_folder: Path) -> None:
-    monkeypatch.setattr("scannery.embed.cpu.has_fast_bfloat16", lambda: True)
+    monkeypatch.setattr("scannery.embed.devices.cpu.has_fast_bfloat16", lambda: True)
     assert Encoder.load(minilm_folder, device="cpu").dtype == "bfloat16"
     monkeypatch.setattr(precision_module, "FAITHFUL_COSINE", 1.1)
-    monkeypatch.setattr("scannery.embed.cpu.FAITHFUL_COSINE", 1.1)
+    monkeypatch.setattr("scannery.embed.devices.cpu.FAITHFUL_COSINE", 1.1)
     assert Encoder.load(minilm_folder, device="cpu").dtype == "float32"
-    monkeypatch.setattr("scannery.embed.cpu.has_fast_bfloat16", lambda: False)
+    monkeypatch.setattr("scannery.embed.devices.cpu.has_fast_bfloat16", lambda: False)
     assert Encoder.load(minilm_folder, device="cpu").dtype == "float32"
     assert Encoder.load(minilm_folder, device="cpu", dtype="bfloat16").dtype == "bfloat16"
 
@@ -201,7 +201,7 @@ def test_bfloat16_does_without_a_layout_where_the_processor_has_none(
     def refused(_: object) -> None:
         raise RuntimeError("bf16 path needs the cpu support avx512bw")
 
-    monkeypatch.setattr("scannery.embed.precision.prepack_linears", refused)
+    monkeypatch.setattr("scannery.embed.devices.precision.prepack_linears", refused)
     encoder = Encoder.load(minilm_folder, device="cpu", dtype="bfloat16")
     assert encoder.dtype == "bfloat16"
     assert cosines(encoder.encode_documents(["a b"]), minilm.encode_documents(["a b"])).min() > 0.999

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from scannery.embed import Encoder, InvalidTextError
-from scannery.embed.documents import cut, cut_all
+from scannery.embed.text.documents import cut, cut_all
 
 
 def test_texts_cut_side_by_side_are_cut_as_one_by_one(minilm: Encoder) -> None:

@@ -21,8 +21,8 @@ from scannery.embed import (
     ModelNotFoundError,
 )
 from scannery.embed.batching import Batch, bucket_batches, choose_buckets
-from scannery.embed.cpu import CpuDevice
-from scannery.embed.loading import ModelOptions, load_model
+from scannery.embed.devices.cpu import CpuDevice
+from scannery.embed.models.loading import ModelOptions, load_model
 from tests.embed.conftest import MINILM
 
 TEXTS = [

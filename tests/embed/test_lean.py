@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from scannery.embed import Encoder, loading
-from scannery.embed.lean_modules import LeanModel
-from scannery.embed.models import find_model, load_modules
+from scannery.embed import Encoder
+from scannery.embed.models import loading
+from scannery.embed.models.lean_modules import LeanModel
+from scannery.embed.models.model_files import find_model, load_modules
 from tests.embed.tiny_models import make_model
 
 TEXTS = ["How do volcanoes form?", "one", "", "Grüße aus Zürich 日本語", "Magma rises. " * 40, "x" * 300]

@@ -19,8 +19,8 @@ from scannery.embed import (
     ModelNotFoundError,
     require_match,
 )
-from scannery.embed.model_checks import PICKLED_ENVIRONMENT, check_model_folder
-from scannery.embed.models import find_model
+from scannery.embed.models.model_checks import PICKLED_ENVIRONMENT, check_model_folder
+from scannery.embed.models.model_files import find_model
 from tests.embed.tiny_models import make_model
 
 
@@ -201,7 +201,8 @@ def test_another_model_is_refused_before_it_is_loaded(
     folder: Path, minilm: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files are hashed; no library sees them."""
-    from scannery.embed import loading, models
+    from scannery.embed.models import loading
+    from scannery.embed.models import model_files as models
 
     loaded: list[Path] = []
     known = models.load_modules

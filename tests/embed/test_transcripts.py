@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scannery.embed import Chunker, Encoder
-from scannery.embed.transcripts import find_marks, spoken_text
+from scannery.embed.text.transcripts import find_marks, spoken_text
 
 VTT = """\ufeffWEBVTT - An episode
 Kind: captions

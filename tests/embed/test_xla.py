@@ -18,9 +18,9 @@ pytest.importorskip("torch_xla", reason="needs torch_xla: make test-xla")
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 
 from scannery.embed import Encoder, InvalidArgumentError, RecompilationError
-from scannery.embed import xla as device_module
 from scannery.embed.batching import Batch, Bucket
-from scannery.embed.xla import XlaDevice, compilations
+from scannery.embed.devices import xla as device_module
+from scannery.embed.devices.xla import XlaDevice, compilations
 from tests.embed.tiny_models import MODELS, make_model
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -92,7 +92,9 @@ def share(rank: int, world: int) -> None:
 def test_all_chips_of_a_host_share_the_work(tmp_path: Path) -> None:
     folder = make_model("bert-cls", tmp_path)
     # A process of its own: chips are shared out before the first of them is used.
-    code = "from scannery.embed.xla import launch; from tests.embed.test_xla import share; launch(share)"
+    code = (
+        "from scannery.embed.devices.xla import launch; from tests.embed.test_xla import share; launch(share)"
+    )
     environment = {
         **os.environ,
         "PJRT_DEVICE": "CPU",

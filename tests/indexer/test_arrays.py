@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 
 from scannery.indexer import CorruptError
-from scannery.indexer.arrays import mapped, read_array, taken
+from scannery.indexer.vectors.arrays import mapped, read_array, taken
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8, np.uint64, bool, ">f4"])

@@ -109,7 +109,7 @@ def test_a_change_of_folders_leaves_the_cache_where_it_was(
 
 
 SOURCE = """
-from scannery.indexer.kernels import compiled
+from scannery.indexer.kernels.fused import compiled
 @compiled
 def doubled(number):
     return 2 * number

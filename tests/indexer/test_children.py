@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from scannery.indexer import python_command, python_environment
-from scannery.indexer.scann_build import VECTORS_FILE, ScannBuild
-from scannery.indexer.scann_config import ScannConfig
+from scannery.indexer.scann.build import VECTORS_FILE, ScannBuild
+from scannery.indexer.scann.config import ScannConfig
 from tests.data import ROOT, clustered
 
 FOUND = "import json, sys, scannery; print(json.dumps([sys.argv[1:], sys.path, scannery.__file__]))"

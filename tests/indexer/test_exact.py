@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scannery.indexer import Distance, exact, exact_search, unit_length
+from scannery.indexer import Distance, exact_search, unit_length
+from scannery.indexer.vectors import exact_search as exact
 
 
 def oracle(vectors: np.ndarray, query: np.ndarray, k: int, distance: str, allowed: np.ndarray) -> list[int]:

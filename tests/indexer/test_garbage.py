@@ -17,7 +17,6 @@ from scannery.indexer import (
     collect_garbage,
     commit,
     leased_versions,
-    leases,
     list_versions,
     read_manifest,
     rollback,
@@ -25,8 +24,9 @@ from scannery.indexer import (
     verify,
 )
 from scannery.indexer.errors import MissingFileError
-from scannery.indexer.leases import LIFETIME, read_leases, removing, wait_for_removals, working
-from scannery.pipelines.job import sealed
+from scannery.indexer.versions import leases
+from scannery.indexer.versions.leases import LIFETIME, read_leases, removing, wait_for_removals, working
+from scannery.pipelines.state.job import sealed
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.watcher import Watcher
 from tests.data import without_ids

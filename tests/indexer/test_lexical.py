@@ -29,7 +29,7 @@ from scannery.indexer import (
     parse_spec,
     score_rows,
 )
-from scannery.indexer.analyser import ANALYSER_VERSION, MAX_MARKS, _few_marks
+from scannery.indexer.lexical.analyser import ANALYSER_VERSION, MAX_MARKS, _few_marks
 from scannery.pipelines import build
 from tests.data import clustered, datapoints, publish
 

@@ -7,13 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from scannery.indexer import CurvePoint, SegmentEntry, exact_search, leaf_kernels, plan_timing
-from scannery.indexer.exact import unit_length
-from scannery.indexer.held_out import held_out_queries
-from scannery.indexer.leaves import measure_leaves
+from scannery.indexer import CurvePoint, SegmentEntry, exact_search
+from scannery.indexer.kernels import leaf_kernels
 from scannery.indexer.manifest import DepthCurve
-from scannery.indexer.search_settings import Depth, SearchSettings
-from scannery.indexer.tuning import (
+from scannery.indexer.planning import plan_timing
+from scannery.indexer.planning.leaves import measure_leaves
+from scannery.indexer.tuning.held_out_queries import held_out_queries
+from scannery.indexer.tuning.search_settings import Depth, SearchSettings
+from scannery.indexer.tuning.settings_choice import (
     expected_recall,
     magnitudes,
     near,
@@ -21,7 +22,8 @@ from scannery.indexer.tuning import (
     recall_by_score,
     score_to_reach,
 )
-from scannery.indexer.vector_files import far_middle
+from scannery.indexer.vectors.exact_search import unit_length
+from scannery.indexer.vectors.vector_files import far_middle
 from tests.data import clustered
 
 GENERATOR = np.random.default_rng(3)

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from scannery.indexer import CorruptError
-from scannery.indexer.scann_assets import CODES_COLUMN, LEAF_COLUMN, unpack_assets
+from scannery.indexer.scann.assets import CODES_COLUMN, LEAF_COLUMN, unpack_assets
 
 TABLE = pa.table(
     {

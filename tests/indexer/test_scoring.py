@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scannery.indexer import Distance, exact, exact_search, row_kernels
-from scannery.indexer.scoring import CHAINS, NARROW, WIDE
-from scannery.indexer.ties import BY_ROW
+from scannery.indexer import Distance, exact_search
+from scannery.indexer.kernels import row_kernels
+from scannery.indexer.kernels.scoring import CHAINS, NARROW, WIDE
+from scannery.indexer.vectors import exact_search as exact
+from scannery.indexer.vectors.tie_order import BY_ROW
 
 DISTANCES: list[Distance] = ["dot", "squared_l2"]
 

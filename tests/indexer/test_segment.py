@@ -32,15 +32,14 @@ from scannery.indexer import (
     exact_search,
     open_index,
     parse_spec,
-    plan_costs,
-    plan_timing,
     unit_length,
     vectors_of,
 )
-from scannery.indexer.scann_build import ScannBuild
-from scannery.indexer.scann_config import choose_config
-from scannery.indexer.segment_files import COSTS_AGAIN
-from scannery.indexer.tuning import recall_by_score
+from scannery.indexer.planning import plan_costs, plan_timing
+from scannery.indexer.planning.plan_costs import COSTS_AGAIN
+from scannery.indexer.scann.build import ScannBuild
+from scannery.indexer.scann.config import choose_config
+from scannery.indexer.tuning.settings_choice import recall_by_score
 from tests.data import ROOT, clustered, datapoints, publish
 
 ROWS = 21_000
@@ -216,7 +215,7 @@ def test_plans_timed_on_a_busy_machine_are_timed_again(
     def measured(*arguments: Any) -> plan_costs.Costs:
         return dataclasses.replace(measure(*arguments), pressure=next(pressures))
 
-    monkeypatch.setattr("scannery.indexer.segment.measure_costs", measured)
+    monkeypatch.setattr("scannery.indexer.segment.segment.measure_costs", measured)
     cache = SegmentCache(tmp_path / "cache")
     found = [
         open_index(built.store, "t", cache=cache).segments[0]._planner._costs.pressure  # type: ignore[union-attr]
@@ -342,7 +341,7 @@ def test_exact_search_of_the_segment_is_exact_search(segment: Segment, built: Bu
 
 def test_the_process_of_a_scann_build_holds_nothing_else():
     """Scannery and what it imports would be 130 MiB beside what ScaNN needs."""
-    child = ROOT / "indexer" / "scann_child.py"
+    child = ROOT / "indexer" / "scann" / "build_child.py"
     script = f"import runpy, sys; runpy.run_path({str(child)!r}, run_name='child'); print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=120
@@ -364,7 +363,7 @@ build_segment(datapoints(spec, clustered(60_000, 64)), spec=spec, shard=0, direc
         [sys.executable, "-c", script], cwd=ROOT, env=os.environ | {"PYTHONPATH": "src"}
     ) as build:
         try:
-            trainer = awaited(lambda: child_of(build.pid, "scann_child"))
+            trainer = awaited(lambda: child_of(build.pid, "build_child"))
             assert build.poll() is None
         finally:
             build.kill()

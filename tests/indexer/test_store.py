@@ -13,7 +13,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from scannery.indexer import AlreadyExistsError, NotFoundError, Store, StoreError, list_indexes, list_versions
-from scannery.indexer.store import _ObjectBackend
+from scannery.indexer.store.object_store import _ObjectBackend
 from tests.hooks import no_descriptors
 
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from scannery.indexer import Store, open_index, parse_spec
-from scannery.indexer import ties as module
-from scannery.indexer.search_settings import SearchSettings
-from scannery.indexer.ties import BY_ROW, Ties, find_twins, id_ranks, write_ties
+from scannery.indexer.tuning.search_settings import SearchSettings
+from scannery.indexer.vectors import tie_order as module
+from scannery.indexer.vectors.tie_order import BY_ROW, Ties, find_twins, id_ranks, write_ties
 from tests.data import datapoints
 from tests.served import publish_version
 
@@ -54,7 +54,7 @@ def test_twins_are_the_rows_with_one_vector_in_the_order_of_their_ids(
 
 
 def test_other_vectors_with_the_same_hash_are_no_twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scannery.indexer import row_kernels
+    from scannery.indexer.kernels import row_kernels
 
     monkeypatch.setattr(row_kernels, "hash_rows", lambda vectors_ND, hashes_N: hashes_N.fill(1))
     vectors_ND = np.array([[1, 2], [3, 4], [1, 2], [3, 4]], np.float32)

@@ -21,7 +21,6 @@ from scannery.indexer import (
     Store,
     collect_garbage,
     commit,
-    leases,
     list_indexes,
     list_versions,
     manifest_key,
@@ -29,10 +28,10 @@ from scannery.indexer import (
     read_manifest,
     rollback,
     shard_of,
-    versions,
 )
 from scannery.indexer.errors import MissingFileError
-from scannery.indexer.versions import hold_current
+from scannery.indexer.versions import leases, versions
+from scannery.indexer.versions.versions import hold_current
 from tests.hooks import before_call
 
 SPEC = parse_spec({"index": "pods", "source": {"vector": "v"}})

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from scannery.indexer import SegmentCache, Store, kernels, leaf_kernels, open_index, row_kernels
+from scannery.indexer import SegmentCache, Store, open_index
+from scannery.indexer.kernels import fused as kernels
+from scannery.indexer.kernels import leaf_kernels, row_kernels
 from scannery.indexer.warm import warm_kernels
 
 GOLDEN = Path(__file__).parent / "golden" / "v1" / "store"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scannery.indexer import bm25
+from scannery.indexer.lexical import bm25
 from scannery.live import live_index as index
 from scannery.live import memtable
 from scannery.live import merge as merging

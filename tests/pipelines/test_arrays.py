@@ -12,7 +12,7 @@ import pytest
 
 from scannery.indexer import SourceSpec, open_index, parse_spec
 from scannery.pipelines import InputChangedError, NothingToIndexError, SpecConflictError
-from scannery.pipelines.deadletters import DeadLetter
+from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources import Fields, Record, arrange, find_files, read_part, split_file
 from tests.data import clustered, shared_data
 from tests.pipelines.conftest import letters_of, manifest_of, rows_of, run

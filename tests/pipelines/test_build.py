@@ -34,7 +34,7 @@ def expected(records: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
 
 def small_units(monkeypatch) -> None:
     """Cut the input into many units; the driver alone decides that."""
-    monkeypatch.setattr("scannery.pipelines.units.MIN_VECTOR_UNIT_BYTES", 4096)
+    monkeypatch.setattr("scannery.pipelines.state.work_units.MIN_VECTOR_UNIT_BYTES", 4096)
 
 
 def test_every_record_is_indexed_with_its_vector(store, write, monkeypatch):
@@ -175,7 +175,7 @@ def test_one_damaged_file_costs_only_itself(store, write, tmp_path):
 
 
 def test_publishing_twice_is_publishing_once(store, write, monkeypatch):
-    from scannery.pipelines.chain import Publish
+    from scannery.pipelines.execution.chain import Publish
 
     real = Publish.process
 
@@ -274,7 +274,7 @@ def test_csv_and_parquet_make_the_same_index_as_jsonl(store, write, tmp_path):
 
 def test_progress_counts_units_and_segments(store, write, monkeypatch):
     small_units(monkeypatch)
-    monkeypatch.setattr("scannery.pipelines.progress.INTERVAL_S", 0.01)
+    monkeypatch.setattr("scannery.pipelines.state.progress.INTERVAL_S", 0.01)
     seen: list[Progress] = []
     run(store, write("a.jsonl", [*vector_records(0, 300), "{"]), progress=seen.append)
     assert seen[0].stage == "plan"
@@ -297,6 +297,6 @@ def test_a_full_temporary_folder_is_an_error_that_says_so(store, write, monkeypa
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "Error writing bytes to file")
 
-    monkeypatch.setattr("scannery.pipelines.embed_stage.write_embeddings", full)
+    monkeypatch.setattr("scannery.pipelines.stages.embed.write_embeddings", full)
     with pytest.raises(StoreError, match=r"temporary files in /.*: No space left on device"):
         run(store, write("a.jsonl", vector_records(0, 3)))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import scannery
-from scannery.indexer import Manifest, StoreError, latest_version, leases, rollback
+from scannery.indexer import Manifest, StoreError, latest_version, rollback
+from scannery.indexer.versions import leases
 from scannery.live import seal as sealing
 from scannery.live.forget_log import forget_log
 from scannery.live.log_home import LogPlace

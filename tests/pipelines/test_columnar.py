@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 
 from scannery.indexer import Store, open_index, parse_spec
-from scannery.indexer.sharding import shard_of, shards_of_ids
-from scannery.pipelines.columnar import good_rows
+from scannery.indexer.spec.sharding import shard_of, shards_of_ids
+from scannery.pipelines.records.columnar import good_rows
+from scannery.pipelines.records.unit_rows import Item, own_rows
 from scannery.pipelines.sources import Batch
-from scannery.pipelines.unit_rows import Item, own_rows
 from tests.data import clustered
 from tests.pipelines.conftest import letters_of, manifest_of, run
 

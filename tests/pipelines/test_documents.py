@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from scannery.indexer import parse_spec
-from scannery.pipelines.deadletters import REASONS, DeadLetter, excerpt_of
-from scannery.pipelines.documents import Document, to_document
+from scannery.pipelines.dead_letters import REASONS, DeadLetter, excerpt_of
+from scannery.pipelines.records.documents import Document, to_document
 from scannery.pipelines.sources import Record
 from tests.data import ROOT
 

@@ -19,7 +19,7 @@ import zstandard
 from obstore.store import MemoryStore
 
 from scannery.indexer import CorruptError, NotFoundError, Store, open_index, parse_spec, read_manifest
-from scannery.indexer.store import _ObjectBackend
+from scannery.indexer.store.object_store import _ObjectBackend
 from scannery.pipelines import OutputError, build, export
 from tests.data import clustered, datapoints, publish, without_ids
 
@@ -289,7 +289,7 @@ def test_object_stores(tmp_path, films, monkeypatch):
 
 
 def test_progress_counts_rows(tmp_path, films, monkeypatch):
-    monkeypatch.setattr("scannery.pipelines.exporting.MAX_BATCH_ROWS", 40)
+    monkeypatch.setattr("scannery.pipelines.exports.exporting.MAX_BATCH_ROWS", 40)
     seen: list[tuple[int, int]] = []
     export("films", films.uri, tmp_path / "films.parquet", progress=lambda *done: seen.append(done))
     assert seen[-1] == (ROWS, ROWS)

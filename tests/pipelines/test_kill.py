@@ -21,7 +21,8 @@ from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
 
 SCRIPT = """
 import json, sys
-from scannery.pipelines import build, units
+from scannery.pipelines import build
+from scannery.pipelines.state import work_units as units
 units.MIN_UNIT_BYTES = units.MIN_VECTOR_UNIT_BYTES = int(sys.argv[4])
 build(json.loads(sys.argv[1]), [sys.argv[2]], sys.argv[3])
 """
@@ -86,7 +87,7 @@ def test_a_build_from_texts_goes_on_where_it_was_killed(store, write, tmp_path):
     assert list_versions(store, "texts") == []
     done = files(store, "texts/stage/units", ".json")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scannery.pipelines.units.MIN_UNIT_BYTES", 1024)
+        patch.setattr("scannery.pipelines.state.work_units.MIN_UNIT_BYTES", 1024)
         report = run(store, path, spec=spec)
         undisturbed = Store.open(Path(tmp_path) / "undisturbed", create=True)
         run(undisturbed, path, spec=spec)

@@ -32,8 +32,10 @@ SPEC = VECTORS | {"shards": 2, "scann": {"exact_below_rows": 1000}}
 
 FORKER = """
 import json, os, sys
-from scannery.pipelines import building, compacting, runners, units
-import scannery.pipelines.chain
+from scannery.pipelines import building, compacting
+from scannery.pipelines.execution import runners
+from scannery.pipelines.state import work_units as units
+import scannery.pipelines.execution.chain
 units.MIN_UNIT_BYTES = units.MIN_VECTOR_UNIT_BYTES = 1 << 15
 for line in sys.stdin:
     task = json.loads(line)

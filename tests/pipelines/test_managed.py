@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from scannery.indexer import InvalidSpecError, open_index, parse_spec
-from scannery.indexer.sparse import INDICES_COLUMN, VALUES_COLUMN
+from scannery.indexer.datapoints.sparse import INDICES_COLUMN, VALUES_COLUMN
 from scannery.pipelines import InputChangedError, UnknownFormatError
-from scannery.pipelines.deadletters import DeadLetter
+from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources import Fields, Record, arrange, find_files, read_part, split_file
 from tests.pipelines.conftest import letters_of, manifest_of, rows_of, run
 

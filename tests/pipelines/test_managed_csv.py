@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from scannery.pipelines.deadletters import DeadLetter
+from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources import Record
 from scannery.pipelines.sources.managed_csv import csv_record, java_float
 from scannery.pipelines.sources.managed_records import CATEGORIES, to_record

@@ -26,7 +26,8 @@ from scannery.indexer import (
     shard_of,
     verify,
 )
-from scannery.pipelines import compact, publish_stage
+from scannery.pipelines import compact
+from scannery.pipelines.stages import publish as publish_stage
 from tests.data import clustered, datapoints, without_ids
 from tests.hooks import before_call, make_old
 from tests.pipelines.conftest import DIMENSIONS, VECTORS, manifest_of, rows_of, run, vector_records

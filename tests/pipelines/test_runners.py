@@ -18,7 +18,7 @@ import pytest
 
 from scannery.indexer import Store, verify
 from scannery.pipelines import RunnerError
-from scannery.pipelines.runners import import_beam
+from scannery.pipelines.execution.runners import import_beam
 from tests.data import ROOT
 from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
 
@@ -26,7 +26,8 @@ SPEC = VECTORS | {"shards": 3}
 DEADLINE_S = 150
 SCRIPT = """
 import json, sys
-from scannery.pipelines import build, units
+from scannery.pipelines import build
+from scannery.pipelines.state import work_units as units
 spec, path, store, runner, options, unit_bytes = sys.argv[1:]
 units.MIN_VECTOR_UNIT_BYTES = int(unit_bytes)
 report = build(json.loads(spec), [path], store, runner=runner, runner_options=json.loads(options))

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 
 from scannery.indexer import SourceSpec, parse_spec
 from scannery.pipelines import InputChangedError, InputNotFoundError, UnknownFormatError
-from scannery.pipelines.deadletters import DeadLetter
+from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources import (
     Fields,
     Record,

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.embed import Chunker, Encoder, documents
+from scannery.embed import Chunker, Encoder
+from scannery.embed.text import documents
 from scannery.indexer import SPOKEN_COLUMN, Store, datapoint_schema, open_index
-from scannery.pipelines import embeddings, export, passages
+from scannery.pipelines import export
+from scannery.pipelines.records import embeddings_files as embeddings
+from scannery.pipelines.records import passages
 from tests.data import as_webvtt
 from tests.pipelines.conftest import rows_of, run
 

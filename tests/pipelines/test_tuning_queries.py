@@ -13,9 +13,9 @@ import pytest
 
 from scannery.indexer import open_index
 from scannery.indexer.maintenance import measure_recall
-from scannery.pipelines import whole_recall
 from scannery.pipelines.errors import CollectionError
-from scannery.pipelines.tuning_queries import load_queries, measuring_half, read_queries, tuning_half
+from scannery.pipelines.tuning import whole_recall
+from scannery.pipelines.tuning.tuning_queries import load_queries, measuring_half, read_queries, tuning_half
 from tests.pipelines.conftest import DIMENSIONS, VECTORS, manifest_of, rows_of, run, vector_records
 
 SPEC = VECTORS | {"shards": 2, "scann": {"exact_below_rows": 1000}}

@@ -165,7 +165,7 @@ def test_columns_without_a_value_need_no_place() -> None:
 
 
 def test_records_on_disk_are_those_in_memory(tmp_path: Path) -> None:
-    from scannery.indexer.records import write_records
+    from scannery.indexer.datapoints.row_records import write_records
 
     table = TABLE.drop_columns(["embedding"])
     write_records(table, tmp_path / "records.arrow")

@@ -12,9 +12,9 @@ import pytest
 
 from scannery.client.calls import search, search_many
 from scannery.indexer import AllowedRows, Segment, Store, exact_search, parse_spec, search_ready, unit_length
-from scannery.indexer.exact import all_scores
-from scannery.indexer.planner import Found
-from scannery.indexer.tuning import recall_by_score
+from scannery.indexer.planning.planner import Found
+from scannery.indexer.tuning.settings_choice import recall_by_score
+from scannery.indexer.vectors.exact_search import all_scores
 from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.services.search import Service

@@ -12,9 +12,9 @@ from benchmarks.recall_data import KINDS
 from benchmarks.recall_matrix import SHARES, built, measure
 from scannery.client.calls import search, search_many
 from scannery.indexer import Distance, Segment, Store, measure_recall, open_index, parse_spec, verify
-from scannery.indexer.search_settings import SearchSettings
-from scannery.indexer.tuning import recall_by_score
-from scannery.pipelines.recall import Truth, measure_served_recall
+from scannery.indexer.tuning.search_settings import SearchSettings
+from scannery.indexer.tuning.settings_choice import recall_by_score
+from scannery.pipelines.evaluation.recall import Truth, measure_served_recall
 from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.services.recall_sampler import RecallSampler

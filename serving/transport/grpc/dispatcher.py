@@ -1,6 +1,6 @@
 """The way of a call through a server: from its headers to its answer.
 
-1. The gate (security/interceptor.py) knows the caller, or refuses.
+1. The gate (auth_interceptor.py) knows the caller, or refuses.
 2. Admission takes the call on, or refuses it at once; both answer from a small pool of their own, so that no refusal
    waits behind work.
 3. The body is read, within `body_timeout_s`. A stream's credentials are checked with each of its messages, and now and

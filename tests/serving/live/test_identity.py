@@ -28,7 +28,7 @@ from scannery.indexer import (
     read_manifest,
     rollback,
 )
-from scannery.indexer.store import _ObjectBackend
+from scannery.indexer.store.object_store import _ObjectBackend
 from scannery.live import log_home as log_place
 from scannery.live import sqlite_log
 from scannery.live.backup import restore, snapshot

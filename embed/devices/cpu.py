@@ -1,0 +1,140 @@
+"""The CPU: one thread a core, each with batches of its own.
+
+Legend: N texts, B texts in a batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from scannery.embed.batching import Batch, snug_batches
+from scannery.embed.devices.cores import on_cores, on_idle_cores, on_one_core
+from scannery.embed.devices.precision import (
+    FAITHFUL_COSINE,
+    has_fast_bfloat16,
+    logger,
+    lower_precision,
+    prepacked,
+    worst_cosine,
+)
+from scannery.embed.devices.protocol import Emit, Forward, Work
+from scannery.embed.errors import InvalidArgumentError
+from scannery.embed.tokenization import Features
+
+__all__ = ["CpuDevice"]
+
+BUDGET_TOKENS = 1024
+ENOUGH_TOKENS = 384
+"""Measured (docs/benchmarks/embed.md): below, a core does not reach its speed; above 1,024, its cache is left."""
+
+
+class CpuDevice:
+    """Runs a model on this machine's cores.
+
+    Several batches at once, each on one core, beat one batch on all cores: nothing waits at the end of each of a
+    hundred small operations, and the activations of a batch stay in the cache of their core.
+    """
+
+    name = "cpu"
+    window_texts = 4096
+    fixed_shapes = False
+    longest_tokens: int | None = None
+
+    def __init__(self, dtype: str = "auto", *, threads: int | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise InvalidArgumentError(f"threads must be at least 1, got {threads}", field="threads")
+        if dtype == "float16":
+            raise InvalidArgumentError(
+                "dtype must be float32 or bfloat16 on a CPU, got 'float16'", field="dtype"
+            )
+        self.dtype = dtype
+        self._threads = threads
+        self._model: Any = None
+        self._forward: Forward | None = None
+
+    def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
+        """Choose the type: the one asked for; for `auto`, bfloat16 where it is fast and faithful."""
+        on_one_core(lambda: self._place(model, forward, probes[0]))
+
+    def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
+        """Yield batches with next to no padding."""
+        return snug_batches(lengths_N, BUDGET_TOKENS, ENOUGH_TOKENS)
+
+    def run(self, work: Work, emit: Emit) -> None:
+        """Compute all batches, on as many threads as there are cores to use."""
+        import torch
+
+        first, second = next(work, None), next(work, None)
+        if first is None:
+            return
+        if second is None:
+            only = first
+            on_idle_cores(lambda: self._compute(only, emit), self._threads)  # a single batch, such as a query
+            return
+        queue = _Queue([first, second], work)
+        threads = self._threads or torch.get_num_threads()
+        try:
+            on_cores(threads, lambda: self._drain(queue, emit))
+        finally:
+            queue.close()  # also when the caller is interrupted while it waits
+
+    def _place(self, model: Any, forward: Forward, probe: Features) -> None:
+        import torch
+
+        self._model, self._forward = model, forward
+        wanted, self.dtype = self.dtype, "float32"
+        if wanted == "float32" or (wanted == "auto" and not has_fast_bfloat16()):
+            return
+        with torch.inference_mode():
+            expected_ND = forward(model, dict(probe)).numpy()
+        for prepack in (True, False):
+            lower = lower_precision(model, "bfloat16")
+            if prepack and not prepacked(lower[0]):
+                continue
+            cosine = worst_cosine(expected_ND, lower, forward, probe)
+            if cosine >= FAITHFUL_COSINE:
+                break
+        if wanted == "auto" and cosine < FAITHFUL_COSINE:
+            logger.warning(
+                "bfloat16 reaches a cosine of only %.5f to float32 on this model; using float32", cosine
+            )
+            return
+        self._model, self.dtype = lower, "bfloat16"
+
+    def _compute(self, item: tuple[Batch, Any], emit: Emit) -> None:
+        import torch
+
+        batch, collate = item
+        if self._forward is None:
+            raise RuntimeError("run() before place()")
+        with torch.inference_mode():
+            vectors_BD = self._forward(self._model, collate())
+        emit(batch, vectors_BD.numpy())
+
+    def _drain(self, queue: _Queue, emit: Emit) -> None:
+        try:
+            while (item := queue.next()) is not None:
+                self._compute(item, emit)
+        except BaseException:
+            queue.close()  # the other threads end after the batch that they have
+            raise
+
+
+class _Queue:
+    """Work shared between threads. The first error ends it for all."""
+
+    def __init__(self, ahead: list[tuple[Batch, Any]], work: Work) -> None:
+        self._ahead, self._work = ahead[::-1], work
+        self._lock = threading.Lock()
+
+    def next(self) -> tuple[Batch, Any] | None:
+        with self._lock:
+            return self._ahead.pop() if self._ahead else next(self._work, None)
+
+    def close(self) -> None:
+        with self._lock:
+            self._ahead, self._work = [], iter(())

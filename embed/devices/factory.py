@@ -1,0 +1,47 @@
+"""Open a device by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scannery.embed.devices.protocol import Device
+from scannery.embed.errors import InvalidArgumentError
+
+__all__ = ["DTYPES", "device_kind", "open_device"]
+
+DTYPES: Sequence[str] = ("auto", "float32", "bfloat16", "float16")
+
+
+def open_device(name: str, dtype: str, *, threads: int | None = None, max_tokens: int) -> Device:
+    """Return the device called `name`: `auto`, `cpu`, `cuda`, `cuda:N` or `xla`.
+
+    Raises:
+        InvalidArgumentError: there is no device or dtype of this name.
+        DeviceError: the machine has no such device, or lacks the software for it.
+    """
+    if dtype not in DTYPES:
+        raise InvalidArgumentError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}", field="dtype")
+    kind, number = device_kind(name), name.partition(":")[2]
+    if kind == "cpu" and not number:
+        from scannery.embed.devices.cpu import CpuDevice
+
+        return CpuDevice(dtype, threads=threads)
+    if kind == "cuda" and (number.isdecimal() or not number):
+        from scannery.embed.devices.cuda import CudaDevice
+
+        return CudaDevice(int(number or 0), dtype, max_tokens=max_tokens)
+    if kind == "xla" and not number:
+        from scannery.embed.devices.xla import XlaDevice
+
+        return XlaDevice(dtype, max_tokens=max_tokens)
+    raise InvalidArgumentError(f"device must be auto, cpu, cuda, cuda:N or xla, got {name!r}", field="device")
+
+
+def device_kind(name: str) -> str:
+    """Return the kind of the device called `name`, such as `cpu` for `auto` where there is nothing better."""
+    import torch
+
+    kind = name.partition(":")[0]
+    if kind != "auto":
+        return kind
+    return "cuda" if torch.cuda.is_available() else "cpu"

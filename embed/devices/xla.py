@@ -1,0 +1,259 @@
+"""TPUs through PyTorch/XLA: a few static shapes, compiled once and kept, so that nothing compiles while data flows.
+
+`PJRT_DEVICE` chooses what XLA runs on: `TPU` on a TPU VM, `CPU` for tests. An encoder drives one chip; `launch`
+starts one for each chip of the host.
+
+Legend: N texts, B texts in a batch, T tokens of a text, D dimensions.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scannery.embed.batching import Batch, Bucket, bucket_batches, choose_buckets
+from scannery.embed.cache_folders import is_ours, make_cache_folder
+from scannery.embed.devices.precision import FAITHFUL_COSINE, logger, lower_precision, worst_cosine
+from scannery.embed.devices.protocol import Emit, Forward, Work, unavailable
+from scannery.embed.errors import InvalidArgumentError, RecompilationError
+from scannery.embed.library_output import quiet
+from scannery.embed.tokenization import Features
+
+__all__ = ["XlaDevice", "compilations", "launch"]
+
+MAX_GRAPHS = 12
+"""Shapes that are compiled, at most. Each costs seconds once, and then nothing (docs/benchmarks/embed.md)."""
+
+BUDGET_TOKENS = 16_384
+IN_FLIGHT = 2
+CACHE_ENVIRONMENT = "SCANNERY_XLA_CACHE"
+
+_TRACING = threading.Lock()
+"""Held for everything that touches XLA: where the threads of a process drive a chip each, what one does while another
+traces becomes a part of the other's program, or fails because nothing may be executed meanwhile."""
+
+
+class XlaDevice:
+    """Runs a model on one XLA device.
+
+    The shapes are chosen from the lengths of the first block of texts, all compiled at once, and stay. Later texts
+    are padded to them, whatever their lengths, so nothing compiles while data flows; were it to, it is an error.
+    """
+
+    name = "xla"
+    window_texts = 16_384
+    fixed_shapes = True
+
+    def __init__(
+        self,
+        dtype: str = "auto",
+        *,
+        max_tokens: int,
+        max_graphs: int | None = None,
+        budget_tokens: int | None = None,
+    ) -> None:
+        if dtype == "float16":
+            raise InvalidArgumentError(
+                "dtype must be float32 or bfloat16 on XLA, got 'float16'", field="dtype"
+            )
+        max_graphs = MAX_GRAPHS if max_graphs is None else max_graphs
+        if max_graphs < 1:
+            raise InvalidArgumentError(f"max_graphs must be at least 1, got {max_graphs}", field="max_graphs")
+        self._xla = _torch_xla()
+        self.dtype = dtype
+        self.longest_tokens: int | None = min(max_tokens, LONGEST_WIDTH)
+        self._max_graphs = max_graphs
+        self._budget_tokens = budget_tokens or BUDGET_TOKENS
+        self._buckets: list[Bucket] = []
+        self._lock = threading.Lock()  # one call at a time has batches on the device
+        self._probes: Sequence[Features] = ()
+        self._model: Any = None
+        self._step: Any = None
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The shapes in use; none before the first texts."""
+        return tuple(self._buckets)
+
+    def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
+        """Choose the type on the host: the one asked for; for `auto`, bfloat16 on a TPU if faithful, else float32."""
+        import torch
+
+        wanted, self.dtype = self.dtype, "float32"
+        if wanted == "auto" and os.environ.get("PJRT_DEVICE") == "TPU":
+            with torch.no_grad():
+                expected_ND = forward(model, dict(probes[0])).numpy()
+            lower = lower_precision(model, "bfloat16")
+            cosine = worst_cosine(expected_ND, lower, forward, probes[0])
+            if cosine >= FAITHFUL_COSINE:
+                model, self.dtype = lower, "bfloat16"
+            else:
+                logger.warning("bfloat16 reaches a cosine of only %.5f on this model; using float32", cosine)
+        elif wanted == "bfloat16":
+            model, self.dtype = lower_precision(model, "bfloat16"), "bfloat16"
+        _always_mask(model)
+        _pool_statically(model)
+        with _TRACING:
+            self._model = model.to(self._xla.device())
+
+        def step(features: Features) -> Any:
+            return forward(self._model, features)
+
+        # Without full_graph, part of a model that reads a tensor's value would run op by op, and compile for each.
+        graphs = self._max_graphs * len(probes)
+        self._step = self._xla.compile(
+            step, full_graph=True, name="scannery_embed", max_different_graphs=graphs
+        )
+        self._probes = probes
+
+    def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
+        """Yield batches in the compiled shapes, choosing these at the first call."""
+        with self._lock:
+            if not self._buckets and lengths_N.size:
+                self._buckets = choose_buckets(
+                    lengths_N, self.longest_tokens or LONGEST_WIDTH, self._budget_tokens, self._max_graphs
+                )
+                self._warm_up()
+        return bucket_batches(lengths_N, self._buckets)
+
+    def run(self, work: Work, emit: Emit) -> None:
+        """Compute all batches. The device works on one while the host pads the next and reads the one before."""
+        waiting: deque[tuple[Batch, Any]] = deque()
+        with self._lock:
+            for batch, collate in work:
+                waiting.append((batch, self._compute(collate())))
+                if len(waiting) > IN_FLIGHT:
+                    _finish(*waiting.popleft(), emit)
+            while waiting:
+                _finish(*waiting.popleft(), emit)
+
+    def _warm_up(self) -> None:
+        """Compile every shape, for queries and for documents."""
+        import torch
+
+        for bucket in self._buckets:
+            for probe in self._probes:
+                ones = {
+                    k: torch.ones((bucket.rows, bucket.width), dtype=v.dtype)
+                    for k, v in probe.items()
+                    if torch.is_tensor(v)
+                }
+                self._compute({**probe, **ones})
+        with _TRACING:
+            self._xla.sync(wait=True)
+
+    def _compute(self, features: Features) -> Any:
+        import torch
+
+        try:
+            with _TRACING, torch.no_grad():
+                device = self._xla.device()
+                return self._step({k: v.to(device) if torch.is_tensor(v) else v for k, v in features.items()})
+        except RuntimeError as error:
+            if "different graphs" in str(error).lower() or "max_different_graphs" in str(error):
+                raise RecompilationError(f"a batch has a shape that was not planned: {error}") from error
+            raise
+
+
+def launch(work: Callable[[int, int], None]) -> None:
+    """Run `work(rank, world)` once for each chip of this host, side by side; `world` is their number.
+
+    `work` loads an encoder of its own with `device="xla"` and takes its share of the texts, such as
+    `texts[rank::world]`. It is a function of a module, since on a TPU each chip has a process of its own.
+    """
+    _torch_xla().launch(_ranked, args=(work,))
+
+
+def _ranked(_index: int, work: Callable[[int, int], None]) -> None:
+    from torch_xla import runtime
+
+    work(runtime.global_ordinal(), runtime.world_size())
+
+
+LONGEST_WIDTH = 8192
+"""Widest shape, also for models that read more: it is compiled whether there is such a text or not. Longer texts are
+refused, since cut off here and not on a CPU they would have other vectors there."""
+
+
+def compilations() -> int:
+    """Return how many programs this process has compiled so far."""
+    from torch_xla.debug import metrics
+
+    data = metrics.metric_data("CompileTime")
+    return int(data[0]) if data else 0
+
+
+STATIC, STATIC_EAGER = "scannery_static", "scannery_static_eager"
+
+
+def _always_mask(model: Any) -> None:
+    """Make the transformer apply its attention mask without looking at it.
+
+    Usually it checks whether a mask is all ones and can be left out. A static graph cannot depend on that.
+    """
+    transformer = getattr(model[0], "auto_model", None)
+    if transformer is None:
+        return
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    AttentionInterface.register(STATIC, sdpa_attention_forward)
+    AttentionMaskInterface.register(STATIC, partial(_full_mask, sdpa_mask))
+    AttentionMaskInterface.register(STATIC_EAGER, partial(_full_mask, eager_mask))
+    with quiet():
+        transformer.set_attn_implementation(STATIC)
+    if transformer.config._attn_implementation != STATIC:
+        # A model with attention code of its own. It asks its configuration only for how to make masks.
+        transformer.config._attn_implementation = STATIC_EAGER
+
+
+def _pool_statically(model: Any) -> None:
+    """Make pooling leave prompts out without looking at the mask's values, which a static graph cannot."""
+    for module in model:
+        if hasattr(module, "_exclude_prompt_from_mask"):
+            module._exclude_prompt_from_mask = _without_prompt
+
+
+def _without_prompt(mask_BT: Any, prompt_length: int) -> Any:
+    import torch
+
+    padding_B1 = mask_BT.to(torch.int32).argmax(dim=1, keepdim=True)
+    positions_1T = torch.arange(mask_BT.size(1), device=mask_BT.device).unsqueeze(0)
+    return mask_BT * (positions_1T >= padding_B1 + prompt_length).to(mask_BT.dtype)
+
+
+def _full_mask(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return make(*args, **kwargs | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+
+
+def _finish(batch: Batch, vectors_BD: Any, emit: Emit) -> None:
+    with _TRACING:
+        host_BD = vectors_BD.cpu()
+    emit(batch, host_BD.numpy())
+
+
+def _torch_xla() -> Any:
+    try:
+        import torch_xla
+        from torch_xla import runtime
+    except ImportError as error:
+        raise unavailable("xla", "torch_xla is not installed (pip install 'scannery[tpu]')") from error
+    named = os.environ.get(CACHE_ENVIRONMENT)
+    cache = Path(named).absolute() if named else Path.home() / ".cache" / "scannery" / "xla"
+    try:
+        make_cache_folder(cache)
+        if is_ours(cache):
+            runtime.initialize_cache(str(cache), readonly=False)
+        else:  # they are code, and others could write it
+            logger.warning("compilations are not kept: %s is not of this user alone", cache)
+    except (RuntimeError, AssertionError, OSError) as error:  # too late in this process, or not writable
+        logger.info("compilations are not kept: %s", error)
+    return torch_xla

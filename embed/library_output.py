@@ -1,0 +1,36 @@
+"""What the model libraries print while they load."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["quiet"]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep progress bars, load reports and deprecations of the libraries off the user's terminal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # no warning when a server forks later
+        import transformers.utils.logging
+
+        bars_of: Any = transformers.utils.logging  # partly untyped
+        bars = bars_of.is_progress_bar_enabled()
+        loggers = {name: logging.getLogger(name) for name in ("transformers", "sentence_transformers")}
+        levels = {name: logger.level for name, logger in loggers.items()}
+        bars_of.disable_progress_bar()
+        for logger in loggers.values():
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            if bars:
+                bars_of.enable_progress_bar()
+            for name, logger in loggers.items():
+                logger.setLevel(levels[name])

@@ -1,0 +1,1 @@
+"""Models on disk to modules in memory: found, checked, loaded, remembered."""

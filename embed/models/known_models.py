@@ -1,0 +1,114 @@
+"""What is known of models that were loaded before: a fingerprint, and how to load them in less time (models/lean.py).
+
+A build with nothing to embed need not load its model to know its fingerprint, though some of that (prompts, limits, the
+classes of modules) is only known of a model in memory. What it follows from is all on disk: the files of the model,
+the options, and the versions of the libraries. Their hash names a small file in the local cache. A file that is missing
+or unreadable only costs loading the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from scannery.embed.cache_folders import cache_folder, is_ours, make_cache_folder
+from scannery.embed.errors import EmbedError
+from scannery.embed.fingerprint import Fingerprint, hash_model_folder
+from scannery.embed.models.model_checks import module_folders
+from scannery.embed.models.model_files import DATA_FILES
+
+__all__ = ["Known", "recalled"]
+
+_LIBRARIES = ("sentence-transformers", "transformers", "tokenizers", "safetensors", "torch")
+
+
+class Known:
+    """What is known of the model in a folder with some options of `Encoder.load`."""
+
+    def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
+        """Read and hash the files of the model.
+
+        Raises:
+            EmbedError, OSError: a file cannot be read.
+
+        """
+        self.weights_sha256, self.config_sha256 = hash_model_folder(folder, module_folders(folder))
+        hashes = (self.weights_sha256, self.config_sha256)
+        self._place = _place(folder, hashes, options)
+
+    def fingerprint(self, label: str) -> Fingerprint | None:
+        """Return the fingerprint under the name `label`, or None if unknown."""
+        try:
+            return Fingerprint.from_dict({**json.loads(_read(self._place)), "model": label})
+        except (OSError, ValueError, TypeError, EmbedError):
+            return None
+
+    def notes(self) -> dict[str, Any] | None:
+        """Return the notes of models/lean.py, or None if there are none."""
+        try:
+            checksum, _, text = _read(self._notes_place).partition("\n")
+            # Half a vocabulary would still be one.
+            if hashlib.sha256(text.encode()).hexdigest() != checksum:
+                return None
+            notes: dict[str, Any] = json.loads(text)
+            return notes
+        except (OSError, ValueError):
+            return None
+
+    def remember(self, fingerprint: Fingerprint) -> None:
+        """Keep the fingerprint; a cache that cannot be written is no error."""
+        _write(self._place, json.dumps(fingerprint.to_dict()))
+
+    def remember_notes(self, notes: Mapping[str, Any]) -> None:
+        """Keep the notes; a cache that cannot be written is no error."""
+        text = json.dumps(notes)
+        _write(self._notes_place, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+
+    @property
+    def _notes_place(self) -> Path:
+        return self._place.parent.with_name("lean") / self._place.name
+
+
+def recalled(folder: Path, label: str, options: Mapping[str, Any]) -> Fingerprint | None:
+    """Return the fingerprint of the model in `folder` with these options of `Encoder.load`, or None if unknown."""
+    try:
+        return Known(folder, options).fingerprint(label)
+    except (OSError, EmbedError):
+        return None
+
+
+def _read(place: Path) -> str:
+    if not is_ours(place.parent):
+        raise PermissionError(f"{place.parent} can be written by others")
+    return place.read_text()
+
+
+def _write(place: Path, text: str) -> None:
+    with contextlib.suppress(OSError):
+        make_cache_folder(place.parent)
+        draft = place.with_name(f"draft-{uuid.uuid4().hex}")
+        draft.write_text(text)
+        draft.replace(place)
+
+
+def _place(folder: Path, hashes: tuple[str, str], options: Mapping[str, Any]) -> Path:
+    small = {path for pattern in DATA_FILES[:3] for path in folder.rglob(pattern) if path.is_file()}
+    files = {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in small
+    }
+    known = [hashes, files, dict(options), [_version(name) for name in _LIBRARIES]]
+    key = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / "fingerprints" / f"{key}.json"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,169 @@
+"""Load a model, by its library or without, and tell its fingerprint."""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from scannery.embed.devices.cores import on_one_core
+from scannery.embed.devices.factory import device_kind
+from scannery.embed.errors import InvalidArgumentError
+from scannery.embed.fingerprint import Fingerprint, require_files, require_match
+from scannery.embed.models.known_models import Known
+from scannery.embed.models.lean import lean_model, lean_notes
+from scannery.embed.models.model_checks import check_model_folder
+from scannery.embed.models.model_files import find_model, load_modules
+from scannery.embed.tokenization import Tokens, tokens_for
+
+__all__ = ["LEAN_ENVIRONMENT", "ModelOptions", "load_model", "tokens_of"]
+
+_LOG = logging.getLogger(__name__)
+
+LEAN_ENVIRONMENT = "SCANNERY_LEAN"
+"""Set to 0, every model is loaded by its library."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options of `Encoder.load` that decide on the vectors."""
+
+    dimensions: int | None = None
+    query_prompt: str | None = None
+    document_prompt: str | None = None
+    max_tokens: int | None = None
+
+
+def load_model(
+    model: str | Path, options: ModelOptions, device: str, expected: Fingerprint | None = None
+) -> tuple[Any, Fingerprint]:
+    """Return the modules of a model, float32 on the CPU, and its fingerprint.
+
+    Args:
+        model: as for `Encoder.load`, as are the errors.
+        options: likewise.
+        device: where it will run; only for a CPU are models loaded without their library.
+        expected: what it must be; its files are compared before any of them is loaded.
+
+    """
+    folder = find_model(model)
+    check_model_folder(folder)
+    with ThreadPoolExecutor(1) as background:
+        known_soon = background.submit(Known, folder, asdict(options))
+        kind = device_kind(device)  # imports torch meanwhile
+        known = known_soon.result()
+    if expected is not None:
+        require_files(expected, known.weights_sha256, known.config_sha256, str(model))
+    modules, fingerprint = _loaded(folder, str(model), options, known, kind)
+    if expected is not None:
+        require_match(expected, fingerprint)
+    return modules, fingerprint
+
+
+def _loaded(
+    folder: Path, label: str, options: ModelOptions, known: Known, kind: str
+) -> tuple[Any, Fingerprint]:
+    fingerprint = known.fingerprint(label)
+    if kind == "cpu" and fingerprint and (modules := _lean(folder, known)) is not None:
+        return modules, fingerprint
+    return _load_by_library(folder, label, options, known)
+
+
+def _load_by_library(
+    folder: Path, label: str, options: ModelOptions, known: Known
+) -> tuple[Any, Fingerprint]:
+    modules = on_one_core(lambda: load_modules(folder))
+    _limit_tokens(modules, options.max_tokens)
+    fingerprint = Fingerprint(
+        model=label,
+        weights_sha256=known.weights_sha256,
+        config_sha256=known.config_sha256,
+        modules=tuple(type(module).__name__ for module in modules),
+        dimensions=_dimensions(modules, options.dimensions),
+        max_tokens=_max_tokens(modules),
+        query_prompt=_prompt(modules, options.query_prompt, ("query",)),
+        document_prompt=_prompt(modules, options.document_prompt, ("document", "passage", "corpus")),
+    )
+    known.remember(fingerprint)
+    _take_notes(modules, fingerprint, folder, known)
+    return modules, fingerprint
+
+
+def tokens_of(model: Any, fingerprint: Fingerprint) -> tuple[Tokens, Tokens]:
+    """Return how the model is given documents, and how queries."""
+    ready = getattr(model, "tokens", None)
+    if ready is not None:  # of a lean model
+        documents, queries = ready
+        return documents, queries
+    return (
+        tokens_for(model, fingerprint.document_prompt or None, "document"),
+        tokens_for(model, fingerprint.query_prompt or None, "query"),
+    )
+
+
+def _lean(folder: Path, known: Known) -> Any:
+    """Return the model without its library, if it was found to be the same before; else None."""
+    notes = known.notes() if _lean_wanted() else None
+    if notes is None:
+        return None
+    try:
+        return on_one_core(lambda: lean_model(folder, notes))
+    except Exception as error:  # noqa: BLE001  its library loads it just as well
+        _LOG.debug("%s is loaded by its library: %r", folder, error)
+        return None
+
+
+def _take_notes(model: Any, fingerprint: Fingerprint, folder: Path, known: Known) -> None:
+    if not _lean_wanted():
+        return
+    try:
+        notes = on_one_core(lambda: lean_notes(model, folder, *tokens_of(model, fingerprint)))
+    except Exception as error:  # noqa: BLE001  a model that is loaded stays loaded, whatever it looks like
+        _LOG.debug("%s cannot be loaded without its library: %r", folder, error)
+        return
+    if notes is not None:
+        known.remember_notes(notes)
+
+
+def _lean_wanted() -> bool:
+    return os.environ.get(LEAN_ENVIRONMENT, "") != "0"
+
+
+def _limit_tokens(model: Any, max_tokens: int | None) -> None:
+    if max_tokens is None:
+        return
+    limit = _max_tokens(model)
+    if not 3 <= max_tokens <= limit:
+        raise InvalidArgumentError(
+            f"max_tokens must be from 3 to {limit}, got {max_tokens}", field="max_tokens"
+        )
+    model.max_seq_length = max_tokens
+
+
+def _max_tokens(model: Any) -> int:
+    limit = model.max_seq_length
+    # Tokenizers without a limit say 10^30, static models infinity.
+    return 1 << 30 if limit is None or limit > 1 << 30 else int(limit)
+
+
+def _dimensions(model: Any, dimensions: int | None) -> int:
+    ask = getattr(model, "get_embedding_dimension", None) or model.get_sentence_embedding_dimension
+    size = int(ask())
+    if dimensions is None:
+        return min(size, model.truncate_dim or size)
+    if not 1 <= dimensions <= size:
+        raise InvalidArgumentError(
+            f"dimensions must be from 1 to {size}, got {dimensions}", field="dimensions"
+        )
+    return dimensions
+
+
+def _prompt(model: Any, prompt: str | None, names: tuple[str, ...]) -> str:
+    """Return the prompt that SentenceTransformer.encode_query and encode_document would use."""
+    if prompt is not None:
+        return prompt
+    name = next((name for name in names if name in model.prompts), model.default_prompt_name)
+    return str(model.prompts.get(name) or "")

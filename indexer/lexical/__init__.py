@@ -1,0 +1,1 @@
+"""Words: the analyser, the inverted index and BM25."""

@@ -1,0 +1,1 @@
+"""Folders, files and processes of this machine: private, temporary, locked."""

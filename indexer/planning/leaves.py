@@ -1,0 +1,257 @@
+"""The leaves of a segment, as filtered search uses them: where to look first, and when to stop.
+
+ScaNN takes no filter. But rows lie in leaf order, so the allowed rows of the leaves nearest to a query can be
+scanned, and the only question is how many leaves. The settings that were tuned without a filter do not answer it:
+the k nearest of a tenth of the rows lie as far away as the 10 k nearest of all, or, if the filter has to do with
+the query, anywhere. So it is answered for each query as it goes. A leaf predicts scores: its mean, and how the
+scores of rows spread around what the mean predicts, measured on held-out queries. With the score of the k-th hit
+so far, that says how many better rows one expects in the leaves not looked at; the scan ends when those are few.
+A filter that leads it astray makes it look at more leaves, in the end at all, and then it is exact.
+
+Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T steps of a tail, R sampled rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from scannery.indexer.spec.spec import Distance
+from scannery.indexer.vectors.arrays import mapped
+from scannery.indexer.vectors.exact_search import FEW_QUERIES, NO_ROW, unit_length
+from scannery.indexer.vectors.vector_files import BLOCK_ROWS, far_middle
+
+__all__ = ["LeafScan", "Leaves", "measure_leaves"]
+
+TAIL_STEPS = 512
+SAMPLED_QUERIES = 64
+SAMPLED_ROWS = 1 << 18
+CAUTION = 0.75
+"""Share of the misses that a target recall allows which may be expected: tails are averages, and queries differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeafScan:
+    """What scanning leaves found for some queries."""
+
+    rows_QK: np.ndarray
+    scores_QK: np.ndarray
+    leaves_Q: np.ndarray
+    """Leaves that were scanned."""
+    scanned_Q: np.ndarray
+    """Allowed rows that were scored."""
+    missed_Q: np.ndarray
+    """Hits that are expected elsewhere."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leaves:
+    """Where each leaf lies in the file, and what it predicts about the scores of its rows."""
+
+    starts_L: np.ndarray
+    """First row of each leaf, int64."""
+    sizes_L: np.ndarray
+    """Rows of each leaf, int64, none of them 0."""
+    middle_D: np.ndarray
+    """What all means are relative to, float32: zero, or the mean of all rows where that is far from the origin."""
+    means_LD: np.ndarray
+    """Mean of the rows of each leaf, less the middle, float32."""
+    squares_L: np.ndarray
+    """Squared length of each mean, float32."""
+    radius_L: np.ndarray
+    """Root of the mean squared distance of rows from the mean of their leaf, float32."""
+    tails_BT: np.ndarray
+    """Share of rows that score so many spreads above what their leaf predicts, by class of rank, float32."""
+
+    @cached_property
+    def _far(self) -> bool:
+        return bool(self.middle_D.any())
+
+    def save(self, folder: Path) -> None:
+        """Write the parts as `.npy` files to a new folder."""
+        folder.mkdir()
+        for name in _PARTS:
+            np.save(folder / f"{name}.npy", getattr(self, name))
+
+    @classmethod
+    def load(cls, folder: Path) -> Leaves:
+        """Return what `save` wrote, memory-mapped."""
+        return cls(**{name: mapped(folder / f"{name}.npy") for name in _PARTS})
+
+    def counts(self, mask_N: np.ndarray) -> np.ndarray:
+        """Return how many rows of each leaf a mask allows, int64 (L,)."""
+        counts_L: np.ndarray = np.add.reduceat(mask_N, self.starts_L, dtype=np.int64)
+        return counts_L
+
+    def leaf_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the number of the leaf of each row; -1 for NO_ROW."""
+        leaves: np.ndarray = np.searchsorted(self.starts_L, rows, side="right") - 1
+        return leaves
+
+    def predict(
+        self, queries_QD: np.ndarray, distance: Distance
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return per query the leaves by predicted score, the scores and their spreads, all (Q, L)."""
+        if self._far:
+            queries_QD = queries_QD - self.middle_D
+        if len(queries_QD) < FEW_QUERIES:
+            predicted_QL, spread_QL = self._predict_few(queries_QD, distance == "squared_l2")
+            return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL
+        products_QL = queries_QD @ self.means_LD.T
+        squares_Q1 = np.einsum("qd,qd->q", queries_QD, queries_QD)[:, None]
+        if distance == "squared_l2":
+            distances_QL = np.maximum(squares_Q1 - 2 * products_QL + self.squares_L, 0)
+            predicted_QL = -distances_QL - self.radius_L**2
+            spread_QL = 2 * np.sqrt(distances_QL) * self.radius_L
+        else:
+            predicted_QL = products_QL
+            spread_QL = np.sqrt(squares_Q1) * self.radius_L
+        return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL.astype(np.float32, copy=False)
+
+    def _predict_few(self, queries_QD: np.ndarray, squared: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return predicted scores and spreads, without what a matrix product costs to begin with."""
+        from scannery.indexer.kernels import leaf_kernels  # compiles on import: only where it is needed
+
+        predicted_QL, spread_QL = np.empty((2, len(queries_QD), len(self.sizes_L)), np.float32)
+        for query_D, predicted_L, spread_L in zip(queries_QD, predicted_QL, spread_QL, strict=True):
+            leaf_kernels.predict_scores(
+                query_D, squared, self.means_LD, self.squares_L, self.radius_L, predicted_L, spread_L
+            )
+        return predicted_QL, spread_QL
+
+    def scan(
+        self,
+        vectors_ND: np.ndarray,
+        queries_QD: np.ndarray,
+        k: int,
+        distance: Distance,
+        mask_N: np.ndarray,
+        allowed_L: np.ndarray,
+        target_recall: float,
+        ranks_N: np.ndarray,
+    ) -> LeafScan:
+        """Return the best k allowed rows of each query, from as many leaves as the target recall takes.
+
+        Queries are float32, of length 1 for cosine. `allowed_L` are the mask's counts, `ranks_N` those of
+        `Ties`. Fewer than k rows are found only if fewer are allowed.
+        """
+        from scannery.indexer.kernels import leaf_kernels  # compiles on import: only where it is needed
+
+        order_QL, predicted_QL, spread_QL = self.predict(queries_QD, distance)
+        count = len(queries_QD)
+        found = LeafScan(
+            np.full((count, k), NO_ROW, np.int64),
+            np.full((count, k), -np.inf, np.float32),
+            np.zeros(count, np.int64),
+            np.zeros(count, np.int64),
+            np.zeros(count),
+        )
+        for query in range(count):
+            found.leaves_Q[query], found.scanned_Q[query], found.missed_Q[query] = leaf_kernels.scan_leaves(
+                vectors_ND,
+                queries_QD[query],
+                distance == "squared_l2",
+                self.starts_L,
+                order_QL[query],
+                predicted_QL[query],
+                spread_QL[query],
+                self.sizes_L,
+                mask_N,
+                allowed_L,
+                self.tails_BT,
+                # Of the misses that the target allows.
+                CAUTION * k * (1 - target_recall),
+                ranks_N,
+                found.rows_QK[query],
+                found.scores_QK[query],
+            )
+        return found
+
+
+_PARTS = ("starts_L", "sizes_L", "middle_D", "means_LD", "squares_L", "radius_L", "tails_BT")
+
+
+def measure_leaves(vectors_ND: np.ndarray, leaf_N: np.ndarray, distance: Distance, *, seed: int) -> Leaves:
+    """Return the leaves of search-ready vectors that lie in leaf order (`leaf_N` ascends)."""
+    _, starts_L, sizes_L = np.unique(leaf_N, return_index=True, return_counts=True)
+    means_LD = np.empty((len(starts_L), vectors_ND.shape[1]), np.float32)
+    radius_L = np.empty(len(starts_L), np.float32)
+    middle_D = _middle(vectors_ND, distance)
+    for leaf, (start, size) in enumerate(zip(starts_L.tolist(), sizes_L.tolist(), strict=True)):
+        rows_RD = vectors_ND[start : start + size] - middle_D.astype(np.float64)
+        mean_D = rows_RD.mean(axis=0)
+        means_LD[leaf] = mean_D
+        radius_L[leaf] = np.sqrt(np.square(rows_RD - mean_D).sum(axis=1).mean())
+    classes = len(starts_L).bit_length() + 1
+    squares_L = np.einsum("ld,ld->l", means_LD, means_LD)
+    everything_BT = np.ones((classes, TAIL_STEPS), np.float32)
+    unmeasured = Leaves(starts_L, sizes_L, middle_D, means_LD, squares_L, radius_L, everything_BT)
+    return replace(unmeasured, tails_BT=_tails(unmeasured, vectors_ND, distance, seed))
+
+
+def _middle(vectors_ND: np.ndarray, distance: Distance) -> np.ndarray:
+    """Return what to subtract from rows and queries, (D,): for inner products nothing, which would change them."""
+    starts = range(0, len(vectors_ND), BLOCK_ROWS)
+    middle_D = (
+        far_middle(lambda: (vectors_ND[start : start + BLOCK_ROWS] for start in starts))
+        if distance == "squared_l2"
+        else None
+    )
+    return np.zeros(vectors_ND.shape[1], np.float32) if middle_D is None else middle_D
+
+
+def _tails(leaves: Leaves, vectors_ND: np.ndarray, distance: Distance, seed: int) -> np.ndarray:
+    """Return the tails for queries of two kinds, the heavier of both: see `tuning.HeldOut`."""
+    generator = np.random.default_rng(seed)
+    count = min(SAMPLED_QUERIES // 2, len(vectors_ND))
+    own_Q = np.sort(generator.choice(len(vectors_ND), count, replace=False))
+    alike_QD = np.array(vectors_ND[own_Q])
+    apart_QD = 0.7 * alike_QD + 0.3 * vectors_ND[generator.permutation(own_Q)]
+    if distance == "cosine":
+        apart_QD = unit_length(apart_QD)
+    rows_R = _sampled_rows(leaves, generator)
+    nobody_Q = np.full(count, NO_ROW)
+    alike_BT = _tails_of(leaves, vectors_ND, distance, alike_QD, own_Q, rows_R)
+    apart_BT = _tails_of(leaves, vectors_ND, distance, apart_QD.astype(np.float32), nobody_Q, rows_R)
+    heavier_BT: np.ndarray = np.maximum(alike_BT, apart_BT)
+    return heavier_BT
+
+
+def _sampled_rows(leaves: Leaves, generator: np.random.Generator) -> np.ndarray:
+    """Return all rows of as many leaves as hold SAMPLED_ROWS, ascending."""
+    sizes_L = leaves.sizes_L
+    chosen = generator.permutation(len(sizes_L))
+    chosen = np.sort(chosen[: np.searchsorted(np.cumsum(sizes_L[chosen]), SAMPLED_ROWS) + 1])
+    return np.concatenate(
+        [np.arange(leaves.starts_L[leaf], leaves.starts_L[leaf] + sizes_L[leaf]) for leaf in chosen]
+    )
+
+
+def _tails_of(
+    leaves: Leaves,
+    vectors_ND: np.ndarray,
+    distance: Distance,
+    queries_QD: np.ndarray,
+    own_Q: np.ndarray,
+    rows_R: np.ndarray,
+) -> np.ndarray:
+    from scannery.indexer.kernels import leaf_kernels
+    from scannery.indexer.vectors.exact_search import all_scores
+
+    order_QL, predicted_QL, spread_QL = leaves.predict(queries_QD, distance)
+    counts_BT = np.zeros(leaves.tails_BT.shape, np.int64)
+    rank_QL = np.argsort(order_QL, axis=1)
+    for start in range(0, len(rows_R), 1 << 14):
+        block_R = rows_R[start : start + (1 << 14)]
+        leaf_R = leaves.leaf_of(block_R)
+        scores_QR = all_scores(vectors_ND[block_R], queries_QD, distance)
+        leaf_kernels.count_tails(
+            scores_QR, leaf_R, block_R, own_Q, rank_QL, predicted_QL, spread_QL, counts_BT
+        )
+    # Half a row beyond the last one seen: what was not seen in a sample is rare, and not impossible.
+    above_BT = np.cumsum(counts_BT[:, ::-1], axis=1)[:, ::-1] + 0.5
+    share_BT: np.ndarray = np.minimum(above_BT / (counts_BT.sum(axis=1, keepdims=True) + 1), 1)
+    return share_BT.astype(np.float32)

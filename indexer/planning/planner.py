@@ -1,0 +1,230 @@
+"""Search among the rows that a filter allows: which way is cheapest, and whether it found enough.
+
+Three plans, for the same answer:
+
+- `exact_allowed`: score every allowed row. Best where they are few.
+- `leaves`: score the allowed rows of the leaves nearest to the query, until the recall is met (leaves.py).
+- `scann_allowed`: let ScaNN propose more candidates than needed, and keep the allowed ones. Best where many rows
+  are allowed.
+
+At a share of a half, with twice as many candidates, a row among the first k of those allowed is found as surely as one
+among the first 2k of all rows. So `scann_allowed` is good as long as the first k are about where that share has them
+among the candidates. A query of which they are not, since the filter allows little near to it, is answered by `leaves`.
+
+What each plan costs was timed when the segment was unpacked (plan_timing.py), and lies in the local cache: all
+processes of a machine choose alike, so that the same query gets the same answer from each.
+
+Shapes: Q queries, N rows, L leaves, D dimensions, K hits, R allowed rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from scannery.indexer.planning.allowed_rows import AllowedRows
+from scannery.indexer.planning.leaves import Leaves
+from scannery.indexer.planning.plan_costs import Costs
+from scannery.indexer.scann.search import ScannSearcher
+from scannery.indexer.spec.spec import Distance
+from scannery.indexer.tuning.search_settings import SearchSettings
+from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
+
+__all__ = ["Found", "Planner", "exact_found", "replace"]
+
+EXACT_ABOVE_SHARE = 0.125
+"""Where a search wants so large a share of the allowed rows, it is cheaper to score them all."""
+LIKELY = 2
+SURE = 3
+"""Standard deviations by which chance, likely or surely, may put the k-th allowed candidate behind its place."""
+BLOCK_QUERIES = 64
+CHOSEN = 1024
+"""Choices that are remembered: the same filters come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best rows of a segment for each query, and how they were found."""
+
+    rows_QK: np.ndarray
+    """int64, NO_ROW where there are fewer."""
+    scores_QK: np.ndarray
+    """float32, best first."""
+    plans: list[str]
+    """`exact`, `scann`, `exact_allowed`, `leaves` or `scann_allowed`, for each query."""
+    leaves_Q: np.ndarray
+    """Leaves that were searched."""
+    candidates_Q: np.ndarray
+    """Rows that were scored with their vectors."""
+    recall_Q: np.ndarray
+    """Expected recall."""
+
+
+class Planner:
+    """Search among allowed rows of one segment. Immutable; safe to use from several threads."""
+
+    def __init__(
+        self,
+        vectors_ND: np.ndarray,
+        distance: Distance,
+        searcher: ScannSearcher,
+        leaves: Leaves,
+        costs: Costs | None,
+        ranks_N: np.ndarray,
+        *,
+        all_leaves: int,
+    ) -> None:
+        """Take what to search, and how many leaves ScaNN's tree has, those without rows included."""
+        self._all_leaves = all_leaves
+        self._vectors_ND = vectors_ND
+        self.distance: Distance = distance
+        self._searcher = searcher
+        self._leaves = leaves
+        self._costs = costs
+        self._ranks_N = ranks_N
+        self._choose = lru_cache(maxsize=CHOSEN)(costs.choose) if costs else _exact
+
+    def search(
+        self,
+        queries_QD: np.ndarray,
+        k: int,
+        allowed: AllowedRows,
+        settings: SearchSettings,
+        target_recall: float,
+    ) -> Found:
+        """Return the best k allowed rows of each query; fewer only if fewer are allowed."""
+        plan = "exact_allowed"
+        if k <= EXACT_ABOVE_SHARE * allowed.count:
+            plan = self._choose(len(queries_QD), allowed.count, allowed.share, k)
+        if plan == "scann_allowed" and not settings.reaches(self._depth(k, allowed)):
+            plan = "leaves"
+        if plan == "leaves":
+            return self.scan(queries_QD, k, allowed, target_recall)
+        if plan == "scann_allowed":
+            more = self._costs.more_leaves(allowed.share) if self._costs else 0
+            return self.propose(queries_QD, k, allowed, settings, target_recall, more_leaves=more)
+        return exact_found(self._vectors_ND, queries_QD, k, self.distance, allowed, self._ranks_N)
+
+    def scan(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows, target_recall: float) -> Found:
+        """Answer by `leaves`."""
+        blocks = [
+            self._scan_block(queries_QD[start : start + BLOCK_QUERIES], k, allowed, target_recall)
+            for start in range(0, len(queries_QD), BLOCK_QUERIES)
+        ]
+        return blocks[0] if len(blocks) == 1 else _joined(blocks)
+
+    def propose(
+        self,
+        queries_QD: np.ndarray,
+        k: int,
+        allowed: AllowedRows,
+        settings: SearchSettings,
+        target_recall: float,
+        *,
+        more_leaves: int,
+    ) -> Found:
+        """Answer by `scann_allowed`.
+
+        From `more_leaves` leaves more than a search without a filter, where nothing was measured for more hits.
+        """
+        # The first k of a tenth of the rows are spread as the first 10 k of all; by chance they go somewhat deeper.
+        depth = settings.at(self._depth(k, allowed))
+        leaves = max(depth.leaves, settings.leaves_for(k))
+        if not settings.others:
+            leaves = max(leaves, settings.leaves + more_leaves)
+        leaves = min(leaves, self._all_leaves)
+        deepest = (k + SURE * math.sqrt(k)) / allowed.share
+        candidates = max(depth.rescore, deepest)
+        rows_QK, scores_QK, scored_Q, depth_Q = self._searcher.search_allowed(
+            queries_QD, k, rescore=math.ceil(candidates), leaves=leaves, allowed_N=allowed.mask_N
+        )
+        found = Found(
+            rows_QK,
+            scores_QK,
+            ["scann_allowed"] * len(queries_QD),
+            np.full(len(queries_QD), leaves),
+            scored_Q,
+            np.full(len(queries_QD), depth.recall or target_recall),
+        )
+        bad_Q = (depth_Q > deepest) | (rows_QK[:, -1] == NO_ROW)
+        if bad_Q.any():
+            replace(found, np.flatnonzero(bad_Q), self.scan(queries_QD[bad_Q], k, allowed, target_recall))
+        return found
+
+    @staticmethod
+    def _depth(k: int, allowed: AllowedRows) -> int:
+        """Return among how many of all rows, nearest first, the first k that are allowed most probably are."""
+        return math.ceil((k + LIKELY * math.sqrt(k)) / allowed.share)
+
+    def warm_up(self, query_1D: np.ndarray, allowed: AllowedRows) -> None:
+        """Have all kernels compiled for arrays like these."""
+        settings = SearchSettings(leaves=1, rescore=1)
+        for queries_QD in (query_1D, np.repeat(query_1D, 2, axis=0)):
+            self.propose(queries_QD, 1, allowed, settings, 0.9, more_leaves=0)
+        self.scan(query_1D, 1, allowed, 0.9)
+
+    def _scan_block(
+        self, queries_QD: np.ndarray, k: int, allowed: AllowedRows, target_recall: float
+    ) -> Found:
+        scan = self._leaves.scan(
+            self._vectors_ND,
+            queries_QD,
+            k,
+            self.distance,
+            allowed.mask_N,
+            allowed.per_leaf,
+            target_recall,
+            self._ranks_N,
+        )
+        recall_Q = np.maximum(1 - scan.missed_Q / k, 0)
+        plans = ["leaves"] * len(queries_QD)
+        return Found(scan.rows_QK, scan.scores_QK, plans, scan.leaves_Q, scan.scanned_Q, recall_Q)
+
+
+def exact_found(
+    vectors_ND: np.ndarray,
+    queries_QD: np.ndarray,
+    k: int,
+    distance: Distance,
+    allowed: AllowedRows | None,
+    ranks_N: np.ndarray,
+) -> Found:
+    """Answer by scoring all rows, or all that are allowed."""
+    rows = len(vectors_ND) if allowed is None else allowed.count
+    chosen = None if allowed is None else allowed.numbers_or_mask()
+    rows_QK, scores_QK = exact_search(vectors_ND, queries_QD, k, distance, chosen, ranks_N)
+    count = len(queries_QD)
+    plan = "exact" if allowed is None else "exact_allowed"
+    return Found(
+        rows_QK, scores_QK, [plan] * count, np.zeros(count, np.int64), np.full(count, rows), np.ones(count)
+    )
+
+
+def _exact(queries: int, rows: int, share: float, k: int) -> str:
+    """Return the only plan of a segment whose plans were not timed."""
+    return "exact_allowed"
+
+
+def _joined(blocks: list[Found]) -> Found:
+    return Found(
+        np.concatenate([block.rows_QK for block in blocks]),
+        np.concatenate([block.scores_QK for block in blocks]),
+        [plan for block in blocks for plan in block.plans],
+        np.concatenate([block.leaves_Q for block in blocks]),
+        np.concatenate([block.candidates_Q for block in blocks]),
+        np.concatenate([block.recall_Q for block in blocks]),
+    )
+
+
+def replace(found: Found, queries: np.ndarray, better: Found) -> None:
+    """Write the answers of some queries over those that were found before."""
+    found.rows_QK[queries] = better.rows_QK
+    found.scores_QK[queries] = better.scores_QK
+    found.leaves_Q[queries] = better.leaves_Q
+    found.candidates_Q[queries] += better.candidates_Q
+    found.recall_Q[queries] = better.recall_Q
+    for number, plan in zip(queries.tolist(), better.plans, strict=True):
+        found.plans[number] = plan

@@ -1,0 +1,1 @@
+"""ScaNN: configuration, builds in child processes, its files as assets, and search."""

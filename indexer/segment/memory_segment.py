@@ -1,0 +1,208 @@
+"""A segment in memory: the newest datapoints of an index, searchable by the code that searches what was built.
+
+Shapes: N rows, I ids that are looked for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer.datapoints.row_records import Records
+from scannery.indexer.datapoints.schema import vectors_of
+from scannery.indexer.datapoints.sparse import INDICES_COLUMN, SparsePostings, invert_sparse
+from scannery.indexer.hashes import in_order, sorted_hashes
+from scannery.indexer.lexical.inverted_index import WORD_COLUMNS, Postings, invert, with_terms
+from scannery.indexer.manifest import SegmentEntry
+from scannery.indexer.segment.segment import Segment
+from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.vectors.tie_order import BY_ROW, Ties, id_ranks
+from scannery.indexer.vectors.vector_files import search_vectors
+
+__all__ = ["MemorySegment"]
+
+MAX_CHUNKS = 16
+"""Pieces that a column may lie in: each costs some time whenever another one is added."""
+
+
+class MemorySegment(Segment):
+    """Datapoints in memory, searched exactly. Immutable, like every segment.
+
+    What a write does not need (columns in one piece, the inverted index of words) is made when a query first does.
+    """
+
+    def __init__(
+        self,
+        parts: pa.Table,
+        spec: IndexSpec,
+        *,
+        scaled: Sequence[np.ndarray] | None,
+        ids: np.ndarray,
+        documents: np.ndarray,
+        size_bytes: int | None = None,
+    ) -> None:
+        """Take what `of` and `merged` make."""
+        name = secrets.token_hex(32)
+        self.spec = spec
+        self.distance = spec.distance
+        self._parts = parts
+        self._scaled = scaled
+        self._searcher = None
+        self._planner = None
+        self._all_leaves = 0
+        self.leaves = None
+        self._hashes_2N = ids
+        self._documents_2N = documents
+        # Not validated: there is one for every write, and it never leaves the process.
+        self.entry = SegmentEntry.model_construct(
+            key=f"segments/{name}.parquet",
+            shard=0,
+            rows=parts.num_rows,
+            size_bytes=parts.nbytes if size_bytes is None else size_bytes,
+            sha256=name,
+            kind="exact",
+        )
+
+    @cached_property
+    def whole(self) -> pa.Table:
+        """All columns, in one chunk each: vectors and words too."""
+        return self._parts.combine_chunks()
+
+    @cached_property
+    def given_ND(self) -> np.ndarray:  # type: ignore[override]  # noqa: N802  an attribute elsewhere
+        """The vectors as their user gave them, float32."""
+        return vectors_of(self.whole)
+
+    @cached_property
+    def searched_ND(self) -> np.ndarray:  # type: ignore[override]  # noqa: N802  an attribute elsewhere
+        """The vectors as they are searched, float32."""
+        return self.given_ND if self._scaled is None else _joined(self._scaled)
+
+    @cached_property
+    def table(self) -> pa.Table:  # a property of other segments
+        """All columns but the vectors, in row order."""
+        native = [name for name in ("embedding", *WORD_COLUMNS) if name in self.whole.column_names]
+        return self.whole.drop_columns(native)
+
+    @cached_property
+    def ties(self) -> Ties:  # type: ignore[override]  # an attribute of other segments
+        """The order of rows with equal scores."""
+        return Ties(id_ranks(self.ids), BY_ROW.twins_2N)
+
+    @cached_property
+    def ids(self) -> pa.ChunkedArray:
+        """The ids, in row order."""
+        return self._parts.column("id")
+
+    @cached_property
+    def postings(self) -> Postings | None:  # type: ignore[override]  # an attribute of other segments
+        """Where each word occurs; None if the index has no words."""
+        return Postings(invert(self.whole)) if self.spec.lexical else None
+
+    @cached_property
+    def sparse(self) -> SparsePostings | None:  # type: ignore[override]  # an attribute of other segments
+        """Where each dimension of the sparse vectors occurs; None if the index has none."""
+        has_sparse = INDICES_COLUMN in self._parts.column_names
+        return SparsePostings(invert_sparse(self.whole)) if has_sparse else None
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of the vectors and columns."""
+        scaled = 0 if self._scaled is None else sum(part.nbytes for part in self._scaled)
+        return int(self.entry.size_bytes + scaled)
+
+    @cached_property
+    def records(self) -> Records:  # type: ignore[override]  # made when a hit is first read
+        """The same columns as places in one buffer."""
+        return Records.of(self.table)
+
+    def rows_of_document(self, document_id: str) -> np.ndarray:
+        """Return the rows of a document, int64, ascending; also those that are not part of the index any more."""
+        rows = self._rows_with(self._documents_2N, self._parts.column("document_id"), document_id)
+        return np.fromiter(rows, np.int64)
+
+    def warm(self) -> None:
+        """Make now what a query needs and would wait for, where there are many rows."""
+        _ = self.searched_ND, self.ties, self.postings, self.sparse, self.records
+
+    @classmethod
+    def of(cls, table: pa.Table, spec: IndexSpec, *, hashes_N: np.ndarray | None = None) -> MemorySegment:
+        """Return a segment of some rows: the columns of `datapoint_schema`, and others that begin with `_`.
+
+        `hashes_N` are the `id_hashes` of the rows, for whoever has them already.
+        """
+        whole = with_terms(table, spec.lexical).replace_schema_metadata(None).combine_chunks()
+        given_ND = vectors_of(whole)
+        searched_ND = search_vectors(given_ND, spec.distance)
+        searched_ND.setflags(write=False)
+        ids, documents = whole.column("id"), whole.column("document_id")
+        hashes = sorted_hashes(ids) if hashes_N is None else in_order(hashes_N)
+        return cls(
+            whole,
+            spec,
+            scaled=None if _is_same(given_ND, searched_ND) else [searched_ND],
+            ids=hashes,
+            documents=hashes if ids.equals(documents) else sorted_hashes(documents),
+        )
+
+    @classmethod
+    def merged(cls, parts: Sequence[MemorySegment], alive: Sequence[np.ndarray | None]) -> MemorySegment:
+        """Return one segment with the rows of several, in order; `alive` says which rows of each, None all.
+
+        Nothing is hashed, scaled or analysed again, and what all rows have is not copied before it is read.
+        """
+        whole = pa.concat_tables(
+            [
+                part._parts if mask_N is None else part._parts.filter(pa.array(mask_N))
+                for part, mask_N in zip(parts, alive, strict=True)
+            ]
+        )
+        scaled = None
+        if any(part._scaled is not None for part in parts):
+            scaled = [
+                piece
+                for part, mask_N in zip(parts, alive, strict=True)
+                for piece in (
+                    (part._scaled or [part.given_ND]) if mask_N is None else [part.searched_ND[mask_N]]
+                )
+            ]
+        if max(whole.column("id").num_chunks, len(scaled or ())) > MAX_CHUNKS:
+            whole, scaled = whole.combine_chunks(), None if scaled is None else [_joined(scaled)]
+        ids = _merged_hashes([part._hashes_2N for part in parts], alive)
+        own = all(part._documents_2N is part._hashes_2N for part in parts)
+        documents = ids if own else _merged_hashes([part._documents_2N for part in parts], alive)
+        # To add it up over all columns takes as long as everything else here.
+        size_bytes = (
+            sum(part.entry.size_bytes for part in parts) if all(mask is None for mask in alive) else None
+        )
+        return cls(whole, parts[0].spec, scaled=scaled, ids=ids, documents=documents, size_bytes=size_bytes)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return rows one behind the other, read-only: kernels are compiled for read-only arrays apart."""
+    if len(parts) == 1:
+        return parts[0]
+    joined_ND = np.concatenate(parts)
+    joined_ND.setflags(write=False)
+    return joined_ND
+
+
+def _is_same(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.ctypes.data == other.ctypes.data
+
+
+def _kept(arrays: Sequence[np.ndarray], alive: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+    return [array if mask_N is None else array[mask_N] for array, mask_N in zip(arrays, alive, strict=True)]
+
+
+def _merged_hashes(hashes: Sequence[np.ndarray], alive: Sequence[np.ndarray | None]) -> np.ndarray:
+    in_row_order = []
+    for hashes_N, rows_N in hashes:
+        ordered_N = np.empty_like(hashes_N)
+        ordered_N[rows_N.astype(np.int64)] = hashes_N
+        in_row_order.append(ordered_N)
+    return in_order(np.concatenate(_kept(in_row_order, alive)))

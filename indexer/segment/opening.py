@@ -1,0 +1,102 @@
+"""Open a segment of a store: from the local cache, which it is unpacked into if it is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from scannery.indexer.errors import CorruptError, IndexerError, StoreError
+from scannery.indexer.kernels.fused import COMPILING
+from scannery.indexer.manifest import SegmentEntry
+from scannery.indexer.planning.plan_costs import COSTS, COSTS_AGAIN, latest_costs
+from scannery.indexer.segment import segment_files as files
+from scannery.indexer.segment.cache import SegmentCache
+from scannery.indexer.segment.segment import Segment
+from scannery.indexer.segment.segment_writer import file_sha256
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.versions import segment_key
+
+__all__ = ["open_segment"]
+
+
+def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
+    """Return a segment, opened from the local cache or unpacked into it.
+
+    Raises:
+        NotFoundError: the file is not in the store.
+        CorruptError: the file is not what the manifest says, or no segment.
+        FormatError: the file is of a later format.
+        StoreError: it cannot be read, or not be unpacked into the local cache (disk full, no permission).
+
+    """
+    key = segment_key(index, entry.key)
+    with _explained(key):
+        return _opened(store, key, entry, cache)
+
+
+def _opened(store: Store, key: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
+    size = store.size(key)
+    if size != entry.size_bytes:
+        raise CorruptError(f"{key} has {size} bytes, the manifest says {entry.size_bytes}")
+
+    unpacked = False
+
+    def unpack(folder: Path) -> None:
+        nonlocal unpacked
+        unpacked = True
+        with store.open_file(key) as path:
+            if file_sha256(path) != entry.sha256:
+                raise CorruptError(f"{key} is damaged: its SHA-256 is not the one in the manifest")
+            files.unpack(path, folder, key)
+        with COMPILING:
+            costs = Segment(entry, folder).time_plans()
+        if costs:
+            (folder / COSTS).write_text(costs.to_json())
+
+    with cache.opened(entry.sha256, unpack) as folder, COMPILING:
+        if not unpacked:  # or the machine has just as much to do
+            _time_again(entry, folder)
+        return Segment(entry, folder)
+
+
+@contextlib.contextmanager
+def _explained(key: str) -> Iterator[None]:
+    """Turn what the system and the libraries that read a segment raise into our errors."""
+    try:
+        yield
+    except IndexerError:
+        raise
+    except OSError as error:
+        if error.errno is None:  # Arrow's, of what is in the file
+            raise CorruptError(f"{key} is not a segment: {error}") from error
+        raise StoreError(f"{key} cannot be opened through the local cache: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
+        if isinstance(error, MemoryError):
+            raise
+        raise CorruptError(f"{key} is not a segment: {type(error).__name__}: {error}") from error
+
+
+def _time_again(entry: SegmentEntry, folder: Path) -> None:
+    """Time the plans again that were timed while the machine was busy, and keep what came out if it was less so.
+
+    And those that another version timed, which may have had other plans.
+    """
+    known = latest_costs(folder / COSTS)
+    if known is None and not (folder / COSTS).exists():  # there is only one plan
+        return
+    if known is not None and not known.disturbed:
+        return
+    costs = Segment(entry, folder).time_plans()
+    if costs and (known is None or costs.pressure < known.pressure):
+        # Opening it must not fail for want of room.
+        with (
+            contextlib.suppress(OSError),
+            tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as draft,
+        ):
+            draft.write(costs.to_json())
+            draft.close()
+            Path(draft.name).rename(folder / COSTS_AGAIN)

@@ -1,0 +1,377 @@
+"""An open segment: immutable, memory-mapped, searchable by any number of threads (opening.py makes them).
+
+Shapes: Q queries, N rows of the segment, D dimensions, K hits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scannery.indexer.datapoints.row_records import Records
+from scannery.indexer.datapoints.searched_text import SEARCHED_COLUMNS, searched_text
+from scannery.indexer.datapoints.sparse import SparsePostings, score_sparse
+from scannery.indexer.hashes import text_hash
+from scannery.indexer.kernels.fused import COMPILING
+from scannery.indexer.lexical.bm25 import score_rows
+from scannery.indexer.lexical.inverted_index import Postings
+from scannery.indexer.manifest import SegmentEntry
+from scannery.indexer.planning.allowed_rows import AllowedRows
+from scannery.indexer.planning.leaves import Leaves
+from scannery.indexer.planning.plan_costs import COSTS, Costs, latest_costs
+from scannery.indexer.planning.plan_timing import measure_costs
+from scannery.indexer.planning.planner import Found, Planner, exact_found, replace
+from scannery.indexer.scann.search import ScannSearcher, load_searcher
+from scannery.indexer.segment import segment_files as files
+from scannery.indexer.spec.spec import Distance
+from scannery.indexer.tuning.search_settings import TUNED_K, Depth, SearchSettings
+from scannery.indexer.tuning.settings_choice import pick_settings
+from scannery.indexer.vectors.arrays import mapped, taken
+from scannery.indexer.vectors.exact_search import FEW_HITS, FEW_QUERIES, NO_ROW, exact_search, search_ready
+from scannery.indexer.vectors.tie_order import Ties
+
+__all__ = ["Segment"]
+
+_TIMED_TARGET = 0.95
+MOST_ROWS = 0.8
+"""From such a share of allowed rows on, a search looks at all rows first."""
+SPARE_HITS = 4
+"""How many more hits it asks for than would do if rows were allowed evenly."""
+
+
+class Segment:
+    """Datapoints of one shard, open for search. Made by `open_segment`."""
+
+    def __init__(self, entry: SegmentEntry, folder: Path) -> None:
+        info = json.loads((folder / files.INFO).read_text())
+        self.entry = entry.model_copy(update={"deleted": None})
+        """As in the manifest, without what a version has deleted: that is `OpenIndex.alive`."""
+        self.distance: Distance = info["distance"]
+        self.searched_ND = mapped(folder / files.VECTORS)
+        """The vectors as they are searched (length 1 for cosine), float32, memory-mapped."""
+        given = folder / files.GIVEN
+        self.given_ND = mapped(given) if given.exists() else self.searched_ND
+        """The vectors as their user gave them, float32, memory-mapped."""
+        self.records = Records.map(folder / files.COLUMNS)
+        """All columns but the vectors, memory-mapped, in row order."""
+        self.ties = Ties.map(folder / files.TIES)
+        """The order of rows with equal scores."""
+        self._hashes_2N = mapped(folder / files.HASHES)
+        documents = folder / files.DOCUMENTS
+        self._documents_2N = mapped(documents) if documents.exists() else self._hashes_2N
+        self._searcher = (
+            load_searcher(folder / "scann", self.searched_ND, self.distance, self.ties)
+            if entry.kind == "scann"
+            else None
+        )
+        self.leaves = Leaves.load(folder / files.LEAVES) if self._searcher else None
+        self._all_leaves: int = info["leaves"]
+        """Leaves of ScaNN's tree, those without rows included."""
+        self._planner = self._planner_of(folder / COSTS)
+        self.postings = Postings.map(folder / files.WORDS) if (folder / files.WORDS).exists() else None
+        """Where each word occurs; None if the segment was built without."""
+        self.sparse = SparsePostings.map(folder / files.SPARSE) if (folder / files.SPARSE).exists() else None
+        """Where each dimension of the sparse vectors occurs; None if the segment was built without."""
+        with COMPILING:
+            self._warm_up()
+
+    @property
+    def table(self) -> pa.Table:
+        """All columns but the vectors, memory-mapped, in row order."""
+        return self.records.table
+
+    @property
+    def rows(self) -> int:
+        """Datapoints in the segment."""
+        return self.entry.rows
+
+    @property
+    def dimensions(self) -> int:
+        """Components of a vector."""
+        return int(self.searched_ND.shape[1])
+
+    @cached_property
+    def ids(self) -> pa.ChunkedArray:
+        """The ids, in row order."""
+        return self.table.column("id")
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return a column (text, title, an attribute, …) in row order; KeyError if there is none."""
+        return self.table.column(name)
+
+    def take(self, rows: Sequence[int] | np.ndarray, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the given rows of some or all columns, in the order given."""
+        table = self.table if columns is None else self.table.select(list(columns))
+        return taken(table, np.asarray(rows, np.int64))
+
+    def searched_texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
+        """Return title and text of the given rows, of transcripts only what is spoken; empty where there is neither."""
+        known = [name for name in SEARCHED_COLUMNS if name in self.table.column_names]
+        points = searched_text(self.take(rows, known)).to_pylist()
+        return ["\n".join(part for part in (point["title"], point["text"]) if part) for point in points]
+
+    def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return the vectors of the given rows as their user gave them, float32 `(len(rows), D)`."""
+        return np.asarray(self.given_ND[np.asarray(rows, np.int64)])
+
+    def row_of(self, identifier: str) -> int | None:
+        """Return the row of an id, or None; also of one that a version has deleted."""
+        return next(self._rows_with(self._hashes_2N, self.ids, identifier), None)
+
+    def rows_of(self, identifiers: Sequence[str], hashes_I: np.ndarray) -> np.ndarray:
+        """Return the row of each id, int64, NO_ROW where there is none; as `row_of`, and far cheaper for many.
+
+        `hashes_I` is what `id_hashes` gives: one look into it serves every segment.
+        """
+        hashes_N, rows_N = self._hashes_2N
+        rows_I = np.full(len(identifiers), NO_ROW, np.int64)
+        if not len(hashes_N):
+            return rows_I
+        positions_I = np.minimum(np.searchsorted(hashes_N, hashes_I), len(hashes_N) - 1)
+        near_I = np.flatnonzero(hashes_N[positions_I] == hashes_I)
+        if not len(near_I):
+            return rows_I
+        rows_I[near_I] = rows_N[positions_I[near_I]]
+        names = self.ids.take(pa.array(rows_I[near_I])).to_pylist()
+        for number, name in zip(near_I.tolist(), names, strict=True):
+            if name != identifiers[number]:  # two ids with one hash
+                rows_I[number] = next(self._rows_with(self._hashes_2N, self.ids, identifiers[number]), NO_ROW)
+        return rows_I
+
+    def rows_of_document(self, document_id: str) -> np.ndarray:
+        """Return the rows of a document, int64, ascending; also those that a version has deleted."""
+        rows = self._rows_with(self._documents_2N, self.column("document_id"), document_id)
+        return np.fromiter(rows, np.int64)
+
+    def documents_without(self, rows: Sequence[int] | np.ndarray) -> int:
+        """Return how many documents the other rows are of."""
+        left_N = np.ones(self.rows, bool)
+        left_N[np.asarray(rows, np.int64)] = False
+        return int(pc.count_distinct(self.column("document_id").filter(pa.array(left_N))).as_py())
+
+    @staticmethod
+    def _rows_with(hashes_2N: np.ndarray, column: pa.ChunkedArray, text: str) -> Iterator[int]:
+        hashes_N, rows_N = hashes_2N
+        wanted = text_hash(text)
+        position = int(np.searchsorted(hashes_N, wanted))
+        while position < len(hashes_N) and hashes_N[position] == wanted:
+            row = int(rows_N[position])  # of equal hashes, the rows ascend
+            if column[row].as_py() == text:
+                yield row
+            position += 1
+
+    def settings_for(self, target_recall: float) -> SearchSettings | None:
+        """Return the cheapest measured settings that meet a target recall; None where the search has to be exact.
+
+        That is in segments without ScaNN, and where no setting meets the target.
+        """
+        return pick_settings(self.entry, target_recall)
+
+    def closest_settings(self, target_recall: float) -> SearchSettings | None:
+        """Return the same, or the settings of best recall where none meets the target; None without ScaNN."""
+        return pick_settings(self.entry, target_recall, anyway=True)
+
+    def allow(self, allowed: np.ndarray) -> AllowedRows:
+        """Return some rows as `find` takes them, by a mask (bool, read-only) or few by number; worth keeping."""
+        return AllowedRows(allowed, self.leaves, self.rows)
+
+    def find(
+        self,
+        queries_QD: np.ndarray,
+        k: int,
+        *,
+        settings: SearchSettings | None = None,
+        allowed: AllowedRows | None = None,
+        target_recall: float = 0.95,
+        ready: bool = False,
+    ) -> Found:
+        """Return what `search` does, and how it was found; with `allowed`, by the cheapest plan for so many rows.
+
+        Without settings, or with a target recall of 1, the search is exact. Settings chosen for a search without a
+        filter say how many candidates ScaNN's codes need; the leaves are those that the target recall needs.
+        """
+        queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
+        searcher = self._searcher
+        if searcher is None or self._planner is None or settings is None or target_recall >= 1:
+            return self._exact_found(queries_QD, k, allowed)
+        if not settings.reaches(k):
+            return self._exact_found(queries_QD, k, allowed)
+        if allowed is None:
+            return self._noted(searcher, queries_QD, k, settings)
+        if allowed.count < MOST_ROWS * self.rows or not settings.reaches(self._asked(k, allowed)):
+            return self._planner.search(queries_QD, k, allowed, settings, target_recall)
+        found, short_Q = self._most_allowed(searcher, queries_QD, k, allowed, settings)
+        if len(short_Q):
+            replace(
+                found, short_Q, self._planner.search(queries_QD[short_Q], k, allowed, settings, target_recall)
+            )
+        return found
+
+    def _most_allowed(
+        self,
+        searcher: ScannSearcher,
+        queries_QD: np.ndarray,
+        k: int,
+        allowed: AllowedRows,
+        settings: SearchSettings,
+    ) -> tuple[Found, np.ndarray]:
+        """Search all rows for a few more hits, and drop those that are not allowed; also return who got too few.
+
+        Of rows deleted here and there a search should cost next to nothing. Where the k-th hit is among the first
+        few beyond k of all rows, the settings for k do for it; near a document that was deleted as a whole it is
+        not, and the query needs a plan.
+        """
+        noted = self._noted(searcher, queries_QD, self._asked(k, allowed), settings)
+        rows_QA, scores_QA = noted.rows_QK, noted.scores_QK
+        kept_QA = (rows_QA != NO_ROW) & allowed.mask_N[rows_QA]
+        if not kept_QA[:, :k].all():
+            first_QA = np.argsort(~kept_QA, axis=1, kind="stable")
+            rows_QA, scores_QA = (
+                np.take_along_axis(values, first_QA, axis=1) for values in (rows_QA, scores_QA)
+            )
+        plans = ["exact_allowed" if plan == "exact" else "scann_allowed" for plan in noted.plans]
+        found = dataclasses.replace(noted, rows_QK=rows_QA[:, :k], scores_QK=scores_QA[:, :k], plans=plans)
+        return found, np.flatnonzero(np.count_nonzero(kept_QA, axis=1) < k)
+
+    def _asked(self, k: int, allowed: AllowedRows) -> int:
+        """Return for how many hits to search all rows, where k allowed ones are wanted and most are allowed."""
+        return max(k, min(math.ceil(k * self.rows / max(allowed.count, 1)) + SPARE_HITS, self.rows))
+
+    def _noted(
+        self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings
+    ) -> Found:
+        """Return what `_proposed` does, and how much of the segment was looked at for it."""
+        depth = settings.at(k)
+        leaves = min(depth.leaves, self._all_leaves)
+        rows_QK, scores_QK, scored_Q, _ = searcher.search_allowed(
+            queries_QD, k, rescore=depth.rescore, leaves=leaves
+        )
+        found = Found(
+            rows_QK,
+            scores_QK,
+            ["scann"] * len(queries_QD),
+            np.full(len(queries_QD), leaves),
+            scored_Q,
+            np.full(len(queries_QD), depth.recall or self._measured_recall(depth)),
+        )
+        short_Q = self._short(rows_QK)
+        if len(short_Q):
+            replace(found, short_Q, self._exact_found(queries_QD[short_Q], k, None))
+        return found
+
+    def search(
+        self,
+        queries_QD: np.ndarray,
+        k: int,
+        *,
+        settings: SearchSettings | None = None,
+        allowed: np.ndarray | None = None,
+        ready: bool = False,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the best k rows of each query: rows_QK int64 and scores_QK float32, best first, equal scores by id.
+
+        A query without k hits has row -1 and score minus infinity at the end; that happens only when the segment, or
+        what `allowed` leaves of it, has fewer than k rows. Bigger scores are better: inner products, or minus
+        the squared distance. Queries (float32, finite) need not be normalised.
+
+        Args:
+            queries_QD: the queries.
+            k: hits per query.
+            settings: ScaNN's knobs; None searches exactly.
+            allowed: bool (N,); other rows are not returned. The search is exact then.
+            ready: the queries are as `search_ready` returns them.
+
+        """
+        queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
+        exact = settings is None or allowed is not None or not settings.reaches(k)
+        if self._searcher is None or settings is None or exact:
+            return self._exact(queries_QD, k, allowed)
+        return self._proposed(self._searcher, queries_QD, k, settings)
+
+    def _proposed(
+        self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings
+    ) -> tuple[np.ndarray, np.ndarray]:
+        leaves, rescore = settings.leaves, settings.rescore
+        if k != TUNED_K:
+            depth = settings.at(k)
+            leaves, rescore = depth.leaves, depth.rescore
+        leaves = min(leaves, self._all_leaves)
+        rows_QK, scores_QK = searcher.search(queries_QD, k, rescore=rescore, leaves=leaves)
+        # Of one query, without what NumPy takes to begin with.
+        if (rows_QK[0, -1] if len(rows_QK) == 1 else rows_QK[:, -1].min()) >= 0:
+            return rows_QK, scores_QK
+        short_Q = self._short(rows_QK)
+        if len(short_Q):
+            rows_QK[short_Q], scores_QK[short_Q] = self._exact(queries_QD[short_Q], k, None)
+        return rows_QK, scores_QK
+
+    def _short(self, rows_QK: np.ndarray) -> np.ndarray:
+        """Return the queries whose leaves held fewer rows than they can have hits: they need an exact search."""
+        return np.flatnonzero(rows_QK[:, min(rows_QK.shape[1], self.rows) - 1] == NO_ROW)
+
+    def _exact(
+        self, queries_QD: np.ndarray, k: int, allowed: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return exact_search(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
+
+    def _exact_found(self, queries_QD: np.ndarray, k: int, allowed: AllowedRows | None) -> Found:
+        return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
+
+    def _measured_recall(self, depth: Depth) -> float:
+        """Return the recall that the tuner measured for settings that cost no more; 0 if it tried none."""
+        curves = [(TUNED_K, self.entry.curve), *((each.k, each.curve) for each in self.entry.depth_curves)]
+        enough = [(k, curve) for k, curve in curves if k >= depth.k] or curves
+        _, curve = min(enough, key=lambda each: abs(each[0] - depth.k))
+        known = [
+            point.recall for point in curve if point.leaves <= depth.leaves and point.rescore <= depth.rescore
+        ]
+        return max(known, default=0.0)
+
+    def _planner_of(self, costs: Path) -> Planner | None:
+        if self._searcher is None or self.leaves is None:
+            return None
+        known = latest_costs(costs)
+        return Planner(
+            self.searched_ND,
+            self.distance,
+            self._searcher,
+            self.leaves,
+            known,
+            self.ties.ranks_N,
+            all_leaves=self._all_leaves,
+        )
+
+    def time_plans(self) -> Costs | None:
+        """Return what each plan of a filtered search costs here, None where there is only one."""
+        settings = self.settings_for(_TIMED_TARGET)
+        if self._planner is None or self.leaves is None or settings is None:
+            return None
+        return measure_costs(self._planner, self.searched_ND, self.leaves, settings)
+
+    def _warm_up(self) -> None:
+        """Compile the kernels, or load them from numba's cache: no query should wait a third of a second for that.
+
+        With the very arrays of the segment, since code is compiled for read-only memory apart.
+        """
+        if self.rows:
+            query_1D = search_ready(np.array(self.searched_ND[:1]), self.distance)
+            for queries, hits in ((1, 1), (1, FEW_HITS + 1), (FEW_QUERIES, 1)):
+                asked_QD = np.repeat(query_1D, queries, axis=0)
+                exact_search(self.searched_ND[:1], asked_QD, hits, self.distance, ranks_N=self.ties.ranks_N)
+            if self._searcher is not None and self._planner is not None:
+                mask_N = np.zeros(self.rows, bool)
+                mask_N[0] = True
+                mask_N.setflags(write=False)
+                self._planner.warm_up(query_1D, self.allow(mask_N))
+        if self.postings is not None:
+            score_rows(self.postings, {}, 1.0)
+        if self.sparse is not None:
+            score_sparse(self.sparse, self.rows, np.zeros(0, np.uint32), np.zeros(0, np.float32))

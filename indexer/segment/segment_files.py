@@ -1,0 +1,124 @@
+"""The folder of a segment in the local cache: its file taken apart into arrays that can be mapped."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from scannery.indexer.datapoints.row_records import write_records
+from scannery.indexer.datapoints.sparse import INDICES_COLUMN, write_sparse
+from scannery.indexer.errors import FormatError
+from scannery.indexer.hashes import sorted_hashes
+from scannery.indexer.kernels.fused import COMPILING
+from scannery.indexer.lexical.analyser import ANALYSER_VERSION
+from scannery.indexer.lexical.inverted_index import WORD_COLUMNS, write_postings
+from scannery.indexer.manifest import FORMAT_VERSION
+from scannery.indexer.planning.leaves import measure_leaves
+from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, unpack_assets
+from scannery.indexer.segment.segment_writer import FORMAT_KEY, SEGMENT_KEY
+from scannery.indexer.spec.spec import Distance
+from scannery.indexer.vectors.arrays import mapped
+from scannery.indexer.vectors.tie_order import write_ties
+from scannery.indexer.vectors.vector_files import BLOCK_ROWS, blocks_of, is_unit, unit_blocks, write_vectors
+
+__all__ = [
+    "COLUMNS",
+    "DOCUMENTS",
+    "GIVEN",
+    "HASHES",
+    "INFO",
+    "LEAVES",
+    "SPARSE",
+    "TIES",
+    "VECTORS",
+    "WORDS",
+    "unpack",
+]
+
+VECTORS = "vectors.npy"
+GIVEN = "given.npy"
+COLUMNS = "columns.arrow"
+HASHES = "id_hashes.npy"
+DOCUMENTS = "document_hashes.npy"
+INFO = "segment.json"
+WORDS = "words"
+SPARSE = "sparse"
+LEAVES = "leaves"
+TIES = "ties"
+
+_READING = threading.Lock()
+"""One segment is decoded at a time: decoding uses all cores by itself, and memory twice over otherwise."""
+
+
+def unpack(path: Path, folder: Path, key: str) -> None:
+    """Write what is in a segment file, whose hash was checked, into a folder; `key` names it in errors.
+
+    Raises:
+        FormatError: the file is of a later format.
+
+    """
+    with _READING:
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        metadata = file.schema_arrow.metadata or {}
+        format_version = int(metadata.get(FORMAT_KEY, b"0"))
+        if not 1 <= format_version <= FORMAT_VERSION:
+            raise FormatError(
+                f"{key} has segment format {format_version}; this Scannery reads up to {FORMAT_VERSION}"
+            )
+        info = json.loads(metadata[SEGMENT_KEY])
+        _write_vectors(file, folder, info["distance"])
+        table = file.read([name for name in file.schema_arrow.names if name != "embedding"])
+    if info["scann"]:
+        (folder / "scann").mkdir()
+        unpack_assets(folder / "scann", table, info["scann"]["files"])
+        leaf_N = table.column(LEAF_COLUMN).to_numpy()
+        with COMPILING:
+            measure_leaves(mapped(folder / VECTORS), leaf_N, info["distance"], seed=0).save(folder / LEAVES)
+    write_ties(mapped(folder / VECTORS), table.column("id"), folder / TIES, proposed=bool(info["scann"]))
+    if info.get("lexical"):
+        _check_words(info["lexical"], key)
+        (folder / WORDS).mkdir()
+        write_postings(table, folder / WORDS)
+    if INDICES_COLUMN in table.column_names:
+        (folder / SPARSE).mkdir()
+        write_sparse(table, folder / SPARSE)
+    native = [name for name in (*NATIVE_COLUMNS, *WORD_COLUMNS) if name in table.column_names]
+    write_records(table.drop_columns(native), folder / COLUMNS)
+    np.save(folder / HASHES, sorted_hashes(table.column("id")))
+    if not table.column("id").equals(table.column("document_id")):
+        np.save(folder / DOCUMENTS, sorted_hashes(table.column("document_id")))
+    leaves = info["scann"]["config"]["leaves"] if info["scann"] else 0
+    (folder / INFO).write_text(json.dumps({"distance": info["distance"], "leaves": leaves}))
+
+
+def _write_vectors(file: pq.ParquetFile, folder: Path, distance: Distance) -> None:
+    """Write the vectors as they were given, and where these are others, as they are searched."""
+    shape = file.metadata.num_rows, file.schema_arrow.field("embedding").type.list_size
+    unit = True
+
+    def blocks() -> Iterator[np.ndarray]:
+        nonlocal unit
+        for batch in file.iter_batches(BLOCK_ROWS, columns=["embedding"]):
+            for block_BD in blocks_of(batch):
+                unit = unit and (distance != "cosine" or is_unit(block_BD))
+                yield block_BD
+
+    write_vectors(folder / GIVEN, blocks(), *shape)
+    if unit:
+        (folder / GIVEN).rename(folder / VECTORS)
+    else:
+        write_vectors(folder / VECTORS, unit_blocks(mapped(folder / GIVEN)), *shape)
+
+
+def _check_words(lexical: dict[str, Any], key: str) -> None:
+    if lexical.get("analyser", 0) > ANALYSER_VERSION:
+        raise FormatError(
+            f"{key} has words by version {lexical['analyser']} of the analyser; this Scannery knows up to "
+            f"{ANALYSER_VERSION}"
+        )

@@ -1,0 +1,283 @@
+"""Build a segment: datapoints in, one self-contained Parquet file out (docs/format.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from scannery.indexer.datapoints.schema import REVISION_COLUMN, SPOKEN_COLUMN, datapoint_schema
+from scannery.indexer.errors import BuildError, NotFoundError
+from scannery.indexer.lexical.inverted_index import with_terms
+from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
+from scannery.indexer.scann.assets import LEAF_COLUMN, NATIVE_COLUMNS, pack_columns, pack_sidecar, row_order
+from scannery.indexer.scann.build import QUERIES_FILE, VECTORS_FILE, ScannBuild, Tuning
+from scannery.indexer.scann.config import ScannConfig, choose_config
+from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.vectors.arrays import taken
+from scannery.indexer.vectors.vector_files import blocks_of, write_search_vectors
+
+__all__ = ["FORMAT_KEY", "SEGMENT_KEY", "BuiltSegment", "build_segment", "file_sha256", "is_sound"]
+
+FORMAT_KEY = b"scannery.format"
+SEGMENT_KEY = b"scannery.segment"
+ROW_GROUP_ROWS = 1 << 16
+ROW_GROUP_NUMBERS = 1 << 23
+"""Components of vectors in a row group, at most: Arrow takes four bytes for each of them while it writes one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltSegment:
+    """A finished segment file, not yet in a store: write it to `segment_key(index, entry.key)`."""
+
+    path: Path
+    entry: SegmentEntry
+    statistics: dict[str, Any]
+    """Seconds by stage and the ScaNN configuration, for the build report."""
+
+
+def build_segment(
+    table: pa.Table,
+    *,
+    spec: IndexSpec,
+    shard: int,
+    directory: Path,
+    threads: int | None = None,
+    queries: np.ndarray | None = None,
+    measured: bool = False,
+) -> BuiltSegment:
+    """Write the datapoints of one shard as a segment file in `directory`.
+
+    `table` has the columns of `datapoint_schema`, and may have `_spoken` and `_revision`; others are dropped. Rows
+    come out in leaf order where ScaNN is used, else in input order. The input is not changed. `queries`, float32 (any
+    number, dimensions), are like those that users will ask: the segment is tuned for them too. With `measured`, the
+    statistics have the recall of the default setting for FRESH_QUERIES queries near rows, for which it was not tuned.
+
+    Raises:
+        BuildError: a vector is not finite, an id stands twice, ScaNN failed, or the file cannot be written; the message
+            names the shard.
+
+    """
+    name = f"shard {shard} of index {spec.index!r}"
+    table = _conformed(table, spec, name)
+    dimensions = table.schema.field("embedding").type.list_size
+    config = choose_config(table.num_rows, dimensions, spec.distance, spec.scann)
+    with _disk_errors(name, directory):
+        if config is None:
+            return _exact_segment(table, spec, shard, directory)
+        return _scann_segment(table, spec, config, shard, directory, name, threads, queries, measured)
+
+
+@contextmanager
+def _disk_errors(name: str, directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # the disk is full, say: Arrow raises it bare
+        raise BuildError(f"{name}: a file in {directory} cannot be written: {error}") from error
+
+
+def _scann_segment(
+    table: pa.Table,
+    spec: IndexSpec,
+    config: ScannConfig,
+    shard: int,
+    directory: Path,
+    name: str,
+    threads: int | None,
+    queries: np.ndarray | None,
+    measured: bool,
+) -> BuiltSegment:
+    with tempfile.TemporaryDirectory(prefix="scann-", dir=directory) as place:
+        folder = Path(place)
+        started = time.perf_counter()
+        # The child reads them from there, so that this process need not hold a scaled copy meanwhile.
+        middle_D = write_search_vectors(folder / VECTORS_FILE, table, spec.distance)
+        if queries is not None:
+            np.save(folder / QUERIES_FILE, queries if middle_D is None else queries - middle_D)
+        with ScannBuild(
+            config,
+            spec.distance,
+            folder=folder,
+            name=name,
+            threads=threads,
+            rescore=spec.scann.rescore,
+            measured_for=spec.target_recall if measured else None,
+        ) as build:
+            trained_s = build.train()
+            seconds = {"train": time.perf_counter() - started, "scann": trained_s}
+            build.tune()
+            path, leaves_used = _write_scann(table, spec, config, build.folder, middle_D, directory, seconds)
+            written = time.perf_counter()
+            tuning = build.tuned()
+    seconds |= {"tune": tuning.seconds, "tune_wait": time.perf_counter() - written}
+    statistics = {"seconds": seconds, "scann": config.to_dict(), "leaves_used": leaves_used}
+    if measured:
+        statistics["fresh"] = {"target": spec.target_recall, "recall": tuning.fresh_recall}
+    return BuiltSegment(path=path, entry=_entry(path, table, shard, tuning), statistics=statistics)
+
+
+def _exact_segment(table: pa.Table, spec: IndexSpec, shard: int, directory: Path) -> BuiltSegment:
+    seconds: dict[str, float] = {}
+    # In one chunk: the pages of a file, and so its hash, must not depend on where its rows came from.
+    whole = _with_words(table, spec, seconds).combine_chunks()
+    path = _write(whole, _metadata(spec, None, {}), directory, seconds)
+    return BuiltSegment(path=path, entry=_entry(path, table, shard, None), statistics={"seconds": seconds})
+
+
+def _write_scann(
+    table: pa.Table,
+    spec: IndexSpec,
+    config: ScannConfig,
+    trained: Path,
+    middle_D: np.ndarray | None,
+    directory: Path,
+    seconds: dict[str, float],
+) -> tuple[Path, int]:
+    """Write the rows in leaf order with what ScaNN made of them; also return how many leaves have rows."""
+    order_N = row_order(trained)
+    columns = pack_columns(trained, order_N)
+    table = _reordered(_with_words(table, spec, seconds), order_N)
+    for column, values in columns.items():
+        table = table.append_column(column, values)
+    path = _write(table, _metadata(spec, config, pack_sidecar(trained, middle_D)), directory, seconds)
+    return path, pc.count_distinct(columns[LEAF_COLUMN]).as_py()
+
+
+def _reordered(table: pa.Table, order_N: np.ndarray) -> pa.Table:
+    """Return the rows in another order. Arrow's own way takes twice the memory of the vectors for their elements."""
+    place, field = table.schema.get_field_index("embedding"), table.schema.field("embedding")
+    vectors_ND = np.empty((len(order_N), field.type.list_size), np.float32)
+    place_N = np.argsort(order_N)
+    start = 0
+    for block_BD in blocks_of(table):
+        vectors_ND[place_N[start : start + len(block_BD)]] = block_BD
+        start += len(block_BD)
+    embedding = pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.ravel()), type=field.type)
+    return taken(table.drop_columns(["embedding"]), order_N).add_column(place, field, embedding)
+
+
+def _with_words(table: pa.Table, spec: IndexSpec, seconds: dict[str, float]) -> pa.Table:
+    if not spec.lexical:
+        return table
+    started = time.perf_counter()
+    table = with_terms(table, spec.lexical)
+    seconds["words"] = time.perf_counter() - started
+    return table
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def is_sound(store: Store, key: str, size_bytes: int, sha256: str) -> bool:
+    """Return whether an object is there and has this size and SHA-256; reads all of it."""
+    try:
+        if store.size(key) != size_bytes:
+            return False
+        with store.open_file(key) as path:
+            return file_sha256(path) == sha256
+    except NotFoundError:
+        return False
+
+
+def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
+    if table.num_rows == 0:
+        raise BuildError(f"{name}: there is nothing to build from")
+    dimensions = table.schema.field("embedding").type.list_size
+    schema = datapoint_schema(spec, dimensions)
+    if _has_values(table, SPOKEN_COLUMN):
+        schema = schema.append(pa.field(SPOKEN_COLUMN, pa.string()))
+    if REVISION_COLUMN in table.column_names:
+        schema = schema.append(pa.field(REVISION_COLUMN, pa.int64()))
+    table = _in_few_chunks(table.select(schema.names), schema)
+    if not all(np.isfinite(block_BD).all() for block_BD in blocks_of(table)):
+        raise BuildError(f"{name}: a vector has a value that is not finite")
+    if pc.count_distinct(table.column("id")).as_py() != table.num_rows:
+        raise BuildError(f"{name}: an id stands twice")
+    return table
+
+
+def _has_values(table: pa.Table, name: str) -> bool:
+    return name in table.column_names and table.column(name).null_count < table.num_rows
+
+
+def _in_few_chunks(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the table in this schema, all columns but the vectors in one chunk: those are not copied."""
+    if not table.schema.equals(schema):
+        table = table.cast(schema)
+    place, embedding = schema.get_field_index("embedding"), table.column("embedding")
+    others = table.drop_columns(["embedding"]).combine_chunks()
+    return others.add_column(place, schema.field("embedding"), embedding)
+
+
+def _metadata(spec: IndexSpec, config: ScannConfig | None, sidecar: dict[str, str]) -> dict[bytes, bytes]:
+    segment = {
+        "distance": spec.distance,
+        "kind": "scann" if config else "exact",
+        "attributes": spec.attributes,
+        "lexical": spec.lexical and spec.lexical.rules,
+        "scann": config and {"config": config.to_dict(), "files": sidecar},
+    }
+    return {FORMAT_KEY: str(FORMAT_VERSION).encode(), SEGMENT_KEY: json.dumps(segment).encode()}
+
+
+def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, seconds: dict[str, float]) -> Path:
+    """Write the table under the name of its own hash."""
+    started = time.perf_counter()
+    descriptor, name = tempfile.mkstemp(suffix=".parquet", dir=directory)
+    os.close(descriptor)
+    draft = Path(name)
+    plain = [name for name in table.column_names if name not in ("embedding", *NATIVE_COLUMNS)]
+    dimensions = table.schema.field("embedding").type.list_size
+    pq.write_table(
+        table.replace_schema_metadata(metadata),
+        draft,
+        row_group_size=max(1, min(ROW_GROUP_ROWS, ROW_GROUP_NUMBERS // dimensions)),
+        compression="zstd",
+        # Dictionaries pay for attributes and ids, never for vectors and codes, which do not repeat.
+        use_dictionary=[f"{name}.list.element" if _is_list(table, name) else name for name in plain],
+        # Splitting floats into byte streams makes them smaller and faster to read than any other encoding.
+        column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"},
+        write_page_checksum=True,
+        write_statistics=[name for name in plain if not _is_list(table, name)],
+    )
+    path = Path(shutil.move(draft, directory / f"{file_sha256(draft)}.parquet"))
+    seconds["write"] = time.perf_counter() - started
+    return path
+
+
+def _is_list(table: pa.Table, name: str) -> bool:
+    return bool(pa.types.is_list(table.schema.field(name).type))
+
+
+def _entry(path: Path, table: pa.Table, shard: int, tuning: Tuning | None) -> SegmentEntry:
+    return SegmentEntry(
+        key=f"segments/{path.name}",
+        shard=shard,
+        rows=table.num_rows,
+        documents=pc.count_distinct(table.column("document_id")).as_py(),
+        size_bytes=path.stat().st_size,
+        sha256=path.stem,
+        kind="scann" if tuning else "exact",
+        curve=tuning.curve if tuning else (),
+        depth_curves=tuning.depth_curves if tuning else (),
+    )

@@ -1,0 +1,1 @@
+"""The spec: what a user says about an index, read and checked."""

@@ -1,0 +1,87 @@
+"""Reading a spec, once, at the edge, with errors that name the key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from scannery.indexer.errors import InvalidSpecError
+from scannery.indexer.spec.spec import IndexSpec
+
+__all__ = ["load_spec", "parse_spec", "spec_json_schema"]
+
+
+def parse_spec(data: object) -> IndexSpec:
+    """Return the spec in `data`, a mapping as YAML or JSON gives it.
+
+    Raises:
+        InvalidSpecError: names the first wrong key by its dotted path; for an unknown key, the nearest valid one.
+
+    """
+    if not isinstance(data, Mapping):
+        raise InvalidSpecError(f"the spec must be a mapping of keys, got {type(data).__name__}")
+    try:
+        return IndexSpec.model_validate(dict(data))
+    except ValidationError as error:
+        raise _explain(error) from error
+
+
+def load_spec(path: str | Path) -> IndexSpec:
+    """Return the spec in a YAML (or JSON) file.
+
+    Raises:
+        InvalidSpecError: the file cannot be read, is not YAML, or does not describe an index.
+
+    """
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSpecError(f"cannot read the spec {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidSpecError(f"the spec {path} is not UTF-8: {error}") from error
+    except yaml.YAMLError as error:
+        raise InvalidSpecError(f"{path} is not valid YAML: {error}") from error
+    try:
+        return parse_spec(data)
+    except InvalidSpecError as error:
+        raise InvalidSpecError(f"{path}: {error.message}", field=error.field) from error
+
+
+def spec_json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of SPEC.yaml, for editors and validators."""
+    schema = IndexSpec.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Scannery index spec"} | {
+        key: value for key, value in schema.items() if key != "title"
+    }
+
+
+def _explain(error: ValidationError) -> InvalidSpecError:
+    # A misspelt key comes as two errors, an unknown and a missing one: the first tells more.
+    first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+    field = ".".join(str(part) for part in first["loc"]) or None
+    if first["type"] == "extra_forbidden":
+        return InvalidSpecError(_unknown_key(first["loc"]), field=field)
+    what = first["msg"].removeprefix("Value error, ")
+    got = "" if "got" in what or first["type"] == "missing" else f", got {first['input']!r}"
+    return InvalidSpecError(f"{field or 'spec'}: {what}{got}", field=field)
+
+
+def _unknown_key(location: tuple[int | str, ...]) -> str:
+    *parents, key = (str(part) for part in location)
+    valid = sorted(_keys_at(IndexSpec, parents))
+    near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
+    hint = f"did you mean `{near[0]}`?" if near else f"valid keys: {', '.join(valid)}"
+    return f"unknown key `{'.'.join([*parents, key])}`; {hint}"
+
+
+def _keys_at(model: type[BaseModel], path: list[str]) -> Iterator[str]:
+    for part in path:
+        annotation = model.model_fields[part].annotation
+        candidates = (annotation, *get_args(annotation))
+        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    yield from model.model_fields

@@ -1,0 +1,278 @@
+"""Recall against cost: measured after a build, so that a target recall is a promise and not a guess.
+
+Shapes: Q queries, K hits, C candidates in the order that ScaNN proposes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from scannery.indexer.manifest import CurvePoint, DepthCurve
+from scannery.indexer.scann.search import ScannSearcher
+from scannery.indexer.tuning.held_out_queries import Asked, HeldOut
+from scannery.indexer.tuning.search_settings import TUNED_K
+from scannery.indexer.vectors.exact_search import NO_ROW
+
+__all__ = ["DEEPER", "Curves", "measure_curves"]
+
+WORTHWHILE = 0.001
+"""Gains of recall below this are not looked for."""
+LEAF_SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 1.0)
+RESCORED = (20, 40, 80, 160, 320, 640, 1280, 2560, 5120)
+TIERS = (160, 640, RESCORED[-1])
+"""Most settings need no more candidates than the first; more are asked for where these still help."""
+MOST_SHARE = 0.25
+"""To score more of a segment's rows again than this share is no faster than to score them all, in their order."""
+EXPLORED = 3
+"""Every third query says which settings are worth to be measured with all of them."""
+ALIKE_ERROR = 0.1
+"""Standard error of a recall that was measured with one answer; less in proportion with different ones."""
+DEEPER = (20, 50, 100, 200, 500, 1000)
+"""Numbers of hits beyond ten that are measured."""
+PER_HIT = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
+"""Candidates for each of these hits."""
+LEVELS = (0.6, 0.8, 0.9, 0.95, 0.96, 0.97, 0.98, 0.99, 0.999)
+"""For many hits, the settings that are thought cheapest for one of these recalls are measured."""
+PROPOSED_ROWS = 16
+"""ScaNN proposes from this many rows in the time that it takes to score one again with its vector."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """What was measured of a segment."""
+
+    ten: tuple[CurvePoint, ...]
+    """For ten hits."""
+    others: tuple[DepthCurve, ...]
+    """For other numbers of hits, ascending."""
+
+
+def measure_curves(
+    searcher: ScannSearcher,
+    queries: HeldOut,
+    deep: HeldOut,
+    *,
+    leaves: int,
+    rows: int,
+    threads: int,
+    rescore: int | None = None,
+) -> Curves:
+    """Return for each number of hits the settings that no cheaper one beats, cheapest first.
+
+    Each comes with its recall and its time in one thread. Settings are tried from cheap to dear, and no further than
+    they help: more candidates until they find nothing more, more leaves until nothing is missed. They are tried with
+    some of the queries, and those that seem worth it are measured with all. `queries` are for ten hits, and the fewer
+    `deep` ones for as many hits as are measured. With `rescore`, all settings have this many candidates for ten hits,
+    and in proportion for more.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+        tuner = _Tuner(searcher, pool, threads, leaves=leaves, rows=rows)
+        first, ten = tuner.first_ten(queries, rescore)
+        deeper = [DepthCurve(k=k, curve=curve) for k, curve in tuner.deeper(deep, rescore).items() if curve]
+    return Curves(ten=ten, others=(DepthCurve(k=1, curve=first), *deeper))
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    leaves: int
+    rescore: int
+    recall: float
+
+    def beats(self, other: _Setting) -> bool:
+        """Return whether this finds as much with no more work."""
+        cheaper = self.leaves <= other.leaves and self.rescore <= other.rescore
+        return self is not other and cheaper and self.recall >= other.recall
+
+
+class _Tuner:
+    """Tries settings of one searcher."""
+
+    def __init__(
+        self, searcher: ScannSearcher, pool: Executor, parts: int, *, leaves: int, rows: int
+    ) -> None:
+        self._searcher, self._pool, self._parts = searcher, pool, parts
+        self._leaves, self._rows = leaves, rows
+
+    def first_ten(
+        self, queries: HeldOut, rescore: int | None
+    ) -> tuple[tuple[CurvePoint, ...], tuple[CurvePoint, ...]]:
+        """Return the curves for one hit and for ten, of the same settings."""
+        settings: list[_Setting] = []
+        for leaves in _leaves_searched(self._leaves):
+            settings += self._worthwhile(queries, leaves, rescore)
+            if settings[-1].recall >= 1 - WORTHWHILE:
+                break
+        ks = (1, queries.k)
+        points = [self._measure(queries, one, ks) for one in _unbeaten(settings)]
+        one, ten = (tuple(_pareto(each[number] for each in points)) for number in range(len(ks)))
+        return one, ten
+
+    def deeper(self, queries: HeldOut, rescore: int | None) -> dict[int, tuple[CurvePoint, ...]]:
+        """Return the curves for those numbers of hits that there are queries for."""
+        wanted = [k for k in DEEPER if k <= queries.k]
+        tried: dict[int, list[_Setting]] = {k: [] for k in wanted}
+        open_ks = list(wanted)
+        for leaves in _leaves_searched(self._leaves):
+            # Leaves that hold less than what is looked for find too little.
+            open_ks = [k for k in open_ks if not tried[k] or tried[k][-1].recall < 1 - WORTHWHILE]
+            ks = [k for k in open_ks if leaves * self._rows >= k * self._leaves]
+            if not ks:
+                continue
+            depths = {k: self._depths(k, rescore) for k in ks}
+            proposed = self._proposed(queries, leaves, max(depths[ks[-1]]))
+            for k in ks:
+                tried[k] += _settings(queries.first(k), proposed, leaves, depths[k])
+        return {k: self._deep_curve(queries, k, tried[k]) for k in wanted}
+
+    def _deep_curve(self, queries: HeldOut, k: int, tried: Sequence[_Setting]) -> tuple[CurvePoint, ...]:
+        """Return what is worth it of the settings for k hits, cheapest first as far as their work tells.
+
+        Several are measured at once, so their times are no measure of what one costs.
+        """
+        measured = self._pool.map(lambda one: self._measure(queries, one, (k,))[0], self._likely(tried))
+        return tuple(_rising(measured))
+
+    def _depths(self, k: int, rescore: int | None) -> list[int]:
+        """Return the numbers of candidates to try for k hits."""
+        if rescore is not None:
+            return [max(k, math.ceil(rescore * k / TUNED_K))]
+        most = max(k, int(MOST_SHARE * self._rows))
+        return sorted({min(math.ceil(each * k), most) for each in PER_HIT})
+
+    def _likely(self, settings: Sequence[_Setting]) -> list[_Setting]:
+        """Return the settings that are thought cheapest for some recall, and the one that finds most."""
+
+        def cost(one: _Setting) -> float:
+            return one.rescore + one.leaves * self._rows / self._leaves / PROPOSED_ROWS
+
+        chosen = {max(settings, key=lambda one: (one.recall, -cost(one)))} if settings else set()
+        for level in LEVELS:
+            if good := [one for one in settings if one.recall >= level]:
+                chosen.add(min(good, key=cost))
+        return sorted(chosen, key=cost)
+
+    def _worthwhile(self, queries: HeldOut, leaves: int, rescore: int | None) -> list[_Setting]:
+        """Return the settings with `leaves` leaves, up to the first whose candidates find next to nothing more."""
+        if rescore is not None:
+            return _settings(queries, self._proposed(queries, leaves, rescore), leaves, [rescore])
+        most = max(TIERS[0], int(MOST_SHARE * self._rows))
+        for tier in TIERS:
+            depths = [depth for depth in RESCORED if depth <= min(tier, most)]
+            settings = _settings(queries, self._proposed(queries, leaves, depths[-1]), leaves, depths)
+            helpful = _helpful(settings)
+            if len(helpful) < len(settings) or tier >= most:
+                break
+        return helpful
+
+    def _proposed(self, queries: HeldOut, leaves: int, count: int) -> list[np.ndarray]:
+        """Return the scores of each kind's candidates (Q, C), minus infinity for a query's own row.
+
+        Many are asked for at once, and their order tells about what fewer would have found. About: where rows stand in
+        two leaves (SOAR), a search for few candidates also loses some of the first.
+        """
+
+        def part(asked: Asked) -> np.ndarray:
+            rows_QC, scores_QC = self._searcher.propose(asked.queries_QD, count, leaves=leaves)
+            scores_QC[(rows_QC == NO_ROW) | (rows_QC == asked.own_Q[:, None])] = -np.inf
+            return scores_QC
+
+        kinds = [kind.every(EXPLORED) for kind in queries.kinds]
+        parts = [kind.parts(self._parts) for kind in kinds]
+        found = list(self._pool.map(part, itertools.chain(*parts)))
+        return [np.concatenate(found[: len(parts[0])]), np.concatenate(found[len(parts[0]) :])]
+
+    def _measure(self, queries: HeldOut, setting: _Setting, ks: Sequence[int]) -> list[CurvePoint]:
+        """Return what a setting finds of the first hits, for several numbers of these."""
+        leaves = setting.leaves
+        started = time.perf_counter()
+        found = [
+            self._searcher.search(kind.queries_QD, max(ks) + 1, rescore=setting.rescore, leaves=leaves)
+            for kind in queries.kinds
+        ]
+        elapsed = time.perf_counter() - started
+        query_us = elapsed / sum(len(rows_QK) for rows_QK, _ in found) * 1e6
+        points = []
+        for k in ks:
+            kinds = [kind.first(k) for kind in queries.kinds]
+            recall, error = min(
+                _mean_and_error(kind.recalls(*hits), kind.alike)
+                for kind, hits in zip(kinds, found, strict=True)
+            )
+            points.append(
+                CurvePoint(
+                    leaves=leaves,
+                    rescore=setting.rescore,
+                    recall=round(recall, 5),
+                    error=round(error, 5),
+                    query_us=round(query_us, 1),
+                )
+            )
+        return points
+
+
+def _settings(
+    queries: HeldOut, proposed: Sequence[np.ndarray], leaves: int, depths: Sequence[int]
+) -> list[_Setting]:
+    """Return the settings with `leaves` leaves and each of these numbers of candidates, ascending."""
+    kinds = [kind.every(EXPLORED) for kind in queries.kinds]
+    hits = [scores_QC >= kind.reach_Q1 for kind, scores_QC in zip(kinds, proposed, strict=True)]
+    return [
+        _Setting(
+            leaves,
+            depth,
+            min(_share(hits_QC[:, :depth], kind.truth_QK) for kind, hits_QC in zip(kinds, hits, strict=True)),
+        )
+        for depth in depths
+    ]
+
+
+def _helpful(settings: list[_Setting]) -> list[_Setting]:
+    """Return the settings up to the first whose candidates find next to nothing more."""
+    for number, (less, more) in enumerate(itertools.pairwise(settings), 2):
+        if more.recall - less.recall < WORTHWHILE:
+            return settings[:number]
+    return settings
+
+
+def _unbeaten(settings: Sequence[_Setting]) -> list[_Setting]:
+    return [one for one in settings if not any(other.beats(one) for other in settings)]
+
+
+def _share(hits_QC: np.ndarray, true_QK: np.ndarray) -> float:
+    """Return the share of the true hits that are found; a truth is shorter than K where there are fewer rows."""
+    wanted_Q = np.isfinite(true_QK).sum(axis=1)
+    return float(np.minimum(hits_QC.sum(axis=1), wanted_Q).sum() / max(wanted_Q.sum(), 1))
+
+
+def _mean_and_error(recalls_Q: np.ndarray, alike: float) -> tuple[float, float]:
+    """Return the mean, and its standard error; `alike` is the part that all answers have in common.
+
+    Far from the origin, inner products with any query are greatest for the same rows. Then all queries together tell
+    no more than one, and nothing of what a filter leaves.
+    """
+    error = float(recalls_Q.std() / math.sqrt(len(recalls_Q)))
+    return float(recalls_Q.mean()), max(error, ALIKE_ERROR * alike)
+
+
+def _leaves_searched(leaves: int) -> list[int]:
+    return sorted({max(1, round(share * leaves)) for share in LEAF_SHARES})
+
+
+def _pareto(points: Iterable[CurvePoint]) -> Iterable[CurvePoint]:
+    return _rising(sorted(points, key=lambda p: (p.query_us, -p.recall)))
+
+
+def _rising(points: Iterable[CurvePoint]) -> Iterable[CurvePoint]:
+    """Yield the points, given cheapest first, that find more than all before them."""
+    best = -1.0
+    for point in points:
+        if point.recall > best:
+            best = point.recall
+            yield point

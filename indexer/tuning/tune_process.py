@@ -1,0 +1,90 @@
+"""The process that tunes a ScaNN build: `python -m scannery.indexer.tuning.tune_process FOLDER`.
+
+The folder has what `scann/build_child.py` reads, and perhaps `queries.npy`; this adds `tuned.json`. When standard input
+ends, `scann/` is there too. Before that it looks up what exact searches find, in the time that training leaves idle: in a
+thread of the lowest priority, since training would be a sixth slower for it otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from scannery.indexer.scann.build import QUERIES_FILE, VECTORS_FILE
+from scannery.indexer.scann.search import ScannSearcher, load_kernels, load_searcher
+from scannery.indexer.tuning.held_out_queries import FreshQueries, held_out_queries
+from scannery.indexer.tuning.recall_curve import DEEPER, Curves, measure_curves
+from scannery.indexer.tuning.search_settings import TUNED_K
+from scannery.indexer.tuning.settings_choice import pick_point
+from scannery.indexer.vectors.arrays import mapped
+
+__all__ = ["main"]
+
+_LOWEST = 19
+"""Of a thread's niceness."""
+_DEEP_QUERIES = 90
+"""Of each kind, for up to a thousand hits: each of them tells more than one for ten hits."""
+_DEEPEST_SHARE = 0.125
+"""Searches for more of the rows than this are exact anyhow (serving)."""
+
+
+def main(folder: Path) -> None:
+    """Measure recall over settings, and write the curves."""
+    job = json.loads((folder / "job.json").read_text())
+    vectors_ND = mapped(folder / VECTORS_FILE)
+    given = folder / QUERIES_FILE
+    queries_QD = mapped(given) if given.exists() else None
+    rows = len(vectors_ND)
+    deepest = max([k for k in DEEPER if k <= _DEEPEST_SHARE * rows], default=TUNED_K)
+    ask = partial(held_out_queries, vectors_ND, job["distance"], seed=job["seed"], apart_QD=queries_QD)
+    with ThreadPoolExecutor(1, initializer=_give_way) as pool:
+        held_out = pool.submit(ask).result()
+        deep = pool.submit(ask, k=deepest, count=_DEEP_QUERIES).result()
+        fresh = (
+            job["measured_for"]
+            and pool.submit(FreshQueries, vectors_ND, job["distance"], seed=job["seed"]).result()
+        )
+    load_kernels(vectors_ND, job["distance"])  # which no point should pay for
+    sys.stdin.read()
+    if not (folder / "trained.json").exists():  # whoever waits for us is gone
+        return
+    started = time.perf_counter()
+    searcher = load_searcher(folder / "scann", vectors_ND, job["distance"])
+    curves = measure_curves(
+        searcher,
+        held_out,
+        deep,
+        leaves=job["config"]["leaves"],
+        rows=rows,
+        threads=job["threads"],
+        rescore=job["rescore"],
+    )
+    result = {
+        "fresh_recall": fresh and _fresh_recall(fresh, searcher, curves, job["measured_for"]),
+        "curve": [point.model_dump() for point in curves.ten],
+        "depth_curves": [curve.model_dump() for curve in curves.others],
+        "seconds": time.perf_counter() - started,
+    }
+    (folder / "tuned.json").write_text(json.dumps(result))
+
+
+def _fresh_recall(fresh: FreshQueries, searcher: ScannSearcher, curves: Curves, target: float) -> float:
+    """Return the recall of the default setting; where none reaches the target, searches are exact."""
+    point, reached = pick_point(curves.ten, target)
+    return fresh.recall(searcher, point) if reached else 1.0
+
+
+def _give_way() -> None:
+    with contextlib.suppress(OSError):  # not everywhere may threads have priorities of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

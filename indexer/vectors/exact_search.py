@@ -1,0 +1,279 @@
+"""Exact search: scores of vectors, and the best k of them, in an order that is total: by score, then by id.
+
+Many queries are scored by a matrix product, whose sums are in another order than those of a single query. It only says
+which rows may be among the best: all within what rounding can do. Their scores come from the kernel of single queries,
+so that a row has the same score, and the same place, in a batch and alone.
+
+Shapes: Q queries, N vectors, D dimensions, K hits, R rows given by number, B rows of a block, X pairs of row and query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from scannery.indexer.spec.spec import Distance
+from scannery.indexer.vectors.tie_order import BY_ROW
+
+__all__ = ["FEW_HITS", "FEW_QUERIES", "NO_ROW", "all_scores", "exact_search", "search_ready", "unit_length"]
+
+NO_ROW = -1
+"""Row number where there are fewer than k hits; its score is minus infinity."""
+
+# Rows scored at once: their scores stay in the L2 cache, and their float64 copy is small.
+BLOCK_ROWS = 1 << 14
+BLOCK_QUERIES = 256
+MANY_BETTER = 256
+"""Where more rows of a block than these may be among the best, the best of the block itself leave fewer of them."""
+# For so few queries a scan is bound by memory: the fused kernels need one core and no copy. A matrix product would wake
+# the threads of the linear algebra library for it, which cost more than they save while other queries run.
+FEW_QUERIES = 8
+FEW_HITS = 100
+"""A kernel that keeps the best rows as it goes is faster where these are few: no scores are written and sorted."""
+
+
+def unit_length(vectors_ND: np.ndarray) -> np.ndarray:
+    """Return the vectors scaled to length 1, float32; zero vectors stay zero. The input is not changed."""
+    # float64: the square of a component of 1e15 must not overflow on its way to the sum.
+    norms_N1 = np.sqrt(np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64))[:, None]
+    return (vectors_ND / np.where(norms_N1 == 0, 1, norms_N1)).astype(np.float32)
+
+
+def search_ready(queries_QD: np.ndarray, distance: Distance) -> np.ndarray:
+    """Return queries as segments search them: contiguous, float32, scaled to length 1 for cosine."""
+    queries_QD = np.ascontiguousarray(queries_QD, np.float32)
+    if distance != "cosine":
+        return queries_QD
+    from scannery.indexer.kernels import fused  # compiles on import: only where it is needed
+
+    units_QD = np.empty_like(queries_QD)
+    fused.unit_vectors(queries_QD, units_QD)
+    return units_QD
+
+
+def exact_search(
+    vectors_ND: np.ndarray,
+    queries_QD: np.ndarray,
+    k: int,
+    distance: Distance,
+    allowed: np.ndarray | None = None,
+    ranks_N: np.ndarray = BY_ROW.ranks_N,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k best rows of each query and their scores, best first, equal scores by rank.
+
+    With `cosine`, vectors and queries must have length 1 already. Scores are inner products, or minus the squared
+    distance for `squared_l2`. `allowed` restricts the rows: bool (N,), or row numbers, ascending. `ranks_N` are those
+    of `Ties`; without them, equal scores come by row number.
+
+    Returns:
+        rows_QK int64 (NO_ROW where there are fewer) and scores_QK float32 (minus infinity there).
+
+    """
+    if len(queries_QD) < FEW_QUERIES and k <= FEW_HITS:
+        return _few_best(vectors_ND, queries_QD, k, distance, allowed, ranks_N)
+    rows_R = np.flatnonzero(allowed) if allowed is not None and allowed.dtype == bool else allowed
+    return _many_best(vectors_ND, queries_QD, k, distance, rows_R, ranks_N)
+
+
+def _few_best(
+    vectors_ND: np.ndarray,
+    queries_QD: np.ndarray,
+    k: int,
+    distance: Distance,
+    allowed: np.ndarray | None,
+    ranks_N: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    from scannery.indexer.kernels import row_kernels  # compiles on import: only where it is needed
+
+    if allowed is not None and not len(allowed):
+        return _none_found(len(queries_QD), k)
+    rows_QK, scores_QK = np.empty((len(queries_QD), k), np.int64), np.empty((len(queries_QD), k), np.float32)
+    rows_R, mask_N = _NO_ROWS, _NO_MASK
+    if allowed is not None and allowed.dtype == bool:
+        mask_N = allowed
+    elif allowed is not None:
+        rows_R = allowed
+    squared = distance == "squared_l2"
+    for query_D, rows_K, scores_K in zip(queries_QD, rows_QK, scores_QK, strict=True):
+        row_kernels.nearest_rows(vectors_ND, query_D, squared, rows_R, mask_N, ranks_N, rows_K, scores_K)
+    return rows_QK, scores_QK
+
+
+def _none_found(queries: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.full((queries, k), NO_ROW, np.int64), np.full((queries, k), -np.inf, np.float32)
+
+
+_NO_ROWS = np.zeros(0, np.int64)
+_NO_MASK = np.zeros(0, bool)
+_NO_MASK.setflags(write=False)  # as masks are: for each kind of array, code is compiled apart
+
+
+def _many_best(
+    vectors_ND: np.ndarray,
+    queries_QD: np.ndarray,
+    k: int,
+    distance: Distance,
+    rows_R: np.ndarray | None,
+    ranks_N: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    total = len(vectors_ND) if rows_R is None else len(rows_R)
+    rows_QK, scores_QK = _none_found(len(queries_QD), k)
+    if not k:
+        return rows_QK, scores_QK
+    for start in range(0, total, BLOCK_ROWS):
+        numbers_B = np.arange(start, min(start + BLOCK_ROWS, total))
+        if rows_R is not None:
+            numbers_B = rows_R[numbers_B]
+        for some, scores_QB, least in _scored(
+            vectors_ND, queries_QD, numbers_B, distance, contiguous=rows_R is None
+        ):
+            query_X, column_X = _promising(scores_QB, scores_QK[some], least or np.asarray)
+            rows_X = numbers_B[column_X]
+            scores_X = (
+                _pair_scores(vectors_ND, rows_X, queries_QD[some], query_X, distance)
+                if least
+                else scores_QB[query_X, column_X]
+            )
+            rows_QK[some], scores_QK[some] = _merged(
+                rows_QK[some], scores_QK[some], query_X, rows_X, scores_X, ranks_N
+            )
+    return rows_QK, scores_QK
+
+
+_Least = Callable[[np.ndarray], np.ndarray]
+"""From scores (Q,), minus infinity among them, to the least that a product may give for a row that has them: (Q,)."""
+
+
+def _scored(
+    vectors_ND: np.ndarray,
+    queries_QD: np.ndarray,
+    rows_B: np.ndarray,
+    distance: Distance,
+    *,
+    contiguous: bool,
+) -> Iterator[tuple[slice, np.ndarray, _Least | None]]:
+    """Yield which queries, the score of each of them and each row, float32 (Q, B), and how far it may be off."""
+    if len(queries_QD) < FEW_QUERIES:
+        yield slice(None), _kernel_scores(vectors_ND, queries_QD, rows_B, distance), None
+        return
+    vectors_BD = vectors_ND[rows_B[0] : rows_B[-1] + 1] if contiguous else vectors_ND[rows_B]
+    longest = _longest(vectors_BD)
+    if distance == "squared_l2":
+        vectors_BD = vectors_BD.astype(np.float64)  # once for all queries
+    for start in range(0, len(queries_QD), BLOCK_QUERIES):
+        some = slice(start, start + BLOCK_QUERIES)
+        lengths_Q = np.sqrt(np.einsum("qd,qd->q", queries_QD[some], queries_QD[some], dtype=np.float64))
+        least = partial(_least_product, lengths_Q, longest, queries_QD.shape[1], distance)
+        yield some, all_scores(vectors_BD, queries_QD[some], distance), least
+
+
+def all_scores(vectors_BD: np.ndarray, queries_QD: np.ndarray, distance: Distance) -> np.ndarray:
+    """Return the score of each query and vector, float32 (Q, B), by a matrix product."""
+    if distance == "squared_l2":
+        return _expanded_distances(vectors_BD, queries_QD)
+    products_QB: np.ndarray = queries_QD @ vectors_BD.T
+    return products_QB
+
+
+def _least_product(
+    lengths_Q: np.ndarray, longest: float, dimensions: int, distance: Distance, scores_Q: np.ndarray
+) -> np.ndarray:
+    """Return the least that `all_scores` may give for a row with the given score, float64 (Q,).
+
+    A sum of n products has an error of at most n · u / (1 - n · u) times the sum of their absolute values, in any order
+    (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). For inner products that sum is at most the product of
+    the lengths, and both ways have the error. The squared distance of the kernel has it in proportion to itself; the
+    expanded one has that of float64, in proportion to the square of both lengths.
+    """
+    share = ROOM * (dimensions + 4) * UNIT_ROUNDOFF
+    scores_Q = scores_Q.astype(np.float64)
+    if distance == "squared_l2":
+        expanded_Q = ROOM * (dimensions + 4) * 2.0**-53 * 4 * np.square(longest + lengths_Q)
+        least_Q: np.ndarray = scores_Q * (1 + share) - expanded_Q - LEAST_ERROR
+        return least_Q
+    return scores_Q - 2 * share * longest * lengths_Q - LEAST_ERROR
+
+
+UNIT_ROUNDOFF = 2.0**-24
+ROOM = 1.5
+"""Times the bound, for what it leaves out: n · u in its denominator, and the rounding of the lengths."""
+LEAST_ERROR = 1e-35
+"""Of products too small for float32."""
+
+
+def _promising(scores_QB: np.ndarray, scores_QK: np.ndarray, least: _Least) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs of query and column that may be among the best, by query and column: int64 (X,) both."""
+    k = scores_QK.shape[1]
+    floor_Q = least(scores_QK[:, -1])
+    # After the first blocks few rows are as good as the k-th hit: a comparison is far cheaper than a selection.
+    query_X, column_X = np.nonzero(scores_QB >= floor_Q[:, None])
+    if k < scores_QB.shape[1] and len(query_X) > MANY_BETTER * len(scores_QB):
+        # k rows of this block have at least the k-th of these scores, less what it may be off.
+        place = scores_QB.shape[1] - k
+        own_Q = np.partition(scores_QB, place, axis=1)[:, place]
+        floor_Q = np.maximum(floor_Q, least(least(own_Q)))
+        query_X, column_X = np.nonzero(scores_QB >= floor_Q[:, None])
+    return query_X, column_X
+
+
+def _kernel_scores(
+    vectors_ND: np.ndarray, queries_QD: np.ndarray, rows_B: np.ndarray, distance: Distance
+) -> np.ndarray:
+    from scannery.indexer.kernels import row_kernels
+
+    scores_QB = np.empty((len(queries_QD), len(rows_B)), np.float32)
+    for query_D, scores_B in zip(queries_QD, scores_QB, strict=True):
+        row_kernels.score_rows(vectors_ND, rows_B, query_D, distance == "squared_l2", scores_B)
+    return scores_QB
+
+
+def _pair_scores(
+    vectors_ND: np.ndarray,
+    rows_X: np.ndarray,
+    queries_QD: np.ndarray,
+    query_X: np.ndarray,
+    distance: Distance,
+) -> np.ndarray:
+    from scannery.indexer.kernels import row_kernels
+
+    scores_X = np.empty(len(rows_X), np.float32)
+    row_kernels.score_pairs(vectors_ND, rows_X, queries_QD, query_X, distance == "squared_l2", scores_X)
+    return scores_X
+
+
+def _longest(vectors_BD: np.ndarray) -> float:
+    from scannery.indexer.kernels import row_kernels
+
+    return row_kernels.longest(vectors_BD)
+
+
+def _expanded_distances(vectors_BD: np.ndarray, queries_QD: np.ndarray) -> np.ndarray:
+    """Return minus |x|² - 2xq + |q|², in float64: in float32 it cancels, and would misorder near neighbours."""
+    vectors, queries = np.asarray(vectors_BD, np.float64), queries_QD.astype(np.float64)
+    distances_QB = queries @ vectors.T
+    distances_QB *= 2
+    distances_QB -= np.einsum("bd,bd->b", vectors, vectors)
+    distances_QB -= np.einsum("qd,qd->q", queries, queries)[:, None]
+    return distances_QB.astype(np.float32)
+
+
+def _merged(
+    rows_QK: np.ndarray,
+    scores_QK: np.ndarray,
+    query_X: np.ndarray,
+    rows_X: np.ndarray,
+    scores_X: np.ndarray,
+    ranks_N: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best of what was found so far and of further rows, which come by query."""
+    from scannery.indexer.kernels import row_kernels
+
+    order_X = np.lexsort((ranks_N[rows_X] if len(ranks_N) else rows_X, -scores_X, query_X))
+    starts_Q = np.searchsorted(query_X, np.arange(len(rows_QK) + 1))
+    merged = _none_found(*rows_QK.shape)
+    row_kernels.merge_sorted(
+        rows_QK, scores_QK, starts_Q, rows_X[order_X], scores_X[order_X], ranks_N, *merged
+    )
+    return merged

@@ -1,0 +1,1 @@
+"""Versions of an index: manifests, leases, tombstones and garbage collection."""

@@ -1,0 +1,257 @@
+"""Collect what no version needs: old versions, their files, and what builds left behind.
+
+A file stays as long as a version that stays names it. Of the files of builds (docs/format.md), embeddings stay while
+a version that stays has documents of them, since they are what a later build need not embed again; the records of a
+build stay with its version. Everything younger than an age stays: a build writes its files before the version that
+names them. Embeddings stay seven times as long: a large build that was stopped goes on from them.
+
+What is being worked on stays too, however old it is: versions, work units and files that a lease names, what was
+written since the work began, and segments that a record names which was written since then: a build that takes up a
+segment of an earlier one writes its record again. Removing takes minutes where there is much, so it goes in batches:
+each is announced, and then all of this is looked up again (leases.py tells why in this order).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import PurePosixPath
+from typing import Any
+
+from scannery.indexer.errors import NotFoundError
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.store.object_store import Store, StoredObject
+from scannery.indexer.versions.leases import LIFETIME, read_leases, removing
+from scannery.indexer.versions.versions import list_versions, manifest_key, read_manifest, segment_key
+
+__all__ = ["GarbageReport", "collect_garbage"]
+
+GarbageCallback = Callable[[int, int], None]
+"""Called with the files removed so far, and all that will be."""
+
+_SCRATCH = ("stage/reuse", "stage/deletes")
+_UNFINISHED = 7
+"""Units of a build that has not committed stay for so many times the age."""
+
+BATCH = 500
+"""Files removed under one announcement. A commit that names one of them waits meanwhile: seconds, also on a bucket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GarbageReport:
+    """What `collect_garbage` removed, or would remove."""
+
+    versions: tuple[int, ...]
+    leased: tuple[int, ...]
+    """Old versions that stay because a server has them open, or because work began from them."""
+    segments: tuple[str, ...]
+    deletes: tuple[str, ...]
+    """Files that name deleted rows."""
+    embeddings: tuple[str, ...]
+    """Embeddings of documents that no version has any more, as far as builds tell."""
+    records: tuple[str, ...]
+    """Records, dead letters and given queries of builds of which no version is left."""
+    scratch: tuple[str, ...]
+    """Files that a build needs only while it runs, of builds that were killed; leases that have expired; and
+    announcements of removals that were killed."""
+    freed_bytes: int
+
+
+def collect_garbage(
+    store: Store,
+    index: str,
+    *,
+    keep: int = 3,
+    min_age: timedelta = timedelta(days=1),
+    dry_run: bool = False,
+    progress: GarbageCallback | None = None,
+) -> GarbageReport:
+    """Remove all but the newest `keep` versions and those that are leased, and all files that only they need.
+
+    What is younger than `min_age` stays, and what is being worked on. What others take into use meanwhile stays too,
+    so the report may have less than one of a dry run before.
+
+    Raises:
+        NotFoundError: no such index.
+        CorruptError: a manifest that would be kept cannot be read; then nothing is removed.
+
+    """
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, got {keep}")
+    read_manifest(store, index)  # a clear NotFoundError
+    before = datetime.now(timezone.utc) - min_age
+    old = _old_versions(store, index, keep, before)
+    leased = read_leases(store, index).versions
+    going = [version for version in old if version not in leased]
+    garbage = _Garbage(store, index, before, min_age, going)
+    found = {kind: list(garbage.of(kind)) for kind in _KINDS}
+    if not dry_run:
+        going = _remove_versions(store, index, going)
+        found = _remove_files(store, index, found, lambda: _Garbage(store, index, before, min_age), progress)
+        store.remove_drafts(index, before)
+    return GarbageReport(
+        versions=tuple(going),
+        leased=tuple(version for version in old if version in leased),
+        freed_bytes=sum(item.size_bytes for items in found.values() for item in items),
+        **{kind: tuple(item.key for item in items) for kind, items in found.items()},
+    )
+
+
+def _remove_versions(store: Store, index: str, versions: Sequence[int]) -> list[int]:
+    """Remove versions that are still not leased, and return which."""
+    # Before their files: a version must not outlive its segments.
+    leased = read_leases(store, index).versions
+    going = [version for version in versions if version not in leased]
+    for version in going:
+        store.delete(manifest_key(index, version))
+    return going
+
+
+def _remove_files(
+    store: Store,
+    index: str,
+    found: Mapping[str, Sequence[StoredObject]],
+    look: Callable[[], _Garbage],
+    progress: GarbageCallback | None,
+) -> dict[str, list[StoredObject]]:
+    """Remove files that are garbage still when it is their turn, and return those that were removed."""
+    total, done = sum(map(len, found.values())), 0
+    removed: dict[str, list[StoredObject]] = {kind: [] for kind in found}
+    for kind, items in found.items():
+        for start in range(0, len(items), BATCH):
+            batch = items[start : start + BATCH]
+            with removing(store, index, [item.key for item in batch]) as holds:
+                garbage = {item.key for item in look().of(kind)}
+                for item in batch:
+                    if item.key in garbage and holds():
+                        store.delete(item.key)
+                        removed[kind].append(item)
+                    done += 1
+                    if progress is not None:
+                        progress(done, total)
+    return removed
+
+
+_KINDS = ("segments", "deletes", "embeddings", "records", "scratch")
+
+
+class _Garbage:
+    """What can go once some versions are gone, at the moment when this is made."""
+
+    def __init__(
+        self, store: Store, index: str, before: datetime, min_age: timedelta, going: Sequence[int] = ()
+    ) -> None:
+        self._store, self._index = store, index
+        # The leases first: what is committed after this is read is among the manifests.
+        leases = read_leases(store, index)
+        self._expired = leases.expired
+        self._before = before if leases.since is None else min(before, leases.since)
+        self._unfinished_before = min(self._before, before - (_UNFINISHED - 1) * min_age)
+        kept = _manifests(store, index, going)
+        self._named = _named(index, kept) | leases.files
+        self._taken_up = {key for keys in self._fresh_records() for key in keys}
+        self._builds = {build for manifest in kept for build in manifest.builds}
+        self._units = {unit for build in self._builds for unit in self._units_of(build)} | leases.units
+
+    def of(self, kind: str) -> Iterator[StoredObject]:
+        """Yield the files of a kind, as `GarbageReport` has them."""
+        match kind:
+            case "segments" | "deletes":
+                stays = self._named | self._taken_up
+                yield from (item for item in self._old(kind) if item.key not in stays)
+            case "embeddings":
+                yield from (item for item in self._unfinished(kind) if _stem(item) not in self._units)
+            case "scratch":
+                for folder in _SCRATCH:
+                    yield from self._old(folder)
+                yield from (item for item in self._listed("leases") if item.key in self._expired)
+                yield from self._removals()
+            case _:
+                yield from self._records()
+
+    def _records(self) -> Iterator[StoredObject]:
+        yield from (item for item in self._old("queries") if item.key not in self._named)
+        yield from (item for item in self._unfinished("stage/units") if _stem(item) not in self._units)
+        for folder in ("stage/builds", "dead-letters"):
+            yield from (item for item in self._old(folder) if _stem(item) not in self._builds)
+        records = {_stem(item): item for item in self._old("stage/segments") if item.key.endswith(".json")}
+        gone = {name for name, item in records.items() if not self._has_segments(item.key)}
+        yield from (item for item in self._old("stage/segments") if _stem(item) in gone)
+
+    def _has_segments(self, key: str) -> bool:
+        """Return whether the segments that a record names all stay."""
+        keys = self._recorded(key)
+        return keys is not None and self._named.issuperset(keys)
+
+    def _fresh_records(self) -> Iterator[Sequence[str]]:
+        """Yield the files that records name which are too young to go."""
+        for item in self._listed("stage/segments"):
+            if item.key.endswith(".json") and item.modified >= self._before:
+                yield self._recorded(item.key) or ()
+
+    def _recorded(self, key: str) -> list[str] | None:
+        """Return the files that a record of segments names; None if it is damaged or gone, and so of no use."""
+        try:
+            _, _, body = self._store.read(key).partition(b"\n")
+            files = [
+                file
+                for entry in json.loads(body)["entries"]
+                for file in (entry, entry.get("deleted"))
+                if file
+            ]
+            return [segment_key(self._index, file["key"]) for file in files]
+        except (NotFoundError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def _removals(self) -> Iterator[StoredObject]:
+        """Yield announcements of removals that were killed."""
+        ended = min(self._before, datetime.now(timezone.utc) - 2 * LIFETIME)
+        return (item for item in self._listed("removals") if item.modified < ended)
+
+    def _units_of(self, build: str) -> list[str]:
+        try:
+            record: dict[str, Any] = json.loads(self._store.read(f"{self._index}/stage/builds/{build}.json"))
+            return list(record["units"])
+        except (NotFoundError, ValueError, KeyError):
+            return []
+
+    def _old(self, folder: str) -> Iterator[StoredObject]:
+        return (item for item in self._listed(folder) if item.modified < self._before)
+
+    def _unfinished(self, folder: str) -> Iterator[StoredObject]:
+        return (item for item in self._listed(folder) if item.modified < self._unfinished_before)
+
+    def _listed(self, folder: str) -> Sequence[StoredObject]:
+        return self._store.list(f"{self._index}/{folder}")
+
+
+def _stem(item: StoredObject) -> str:
+    """Return the name of a file up to its first dot: records come as `x.json` and `x.dead.jsonl`."""
+    return PurePosixPath(item.key).name.partition(".")[0]
+
+
+def _manifests(store: Store, index: str, without: Sequence[int]) -> list[Manifest]:
+    found = []
+    for version in list_versions(store, index):
+        if version not in without:
+            with contextlib.suppress(NotFoundError):  # another collection removed it meanwhile
+                found.append(read_manifest(store, index, version))
+    return found
+
+
+def _named(index: str, manifests: Sequence[Manifest]) -> set[str]:
+    keys = {key for manifest in manifests for entry in manifest.segments for key in entry.keys}
+    keys |= {m.recall.given_queries for m in manifests if m.recall and m.recall.given_queries}
+    return {segment_key(index, key) for key in keys}
+
+
+def _old_versions(store: Store, index: str, keep: int, before: datetime) -> list[int]:
+    written = {item.key: item for item in store.list(f"{index}/versions")}
+    return [
+        version
+        for version in list_versions(store, index)[:-keep]
+        if written[manifest_key(index, version)].modified < before
+    ]

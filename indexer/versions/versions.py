@@ -1,0 +1,284 @@
+"""Versions of an index: numbered manifests, of which the highest is current."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import secrets
+from collections.abc import Collection, Mapping
+from datetime import datetime, timezone
+
+from scannery.indexer.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    FormatError,
+    MissingFileError,
+    NotFoundError,
+    ReplacedError,
+)
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.spec.spec import INDEX_NAME
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.leases import WorkLease, wait_for_removals, working
+
+__all__ = [
+    "commit",
+    "hold_current",
+    "inherited_id",
+    "latest_version",
+    "list_indexes",
+    "list_versions",
+    "manifest_key",
+    "new_index_id",
+    "read_manifest",
+    "segment_key",
+]
+
+ATTEMPTS = 10
+MAX_CHECKS = 5
+"""How often a commit looks at its files again where its process was stopped for longer than its lease lives."""
+_MANIFEST = re.compile(r"[^/]+/versions/(?P<version>[0-9]{8})\.json")
+
+
+def list_indexes(store: Store) -> list[str]:
+    """Return the names of the indexes that have at least one version, sorted."""
+    return [name for name in store.folders() if list_versions(store, name)]
+
+
+def list_versions(store: Store, index: str) -> list[int]:
+    """Return the versions of an index, ascending; empty if there is no such index."""
+    if not INDEX_NAME.fullmatch(index):
+        return []
+    matches = (_MANIFEST.fullmatch(item.key) for item in store.list(f"{index}/versions"))
+    return sorted(int(match["version"]) for match in matches if match)
+
+
+def latest_version(store: Store, index: str) -> int | None:
+    """Return the current version of an index, or None if it has none."""
+    return max(list_versions(store, index), default=None)
+
+
+def read_manifest(store: Store, index: str, version: int | None = None) -> Manifest:
+    """Return the manifest of a version, by default the current one.
+
+    Raises:
+        NotFoundError: no such index or version; the message names those that exist.
+        CorruptError, FormatError: the manifest cannot be read.
+
+    """
+    if version is None:
+        version = latest_version(store, index)
+        if version is None:
+            raise NotFoundError(_no_such_index(store, index), field="index")
+    key = manifest_key(index, version)
+    try:
+        data = store.read(key)
+    except NotFoundError as error:
+        raise NotFoundError(_no_such_version(store, index, version), field="version") from error
+    manifest = Manifest.from_json(data, origin=key)
+    if (manifest.index, manifest.version) != (index, version):
+        raise CorruptError(f"{key} is the manifest of version {manifest.version} of index {manifest.index!r}")
+    return manifest
+
+
+def hold_current(
+    store: Store, index: str, lease: WorkLease, *, units: Collection[str] = ()
+) -> Manifest | None:
+    """Return the current version, held by a lease: gc cannot remove it any more. None if there is no such index.
+
+    Raises:
+        CorruptError, FormatError: its manifest cannot be read.
+        AlreadyExistsError: others publish and remove versions all the time.
+
+    """
+    for _ in range(ATTEMPTS):
+        version = latest_version(store, index)
+        lease.hold(parent=version, units=units)
+        if version is None:
+            return None
+        with contextlib.suppress(NotFoundError):
+            manifest = read_manifest(store, index, version)
+            # Else gc may have looked for leases before, and be about to remove it: others have published after it.
+            if latest_version(store, index) == version:
+                return manifest
+    raise AlreadyExistsError(f"index {index!r}: each version was removed before it could be held; try again")
+
+
+def commit(store: Store, manifest: Manifest) -> Manifest:
+    """Publish a manifest as the next version after its parent; from then on it is the current one.
+
+    The files that it names must be in the store already. The conditional put is the commit: of two builders that
+    started from the same parent one wins. That alone does not suffice, since garbage collection frees the numbers of
+    old versions: the parent must be the newest version right before the put, and no other may lie above right after.
+
+    Returns:
+        The manifest as published, with its version and time.
+
+    Raises:
+        AlreadyExistsError: somebody else published a version since the parent; nothing was changed.
+        MissingFileError: a file that the manifest names is not in the store.
+        ReplacedError: the index that the manifest was made for is gone, and another one has its name.
+
+    """
+    files = _files(manifest)
+    with working(store, manifest.index, parent=manifest.parent, files=files) as lease:
+        published = _checked(store, manifest, files)
+        for _ in range(MAX_CHECKS):
+            if not lease.lapsed():
+                break
+            # This process was stopped, and gc may have removed what was there.
+            lease.hold(parent=manifest.parent, files=files)
+            published = _checked(store, manifest, files)
+        key, data = manifest_key(published.index, published.version), published.to_json()
+        try:
+            store.create(key, data)
+        except AlreadyExistsError as error:
+            raise _overtaken(manifest) from error
+        if not _is_in_line(store, published, data):
+            # Never the current version: a higher one was there before.
+            store.delete(key)
+            raise _overtaken(manifest)
+        if lease.lapsed():
+            _check_again(store, published, files)
+    return published
+
+
+def _checked(store: Store, manifest: Manifest, files: Mapping[str, int | None]) -> Manifest:
+    """Return the manifest as it is to be published, once its parent and its files are seen to be there."""
+    wait_for_removals(store, manifest.index, files)
+    published, parent = _next(store, manifest)
+    _check_files(store, files, known=set() if parent is None else _files(parent).keys())
+    return published
+
+
+def _check_again(store: Store, published: Manifest, files: Mapping[str, int | None]) -> None:
+    """Take a version back whose files went between their check and its put; no process can have opened it."""
+    try:
+        _check_files(store, files, known=())
+    except MissingFileError:
+        store.delete(manifest_key(published.index, published.version))
+        raise
+
+
+def _files(manifest: Manifest) -> dict[str, int | None]:
+    """Return the store keys of all files that a manifest names, with their sizes in bytes where it has them."""
+    entries = [file for entry in manifest.segments for file in (entry, entry.deleted) if file]
+    files: dict[str, int | None] = {
+        segment_key(manifest.index, file.key): file.size_bytes for file in entries
+    }
+    if manifest.recall and manifest.recall.given_queries:
+        files[segment_key(manifest.index, manifest.recall.given_queries)] = None
+    return files
+
+
+def _check_files(store: Store, files: Mapping[str, int | None], *, known: Collection[str]) -> None:
+    """Raise MissingFileError if a file is not in the store; `known` are those of the parent, which gc keeps."""
+    new = {key: size_bytes for key, size_bytes in files.items() if key not in known}
+    folders = {key.rpartition("/")[0] for key in new}
+    stored = {item.key: item.size_bytes for folder in folders for item in store.list(folder)}
+    for key, size_bytes in new.items():
+        if key not in stored or size_bytes not in (None, stored[key]):
+            found = f"has {stored[key]} bytes, not {size_bytes}" if key in stored else "is not in the store"
+            raise MissingFileError(f"{key} {found}; nothing was published, run this again to make it anew")
+
+
+def _next(store: Store, manifest: Manifest) -> tuple[Manifest, Manifest | None]:
+    """Return the manifest as it is to be published, if its parent is the newest version; and the parent.
+
+    A parent that cannot be read is None: a rollback is made of what was before it.
+    """
+    number, parent, digest = manifest.parent, None, None
+    if latest_version(store, manifest.index) != number:
+        raise _overtaken(manifest)
+    if number is not None:
+        key = manifest_key(manifest.index, number)
+        try:
+            data = store.read(key)
+        except NotFoundError as error:  # collected, so there is a later one by now
+            raise _overtaken(manifest) from error
+        digest = hashlib.sha256(data).hexdigest()
+        with contextlib.suppress(CorruptError, FormatError):
+            parent = Manifest.from_json(data, origin=key)
+    update = {
+        "version": (number or 0) + 1,
+        "created_at": datetime.now(timezone.utc),
+        "parent_sha256": digest,
+        "index_id": inherited_id(store, manifest),
+        "log_reached": max(
+            max(each.log_reached, each.log_sequence) for each in (manifest, parent) if each is not None
+        ),
+    }
+    return manifest.model_copy(update=update), parent
+
+
+def _is_in_line(store: Store, published: Manifest, data: bytes) -> bool:
+    """Return whether no version lies above one that was just put, or only such as were made from it."""
+    above = [v for v in list_versions(store, published.index) if v > published.version]
+    if not above:
+        return True
+    try:
+        following = read_manifest(store, published.index, above[0])
+    except (NotFoundError, CorruptError, FormatError):
+        return False
+    return following.parent_sha256 == hashlib.sha256(data).hexdigest()
+
+
+def _overtaken(manifest: Manifest) -> AlreadyExistsError:
+    return AlreadyExistsError(
+        f"index {manifest.index!r}: version {(manifest.parent or 0) + 1} was published by another build meanwhile; "
+        "run this one again to build on top of it"
+    )
+
+
+def new_index_id() -> str:
+    """Return a random id for an index."""
+    return secrets.token_hex(16)
+
+
+def inherited_id(store: Store, manifest: Manifest) -> str:
+    """Return the id of the index that a manifest is to be a version of; a new one where it has none so far.
+
+    Raises:
+        ReplacedError: it was made for another index of the same name.
+
+    """
+    known = _known_id(store, manifest.index)
+    if known and manifest.index_id and known != manifest.index_id:
+        raise ReplacedError(
+            f"index {manifest.index!r} was made anew or restored meanwhile: this version was made for the index with "
+            f"id {manifest.index_id}, the store has {known}; run this again"
+        )
+    return known or manifest.index_id or new_index_id()
+
+
+def _known_id(store: Store, index: str) -> str | None:
+    """Return the id in the newest version that has one: those of early days, and of older releases, have none."""
+    for version in reversed(list_versions(store, index)):
+        with contextlib.suppress(CorruptError, FormatError, NotFoundError):  # damaged, or collected meanwhile
+            if found := read_manifest(store, index, version).index_id:
+                return found
+    return None
+
+
+def segment_key(index: str, key: str) -> str:
+    """Return the store key of a segment named in the manifest of `index`."""
+    return f"{index}/{key}"
+
+
+def manifest_key(index: str, version: int) -> str:
+    """Return the store key of a manifest."""
+    return f"{index}/versions/{version:08d}.json"
+
+
+def _no_such_index(store: Store, index: str) -> str:
+    names = list_indexes(store)
+    known = f"it has {', '.join(names)}" if names else "it has none"
+    return f"there is no index {index!r} in {store.uri}; {known}"
+
+
+def _no_such_version(store: Store, index: str, version: int) -> str:
+    versions = list_versions(store, index)
+    if not versions:
+        return _no_such_index(store, index)
+    return f"index {index!r} has no version {version}; it has {', '.join(map(str, versions))}"

@@ -1,0 +1,157 @@
+"""Retrieval quality against relevance judgements: metrics, intervals, and where the ways to search differ.
+
+The metrics are those of trec_eval, through `ir_measures` (the extra `eval`). Intervals are bootstrapped over queries,
+with a fixed seed: they say how far the mean may lie from that of other queries of the same kind.
+
+Shapes: Q queries.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scannery.pipelines.errors import CollectionError, MissingPackageError
+from scannery.pipelines.evaluation.judgements import Judgements
+
+__all__ = ["Difference", "Evaluation", "Interval", "evaluate", "interval_of", "largest_differences"]
+
+Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
+"""From texts to the ids found for each, best first."""
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+MAIN_METRIC = "nDCG@10"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A mean over queries, and between which values it lies with 95 % confidence."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What one way to search achieved."""
+
+    name: str
+    query_ids: tuple[str, ...]
+    """Queries that have a relevant document, in the order of the queries file."""
+    values: Mapping[str, np.ndarray]
+    """By metric the value of each query, float64 (Q,)."""
+    seconds: float
+    """Time of all searches."""
+
+    @property
+    def means(self) -> dict[str, Interval]:
+        """The mean of each metric."""
+        return {metric: interval_of(values_Q) for metric, values_Q in self.values.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A query that one way to search answers better than another."""
+
+    query_id: str
+    one: float
+    other: float
+
+
+def evaluate(
+    searches: Mapping[str, Search], queries: Mapping[str, str], judgements: Judgements, *, k: int = 100
+) -> list[Evaluation]:
+    """Return what each way to search achieves: nDCG@10, MRR@10 and recall@k.
+
+    Queries without a relevant document (a level above 0) are left out: nothing can be found for them.
+
+    Args:
+        searches: by name; each returns up to k ids per text, best first.
+        queries: texts by id.
+        judgements: by query id.
+        k: for the recall.
+
+    Raises:
+        CollectionError: no query has a relevant document.
+        MissingPackageError: `ir_measures` is not installed.
+
+    """
+    measures = _measures(k)
+    judged = {
+        name: judgements[name]
+        for name in queries
+        if any(level > 0 for level in judgements.get(name, {}).values())
+    }
+    if not judged:
+        raise CollectionError(
+            "qrels: no query has a relevant document; do the ids of both files fit?", field="qrels"
+        )
+    texts = [queries[name] for name in judged]
+    results = []
+    for name, search in searches.items():
+        started = time.perf_counter()
+        found = search(texts)
+        seconds = time.perf_counter() - started
+        values = _values(measures, judged, found)
+        results.append(Evaluation(name=name, query_ids=tuple(judged), values=values, seconds=seconds))
+    return results
+
+
+def interval_of(values_Q: np.ndarray, *, seed: int = 0) -> Interval:
+    """Return the mean of the values and its bootstrap interval (percentiles of resampled means)."""
+    generator = np.random.default_rng(seed)
+    means = np.array(
+        [values_Q[generator.integers(0, len(values_Q), len(values_Q))].mean() for _ in range(RESAMPLES)]
+    )
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(mean=float(values_Q.mean()), low=float(low), high=float(high))
+
+
+def largest_differences(
+    one: Evaluation, other: Evaluation, count: int, *, metric: str = MAIN_METRIC
+) -> list[Difference]:
+    """Return the queries that the two answer most differently, largest difference first."""
+    gaps_Q = np.abs(one.values[metric] - other.values[metric])
+    order = np.argsort(-gaps_Q, kind="stable")[:count]
+    return [
+        Difference(
+            query_id=one.query_ids[i], one=float(one.values[metric][i]), other=float(other.values[metric][i])
+        )
+        for i in order.tolist()
+        if gaps_Q[i] > 0
+    ]
+
+
+def _measures(k: int) -> dict[str, Any]:
+    try:
+        import ir_measures
+    except ImportError as error:
+        raise MissingPackageError(
+            "evaluation needs the package `ir-measures`: pip install 'scannery[eval]'"
+        ) from error
+    names = {MAIN_METRIC: MAIN_METRIC, "MRR@10": "RR@10", f"recall@{k}": f"R@{k}"}
+    return {name: ir_measures.parse_measure(measure) for name, measure in names.items()}
+
+
+def _values(
+    measures: Mapping[str, Any], judged: Judgements, found: Iterable[Sequence[str]]
+) -> dict[str, np.ndarray]:
+    import ir_measures
+
+    # Ranks as scores: trec_eval would order equal scores by its own rule.
+    run = {
+        name: {document: -float(rank) for rank, document in enumerate(documents)}
+        for name, documents in zip(judged, found, strict=True)
+    }
+    positions = {name: position for position, name in enumerate(judged)}
+    names = {measure: name for name, measure in measures.items()}
+    values = {name: np.zeros(len(judged)) for name in measures}
+    for item in ir_measures.iter_calc(list(measures.values()), judged, run):
+        values[names[item.measure]][positions[item.query_id]] = item.value
+    return values

@@ -1,0 +1,24 @@
+"""What went wrong with a build that ran to its end, as an error."""
+
+from __future__ import annotations
+
+from scannery.pipelines.errors import NothingToIndexError, TooManyDeadLettersError
+from scannery.pipelines.stages.publish import BuildRecord
+from scannery.pipelines.state.job import Job
+
+__all__ = ["check_record"]
+
+
+def check_record(record: BuildRecord, job: Job) -> None:
+    """Raise the error for a build that made no version although it ran to its end."""
+    dead = ", ".join(f"{count} × {reason}" for reason, count in record.counts.dead_letters.items())
+    key = record.statistics["dead_letters_key"]
+    where = f"; see {job.store_uri}/{key}" if key else ""
+    if record.status == "empty":
+        raise NothingToIndexError(f"no record could be indexed ({dead or 'the input is empty'}){where}")
+    if record.status == "too_many_dead_letters":
+        raise TooManyDeadLettersError(
+            f"{sum(record.counts.dead_letters.values())} dead letters ({dead}), more than the {job.max_dead_letters:g} "
+            f"allowed{where}",
+            field="max_dead_letters",
+        )

@@ -1,0 +1,119 @@
+"""Run the chain on an engine: once, or again where an earlier run's files turned out to be damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from scannery.indexer.store.object_store import Store
+from scannery.pipelines.errors import PipelineError, StageDamagedError
+from scannery.pipelines.execution.failures import restored
+from scannery.pipelines.execution.runners import new_pipeline
+from scannery.pipelines.execution.up_to_date import published_again
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.stages.embed import finished_unit
+from scannery.pipelines.stages.publish import BuildRecord, read_record
+from scannery.pipelines.stages.update import Touch
+from scannery.pipelines.state.embedding_cache import write_catalogue
+from scannery.pipelines.state.job import Job, stage_key
+from scannery.pipelines.state.progress import Progress, ProgressCallback, watched
+from scannery.pipelines.state.work_units import WorkUnit
+
+__all__ = ["Engine", "execute"]
+
+ATTEMPTS = 3
+"""A run removes every damaged file that it meets; one that meets new ones each time has a broken disk."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What runs the chain."""
+
+    runner: str | None = None
+    options: Sequence[str] = ()
+    encoder: PlannedEncoder | None = None
+    """Of the job; workers in this process find it if it is loaded already."""
+
+
+def execute(
+    job: Job,
+    store: Store,
+    units: Sequence[WorkUnit],
+    touches: Mapping[int, Touch],
+    engine: Engine,
+    progress: ProgressCallback | None,
+) -> BuildRecord:
+    """Run the chain to its end and return what came of it.
+
+    Raises:
+        PipelineError, IndexerError, EmbedError: as the stage that failed raised them.
+
+    """
+    encoder = engine.encoder.load if engine.encoder else None
+    if not published_again(job, store, units, touches, encoder):
+        _run_until_sound(job, store, units, touches, engine, progress)
+    record = read_record(job, store)
+    if progress is not None:
+        dead = sum(record.counts.dead_letters.values())
+        progress(Progress(stage="done", done=1, total=1, passages=record.counts.passages, dead=dead))
+    return record
+
+
+def _run_until_sound(
+    job: Job,
+    store: Store,
+    units: Sequence[WorkUnit],
+    touches: Mapping[int, Touch],
+    engine: Engine,
+    progress: ProgressCallback | None,
+) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        planned = _with_catalogue(job, units, store)
+        try:
+            with watched(planned, store, units, progress), _catalogue_removed(planned, store):
+                _run(planned, units, touches, engine)
+            return
+        except StageDamagedError:
+            if attempt == ATTEMPTS:
+                raise
+
+
+def _with_catalogue(job: Job, units: Sequence[WorkUnit], store: Store) -> Job:
+    pending = any(finished_unit(unit, job, store) is None for unit in units)
+    if not (job.embeds and pending):
+        return job
+    has_catalogue = write_catalogue(store, job.index, job.build_id, dimensions=job.dimensions)
+    return dataclasses.replace(job, has_catalogue=has_catalogue)
+
+
+@contextlib.contextmanager
+def _catalogue_removed(job: Job, store: Store) -> Iterator[None]:
+    """Remove the catalogue after the build, which is its only reader; a killed build's is written over."""
+    yield
+    if job.has_catalogue:
+        for suffix in (".npy", ".json"):
+            store.delete(stage_key(job.index, "reuse", f"{job.build_id}{suffix}"))
+
+
+def _run(job: Job, units: Sequence[WorkUnit], touches: Mapping[int, Touch], engine: Engine) -> None:
+    pipeline = new_pipeline(engine.runner, engine.options)
+    from scannery.pipelines.execution.chain import add_build, new_encoder_handle
+
+    encoders = new_encoder_handle()
+    loaded = engine.encoder.loaded if engine.encoder else None
+    if loaded is not None:
+        encoders.acquire(lambda: loaded)
+    add_build(pipeline, job, units, encoders, touches)
+    try:
+        result = pipeline.run()
+        state = result.wait_until_finish()
+    except Exception as failure:
+        if str(failure).startswith("KeyboardInterrupt"):  # Beam wraps whatever ends a stage
+            raise KeyboardInterrupt from failure
+        error = restored(failure)
+        if error is None:
+            raise
+        raise error from failure
+    if state not in (None, "DONE"):
+        raise PipelineError(f"the runner ended in state {state}")

@@ -1,0 +1,82 @@
+"""A build of which everything was done before: published without an engine, whose start takes longer than that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.store.object_store import Store
+from scannery.pipelines.stages.embed import finished_unit
+from scannery.pipelines.stages.publish import publish
+from scannery.pipelines.stages.resolve import moved_ids, needs_resolving
+from scannery.pipelines.stages.segment import RowGroup, finished_shard, shard_key
+from scannery.pipelines.stages.update import Touch, finished_update
+from scannery.pipelines.state.counts import ShardOutcome, UnitOutcome
+from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.stage_outputs import read_parent
+from scannery.pipelines.state.work_units import WorkUnit
+from scannery.pipelines.tuning.synthetic_queries import EncoderSource
+
+__all__ = ["published_again"]
+
+
+def published_again(
+    job: Job,
+    store: Store,
+    units: Sequence[WorkUnit],
+    touches: Mapping[int, Touch],
+    encoder: EncoderSource | None,
+) -> bool:
+    """Publish a build whose units and segments are all there already; return whether that was so.
+
+    Raises:
+        AlreadyExistsError: another build published a version meanwhile.
+
+    """
+    if needs_resolving(job):  # its duplicates are known to the engine's stages only
+        return False
+    outcomes = [finished_unit(unit, job, store) for unit in units]
+    done = [outcome for outcome in outcomes if outcome is not None]
+    if len(done) < len(units):
+        return False
+    shards = _finished_shards(job, store, done, touches)
+    if shards is None:
+        return False
+    publish(job, store, done, shards, encoder=encoder)
+    return True
+
+
+def _finished_shards(
+    job: Job, store: Store, units: Sequence[UnitOutcome], touches: Mapping[int, Touch]
+) -> list[ShardOutcome] | None:
+    parent = read_parent(job, store) if job.mode == "upsert" or job.keep_rows else None
+    values: dict[int, list[str]] = defaultdict(list)
+    for shard, touch in touches.items():
+        values[shard].append(touch.to_json())
+    groups = [
+        (shard, RowGroup(unit.ordinal, unit.key, group))
+        for unit in units
+        for shard, group in unit.row_groups.items()
+    ]
+    for shard, row_group in groups:
+        values[shard].append(row_group.to_json())
+    for shard, touch in moved_ids(groups, job, store).items():
+        values[shard].append(touch.to_json())
+    shards = []
+    for shard, items in values.items():
+        outcome = _finished_shard(shard, items, parent, job, store)
+        if outcome is None:
+            return None
+        shards.append(outcome)
+    return shards
+
+
+def _finished_shard(
+    shard: int, values: Sequence[str], parent: Manifest | None, job: Job, store: Store
+) -> ShardOutcome | None:
+    if job.mode == "full" and (job.newer_than is None or parent is None):
+        rows = [RowGroup.from_json(value) for value in values]
+        if done := finished_shard(shard_key(job, shard, rows), job, store):
+            return done
+    return None if parent is None else finished_update(shard, values, parent, job, store)

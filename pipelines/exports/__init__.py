@@ -1,0 +1,1 @@
+"""Datapoints of a version to files that other tools read."""

@@ -1,0 +1,136 @@
+"""Tables → files of an export: Parquet, and JSON lines, plain or compressed."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from scannery.indexer.datapoints.sparse import INDICES_COLUMN, SPARSE_COLUMNS, VALUES_COLUMN
+
+__all__ = ["FORMATS", "SPARSE", "RowWriter", "exported", "exported_schema", "format_of_name", "open_writer"]
+
+SPARSE = "sparse"
+"""Column of sparse vectors. No attribute can be called so."""
+
+_SPARSE_TYPE = pa.struct({"indices": pa.list_(pa.uint32()), "values": pa.list_(pa.float32())})
+
+_ROWS_BOXED = 256
+"""Rows that are Python objects at once: a float takes eight times its size then."""
+
+FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst")
+
+
+class RowWriter(Protocol):
+    """Takes tables of one schema."""
+
+    def write(self, table: pa.Table) -> None:
+        """Append the rows."""
+
+
+def exported_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of exported files: sparse vectors are one column there, as builds and updates take them."""
+    if INDICES_COLUMN not in schema.names:
+        return schema
+    fields = [field for field in schema if field.name not in SPARSE_COLUMNS]
+    return pa.schema([*fields, pa.field(SPARSE, _SPARSE_TYPE)], metadata=schema.metadata)
+
+
+def exported(table: pa.Table) -> pa.Table:
+    """Return rows of a segment in the schema of exported files."""
+    if INDICES_COLUMN not in table.column_names:
+        return table
+    parts = [table.column(name).combine_chunks() for name in (INDICES_COLUMN, VALUES_COLUMN)]
+    sparse = pa.StructArray.from_arrays(parts, fields=list(_SPARSE_TYPE), mask=parts[0].is_null())
+    return table.drop_columns(list(SPARSE_COLUMNS)).append_column(SPARSE, sparse)
+
+
+def format_of_name(name: str) -> str | None:
+    """Return the format that a file of this name has, or None where it does not end like one."""
+    return next((format for format in FORMATS if name.endswith(f".{format}") and name != f".{format}"), None)
+
+
+@contextlib.contextmanager
+def open_writer(path: Path, format: str, schema: pa.Schema) -> Iterator[RowWriter]:
+    """Give a writer into a new file."""
+    if format == "parquet":
+        with _parquet(path, schema) as parquet:
+            yield _ParquetRows(parquet)
+        return
+    with path.open("wb") as raw, _compressed(raw, format) as file:
+        yield _JsonRows(file)
+
+
+def _parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
+    lists = [f"{field.name}.list.element" for field in schema if pa.types.is_list(field.type)]
+    return pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        # As in segments: dictionaries never pay for vectors, and split byte streams do.
+        use_dictionary=plain + lists,
+        column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"}
+        if "embedding" in schema.names
+        else None,
+        write_page_checksum=True,
+    )
+
+
+class _ParquetRows:
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self._writer = writer
+
+    def write(self, table: pa.Table) -> None:
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+
+class _JsonRows:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, table: pa.Table) -> None:
+        for start in range(0, table.num_rows, _ROWS_BOXED):
+            for row in table.slice(start, _ROWS_BOXED).to_pylist():
+                line = json.dumps(_json_row(row), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+                self._file.write(f"{line}\n".encode())
+
+
+def _json_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a datapoint as JSON values; what is null is left out.
+
+    Python writes a float32 with as many digits as its double needs, so reading it back gives the same bits.
+    """
+    return {name: _json_value(name, value) for name, value in row.items() if value is not None}
+
+
+def _json_value(name: str, value: Any) -> Any:
+    if name == "payload":
+        # Objects and lists as what they are; a payload that is a mere string stays JSON in a string, as in Parquet.
+        return json.loads(value) if value[:1] in ("{", "[") else value
+    if isinstance(value, float) and math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"  # JSON has no number for it; the build reads both
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    return value
+
+
+@contextlib.contextmanager
+def _compressed(raw: BinaryIO, format: str) -> Iterator[BinaryIO]:
+    if format == "jsonl.gz":
+        # Without name and time, so that equal datapoints make equal files.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, compresslevel=6, mtime=0) as packed:
+            yield packed  # type: ignore[misc]  # a GzipFile writes like any binary file
+    elif format == "jsonl.zst":
+        with zstandard.ZstdCompressor(level=3).stream_writer(raw, closefd=False) as packed:
+            yield packed
+    else:
+        yield raw

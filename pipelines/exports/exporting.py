@@ -1,0 +1,344 @@
+"""Export: the datapoints of a version as Parquet or JSON lines, which other tools read and `scannery build` takes back.
+
+This is no Beam pipeline. An export reads each segment once, from front to back, and writes as fast as the disk takes
+it; spreading that over workers would only move the same bytes further. What a cluster would bound, a segment bounds
+already: one segment is open at a time, and a few thousand rows of it are in memory.
+
+    OUTPUT.parquet, OUTPUT.jsonl, OUTPUT.jsonl.gz, OUTPUT.jsonl.zst     one file
+    OUTPUT/part-00000-of-00003.parquet                                  else a folder, with one file a segment,
+    OUTPUT/_spec.yaml                                                   a spec to build an index from them,
+    OUTPUT/_export.json                                                 and, when all is there, the report
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from scannery.indexer import (
+    CorruptError,
+    Manifest,
+    SegmentEntry,
+    Store,
+    datapoint_schema,
+    read_live_mask,
+    read_manifest,
+    segment_key,
+    written_schema,
+)
+from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.segment.segment_writer import file_sha256
+from scannery.indexer.spec.spec import IndexSpec
+from scannery.pipelines.errors import OutputError
+from scannery.pipelines.exports.export_files import (
+    FORMATS,
+    SPARSE,
+    RowWriter,
+    exported,
+    exported_schema,
+    format_of_name,
+    open_writer,
+)
+
+__all__ = ["ExportReport", "ExportedFile", "export"]
+
+REPORT_NAME = "_export.json"
+SPEC_NAME = "_spec.yaml"
+
+# Vectors of a batch: it is decoded, converted and encoded, so some ten times as much is in memory at once.
+BATCH_BYTES = 1 << 24
+MAX_BATCH_ROWS = 1 << 14
+READ_BUFFER_BYTES = 1 << 20
+
+_OTHER_FILES = (".json", ".csv", ".tsv", ".txt", ".npy", ".avro", ".arrow", ".feather", ".gz", ".zst", ".zip")
+
+RowsCallback = Callable[[int, int], None]
+"""Called with the rows written so far, and all rows."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportedFile:
+    """One file that an export wrote."""
+
+    name: str
+    rows: int
+    size_bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportReport:
+    """What an export wrote."""
+
+    index: str
+    version: int
+    output: str
+    format: str
+    """`parquet`, `jsonl`, `jsonl.gz` or `jsonl.zst`."""
+
+    rows: int
+    dimensions: int
+    vectors: bool
+    """Whether the files have the vectors."""
+
+    files: tuple[ExportedFile, ...]
+    spec: dict[str, Any] | None
+    """A spec that builds an equal index from the files; None without vectors."""
+
+    seconds: float
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values."""
+        return dataclasses.asdict(self) | {"files": [dataclasses.asdict(f) for f in self.files],
+                                           "size_bytes": self.size_bytes}  # fmt: skip
+
+
+def export(
+    index: str,
+    store_uri: str | Path,
+    output: str | Path,
+    *,
+    format: str | None = None,
+    version: int | None = None,
+    vectors: bool = True,
+    overwrite: bool = False,
+    progress: RowsCallback | None = None,
+) -> ExportReport:
+    """Write all datapoints of a version to files. Each file appears whole or not at all.
+
+    Mutations that a server holds in its log beyond the version are not part of it.
+
+    Args:
+        index: name of the index.
+        store_uri: where it lives.
+        output: a file, if it ends like one (`.parquet`, `.jsonl`, `.jsonl.gz`, `.jsonl.zst`), else a folder; a local
+            path or a URI.
+        format: `parquet`, `jsonl`, `jsonl.gz` or `jsonl.zst`; default: as the file ends, `parquet` for a folder.
+        version: default: the current one.
+        vectors: leave them out with False; such files cannot be built from again without an encoder.
+        overwrite: replace an earlier export.
+        progress: called after each batch.
+
+    Raises:
+        NotFoundError: no such store, index or version.
+        CorruptError: a segment is not what the manifest says; nothing of it was exported.
+        OutputError: the output exists already, is no place for an export, or does not fit `format`.
+
+    """
+    started = time.perf_counter()
+    store = Store.open(store_uri)
+    manifest = read_manifest(store, index, version)
+    target = _Target.of(str(output), format)
+    target.prepare(overwrite=overwrite)
+    written = _Written(progress, manifest.rows)
+    schema = _schema(manifest, vectors=vectors)
+    files = [
+        _write_file(target, name, entries, store, manifest, schema, written)
+        for name, entries in target.files(manifest.segments)
+    ]
+    report = ExportReport(
+        index=index,
+        version=manifest.version,
+        output=str(output),
+        format=target.format,
+        rows=written.rows,
+        dimensions=manifest.dimensions,
+        vectors=vectors,
+        files=tuple(files),
+        spec=_spec_of(manifest.spec) if vectors else None,
+        seconds=round(time.perf_counter() - started, 3),
+    )
+    target.finish(report)
+    return report
+
+
+@dataclasses.dataclass
+class _Written:
+    progress: RowsCallback | None
+    total: int
+    rows: int = 0
+
+    def add(self, rows: int) -> None:
+        self.rows += rows
+        if self.progress is not None:
+            self.progress(self.rows, self.total)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """Where the files go."""
+
+    folder: Store
+    format: str
+    name: str | None
+    """Of the one file; None for a folder of several."""
+
+    @classmethod
+    def of(cls, output: str, format: str | None) -> _Target:
+        parent, _, name = output.rpartition("/")
+        found = format_of_name(name)
+        if found is not None and format not in (None, found):
+            raise OutputError(f"output: {name} ends like {found}, and format says {format}", field="format")
+        if (format or found or "parquet") not in FORMATS:
+            raise OutputError(f"format: must be one of {', '.join(FORMATS)}, got {format!r}", field="format")
+        if found is not None:
+            return cls(
+                Store.open(parent or ("/" if output.startswith("/") else "."), create=True), found, name
+            )
+        if name.lower().endswith(_OTHER_FILES):
+            endings = ", ".join(f".{each}" for each in FORMATS)
+            raise OutputError(
+                f"output: {name} ends like a file, but an export is one of {endings}, or a folder",
+                field="output",
+            )
+        return cls(Store.open(output, create=True), format or "parquet", None)
+
+    def files(self, segments: Sequence[SegmentEntry]) -> Iterator[tuple[str, Sequence[SegmentEntry]]]:
+        """Yield the files to write, each with the segments that go into it."""
+        if self.name is not None:
+            yield self.name, segments
+            return
+        for number, entry in enumerate(segments):
+            yield f"part-{number:05d}-of-{len(segments):05d}.{self.format}", [entry]
+
+    def prepare(self, *, overwrite: bool) -> None:
+        """Make room: files of two exports side by side would be read as one."""
+        if self.name is not None:
+            if not overwrite and self.folder.exists(self.name):
+                raise OutputError(
+                    f"output: {self.name} is there already; overwrite replaces it", field="output"
+                )
+            return
+        names = self._names()
+        ours = [name for name in names if _is_ours(name)]
+        others = [name for name in names if not _is_ours(name) and not name.startswith((".", "_"))]
+        if others or (ours and not overwrite):
+            what = "; overwrite replaces an earlier export" if ours and not others else ""
+            first = (others or ours)[0]
+            raise OutputError(f"output: the folder is not empty, it has {first}{what}", field="output")
+        # The report first: without it, what is there counts as unfinished.
+        for name in sorted(ours, key=lambda name: name != REPORT_NAME):
+            self.folder.delete(name)
+
+    def finish(self, report: ExportReport) -> None:
+        """Leave spec and report in a folder; names with `_` are not input to a build."""
+        if self.name is not None:
+            return
+        if report.spec is not None:
+            text = yaml.safe_dump(report.spec, sort_keys=False, allow_unicode=True)
+            self.folder.write(SPEC_NAME, text.encode())
+        self.folder.write(REPORT_NAME, json.dumps(report.to_dict(), indent=1).encode())
+
+    def _names(self) -> list[str]:
+        root = self.folder.local_root
+        if root is not None:  # a listing would go through all folders below
+            return sorted(path.name for path in root.iterdir())
+        return [item.key for item in self.folder.list()]
+
+
+def _is_ours(name: str) -> bool:
+    return name in (REPORT_NAME, SPEC_NAME) or (name.startswith("part-") and format_of_name(name) is not None)
+
+
+def _schema(manifest: Manifest, *, vectors: bool) -> pa.Schema:
+    has_text = manifest.spec.source.text is not None
+    schema = (written_schema if has_text else datapoint_schema)(manifest.spec, manifest.dimensions)
+    if not vectors:
+        schema = schema.remove(schema.get_field_index("embedding"))
+    origin = {"index": manifest.index, "version": manifest.version, "distance": manifest.spec.distance}
+    return schema.with_metadata({"scannery.export": json.dumps(origin)})
+
+
+def _write_file(
+    target: _Target,
+    name: str,
+    entries: Sequence[SegmentEntry],
+    store: Store,
+    manifest: Manifest,
+    schema: pa.Schema,
+    written: _Written,
+) -> ExportedFile:
+    before = written.rows
+    with scratch_folder("export") as folder:
+        path = folder / "draft"
+        with open_writer(path, target.format, exported_schema(schema)) as writer:
+            for entry in entries:
+                _copy_rows(store, manifest.index, entry, schema, writer, written)
+        target.folder.write_file(name, path)
+        size, sha256 = path.stat().st_size, file_sha256(path)
+    return ExportedFile(name=name, rows=written.rows - before, size_bytes=size, sha256=sha256)
+
+
+def _copy_rows(
+    store: Store, index: str, entry: SegmentEntry, schema: pa.Schema, writer: RowWriter, written: _Written
+) -> None:
+    rows, key = 0, segment_key(index, entry.key)
+    mask_N = read_live_mask(store, index, entry)
+    with _verified(store, key, entry) as file:
+        for batch in file.iter_batches(_batch_rows(schema), columns=_present(file, schema, key)):
+            table = _conformed(pa.Table.from_batches([batch]), schema)
+            first, rows = rows, rows + table.num_rows
+            if mask_N is not None:
+                table = table.filter(pa.array(mask_N[first:rows]))
+            writer.write(exported(table))
+            written.add(table.num_rows)
+    if rows != entry.rows:
+        raise CorruptError(f"{key} has {rows} rows, the manifest says {entry.rows}")
+
+
+@contextlib.contextmanager
+def _verified(store: Store, key: str, entry: SegmentEntry) -> Iterator[pq.ParquetFile]:
+    with store.open_file(key) as path:
+        if path.stat().st_size != entry.size_bytes or file_sha256(path) != entry.sha256:
+            raise CorruptError(f"{key} is damaged: its size or SHA-256 is not the one in the manifest")
+        # Buffered ahead, all of a column would be in memory before its first row comes out.
+        with pq.ParquetFile(
+            path, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True
+        ) as file:
+            yield file
+
+
+def _present(file: pq.ParquetFile, schema: pa.Schema, key: str) -> list[str]:
+    """Return the columns of the schema that the file has; an attribute that was added later is null in old segments."""
+    present = [name for name in schema.names if name in file.schema_arrow.names]
+    missing = [field.name for field in schema if not field.nullable and field.name not in present]
+    if missing:
+        raise CorruptError(f"{key} has no column {missing[0]}")
+    return present
+
+
+def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = [
+        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, names=schema.names).cast(schema)
+
+
+def _batch_rows(schema: pa.Schema) -> int:
+    at = schema.get_field_index("embedding")
+    dimensions = schema.field(at).type.list_size if at >= 0 else 1
+    return max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // (4 * dimensions)))
+
+
+def _spec_of(spec: IndexSpec) -> dict[str, Any]:
+    """Return the spec with the exported files as its source, without what is default."""
+    data = spec.model_dump(mode="json", exclude_defaults=True)
+    source = {"format": "datapoints"} | ({"sparse_vector": SPARSE} if spec.source.sparse_vector else {})
+    return {"index": data["index"], "source": source} | {
+        key: value for key, value in data.items() if key not in ("index", "source")
+    }

@@ -1,0 +1,1 @@
+"""What a build will do, before any worker starts."""

@@ -1,0 +1,1 @@
+"""Input records to documents, passages and embeddings files."""

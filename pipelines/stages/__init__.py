@@ -1,0 +1,1 @@
+"""The stages of a build, an update and a compaction, in their order."""

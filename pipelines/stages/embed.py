@@ -1,0 +1,122 @@
+"""First stage: a work unit becomes an embeddings file, dead letters and counts."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from scannery.embed import Encoder
+from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.segment.segment_writer import file_sha256
+from scannery.indexer.store.object_store import Store
+from scannery.pipelines.dead_letters import DeadLetter, count_categories, count_reasons, json_lines
+from scannery.pipelines.records.embeddings_files import write_embeddings
+from scannery.pipelines.records.unit_rows import UnitRows, embedded_rows, own_rows
+from scannery.pipelines.sources import Fields, read_batches
+from scannery.pipelines.state.counts import Counts, UnitOutcome
+from scannery.pipelines.state.embedding_cache import Catalogue
+from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
+from scannery.pipelines.state.stage_outputs import has_size, read_unit
+from scannery.pipelines.state.work_units import WorkUnit
+
+__all__ = ["embed_unit", "finished_unit"]
+
+MAX_IGNORED_NAMES = 100
+
+
+def finished_unit(unit: WorkUnit, job: Job, store: Store) -> UnitOutcome | None:
+    """Return the outcome of a unit that an earlier run finished, or None."""
+    outcome = read_unit(store, job.index, unit.key)
+    if outcome is None or not has_size(
+        store, embeddings_key(job.index, unit.key), outcome.counts.embeddings_bytes
+    ):
+        return None
+    # The same content may stand at another place of the input now.
+    return UnitOutcome(key=unit.key, ordinal=unit.ordinal, counts=outcome.counts.without_work(),
+                       row_groups=outcome.row_groups, sha256=outcome.sha256)  # fmt: skip
+
+
+def embed_unit(
+    unit: WorkUnit, job: Job, store: Store, encoder: Encoder | None, catalogue: Catalogue | None
+) -> UnitOutcome:
+    """Read a unit, embed what is new in it, write its files, and return what was done.
+
+    Raises:
+        InputChangedError: a file is not what it was when the build was planned.
+
+    """
+    started = time.perf_counter()
+    rows = _rows(unit, job, encoder, catalogue)
+    made = time.perf_counter()
+    row_groups, size_bytes, digest = _write_embeddings(unit, rows.table, job, store)
+    _write_letters(unit, rows.letters, job, store)
+    outcome = UnitOutcome(
+        key=unit.key,
+        ordinal=unit.ordinal,
+        counts=Counts(
+            documents=rows.documents,
+            passages=len(rows.table),
+            embedded=rows.work.embedded,
+            tokens=rows.work.tokens,
+            padding_tokens=rows.work.padding_tokens,
+            input_bytes=sum(part.size_bytes for part in unit.parts),
+            embeddings_bytes=size_bytes,
+            dead_letters=count_reasons(rows.letters),
+            record_errors=count_categories(rows.letters),
+            ignored=_bounded(rows.ignored),
+            seconds=_seconds(rows, made - started, time.perf_counter() - made),
+        ),
+        row_groups=row_groups,
+        sha256=digest,
+        device=encoder.device if encoder else None,
+        dtype=encoder.dtype if encoder else None,
+    )
+    # Last, since it is what says that the unit is done.
+    store.write(stage_key(job.index, "units", f"{unit.key}.json"), sealed(outcome.to_json()))
+    return outcome
+
+
+def _seconds(rows: UnitRows, made_s: float, write_s: float) -> dict[str, float]:
+    encode_s = rows.work.seconds
+    stages = {
+        "read": rows.read_s,
+        "chunk": made_s - rows.read_s - encode_s,
+        "encode": encode_s,
+        "write": write_s,
+    }
+    return {name: round(value, 6) for name, value in stages.items()}
+
+
+def _rows(unit: WorkUnit, job: Job, encoder: Encoder | None, catalogue: Catalogue | None) -> UnitRows:
+    fields = Fields.of(job.spec)
+    items = itertools.chain.from_iterable(read_batches(part, fields) for part in unit.parts)
+    if encoder is None:
+        return own_rows(items, job.spec, job.dimensions)
+    return embedded_rows(items, job.spec, job.dimensions, encoder, catalogue)
+
+
+def _bounded(counts: Counter[str]) -> dict[str, int]:
+    # Names come from the input, and reports are kept for ever.
+    kept = dict(counts.most_common(MAX_IGNORED_NAMES))
+    rest = counts.total() - sum(kept.values())
+    return kept | ({"…": rest} if rest else {})
+
+
+def _write_embeddings(
+    unit: WorkUnit, table: pa.Table, job: Job, store: Store
+) -> tuple[dict[int, int], int, str]:
+    """Return the row group of each shard, and the size and SHA-256 of the file."""
+    with scratch_folder("embed") as folder:
+        path = folder / "embeddings.parquet"
+        row_groups = write_embeddings(path, table, shards=job.shards)
+        store.write_file(embeddings_key(job.index, unit.key), path)
+        return row_groups, path.stat().st_size, file_sha256(path)
+
+
+def _write_letters(unit: WorkUnit, letters: Sequence[DeadLetter], job: Job, store: Store) -> None:
+    if letters:
+        store.write(stage_key(job.index, "units", f"{unit.key}.dead.jsonl"), json_lines(letters))

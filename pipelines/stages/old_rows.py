@@ -1,0 +1,137 @@
+"""Rows that an index has already: read back from its segments, and compared with new ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from scannery.indexer.datapoints.schema import REVISION_COLUMN, vectors_of, written_schema
+from scannery.indexer.errors import CorruptError
+from scannery.indexer.manifest import SegmentEntry
+from scannery.indexer.segment.segment_writer import file_sha256
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.vectors.arrays import taken
+from scannery.indexer.versions.tombstones import read_live_mask
+from scannery.indexer.versions.versions import segment_key
+from scannery.pipelines.state.job import Job
+
+__all__ = ["newer_rows", "read_live_rows", "stored_schema", "unchanged_documents"]
+
+ABOUT = 0.01
+"""A cosine of 0.995: vectors of one text in any two types have one of 0.999, those of different texts hardly ever."""
+
+
+def stored_schema(job: Job) -> pa.Schema:
+    """Return the columns that live rows have: those that are written, and the revision (null for those of a build)."""
+    schema = written_schema(job.spec, job.dimensions)
+    return schema.append(pa.field(REVISION_COLUMN, pa.int64()))
+
+
+def read_live_rows(
+    entry: SegmentEntry, job: Job, store: Store, columns: Sequence[str] | None = None
+) -> tuple[pa.Table, np.ndarray]:
+    """Return some or all columns of the rows of a segment that are not deleted, and the numbers of these rows.
+
+    Columns are those of `stored_schema`; what the segment lacks is null.
+
+    Raises:
+        CorruptError: a file is not what the manifest says.
+        NotFoundError: it is missing.
+
+    """
+    table = _read_segment(entry, job, store, columns)
+    if len(table) != entry.rows:
+        raise CorruptError(f"{entry.key} has {len(table)} rows, the manifest says {entry.rows}")
+    mask_N = read_live_mask(store, job.index, entry)
+    if mask_N is None:
+        return table, np.arange(len(table))
+    return table.filter(pa.array(mask_N)), np.flatnonzero(mask_N)
+
+
+def _read_segment(entry: SegmentEntry, job: Job, store: Store, columns: Sequence[str] | None) -> pa.Table:
+    key = segment_key(job.index, entry.key)
+    schema = stored_schema(job)
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
+    with store.open_file(key) as path:
+        if path.stat().st_size != entry.size_bytes or file_sha256(path) != entry.sha256:
+            raise CorruptError(
+                f"{key} is damaged: its SHA-256 is not the one in the manifest; build the whole index again (--full)"
+            )
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            stored = [name for name in schema.names if name in file.schema_arrow.names]
+            table = file.read(columns=stored)
+    for field in schema:
+        if field.name not in stored:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return table.select(schema.names).replace_schema_metadata(None).cast(schema)
+
+
+def newer_rows(table: pa.Table, job: Job) -> np.ndarray:
+    """Return which rows were written by live updates while the build ran, bool."""
+    if job.newer_than is None:
+        return np.zeros(table.num_rows, bool)
+    newer_N: np.ndarray = pc.greater(
+        pc.fill_null(table.column(REVISION_COLUMN), 0), job.newer_than
+    ).to_numpy()
+    return newer_N
+
+
+def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:
+    """Return the documents that have the same rows in both tables.
+
+    Vectors that were made here may differ by what batches, devices and types make of the same text, which is no reason
+    to replace them; nor is a revision. They differ by more where a release embeds a text in another way.
+    """
+    columns = [name for name in new.column_names if name != REVISION_COLUMN]
+    shared = _shared(old, new)
+    if not len(shared):
+        return set()
+    old, new = (
+        table.select(columns).filter(pc.is_in(table.column("document_id"), value_set=shared))
+        for table in (old, new)
+    )
+    places = pc.index_in(new.column("id"), value_set=old.column("id").combine_chunks())
+    found = pc.is_valid(places)
+    same_N = _equal_rows(taken(old, places.filter(found).to_numpy()), new.filter(found), about=job.embeds)
+    same = Counter(new.filter(found).filter(pa.array(same_N)).column("document_id").to_pylist())
+    before, after = (Counter(table.column("document_id").to_pylist()) for table in (old, new))
+    return {name for name, count in same.items() if count == before[name] == after[name]}
+
+
+def _shared(old: pa.Table, new: pa.Table) -> pa.Array:
+    names = pc.unique(new.column("document_id"))
+    return names.filter(pc.is_in(names, value_set=pc.unique(old.column("document_id"))))
+
+
+def _equal_rows(one: pa.Table, other: pa.Table, *, about: bool) -> np.ndarray:
+    """Return which rows of two tables with the same schema are equal, position by position; vectors maybe about."""
+    same_N = _near_vectors(one, other, ABOUT if about else 0.0)
+    for name in one.column_names:
+        if name != "embedding":
+            same_N &= _equal_values(one, other, name)
+    return same_N
+
+
+def _near_vectors(one: pa.Table, other: pa.Table, most: float) -> np.ndarray:
+    """Return where the squared distance of two vectors is at most so much of their squared length."""
+    vectors_ND, others_ND = vectors_of(one), vectors_of(other)
+    apart_N = np.einsum("nd,nd->n", difference_ND := vectors_ND - others_ND, difference_ND)
+    near_N: np.ndarray = apart_N <= most * np.einsum("nd,nd->n", others_ND, others_ND)
+    return near_N
+
+
+def _equal_values(one: pa.Table, other: pa.Table, name: str) -> np.ndarray:
+    left, right = one.column(name), other.column(name)
+    if pa.types.is_list(left.type):  # Arrow does not compare lists
+        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+        return np.fromiter((a == b for a, b in pairs), bool, len(left))
+    equal = pc.fill_null(pc.equal(left, right), False)
+    nulls = pc.and_(pc.is_null(left), pc.is_null(right))
+    result: np.ndarray = pc.or_(equal, nulls).to_numpy(zero_copy_only=False)
+    return result

@@ -1,0 +1,275 @@
+"""Last stage: all segments of a build become a version, or the reason why not is written down."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import operator
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError
+from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.manifest import Manifest, SegmentEntry
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.tuning.settings_choice import expected_recall
+from scannery.indexer.versions.leases import keeps_log
+from scannery.indexer.versions.versions import commit, read_manifest
+from scannery.pipelines.state.counts import Counts, ShardOutcome, UnitOutcome
+from scannery.pipelines.state.job import Job, dead_letters_key, stage_key
+from scannery.pipelines.state.stage_outputs import read_parent
+from scannery.pipelines.tuning.synthetic_queries import EncoderSource
+from scannery.pipelines.tuning.whole_recall import with_fresh_recall, with_whole_recall
+
+__all__ = ["BuildRecord", "publish", "read_record"]
+
+
+MOST_BUILDS = 1000
+"""Builds that a version knows its documents to come from: 20 KB of its manifest. Embeddings of still older ones may be
+collected, and documents that come again from there are embedded again."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BuildRecord:
+    """What came of a build, as its last stage leaves it in the store for whoever started it."""
+
+    status: str
+    """`committed`, `unchanged` (the current version is this already), `empty` or `too_many_dead_letters`."""
+
+    version: int | None
+    counts: Counts
+    statistics: Mapping[str, Any]
+    units: Sequence[str]
+    segments: Sequence[str]
+
+    def to_json(self) -> bytes:
+        """Return the record as JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=1).encode()
+
+
+def publish(
+    job: Job,
+    store: Store,
+    units: Sequence[UnitOutcome],
+    shards: Sequence[ShardOutcome],
+    *,
+    encoder: EncoderSource | None = None,
+) -> BuildRecord:
+    """Commit the version, unless nothing changed or too little is left, and write the build's record.
+
+    Doing it twice is the same as doing it once: runners repeat a stage whose worker they lost.
+
+    Raises:
+        AlreadyExistsError: another build published a version meanwhile.
+        MissingFileError: a segment is gone from the store.
+
+    """
+    units = sorted(units, key=lambda unit: unit.ordinal)
+    shards = sorted(shards, key=lambda shard: shard.shard)
+    parts = [unit.counts for unit in units] + [shard.counts for shard in shards]
+    counts = functools.reduce(operator.add, parts, Counts())
+    parent = read_parent(job, store)
+    entries = _entries(job, parent, shards)
+    _write_dead_letters(job, store, units, shards)
+    statistics = _statistics(job, counts, units, shards) | _coverage(job, counts, entries)
+    statistics["builds"] = _builds(job, parent)
+    manifest = _manifest(job, entries, parent, statistics)
+    manifest = with_fresh_recall(manifest, shards)
+    status, current = _decide(job, store, counts, parent, manifest, encoder)
+    record = BuildRecord(
+        status=status,
+        version=current.version if current else None,
+        counts=counts,
+        statistics=current.statistics if current and status == "committed" else statistics,
+        units=[unit.key for unit in units],
+        segments=[entry.key for entry in entries],
+    )
+    store.write(stage_key(job.index, "builds", f"{job.build_id}.json"), record.to_json())
+    return record
+
+
+def read_record(job: Job, store: Store) -> BuildRecord:
+    """Return the record that `publish` wrote."""
+    data = json.loads(store.read(stage_key(job.index, "builds", f"{job.build_id}.json")))
+    data["counts"] = Counts(**data["counts"])
+    return BuildRecord(**data)
+
+
+def _entries(job: Job, parent: Manifest | None, shards: Sequence[ShardOutcome]) -> tuple[SegmentEntry, ...]:
+    """Return the segments of the new version: those of an update's untouched shards are the old ones."""
+    touched = {shard.shard for shard in shards}
+    entries = [entry for shard in shards for entry in shard.entries]
+    if job.mode == "upsert" and parent is not None:
+        entries += [entry for entry in parent.segments if entry.shard not in touched]
+    return tuple(sorted(entries, key=lambda entry: (entry.shard, -entry.rows, entry.key)))
+
+
+def _coverage(job: Job, counts: Counts, entries: Sequence[SegmentEntry]) -> dict[str, Any]:
+    """Return what an update did to the documents of the index, and how many its input does not mention."""
+    if job.mode != "upsert":
+        return {}
+    changes = {name: counts.changes.get(name, 0) for name in ("added", "replaced", "unchanged", "removed")}
+    mentioned = changes["added"] + changes["replaced"] + changes["unchanged"]
+    known = [entry.documents for entry in entries if entry.documents is not None]
+    return changes | {
+        "unknown_deletes": job.deletes - changes["removed"],
+        "not_in_input": sum(known) - mentioned if len(known) == len(entries) else None,
+    }
+
+
+def _builds(job: Job, parent: Manifest | None) -> list[str]:
+    """Return the builds that the documents of the version come from: gc keeps their embeddings."""
+    before = parent.builds if parent is not None and job.mode == "upsert" else ()
+    return list(dict.fromkeys([*before, job.build_id]))[-MOST_BUILDS:]
+
+
+def _decide(
+    job: Job,
+    store: Store,
+    counts: Counts,
+    parent: Manifest | None,
+    manifest: Manifest,
+    encoder: EncoderSource | None,
+) -> tuple[str, Manifest | None]:
+    has_work = job.mode == "upsert" and (counts.documents > 0 or job.deletes > 0 or job.merge)
+    if not has_work and (job.mode == "upsert" or not manifest.segments):
+        return "empty", None
+    if _too_many(counts, job.max_dead_letters):
+        return "too_many_dead_letters", None
+    if parent is not None and _is_same(parent, manifest):
+        return "unchanged", parent
+    manifest = _measured(manifest, job, store, encoder)
+    _check_log(job, store, parent, manifest)
+    try:
+        return "committed", commit(store, manifest)
+    except AlreadyExistsError:
+        # Our own commit, if a worker died after it and the runner repeats the stage.
+        with contextlib.suppress(NotFoundError):
+            current = read_manifest(store, job.index, (job.parent or 0) + 1)
+            if current.statistics.get("build_id") == job.build_id and _is_same(current, manifest):
+                return "committed", current
+        raise
+
+
+def _measured(manifest: Manifest, job: Job, store: Store, encoder: EncoderSource | None) -> Manifest:
+    started = time.perf_counter()
+    manifest = with_whole_recall(manifest, job, store, encoder)
+    seconds = manifest.statistics["seconds"] | {"recall": round(time.perf_counter() - started, 3)}
+    return manifest.model_copy(update={"statistics": manifest.statistics | {"seconds": seconds}})
+
+
+def _manifest(
+    job: Job, entries: tuple[SegmentEntry, ...], parent: Manifest | None, statistics: dict[str, Any]
+) -> Manifest:
+    return Manifest(
+        index=job.index,
+        index_id=job.index_id,
+        version=(job.parent or 0) + 1,
+        parent=job.parent,
+        created_at=datetime.now(timezone.utc),
+        spec=job.spec,
+        encoder=job.fingerprint,
+        dimensions=job.dimensions,
+        shards=job.shards,
+        segments=entries,
+        **_log_position(job, parent),
+        recall=expected_recall(entries, job.spec.target_recall, given_queries=job.queries),
+        statistics=statistics,
+    )
+
+
+def _log_position(job: Job, parent: Manifest | None) -> dict[str, int]:
+    """Return what of the log is in the version: no more than when the build began, so that what came since wins."""
+    if parent is None:
+        return {"log_sequence": 0}
+    if job.log_after is None:
+        return {"log_sequence": parent.log_sequence, "log_floor": parent.log_floor}
+    position = min(parent.log_sequence, max(job.log_after, parent.log_floor))
+    return {"log_sequence": position, "log_floor": position}
+
+
+def _check_log(job: Job, store: Store, parent: Manifest | None, manifest: Manifest) -> None:
+    """Raise StoreError where the log may have been cut behind what the version needs of it."""
+    if parent is None or manifest.log_sequence >= parent.log_sequence:
+        return
+    if not keeps_log(store, job.lease, manifest.log_sequence):
+        raise StoreError(
+            f"index {job.index!r}: this build could not renew its lease for some time (the machine slept, or the store "
+            "did not answer), so live updates that were written and sealed meanwhile could be lost; nothing was "
+            "published, run it again"
+        )
+
+
+def _is_same(one: Manifest, other: Manifest) -> bool:
+    names = ("spec", "encoder", "dimensions", "shards")
+    keys = [sorted(entry.keys for entry in manifest.segments) for manifest in (one, other)]
+    return keys[0] == keys[1] and all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _too_many(counts: Counts, limit: float | None) -> bool:
+    if limit is None:
+        return False
+    dead = sum(counts.dead_letters.values())
+    return dead > (limit if limit >= 1 or limit == 0 else limit * (dead + counts.documents))
+
+
+def _statistics(
+    job: Job, counts: Counts, units: Sequence[UnitOutcome], shards: Sequence[ShardOutcome]
+) -> dict[str, Any]:
+    encode_s = counts.seconds.get("encode", 0.0)
+    computed = counts.tokens + counts.padding_tokens
+    worked = next((unit for unit in units if unit.device is not None), None)
+    return {
+        "build_id": job.build_id,
+        "mode": "compact" if job.merge and not units else job.mode,
+        "documents": counts.documents,
+        "passages": counts.passages,
+        "embedded": counts.embedded,
+        # Of all that were read: duplicates were embedded too, and are not among `passages`.
+        "reused": sum(unit.counts.passages for unit in units) - counts.embedded if job.embeds else 0,
+        "tokens": counts.tokens,
+        "padding_share": round(counts.padding_tokens / computed, 4) if computed else 0.0,
+        "passages_per_s": round(counts.embedded / encode_s, 1) if encode_s else None,
+        "tokens_per_s": round(counts.tokens / encode_s, 1) if encode_s else None,
+        "device": worked and worked.device,
+        "dtype": worked and worked.dtype,
+        "input_bytes": counts.input_bytes,
+        "embeddings_bytes": counts.embeddings_bytes,
+        "units": len(units),
+        "dead_letters": dict(counts.dead_letters),
+        "record_errors": dict(counts.record_errors),
+        "ignored": dict(counts.ignored),
+        "dead_letters_key": dead_letters_key(job.index, job.build_id) if counts.dead_letters else None,
+        "seconds": {"plan": round(job.plan_seconds, 3)}
+        | {name: round(value, 3) for name, value in counts.seconds.items()}
+        | {"wall": round(time.time() - job.started_at, 3)},
+        "segments": [{"shard": shard.shard, **shard.statistics} for shard in shards if shard.entries],
+    }
+
+
+def _write_dead_letters(
+    job: Job, store: Store, units: Sequence[UnitOutcome], shards: Sequence[ShardOutcome]
+) -> None:
+    keys = [
+        stage_key(job.index, "units", f"{unit.key}.dead.jsonl") for unit in units if unit.counts.dead_letters
+    ]
+    keys += [stage_key(job.index, "segments", f"{s.key}.dead.jsonl") for s in shards if s.counts.dead_letters]
+    if not keys:
+        return
+    with scratch_folder("publish") as folder:
+        path = folder / "dead-letters.jsonl"
+        with path.open("wb") as file:
+            file.writelines(_existing(store, keys))
+        store.write_file(dead_letters_key(job.index, job.build_id), path)
+
+
+def _existing(store: Store, keys: Sequence[str]) -> Iterator[bytes]:
+    for key in keys:
+        try:
+            yield store.read(key)
+        except NotFoundError:  # cleaned up by hand; the counts still tell
+            continue

@@ -1,0 +1,303 @@
+"""Second stage: the row groups of a shard become one segment, with duplicates left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from scannery.indexer.datapoints.schema import SPOKEN_COLUMN
+from scannery.indexer.errors import AlreadyExistsError
+from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.manifest import FORMAT_VERSION, SegmentEntry
+from scannery.indexer.segment.segment_writer import BuiltSegment, build_segment
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.versions import segment_key
+from scannery.pipelines.dead_letters import DeadLetter, count_reasons, json_lines
+from scannery.pipelines.errors import StageDamagedError
+from scannery.pipelines.records.embeddings_files import embeddings_schema
+from scannery.pipelines.state.counts import Counts, ShardOutcome
+from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
+from scannery.pipelines.state.stage_outputs import (
+    forget_unit,
+    has_hash,
+    has_size,
+    open_embeddings,
+    read_stage,
+)
+from scannery.pipelines.state.work_units import key_of
+from scannery.pipelines.tuning.synthetic_queries import EncoderSource, questions_of
+from scannery.pipelines.tuning.tuning_queries import load_queries, tuning_half
+
+__all__ = [
+    "RowGroup",
+    "build_shard",
+    "finished_shard",
+    "new_rows",
+    "read_row_group",
+    "record_shard",
+    "shard_key",
+    "update_key",
+    "write_segment",
+]
+
+
+_PARALLEL_READS = 4
+
+
+class RowGroup(NamedTuple):
+    """The rows that one unit has for one shard: what goes through the shuffle in place of vectors."""
+
+    ordinal: int
+    unit: str
+    group: int
+    lost: tuple[int, ...] = ()
+    """Rows of the group that are duplicates of records in other shards (resolve.py)."""
+
+    @classmethod
+    def from_json(cls, text: str) -> RowGroup:
+        """Return the row group that `to_json` wrote."""
+        ordinal, unit, group, lost = json.loads(text)
+        return cls(ordinal, unit, group, tuple(lost))
+
+    def to_json(self) -> str:
+        """Return the reference as it travels through Beam."""
+        return json.dumps(self)
+
+
+def shard_key(job: Job, shard: int, rows: Sequence[RowGroup]) -> str:
+    """Return the hash of everything that the segment of a shard is made of."""
+    spec = job.spec
+    units = [(item.unit, item.group, item.lost) for item in sorted(rows)]
+    # Without what came later and is not set: segments of before are found again.
+    scann = {k: v for k, v in spec.scann.model_dump().items() if k != "rescore" or v is not None}
+    words = spec.lexical and spec.lexical.rules
+    return key_of(
+        "segments", FORMAT_VERSION, spec.distance, words, scann, job.shards, shard, units, job.queries
+    )
+
+
+def update_key(
+    job: Job,
+    shard: int,
+    rows: Sequence[RowGroup],
+    base: Sequence[SegmentEntry],
+    changes: Sequence[object] = (),
+) -> str:
+    """Return the hash of everything that the segments of a shard are made of where older ones are built upon."""
+    keys = [entry.keys for entry in base]
+    return key_of("update", shard_key(job, shard, rows), job.spec.attributes, keys, changes)
+
+
+def finished_shard(key: str, job: Job, store: Store) -> ShardOutcome | None:
+    """Return the outcome of a shard that an earlier run built from the same rows, or None.
+
+    A full build reads the segments again to compare their hashes: it is what repairs a damaged index.
+    """
+    text = read_stage(store, job.index, "segments", key)
+    if text is None:
+        return None
+    # Its files may be old and in no version. The record, written again, says that they are in use (garbage.py); first,
+    # or gc could look at it before, and remove them after they were found.
+    store.write(stage_key(job.index, "segments", f"{key}.json"), sealed(text))
+    outcome = ShardOutcome.from_json(text)
+    files = [file for entry in outcome.entries for file in (entry, entry.deleted) if file]
+    for file in files:
+        stored = segment_key(job.index, file.key)
+        if not has_size(store, stored, file.size_bytes):
+            return None
+        if job.mode == "full" and not has_hash(store, stored, file.sha256):
+            return None
+    return dataclasses.replace(outcome, counts=outcome.counts.without_work())
+
+
+def build_shard(
+    key: str,
+    shard: int,
+    rows: Sequence[RowGroup],
+    job: Job,
+    store: Store,
+    *,
+    threads: int | None = None,
+    encoder: EncoderSource | None = None,
+) -> ShardOutcome:
+    """Build the segment of a shard and put it in the store; of records with the same id the first one wins.
+
+    Holds the shard in memory: its vectors, and its texts.
+
+    Raises:
+        BuildError: ScaNN failed.
+        StageDamagedError: an embeddings file is damaged; it is made again by the next run.
+
+    """
+    started = time.perf_counter()
+    table, letters, lost = new_rows(rows, job, store)
+    merged = time.perf_counter()
+    built = (
+        write_segment(table, shard, job, store, threads=threads, encoder=encoder) if table.num_rows else None
+    )
+    seconds = {"merge": round(merged - started, 6), "segment": round(time.perf_counter() - merged, 6)}
+    outcome = ShardOutcome(
+        key=key,
+        shard=shard,
+        entries=(built.entry,) if built else (),
+        counts=Counts(
+            documents=-len(letters), passages=-lost, dead_letters=count_reasons(letters), seconds=seconds
+        ),
+        statistics=built.statistics if built else {},
+    )
+    outcome = record_shard(outcome, letters, job, store)
+    # An update with the same input finds by this that there is nothing to do, without reading anything.
+    again = update_key(job, shard, rows, outcome.entries)
+    same = {"unchanged": sum(entry.documents or 0 for entry in outcome.entries)}
+    counts = dataclasses.replace(outcome.counts, changes=same)
+    record_shard(dataclasses.replace(outcome, key=again, counts=counts), letters, job, store)
+    return outcome
+
+
+def record_shard(
+    outcome: ShardOutcome, letters: Sequence[DeadLetter], job: Job, store: Store
+) -> ShardOutcome:
+    """Record the outcome and its dead letters, and return the outcome that counts.
+
+    Training is not deterministic, so of two builds at once that made the same segment one record must win; else
+    the next run would find another segment than the version has, and commit it for nothing.
+    """
+    if letters:
+        store.write(stage_key(job.index, "segments", f"{outcome.key}.dead.jsonl"), json_lines(letters))
+    # Last, since it is what says that the segments are there.
+    marker = stage_key(job.index, "segments", f"{outcome.key}.json")
+    try:
+        store.create(marker, sealed(outcome.to_json()))
+    except AlreadyExistsError:
+        if (earlier := finished_shard(outcome.key, job, store)) is not None:
+            return earlier
+        store.write(marker, sealed(outcome.to_json()))  # damaged, or its segment is gone
+    return outcome
+
+
+def new_rows(rows: Sequence[RowGroup], job: Job, store: Store) -> tuple[pa.Table, list[DeadLetter], int]:
+    """Return the rows of the first record with each id, dead letters for the others, and how many rows went."""
+    table = _read(sorted(rows), job, store)
+    by_document = job.spec.source.document_id is None
+    keep_N = _first_of_each(table, by="document_id" if by_document else "id")
+    keep_N &= ~table.column("_lost").to_numpy()
+    if keep_N.all():
+        return table, [], 0
+    letters = list(_duplicates(table, keep_N, by_document=by_document))
+    return table.filter(pa.array(keep_N)), letters, int((~keep_N).sum())
+
+
+def write_segment(
+    table: pa.Table,
+    shard: int,
+    job: Job,
+    store: Store,
+    *,
+    threads: int | None = None,
+    encoder: EncoderSource | None = None,
+) -> BuiltSegment:
+    """Build a segment, tuned for given queries or for questions if there is an encoder, and put it into the store."""
+    queries = None
+    # A small segment is not tuned, and needs no encoder.
+    if table.num_rows >= job.spec.scann.exact_below_rows:
+        if job.queries is not None:
+            queries = tuning_half(load_queries(store, job.index, job.queries))
+        elif encoder is not None:
+            queries = questions_of(table, encoder)
+    with scratch_folder("segment") as folder:
+        built = build_segment(
+            table,
+            spec=job.spec,
+            shard=shard,
+            directory=folder,
+            threads=threads,
+            queries=queries,
+            # What tuning/whole_recall.py measures otherwise, at a time when a core is idle.
+            measured=job.shards == 1 and queries is None,
+        )
+        store.write_file(segment_key(job.index, built.entry.key), built.path)
+    return built
+
+
+def read_row_group(item: RowGroup, job: Job, store: Store, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return the rows that one unit has for one shard.
+
+    Raises:
+        StageDamagedError: the file is damaged; the next run makes it again.
+
+    """
+    try:
+        with (
+            open_embeddings(store, job.index, item.unit) as path,
+            pq.ParquetFile(path, page_checksum_verification=True) as file,
+        ):
+            return file.read_row_group(item.group, columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        forget_unit(store, job.index, item.unit)
+        key = embeddings_key(job.index, item.unit)
+        raise StageDamagedError(f"{key} is damaged ({error}); run the build again") from error
+
+
+def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:
+    own = [pa.field("_unit", pa.int64()), pa.field("_lost", pa.bool_())]
+    schema = pa.schema([*embeddings_schema(job.spec, job.dimensions), *own])
+
+    def read(numbered: tuple[int, RowGroup]) -> pa.Table:
+        number, item = numbered
+        table = read_row_group(item, job, store)
+        lost_N = np.zeros(table.num_rows, bool)
+        lost_N[list(item.lost)] = True
+        table = table.append_column("_unit", pa.array(np.full(table.num_rows, number, np.int64)))
+        table = table.append_column("_lost", pa.array(lost_N))
+        if SPOKEN_COLUMN not in table.column_names:  # files of before
+            table = table.append_column(SPOKEN_COLUMN, pa.nulls(table.num_rows, pa.string()))
+        return table.select(schema.names).cast(schema)
+
+    with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+        return pa.concat_tables([schema.empty_table(), *pool.map(read, enumerate(rows))])
+
+
+def _first_of_each(table: pa.Table, *, by: str) -> np.ndarray:
+    """Return which rows stay: those of the first record with each id. A record's passages share its fate."""
+    codes_N = pc.dictionary_encode(table.column(by).combine_chunks()).indices.to_numpy()
+    units_N, records_N = table.column("_unit").to_numpy(), table.column("_record").to_numpy()
+    changes = np.flatnonzero(np.diff(units_N) | np.diff(records_N)) + 1
+    starts = np.zeros(table.num_rows, np.int64)
+    starts[changes] = 1
+    number_N = np.cumsum(starts)
+    # Rows are in input order, so the first row with a code belongs to the record that wins.
+    _, first_C = np.unique(codes_N, return_index=True)
+    kept: np.ndarray = number_N == number_N[first_C][codes_N]
+    return kept
+
+
+def _duplicates(table: pa.Table, keep: np.ndarray, *, by_document: bool) -> Iterator[DeadLetter]:
+    columns = ["id", "document_id", "text", "_unit", "_record", "_source", "_line", "_row"]
+    lost = table.select(columns).filter(pa.array(~keep)).to_pylist()
+    previous = None
+    for row in lost:
+        record = (row["_unit"], row["_record"])
+        if record != previous:
+            yield _duplicate(row, by_document=by_document)
+        previous = record
+
+
+def _duplicate(row: dict[str, Any], *, by_document: bool) -> DeadLetter:
+    return DeadLetter(
+        reason="duplicate_id",
+        message="an earlier record has this id and is kept",
+        source=row["_source"],
+        line=row["_line"],
+        row=row["_row"],
+        id=row["document_id"] if by_document else row["id"],
+        excerpt=(row["text"] or "")[:200],
+    )

@@ -1,0 +1,169 @@
+"""Where the vectors of documents that were embedded before are: no document is ever embedded twice.
+
+A catalogue is one array of 16 bytes a document: the first 8 bytes of its content hash, sorted, and the file and row
+where its passages begin. Workers map it into memory, so they share it, and look up a unit's documents by binary
+search; the full hash is compared in the file itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, vectors_of
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.vectors.arrays import mapped
+from scannery.pipelines.errors import StageDamagedError
+from scannery.pipelines.state.job import stage_key
+from scannery.pipelines.state.stage_outputs import open_embeddings
+
+__all__ = ["PIECE_COLUMNS", "Catalogue", "Known", "write_catalogue"]
+
+PIECE_COLUMNS = ("text", "text_start", "text_end", "time_start_s", "time_end_s", "_spoken", "_speakers")
+"""Columns of an embeddings file that make a passage, in the order of its fields."""
+
+_FILE_SHIFT = np.uint64(40)
+_ROW_MASK = np.uint64(2**40 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """The passages of a document, as an earlier unit wrote them."""
+
+    rows: list[tuple[Any, ...]]
+    """One per passage, in the order of PIECE_COLUMNS."""
+
+    vectors: np.ndarray
+    """float32, a row per passage."""
+
+
+def write_catalogue(store: Store, index: str, build_id: str, *, dimensions: int) -> bool:
+    """Write the catalogue of all embeddings files of the index; False if there is no document to reuse."""
+    files: list[str] = []
+    entries: list[np.ndarray] = []
+    for item in store.list(f"{index}/embeddings"):
+        found = _documents_in(store, index, item.key, dimensions)
+        if found is not None:
+            prefixes_N, rows_N = found
+            entries.append(np.stack([prefixes_N, np.uint64(len(files)) << _FILE_SHIFT | rows_N]))
+            files.append(item.key)
+    if not entries:
+        return False
+    table_2N = np.concatenate(entries, axis=1)
+    table_2N = np.ascontiguousarray(table_2N[:, np.argsort(table_2N[0], kind="stable")])
+    buffer = io.BytesIO()
+    np.save(buffer, table_2N, allow_pickle=False)
+    store.write(stage_key(index, "reuse", f"{build_id}.npy"), buffer.getvalue())
+    store.write(stage_key(index, "reuse", f"{build_id}.json"), json.dumps(files).encode())
+    return True
+
+
+class Catalogue:
+    """An open catalogue."""
+
+    def __init__(self, store: Store, index: str, files: Sequence[str], table_2N: np.ndarray) -> None:
+        self._store = store
+        self._index = index
+        self._files = files
+        self._table_2N = table_2N
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, store: Store, index: str, build_id: str) -> Iterator[Catalogue]:
+        """Give the catalogue that `write_catalogue` wrote, mapped into memory."""
+        files = json.loads(store.read(stage_key(index, "reuse", f"{build_id}.json")))
+        with store.open_file(stage_key(index, "reuse", f"{build_id}.npy")) as path:
+            yield cls(store, index, files, mapped(path))
+
+    def find(self, hashes: Sequence[bytes]) -> dict[bytes, Known]:
+        """Return what is known of the documents with these content hashes; those never seen are left out."""
+        wanted: dict[int, dict[int, bytes]] = defaultdict(dict)
+        for value in set(hashes):
+            for file, row in self._places(value):
+                wanted[file][row] = value
+        found: dict[bytes, Known] = {}
+        for file, rows in sorted(wanted.items()):
+            missing = {row: value for row, value in rows.items() if value not in found}
+            if missing:
+                found.update(self._read(self._files[file], missing))
+        return found
+
+    def _places(self, value: bytes) -> Iterator[tuple[int, int]]:
+        prefix = np.frombuffer(value[:8], np.uint64)[0]
+        first = int(np.searchsorted(self._table_2N[0], prefix, "left"))
+        while first < self._table_2N.shape[1] and self._table_2N[0, first] == prefix:
+            place = self._table_2N[1, first]
+            yield int(place >> _FILE_SHIFT), int(place & _ROW_MASK)
+            first += 1
+
+    def _read(self, key: str, rows: dict[int, bytes]) -> Iterator[tuple[bytes, Known]]:
+        try:
+            with open_embeddings(self._store, self._index, PurePosixPath(key).stem) as path:
+                table = _pieces_in(path)
+        except (StageDamagedError, pa.ArrowException, OSError):
+            return  # then these documents are embedded anew: nothing depends on finding them
+        hashes, starts, ends = _runs(table)
+        end_of = dict(zip(starts.tolist(), ends.tolist(), strict=True))
+        vectors_ND = vectors_of(table)
+        for row, value in rows.items():
+            end = end_of.get(row)
+            if end is not None and hashes[row].as_py() == value:
+                # A copy: a view would keep the vectors of the whole file.
+                pieces = table.select(PIECE_COLUMNS).slice(row, end - row).to_pylist()
+                yield value, Known([_piece(piece) for piece in pieces], vectors_ND[row:end].copy())
+
+
+def _piece(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (*(row[name] for name in PIECE_COLUMNS[:-1]), tuple(row["_speakers"] or ()))
+
+
+def _pieces_in(path: Path) -> pa.Table:
+    columns = [*PIECE_COLUMNS, "embedding", "_content_hash", "_record"]
+    if SPOKEN_COLUMN in pq.read_schema(path).names:
+        return pq.read_table(path, columns=columns)
+    # Files of before: what they have is no transcript, or its hash is another now.
+    table = pq.read_table(path, columns=[name for name in columns if name != SPOKEN_COLUMN])
+    return table.append_column(SPOKEN_COLUMN, pa.nulls(table.num_rows, pa.string()))
+
+
+def _documents_in(
+    store: Store, index: str, key: str, dimensions: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the prefix of the content hash of each document in a file, and its first row."""
+    try:
+        with open_embeddings(store, index, PurePosixPath(key).stem) as path:
+            if not _has_vectors(path, dimensions):
+                return None
+            table = pq.read_table(path, columns=["_content_hash", "_record"])
+    except (StageDamagedError, pa.ArrowException, OSError):
+        return None  # a file that cannot be read is no reason not to build
+    hashes, starts_N, _ = _runs(table)
+    starts_N = starts_N[[hashes[row].is_valid for row in starts_N.tolist()]] if len(starts_N) else starts_N
+    if not len(starts_N):
+        return None
+    prefixes = [hashes[row].as_py()[:8] for row in starts_N.tolist()]
+    return np.frombuffer(b"".join(prefixes), np.uint64), starts_N.astype(np.uint64)
+
+
+def _has_vectors(path: Path, dimensions: int) -> bool:
+    kind = pq.read_schema(path).field("embedding").type
+    return bool(pa.types.is_fixed_size_list(kind)) and kind.list_size == dimensions
+
+
+def _runs(table: pa.Table) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+    """Return the content hashes, and where the rows of each record begin and end."""
+    records_N = table.column("_record").to_numpy()
+    changes = np.flatnonzero(np.diff(records_N)) + 1
+    starts = np.concatenate([[0], changes]).astype(np.int64)[: len(records_N)]
+    hashes = table.column("_content_hash").combine_chunks()
+    return hashes, starts, np.append(starts[1:], len(records_N))

@@ -1,0 +1,107 @@
+"""Stage output read back: what an earlier run left is used only if it is still what was written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from scannery.indexer.errors import AlreadyExistsError, NotFoundError
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.segment.segment_writer import file_sha256
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.versions import read_manifest
+from scannery.pipelines.errors import StageDamagedError
+from scannery.pipelines.state.counts import UnitOutcome
+from scannery.pipelines.state.job import Job, embeddings_key, stage_key, unsealed
+
+__all__ = ["forget_unit", "has_hash", "has_size", "open_embeddings", "read_parent", "read_stage", "read_unit"]
+
+_SOUND: set[tuple[str, int, int, str]] = set()
+"""Files whose hash this process has checked, with their size and time: a file is read by every shard in it."""
+
+_MOST_SOUND = 100_000
+
+
+def read_parent(job: Job, store: Store) -> Manifest | None:
+    """Return the version that a build began from, or None if there was none.
+
+    Raises:
+        AlreadyExistsError: gc has removed it, as there are later ones: the build is to begin from one of these.
+
+    """
+    if job.parent is None:
+        return None
+    try:
+        return read_manifest(store, job.index, job.parent)
+    except NotFoundError as error:
+        raise AlreadyExistsError(
+            f"index {job.index!r}: version {job.parent}, from which this build began, was removed meanwhile; "
+            "run it again"
+        ) from error
+
+
+def read_stage(store: Store, index: str, kind: str, name: str) -> str | None:
+    """Return a stage record, or None if it is not there or damaged."""
+    try:
+        return unsealed(store.read(stage_key(index, kind, f"{name}.json")))
+    except NotFoundError:
+        return None
+
+
+def read_unit(store: Store, index: str, unit: str) -> UnitOutcome | None:
+    """Return what is recorded of a finished unit, or None."""
+    text = read_stage(store, index, "units", unit)
+    return None if text is None else UnitOutcome.from_json(text)
+
+
+def has_size(store: Store, key: str, size_bytes: int) -> bool:
+    """Return whether an object is there and has this size."""
+    try:
+        return store.size(key) == size_bytes
+    except NotFoundError:
+        return False
+
+
+def has_hash(store: Store, key: str, sha256: str) -> bool:
+    """Return whether an object, which must be there, has this SHA-256."""
+    with store.open_file(key) as path:
+        return _is_sound(path, sha256)
+
+
+def forget_unit(store: Store, index: str, unit: str) -> None:
+    """Remove the record that a unit is done, so that the next run does it again."""
+    store.delete(stage_key(index, "units", f"{unit}.json"))
+
+
+@contextlib.contextmanager
+def open_embeddings(store: Store, index: str, unit: str) -> Iterator[Path]:
+    """Give the embeddings file of a unit, with its hash checked.
+
+    Raises:
+        StageDamagedError: it is missing or not what was written; the unit's record is removed.
+
+    """
+    key, outcome = embeddings_key(index, unit), read_unit(store, index, unit)
+    with contextlib.ExitStack() as stack:
+        try:
+            path = stack.enter_context(store.open_file(key))
+            problem = "" if outcome and _is_sound(path, outcome.sha256) else "is damaged"
+        except NotFoundError:
+            problem = "is missing"
+        if problem:
+            forget_unit(store, index, unit)
+            raise StageDamagedError(f"{key} {problem}; run the build again, which makes it anew")
+        yield path
+
+
+def _is_sound(path: Path, digest: str) -> bool:
+    status = path.stat()
+    token = (str(path), status.st_size, status.st_mtime_ns, digest)
+    if token not in _SOUND:
+        if file_sha256(path) != digest:
+            return False
+        if len(_SOUND) >= _MOST_SOUND:
+            _SOUND.clear()
+        _SOUND.add(token)
+    return True

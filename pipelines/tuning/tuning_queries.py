@@ -1,0 +1,160 @@
+"""Queries that a user gives to tune an index for: read from a file once, kept in the store by their hash.
+
+    .npy                a matrix, a query in each row
+    .parquet            the column `vector`, `embedding` or `query`, else the first one of vectors or texts
+    .jsonl              a query in each line: a text, a vector, or an object that has one under such a name or `text`
+    anything else       texts, one in each line
+
+Texts are encoded as the queries that they are, with the encoder of the index. Half of the queries tune segments, and
+the other half, which no segment has seen, measures the recall of the whole index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scannery.indexer.errors import CorruptError
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.vectors.arrays import read_array
+from scannery.pipelines.errors import CollectionError, InputNotFoundError
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+
+__all__ = [
+    "load_queries",
+    "measuring_half",
+    "queries_of",
+    "read_queries",
+    "tuning_half",
+    "write_queries",
+]
+
+MOST_QUERIES = 2000
+"""More are thinned out evenly: the tuner compares each of them with every row."""
+
+_NAMES = ("vector", "embedding", "query", "text")
+
+
+def read_queries(path: str | Path, encoder: PlannedEncoder | None) -> np.ndarray:
+    """Return the queries in a file, float32 `(at most MOST_QUERIES, dimensions)`.
+
+    Raises:
+        InputNotFoundError: there is no such file.
+        CollectionError: the file cannot be read, is empty, mixes texts and vectors, has vectors of several lengths or
+            that are not finite, or texts without an encoder.
+
+    """
+    values = _thinned(_values(Path(path)))
+    if not len(values):
+        raise CollectionError(f"queries: {path} has none", field="queries")
+    if isinstance(values, np.ndarray):
+        return _checked(values, path)
+    if all(isinstance(value, str) for value in values):
+        if encoder is None:
+            raise CollectionError(
+                f"queries: {path} has texts, and the spec has no encoder for them", field="queries"
+            )
+        return encoder.load().encode_queries(values)
+    return _checked(values, path)
+
+
+def write_queries(store: Store, index: str, queries_QD: np.ndarray, dimensions: int) -> str:
+    """Keep queries in the store, and return their key; CollectionError if they do not have these dimensions."""
+    if queries_QD.shape[1] != dimensions:
+        raise CollectionError(
+            f"queries: have {queries_QD.shape[1]} dimensions, the index has {dimensions}", field="queries"
+        )
+    buffer = io.BytesIO()
+    np.save(buffer, queries_QD, allow_pickle=False)
+    key = f"queries/{hashlib.sha256(buffer.getvalue()).hexdigest()}.npy"
+    store.write(f"{index}/{key}", buffer.getvalue())
+    return key
+
+
+def load_queries(store: Store, index: str, key: str) -> np.ndarray:
+    """Return the queries that `write_queries` kept.
+
+    Raises:
+        NotFoundError: they are gone.
+        CorruptError: they are not what was written.
+
+    """
+    data = store.read(f"{index}/{key}")
+    if hashlib.sha256(data).hexdigest() != Path(key).stem:
+        raise CorruptError(f"{index}/{key} is damaged: its SHA-256 is not the one in its name")
+    return read_array(io.BytesIO(data), key)
+
+
+def queries_of(manifest: Manifest) -> str | None:
+    """Return the key of the queries that a user had a version tuned for, or None."""
+    return manifest.recall.given_queries if manifest.recall else None
+
+
+def tuning_half(queries_QD: np.ndarray) -> np.ndarray:
+    """Return the queries that segments are tuned for."""
+    return queries_QD[::2]
+
+
+def measuring_half(queries_QD: np.ndarray) -> np.ndarray:
+    """Return the queries that measure the whole index: the others, if there are any."""
+    return queries_QD[1::2] if len(queries_QD) > 1 else queries_QD
+
+
+def _values(path: Path) -> Sequence[Any] | np.ndarray:
+    try:
+        if path.suffix == ".npy":
+            matrix: np.ndarray = np.load(path, allow_pickle=False)
+            return matrix
+        if path.suffix == ".parquet":
+            return _column(pq.read_table(path), path)
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        return [_value(json.loads(line)) for line in lines] if path.suffix == ".jsonl" else lines
+    except FileNotFoundError as error:
+        raise InputNotFoundError(f"queries: there is no file {path}", field="queries") from error
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise CollectionError(f"queries: cannot read {path}: {error}", field="queries") from error
+
+
+def _column(table: pa.Table, path: Path) -> Sequence[Any]:
+    for name in (*_NAMES, *table.column_names):
+        if name in table.column_names:
+            kind = table.schema.field(name).type
+            vectors = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)
+            if vectors or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+                values: list[Any] = table.column(name).to_pylist()
+                return values
+    raise CollectionError(f"queries: {path} has no column of vectors or texts", field="queries")
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return next((value[name] for name in _NAMES if name in value), None)
+    return value
+
+
+def _thinned(values: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
+    step = -(-len(values) // MOST_QUERIES) or 1
+    return values[::step]
+
+
+def _checked(values: Sequence[Any] | np.ndarray, path: str | Path) -> np.ndarray:
+    try:
+        queries_QD = np.asarray(values, np.float32)
+    except (ValueError, TypeError) as error:
+        raise CollectionError(
+            f"queries: {path} must have vectors of one length, or texts", field="queries"
+        ) from error
+    if queries_QD.ndim != 2 or not np.isfinite(queries_QD).all():
+        raise CollectionError(
+            f"queries: {path} must have finite vectors, one for each query", field="queries"
+        )
+    return queries_QD

@@ -1,0 +1,91 @@
+"""Recall of a whole version, measured before it is committed: what a search finds over all segments, merged.
+
+The tuner measures each segment for queries that it then chooses the settings by. Here all segments are asked together,
+for queries that none was tuned for: the half of the user's that was kept back, else questions made of other passages,
+else vectors near stored ones. Of an index that is one new segment the tuner has done the last already, while ScaNN
+trained.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer.maintenance import measure_recall, near_stored
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.reader import OpenIndex, open_manifest
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.tuning.settings_choice import FRESH_QUERIES
+from scannery.pipelines.state.counts import ShardOutcome
+from scannery.pipelines.state.job import Job
+from scannery.pipelines.tuning.synthetic_queries import EncoderSource, questions_of
+from scannery.pipelines.tuning.tuning_queries import load_queries, measuring_half
+
+__all__ = ["MOST_BYTES", "with_fresh_recall", "with_whole_recall"]
+
+MOST_BYTES = 2 << 30
+"""Larger versions are not measured: one worker opens all segments for it, in seconds for each gigabyte. Opening is not
+lost where this machine also serves, since segments stay in its cache."""
+
+_SEED = 1
+"""Another one than the tuner's, so that questions come from other passages."""
+
+_LOG = logging.getLogger(__name__)
+
+
+def with_fresh_recall(manifest: Manifest, shards: Sequence[ShardOutcome]) -> Manifest:
+    """Return the manifest with the recall that its only segment was built with, if it is that."""
+    recall = manifest.recall
+    if recall is None or recall.whole is not None or len(manifest.segments) != 1 or recall.target >= 1:
+        return manifest
+    for shard in shards:
+        fresh = shard.statistics.get("fresh")
+        if shard.entries == manifest.segments and fresh and fresh["target"] == recall.target:
+            return _with_recall(manifest, fresh["recall"], FRESH_QUERIES)
+    return manifest
+
+
+def with_whole_recall(manifest: Manifest, job: Job, store: Store, encoder: EncoderSource | None) -> Manifest:
+    """Return the manifest with the recall of all its segments together, where that is known or can be measured.
+
+    Raises:
+        CorruptError, NotFoundError: a segment cannot be opened, so nobody could serve the version.
+
+    """
+    recall = manifest.recall
+    if recall is None or recall.whole is not None or manifest.size_bytes > MOST_BYTES:
+        return manifest
+    try:
+        index = open_manifest(store, manifest)
+    except OSError as error:  # no room for the cache, which says nothing about the version
+        _LOG.warning("the recall of the whole index was not measured: %s", error)
+        return manifest
+    queries_QD = _queries(index, job, store, encoder)
+    if queries_QD is None:
+        queries_QD = near_stored(index)
+    return _with_recall(manifest, measure_recall(index, queries_QD), len(queries_QD))
+
+
+def _with_recall(manifest: Manifest, whole: float | None, queries: int) -> Manifest:
+    assert manifest.recall is not None
+    update = {"whole": None if whole is None else round(whole, 5), "whole_queries": queries}
+    return manifest.model_copy(update={"recall": manifest.recall.model_copy(update=update)})
+
+
+def _queries(index: OpenIndex, job: Job, store: Store, encoder: EncoderSource | None) -> np.ndarray | None:
+    if job.queries is not None:
+        return measuring_half(load_queries(store, job.index, job.queries))
+    return None if encoder is None else questions_of(_sample(index), encoder, seed=_SEED)
+
+
+def _sample(index: OpenIndex) -> pa.Table:
+    """Return the texts of some rows of each segment, as many as its share of all rows."""
+    generator, rows = np.random.default_rng(_SEED), index.manifest.rows
+    samples = []
+    for segment, rows_R in index.live_rows():
+        count = min(len(rows_R), round(FRESH_QUERIES * len(rows_R) / rows) + 1)
+        samples.append(segment.take(np.sort(generator.choice(rows_R, count, replace=False)), ["text"]))
+    return pa.concat_tables(samples)
