@@ -25,7 +25,7 @@ test-long: $(VENV)/.ready  ## What repeats what quicker tests do once: random op
 	$(MAKE) torture ROUNDS=10
 
 torture: $(VENV)/.ready  ## Two hundred rounds of killing servers while clients write.
-	PYTHONPATH=src:. $(BIN)/python -m tests.serving.live.torture --rounds $${ROUNDS:-200}
+	PYTHONPATH=src:. $(BIN)/python -m tests.live.torture --rounds $${ROUNDS:-200}
 
 model: $(VENV)/.ready  ## Random operations against a model: OPS of them, from SEED on; PROCESSES=1: with real servers and kills.
 	PYTHONPATH=src:. $(BIN)/python -m tests.model --ops $${OPS:-1000000} $${SEED:+--seed $$SEED} \
@@ -44,11 +44,12 @@ $(XLA)/.ready: constraints-xla.txt
 
 test-xla: $(XLA)/.ready  ## The encoder on PyTorch/XLA, in an environment of its own; without a TPU, on XLA's CPU.
 	PYTHONPATH=src PJRT_DEVICE=$${PJRT_DEVICE:-CPU} SCANNERY_XLA_CACHE=$(CURDIR)/$(XLA)/cache SCANNERY_TEST_DEVICE=xla \
-		$(XLA)/bin/python -m pytest tests/embed/test_xla.py tests/embed/test_architectures.py
+		$(XLA)/bin/python -m pytest tests/embed/devices/test_xla.py tests/embed/models/test_architectures.py
 
-check: $(VENV)/.ready  ## Format, lint, types.
+check: $(VENV)/.ready  ## Format, lint, imports, types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/mypy tests benchmarks examples
 

@@ -40,7 +40,8 @@ from scannery.indexer.tuning.settings_choice import recall_by_score
 from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.watcher import Watcher
-from scannery.serving.services.search import SEARCH_SERVICE, Service
+from scannery.serving.contract import SEARCH_SERVICE
+from scannery.serving.services.search import Service
 
 SHARES = (1.0, 0.5, 0.1, 0.01, 0.001, 0.0001)
 SEARCH, SEARCH_MANY = f"/{SEARCH_SERVICE}/Search", f"/{SEARCH_SERVICE}/SearchMany"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 
 from scannery.live.log_records import Mutation
@@ -20,7 +20,6 @@ from scannery.live.memtable import LiveState
 from scannery.live.mutation_log import Answer, Request
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ClosedError, DeadlineError, OverloadedError
-from scannery.serving.scheduling.permits import waiting
 
 __all__ = ["Outcome", "Write", "Writer"]
 
@@ -48,8 +47,23 @@ Outcome = Future[Answer]
 class Writer:
     """A thread that commits groups of writes with `commit`, which must give each of them its outcome."""
 
-    def __init__(self, name: str, commit: Callable[[Sequence[Write]], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        commit: Callable[[Sequence[Write]], None],
+        *,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            name: of the index.
+            commit: appends a group and sets the outcome of each write.
+            waiting: returns a context in which a request waits and does not work; others may work meanwhile.
+
+        """
         self._commit = commit
+        self._waiting = waiting
         self._queue: queue.Queue[Write | None] = queue.Queue(MAX_QUEUED)
         self._thread = threading.Thread(target=self._run, name=f"scannery-writer-{name}", daemon=True)
         self._closed = False
@@ -76,7 +90,7 @@ class Writer:
         timeout_s = deadline.remaining_s
         try:
             # A disk that hangs must not keep queries from their turns; and more writes share a sync.
-            with waiting():
+            with self._waiting():
                 return write.outcome.result(None if timeout_s == float("inf") else timeout_s)
         except CancelledError:
             raise ClosedError("the engine is closed") from None

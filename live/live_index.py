@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Generic, Protocol, TypeVar
 
 from scannery.indexer import CorruptError, IndexerError, Manifest, OpenIndex, StoreError
 from scannery.live.group_commit import Write, Writer
@@ -28,6 +29,7 @@ from scannery.live.mutation_log import (
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.replay import state_after
 from scannery.live.resolve import look_ahead, resolve_deletion, resolve_upsert
+from scannery.live.write_request import Deletion
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
     ClosedError,
@@ -36,13 +38,8 @@ from scannery.runtime.errors import (
     OverloadedError,
     ReadOnlyError,
 )
-from scannery.serving.encoding.query_encoder import EncoderPool
-from scannery.serving.request.write import Deletion
-from scannery.serving.scheduling.permits import waiting
-from scannery.serving.snapshot.filter_cache import MaskCache
-from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["LiveIndex"]
+__all__ = ["LiveIndex", "Sequenced"]
 
 _LOG = logging.getLogger(__name__)
 RETRY_S = 1.0
@@ -51,23 +48,36 @@ WAIT_S = 0.02
 """Between two looks at the log by a query that waits for a sequence."""
 
 
-class LiveIndex:
+class Sequenced(Protocol):
+    """What queries see of an index at a moment."""
+
+    @property
+    def sequence(self) -> int:
+        """Of the last mutation that is in it."""
+
+
+SnapshotT = TypeVar("SnapshotT", bound=Sequenced)
+
+
+class LiveIndex(Generic[SnapshotT]):
     """A version and its mutations. Safe to use from several threads."""
 
     def __init__(
         self,
         index: OpenIndex,
-        encoders: EncoderPool,
+        snapshot: Callable[[OpenIndex, int], SnapshotT],
         *,
         home: LogHome,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_gap: Callable[[], None] = lambda: None,
     ) -> None:
         """Take an open version, and where its log is.
 
         Args:
             index: the version.
-            encoders: of texts.
+            snapshot: makes what queries see, of an open version with its mutations and the sequence of the last one.
             home: of the log.
+            waiting: returns a context in which a request waits and does not work.
             on_gap: called when there is a later version than this, or another index; `replaced` tells which.
 
         Raises:
@@ -76,14 +86,13 @@ class LiveIndex:
             LogGapError: there is a later version by now.
 
         """
-        self._encoders = encoders
+        self._make_snapshot, self._waiting = snapshot, waiting
         self._home = home
         self._claimed = False
         self._closed = False
         self._on_gap = on_gap
         self.replaced = False
         """Whether another log has taken the place of the one that this follows: it has to be made anew."""
-        self._masks = MaskCache()
         self._lock = threading.Lock()
         self._applied = threading.Condition()
         self._log: MutationLog | None = None
@@ -160,7 +169,7 @@ class LiveIndex:
         finally:
             self._lock.release()
 
-    def wait_for(self, sequence: int, deadline: Deadline) -> Snapshot:
+    def wait_for(self, sequence: int, deadline: Deadline) -> SnapshotT:
         """Return a snapshot that has all mutations up to a sequence.
 
         Raises:
@@ -176,7 +185,7 @@ class LiveIndex:
                     raise DeadlineError(
                         f"min_sequence: mutation {sequence} is not visible yet; this snapshot has {snapshot.sequence}"
                     )
-                with waiting(), self._applied:
+                with self._waiting(), self._applied:
                     self._applied.wait(min(WAIT_S, deadline.remaining_s))
             snapshot = self.snapshot
         return snapshot
@@ -244,7 +253,7 @@ class LiveIndex:
             if self._closed:
                 raise ClosedError("the engine is closed")
             if self._writer is None:
-                self._writer = Writer(self._state.manifest.index, self._commit)
+                self._writer = Writer(self._state.manifest.index, self._commit, waiting=self._waiting)
         return self._writer.submit(write, deadline)
 
     def _commit(self, group: Sequence[Write]) -> None:
@@ -380,8 +389,8 @@ class LiveIndex:
         with self._applied:
             self._applied.notify_all()
 
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(self._state.opened(), self._encoders, self._masks, self._state.sequence)
+    def _snapshot(self) -> SnapshotT:
+        return self._make_snapshot(self._state.opened(), self._state.sequence)
 
     def _check_exists(self, sequence: int) -> None:
         log = self._log

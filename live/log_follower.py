@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from scannery.live.live_index import LiveIndex
@@ -26,12 +27,12 @@ class Tail:
     """A thread that makes indexes catch up with their logs."""
 
     def __init__(
-        self, indexes: Callable[[], Iterable[LiveIndex]], *, failed: Callable[[], object] = lambda: None
+        self, indexes: Callable[[], Iterable[LiveIndex[Any]]], *, failed: Callable[[], object] = lambda: None
     ) -> None:
         """Take what gives the indexes; `failed` is called when one of them cannot be followed."""
         self._indexes = indexes
         self._failed = failed
-        self._attempts: WeakKeyDictionary[LiveIndex, Attempts] = WeakKeyDictionary()
+        self._attempts: WeakKeyDictionary[LiveIndex[Any], Attempts] = WeakKeyDictionary()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="scannery-tail", daemon=True)
 
@@ -58,7 +59,7 @@ class Tail:
             else:
                 wait_s = BUSY_S if now_s - active_at_s < IDLE_AFTER_S else IDLE_S
 
-    def _caught_up(self, index: LiveIndex) -> bool:
+    def _caught_up(self, index: LiveIndex[Any]) -> bool:
         """Return whether there was anything; an index that cannot be followed keeps no other from it."""
         attempts = self._attempts.get(index)
         if attempts is not None and not attempts.due:

@@ -8,27 +8,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import SPARSE_COLUMNS, SPOKEN_COLUMN, IndexSpec, KnownTerms, Manifest, written_schema
+from scannery.indexer import (
+    SPARSE_COLUMNS,
+    SPOKEN_COLUMN,
+    ChunkSpec,
+    IndexSpec,
+    KnownTerms,
+    Manifest,
+    written_schema,
+)
 from scannery.live.log_records import Mutation, encode, encoder_digest, with_words
+from scannery.live.write_request import UpsertItem
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
-from scannery.serving.encoding.query_encoder import EncoderPool
-from scannery.serving.request.write import Given
 
 if TYPE_CHECKING:
-    from scannery.embed.text.documents import Piece
+    from scannery.embed import Chunker
+    from scannery.embed.text.documents import DocumentEncoder, Piece
 
-__all__ = ["PreparedUpsert", "prepare"]
+__all__ = ["Encoders", "IndexEncoder", "PreparedUpsert", "prepare"]
 
 SPEAKERS = "speakers"
 """The attribute that the chunker fills, as in a build."""
 ENCODE_AT_ONCE = 64
 """Documents between two looks at the deadline."""
+
+
+class IndexEncoder(Protocol):
+    """The encoder of one index."""
+
+    @property
+    def documents(self) -> DocumentEncoder:
+        """What encodes documents."""
+
+    def chunker(self, chunk: ChunkSpec) -> Chunker:
+        """Return what cuts texts as a spec says."""
+
+
+class Encoders(Protocol):
+    """Where the encoder of an index is found."""
+
+    def encoder_of(self, manifest: Manifest, *, field: str) -> IndexEncoder:
+        """Return it; EncoderUnavailableError if there is none, with `field` as what needs it."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +63,9 @@ class PreparedUpsert:
 
     mutation: Mutation
     """The datapoints that are replaced whole."""
-    partial: tuple[Given, ...]
+    partial: tuple[UpsertItem, ...]
     """Those of which only some fields change."""
-    conditional: tuple[Given, ...]
+    conditional: tuple[UpsertItem, ...]
     """Those with a condition."""
     known: KnownTerms = field(default_factory=dict, compare=False)
     """Words of rows that change in part, found before the turn; what changes meanwhile is looked at in it."""
@@ -56,7 +82,7 @@ class PreparedUpsert:
 
 
 def prepare(
-    given: Sequence[Given], manifest: Manifest, encoders: EncoderPool, deadline: Deadline
+    given: Sequence[UpsertItem], manifest: Manifest, encoders: Encoders, deadline: Deadline
 ) -> PreparedUpsert:
     """Return the rows of the datapoints that are replaced whole, and what to do about the others.
 
@@ -87,14 +113,14 @@ def prepare(
     )
 
 
-def _own_piece(item: Given) -> Piece:
+def _own_piece(item: UpsertItem) -> Piece:
     from scannery.embed.text.documents import given_piece
 
     return given_piece(item.text, item.span)
 
 
 def _encoded(
-    items: Sequence[Given], manifest: Manifest, encoders: EncoderPool, deadline: Deadline
+    items: Sequence[UpsertItem], manifest: Manifest, encoders: Encoders, deadline: Deadline
 ) -> tuple[dict[str, list[Piece]], dict[str, np.ndarray]]:
     from scannery.embed.text.documents import cut, encode_pieces
 
@@ -116,7 +142,7 @@ def _encoded(
 
 
 def _table(
-    items: Sequence[Given],
+    items: Sequence[UpsertItem],
     pieces: dict[str, list[Piece]],
     vectors: dict[str, np.ndarray],
     manifest: Manifest,
@@ -139,7 +165,7 @@ def _table(
     return pa.table(arrays, schema=schema)
 
 
-def _row(item: Given, number: int, piece: Piece, spec: IndexSpec) -> dict[str, Any]:
+def _row(item: UpsertItem, number: int, piece: Piece, spec: IndexSpec) -> dict[str, Any]:
     from scannery.embed.text.documents import piece_id
 
     attributes = dict(item.attributes)

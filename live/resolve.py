@@ -13,8 +13,8 @@ from scannery.live.log_records import Mutation, with_words
 from scannery.live.memtable import LiveState
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.row_tables import whole_rows
+from scannery.live.write_request import Condition, Deletion, UpsertItem
 from scannery.runtime.errors import ConditionError, InvalidRequestError, UnknownDatapointError
-from scannery.serving.request.write import Condition, Deletion, Given
 
 __all__ = ["look_ahead", "resolve_deletion", "resolve_upsert"]
 
@@ -126,7 +126,7 @@ def look_ahead(upsert: PreparedUpsert, state: LiveState) -> None:
             _changed(item, state, upsert.known)
 
 
-def _changed(item: Given, state: LiveState, known: KnownTerms) -> pa.Table:
+def _changed(item: UpsertItem, state: LiveState, known: KnownTerms) -> pa.Table:
     """Return the rows of an existing datapoint with the fields in the mask changed, and their words."""
     places = _places(state, item.id)
     path = f"{item.path}.datapoint.id"
@@ -145,7 +145,7 @@ def _changed(item: Given, state: LiveState, known: KnownTerms) -> pa.Table:
     return with_known_terms(table, state.manifest.spec.lexical, known)
 
 
-def _new_value(item: Given, name: str) -> tuple[str, Any]:
+def _new_value(item: UpsertItem, name: str) -> tuple[str, Any]:
     if name == "title":
         return name, item.title
     if name == "payload_json":

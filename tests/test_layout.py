@@ -6,22 +6,27 @@ import ast
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.data import ROOT
 
-ROOMS = ("cli", "client", "embed", "indexer", "pipelines", "serving")
+ROOMS = ("cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving")
+MAX_MODULES = 20
+"""In a folder: more of them are rooms in one room."""
 
 # Which rooms a room may import (docs/architecture.md). `client` reaches `serving` lazily, in embedded mode only.
 MAY_IMPORT = {
     "embed": set(),
     "indexer": set(),
-    "serving": {"embed", "indexer", "v1"},
+    "runtime": {"indexer"},
+    "live": {"embed", "indexer", "runtime"},
+    "serving": {"embed", "indexer", "live", "runtime", "v1"},
     "pipelines": {"embed", "indexer"},
     "client": {"v1"},
-    "cli": {"cli", "client", "embed", "indexer", "pipelines", "serving", "v1"},
+    "cli": {"cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving", "v1"},
 }
 LAZY = {("client", "serving")}
 
@@ -64,6 +69,14 @@ def test_imports_run_one_way(room: str):
             if not allowed:
                 wrong.append(f"{name} imports scannery.{target}")
     assert not wrong
+
+
+@pytest.mark.parametrize("room", [*ROOMS, "tests"])
+def test_a_folder_has_few_modules(room: str):
+    folders = Counter(
+        Path(name).parent for name in tracked(f"{room}/*.py") if Path(name).name != "__init__.py"
+    )
+    assert {str(folder): count for folder, count in folders.items() if count > MAX_MODULES} == {}
 
 
 def _imported_rooms(path: Path) -> list[tuple[str, bool]]:

@@ -1,8 +1,8 @@
 """The process that tunes a ScaNN build: `python -m scannery.indexer.tuning.tune_process FOLDER`.
 
 The folder has what `scann/build_child.py` reads, and perhaps `queries.npy`; this adds `tuned.json`. When standard input
-ends, `scann/` is there too. Before that it looks up what exact searches find, in the time that training leaves idle: in a
-thread of the lowest priority, since training would be a sixth slower for it otherwise.
+ends, `scann/` is there too. Before that it looks up what exact searches find, in the time that training leaves idle:
+in a thread of the lowest priority, since training would be a sixth slower for it otherwise.
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ from scannery.runtime.errors import (
 from scannery.serving.catalog.entry import Entry
 from scannery.serving.encoding.query_encoder import EncoderPool
 from scannery.serving.engine import hydrator
+from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT
+from scannery.serving.snapshot.filter_cache import MaskCache
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["CHECK_EVERY_S", "Catalog"]
@@ -166,7 +168,7 @@ class Catalog:
             entry.live.catch_up(wait_s=0)
         return entry.live.snapshot
 
-    def live(self, name: str) -> LiveIndex:
+    def live(self, name: str) -> LiveIndex[Snapshot]:
         """Return the index as what takes writes; raises as `snapshot`."""
         self._current(name)
         live = self._entries[name].live if name in self._entries else None
@@ -189,7 +191,7 @@ class Catalog:
         """Count a failure of a task in the background."""
         self.failed(task)
 
-    def live_indexes(self) -> list[LiveIndex]:
+    def live_indexes(self) -> list[LiveIndex[Snapshot]]:
         """Return all indexes that are open."""
         return [entry.live for entry in list(self._entries.values()) if entry.live is not None]
 
@@ -348,7 +350,9 @@ class Catalog:
                     if live is not None:  # also where what is there now cannot be opened
                         live.retire()
                     home = LogPlace(self._store, name, self._log_root)
-                    entry.live = LiveIndex(index, self.encoders, home=home, on_gap=entry.look_again)
+                    entry.live = LiveIndex(
+                        index, self._snapshots(), home=home, waiting=waiting, on_gap=entry.look_again
+                    )
                     if live is not None:  # of an index, or on a log, that is gone
                         live.close()
                     if self._log_root is not None and entry.maintenance is None:
@@ -357,6 +361,11 @@ class Catalog:
             except LogGapError as error:
                 version, gap = latest_version(self._store, name) or version, error
         raise gap
+
+    def _snapshots(self) -> Callable[[OpenIndex, int], Snapshot]:
+        """Return what makes the snapshots of one index, which share a cache of filters."""
+        encoders, filters = self.encoders, MaskCache()
+        return lambda index, sequence: Snapshot(index, encoders, filters, sequence)
 
     def _unknown(self, name: str) -> UnknownIndexError:
         names = self.names()

@@ -26,7 +26,7 @@ class Entry:
     noted: Callable[[str], object]
     """Is told the name of each task that fails."""
     clock: Callable[[], float]
-    live: LiveIndex | None = None
+    live: LiveIndex[Snapshot] | None = None
     maintenance: Maintenance | None = None
     stamp: str = ""
     """Of the manifest that is open, by which another one of the same number is told."""

@@ -23,7 +23,7 @@ from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.runtime.paths import current_folder, placed_model
 from scannery.runtime.retry import Attempts
 from scannery.serving.config import CACHED_QUERIES, RemoteConfig
-from scannery.serving.engine.rerank import RerankerPool
+from scannery.serving.encoding.reranker import RerankerPool
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.scheduling.text_batcher import Batcher
 from scannery.serving.security.principal import CURRENT

@@ -31,9 +31,10 @@ from scannery.runtime.errors import (
     InvalidRequestError,
     OverloadedError,
 )
+from scannery.serving import limits
 from scannery.serving.config import RemoteConfig
+from scannery.serving.contract import EMBED, LIST_ENCODERS
 from scannery.serving.scheduling.permits import GoneError, current_turn
-from scannery.serving.services.embedding import EMBED, LIST_ENCODERS, MAX_TEXTS
 from scannery.serving.status import DETAIL_KEY
 from scannery.serving.telemetry.tracing import call_headers
 from scannery.v1 import embedding_pb2 as pb
@@ -283,7 +284,7 @@ class RemoteEncoder:
 
 def _slices(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Return the start and the end of each part of the texts that one call takes."""
-    assert SLICE_TEXTS <= MAX_TEXTS
+    assert SLICE_TEXTS <= limits.MAX_EMBED_TEXTS
     start, size = 0, 0
     for end, text in enumerate(texts):
         # Four bytes a character at most; counting them exactly would encode every text twice.

@@ -23,6 +23,7 @@ from scannery.runtime.errors import (
     OverloadedError,
 )
 from scannery.serving.config import ListenConfig
+from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.fast_path import Ready, answers_of
 from scannery.serving.native import frames
 from scannery.serving.native.connection import Connection
@@ -33,7 +34,7 @@ from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authorization import Entry
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.registry import Methods
-from scannery.serving.services.search import MAX_TOGETHER, SEARCH_SERVICE
+from scannery.serving.services.search import MAX_TOGETHER
 from scannery.serving.status import status_of
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import noting

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from scannery.runtime.retry import Attempts
 from scannery.serving.config import EncoderConfig
+from scannery.serving.contract import EMBEDDING_SERVICE
 from scannery.serving.process.base_server import Front, Running
-from scannery.serving.services.embedding import EMBEDDING_SERVICE, Embedding
+from scannery.serving.services.embedding import Embedding
 from scannery.serving.services.encoder_registry import Shelf
 from scannery.serving.services.registry import Methods
 from scannery.serving.telemetry import tracing

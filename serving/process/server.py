@@ -13,12 +13,12 @@ from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.description import memory_rows
 from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.config import ServerConfig
+from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, SEARCH_SERVICE
 from scannery.serving.encoding.query_encoder import EncoderPool
 from scannery.serving.process.base_server import Front, Running
 from scannery.serving.process.preload import Preloaded, encoder_pool
-from scannery.serving.services.embedding import EMBEDDING_SERVICE
 from scannery.serving.services.recall_sampler import RecallSampler
-from scannery.serving.services.search import INDEX_SERVICE, SEARCH_SERVICE, Service
+from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics.registry import Dump

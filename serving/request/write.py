@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from scannery.indexer import (
     attribute_value,
     encodable,
 )
+from scannery.live.write_request import Condition, Deletion, UpsertItem
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.request.filter import unknown_name
@@ -31,9 +31,6 @@ from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint, Value
 
 __all__ = [
-    "Condition",
-    "Deletion",
-    "Given",
     "all_valid",
     "parse_delete",
     "parse_payload",
@@ -46,49 +43,7 @@ PASSAGE_SUFFIX_BYTES = 9
 _PLAIN_PATHS = ("title", "payload_json")
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """When a write may happen."""
-
-    revision: int | None
-    """Only if the stored one is this; None: only if there is no such datapoint."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """One datapoint to write, as the request has it."""
-
-    path: str
-    """What it is called in errors."""
-    id: str
-    document_id: str
-    title: str | None
-    text: str | None
-    payload: str | None
-    """JSON text."""
-    attributes: Mapping[str, Any]
-    """Typed; those that are not set are None."""
-    span: tuple[int | None, int | None, float | None, float | None] | None
-    """Where the text stands in its document: text_start, text_end, time_start_s, time_end_s."""
-    vector: np.ndarray | None
-    """float32 (D,)."""
-    sparse: tuple[np.ndarray, np.ndarray] | None = None
-    """Indices and values of a sparse vector."""
-    mask: tuple[str, ...] = ()
-    """Fields to change of an existing datapoint; none: replace it whole."""
-    condition: Condition | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deletion:
-    """What a request wants deleted."""
-
-    ids: tuple[str, ...]
-    document_ids: tuple[str, ...]
-    condition: Condition | None
-
-
-def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> list[Given]:
+def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> list[UpsertItem]:
     """Return the datapoints to write.
 
     Raises:
@@ -145,12 +100,12 @@ def _check_request_id(request_id: str) -> None:
         )
 
 
-def _given(message: pb.Upsert, number: int, vector_D: np.ndarray | None, manifest: Manifest) -> Given:
+def _given(message: pb.Upsert, number: int, vector_D: np.ndarray | None, manifest: Manifest) -> UpsertItem:
     path = f"upserts[{number}]"
     point, spec = message.datapoint, manifest.spec
     identifier = parse_identifier(point.id, f"{path}.datapoint.id")
     mask = _mask(message, path, spec) if message.update_mask.paths else ()
-    given = Given(
+    given = UpsertItem(
         path=path,
         id=identifier,
         document_id=parse_identifier(point.document_id, f"{path}.datapoint.document_id")
@@ -175,7 +130,7 @@ def _given(message: pb.Upsert, number: int, vector_D: np.ndarray | None, manifes
     return given
 
 
-def _check_whole(point: Datapoint, given: Given, manifest: Manifest) -> None:
+def _check_whole(point: Datapoint, given: UpsertItem, manifest: Manifest) -> None:
     here = f"{given.path}.datapoint"
     spec = manifest.spec
     if given.vector is not None:
@@ -200,7 +155,7 @@ def _check_whole(point: Datapoint, given: Given, manifest: Manifest) -> None:
         raise InvalidRequestError.at(f"{here}.id", f"must be at most {limit} bytes long where texts are cut")
 
 
-def _check_partial(point: Datapoint, given: Given) -> None:
+def _check_partial(point: Datapoint, given: UpsertItem) -> None:
     for field, wrong in (
         ("vector", given.vector is not None),
         ("sparse_vector", given.sparse is not None),

@@ -15,6 +15,7 @@ from scannery.indexer import IndexerError
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError, UnknownIndexError
 from scannery.serving import limits
+from scannery.serving.contract import EMBED, LIST_ENCODERS
 from scannery.serving.encoding.query_encoder import QueryEncoder
 from scannery.serving.request.query import check_count, check_text
 from scannery.serving.services.registry import UnaryMethod
@@ -26,19 +27,10 @@ if TYPE_CHECKING:
     from scannery.serving.catalog.catalog import Catalog
 
 __all__ = [
-    "EMBED",
-    "EMBEDDING_SERVICE",
-    "LIST_ENCODERS",
-    "MAX_TEXTS",
     "Embedding",
     "ServedEncoder",
     "index_encoders",
 ]
-
-EMBEDDING_SERVICE = "scannery.v1.EmbeddingService"
-EMBED = f"/{EMBEDDING_SERVICE}/Embed"
-LIST_ENCODERS = f"/{EMBEDDING_SERVICE}/ListEncoders"
-MAX_TEXTS = limits.MAX_EMBED_TEXTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +142,7 @@ class Embedding:
 
 
 def _check(request: pb.EmbedRequest) -> None:
-    check_count("texts", len(request.texts), MAX_TEXTS)
+    check_count("texts", len(request.texts), limits.MAX_EMBED_TEXTS)
     document = request.kind == pb.TEXT_KIND_DOCUMENT
     for i, text in enumerate(request.texts):
         if not document:

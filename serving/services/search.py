@@ -21,6 +21,7 @@ from scannery.runtime.errors import InvalidRequestError, UnknownIndexError
 from scannery.serving import limits
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.description import index_info
+from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.engine import hydrator
 from scannery.serving.engine import search as engine
 from scannery.serving.engine.explain import Trace
@@ -51,12 +52,8 @@ from scannery.serving.telemetry.query_stats import note_plan
 from scannery.serving.telemetry.tracing import span
 from scannery.v1 import index_pb2, search_pb2
 
-__all__ = ["INDEX_SERVICE", "SEARCH_SERVICE", "SEARCH_STREAM", "UPSERT_STREAM", "Service"]
+__all__ = ["Service"]
 
-SEARCH_SERVICE = "scannery.v1.SearchService"
-INDEX_SERVICE = "scannery.v1.IndexService"
-SEARCH_STREAM = f"/{SEARCH_SERVICE}/SearchStream"
-UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
 _LOG = logging.getLogger(__name__)
 
 MAX_TOGETHER = 32
@@ -90,7 +87,7 @@ class Service(Methods):
                 index_pb2.ListIndexesRequest, self.list_indexes, "read"
             ),
             f"/{INDEX_SERVICE}/GetIndex": UnaryMethod(index_pb2.GetIndexRequest, self.get_index, "read"),
-            f"/{INDEX_SERVICE}/Upsert": UnaryMethod(index_pb2.UpsertRequest, self._writes.upsert, "write"),
+            UPSERT: UnaryMethod(index_pb2.UpsertRequest, self._writes.upsert, "write"),
             f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, self._writes.delete, "write"),
             **self._embedding.methods,
         }

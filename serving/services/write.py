@@ -14,6 +14,7 @@ from scannery.serving.encoding.query_encoder import EncoderPool
 from scannery.serving.request.write import parse_delete, parse_upsert
 from scannery.serving.request.write_columns import prepare_plain
 from scannery.serving.security.principal import ANONYMOUS, CURRENT
+from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
 
 __all__ = ["Writes", "identified"]
@@ -28,7 +29,7 @@ class Indexes(Protocol):
     def encoders(self) -> EncoderPool:
         """The encoders of texts."""
 
-    def live(self, name: str) -> LiveIndex:
+    def live(self, name: str) -> LiveIndex[Snapshot]:
         """Return an index as what takes writes."""
 
     def written(self) -> None:
@@ -63,7 +64,7 @@ class Writes:
             sequence=answer.sequence, deleted=answer.count, request_id=request.request_id
         )
 
-    def _writable(self, name: str) -> LiveIndex:
+    def _writable(self, name: str) -> LiveIndex[Snapshot]:
         index = self._indexes.live(name)
         try:
             index.check_writable()

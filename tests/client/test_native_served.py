@@ -24,8 +24,8 @@ from scannery.client.transport import GrpcAioTransport, GrpcTransport
 from scannery.serving import SecurityConfig, Server, ServerConfig
 from scannery.serving.security import KeyFile
 from tests.served import DIMENSIONS, serving
-from tests.serving.test_tls import Authority, local, secure
-from tests.serving.test_workers import children, started
+from tests.serving.process.test_supervisor import children, started
+from tests.serving.security.test_tls import Authority, local, secure
 
 QUERIES = np.random.default_rng(3).normal(size=(32, DIMENSIONS)).astype(np.float32)
 

@@ -25,13 +25,13 @@ from scannery.indexer import Store, list_versions
 from scannery.live.backup import restore, snapshot
 from scannery.live.maintenance_scheduler import PROGRAM
 from tests.data import ROOT
+from tests.live.torture import ServerProcess
 from tests.model.actors import Actor
 from tests.model.errors import check
 from tests.model.machine import Machine
 from tests.model.operations import Op, operation
 from tests.model.rows import INDEX, random_row
 from tests.model.world import Entry, after_build
-from tests.serving.live.torture import ServerProcess
 
 __all__ = ["LIVE", "PROCESS_WEIGHTS", "ProcessMachine"]
 

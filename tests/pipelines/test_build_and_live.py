@@ -12,8 +12,8 @@ from scannery.cli.main import main
 from scannery.indexer import shard_of, verify
 from scannery.live.seal import seal
 from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
+from tests.pipelines.stages.test_update import expected
 from tests.pipelines.test_races import overtake
-from tests.pipelines.test_update import expected
 
 SPEC = VECTORS | {"shards": 2}
 LIVE = [1.0] * 8

@@ -16,9 +16,9 @@ from scannery.live.log_home import LogPlace
 from scannery.live.seal import seal
 from scannery.pipelines.errors import SpecConflictError
 from tests.pipelines.conftest import VECTORS, manifest_of, run, vector_records
+from tests.pipelines.stages.test_update import expected
 from tests.pipelines.test_build_and_live import LIVE, SPEC, live, served
 from tests.pipelines.test_races import overtake
-from tests.pipelines.test_update import expected
 
 
 def cut(store) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from scannery.indexer import collect_garbage, verify
 from tests.pipelines.conftest import manifest_of, rows_of, run, vector_records
-from tests.pipelines.test_update import expected
+from tests.pipelines.stages.test_update import expected
 
 NOW = timedelta(0)
 

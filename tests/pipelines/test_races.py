@@ -31,7 +31,7 @@ from scannery.pipelines.stages import publish as publish_stage
 from tests.data import clustered, datapoints, without_ids
 from tests.hooks import before_call, make_old
 from tests.pipelines.conftest import DIMENSIONS, VECTORS, manifest_of, rows_of, run, vector_records
-from tests.pipelines.test_update import expected
+from tests.pipelines.stages.test_update import expected
 
 NOW = timedelta(0)
 SPEC = VECTORS | {"shards": 2}

@@ -20,7 +20,7 @@ from scannery.client import calls
 from tests.data import ROOT
 from tests.native import SEARCH, SEARCH_MANY, Native, endpoint_of
 from tests.served import DIMENSIONS, serving
-from tests.serving.test_workers import Log, children, started, wait_until
+from tests.serving.process.test_supervisor import Log, children, started, wait_until
 
 QUERIES = np.random.default_rng(0).normal(size=(50, DIMENSIONS)).astype(np.float32)
 REQUESTS = [

@@ -34,7 +34,7 @@ from tests.native import (
     port_of,
 )
 from tests.served import DIMENSIONS, serving
-from tests.serving.test_tls import Authority, secure
+from tests.serving.security.test_tls import Authority, secure
 
 OK, UNKNOWN = grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED
 QUERIES = np.random.default_rng(0).normal(size=(160, DIMENSIONS)).astype(np.float32)

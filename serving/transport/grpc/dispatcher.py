@@ -24,12 +24,12 @@ import grpc
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError
 from scannery.serving.config import ListenConfig
+from scannery.serving.contract import SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.scheduling.admission import Ticket
 from scannery.serving.scheduling.permits import GoneError, Turn
 from scannery.serving.security.authorization import Entry
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.registry import Methods, UnaryMethod
-from scannery.serving.services.search import INDEX_SERVICE, SEARCH_STREAM, UPSERT_STREAM
 from scannery.serving.status import status_of
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import noting
@@ -55,7 +55,6 @@ MAX_UNREAD_BYTES = 1 << 20
 """While so much of a stream's answers waits for its caller, no more of its requests are read."""
 ASK_AGAIN_AFTER_S = 1.0
 """A body that took longer to arrive may have outlived its caller's credentials."""
-UPSERT = f"/{INDEX_SERVICE}/Upsert"
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 

@@ -1,0 +1,24 @@
+"""Names of the services of the wire contract (proto/scannery/v1), and the paths of methods that are treated apart."""
+
+from __future__ import annotations
+
+__all__ = [
+    "EMBED",
+    "EMBEDDING_SERVICE",
+    "INDEX_SERVICE",
+    "LIST_ENCODERS",
+    "SEARCH_SERVICE",
+    "SEARCH_STREAM",
+    "UPSERT",
+    "UPSERT_STREAM",
+]
+
+SEARCH_SERVICE = "scannery.v1.SearchService"
+INDEX_SERVICE = "scannery.v1.IndexService"
+EMBEDDING_SERVICE = "scannery.v1.EmbeddingService"
+
+SEARCH_STREAM = f"/{SEARCH_SERVICE}/SearchStream"
+UPSERT = f"/{INDEX_SERVICE}/Upsert"
+UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
+EMBED = f"/{EMBEDDING_SERVICE}/Embed"
+LIST_ENCODERS = f"/{EMBEDDING_SERVICE}/ListEncoders"

@@ -1,0 +1,63 @@
+"""The cross-encoders of a process: which one an index is reranked with, loaded at the first request."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from scannery.indexer import Manifest
+from scannery.runtime.errors import RerankerUnavailableError
+from scannery.runtime.paths import current_folder, placed_model
+
+if TYPE_CHECKING:
+    from scannery.embed import Reranker
+
+__all__ = ["RerankerPool"]
+
+
+class RerankerPool:
+    """The cross-encoders of a process. Safe to use from several threads."""
+
+    def __init__(self, *, model: str | None = None, device: str = "auto") -> None:
+        """`model` is for all indexes, whatever their specs name."""
+        self._model = model
+        self._folder = current_folder()
+        # Rerankers know no XLA.
+        self._device = device if device in ("cpu", "cuda") else "auto"
+        self._rerankers: dict[tuple[str, int | None], Reranker] = {}
+        self._lock = threading.Lock()
+
+    def reranker_of(self, manifest: Manifest) -> Reranker:
+        """Return the cross-encoder for an index; it is loaded at the first call.
+
+        It is what the server was started with, or else what the spec names; never what a request says.
+
+        Raises:
+            RerankerUnavailableError: there is none, or it cannot be loaded.
+
+        """
+        spec = manifest.spec.reranker
+        model = self._model or (spec.model if spec else None)
+        if model is None:
+            raise RerankerUnavailableError(
+                f"rerank: index {manifest.index!r} has no reranker; name one in its spec, or start the server with "
+                "--reranker",
+                field="rerank",
+            )
+        key = (model, spec.max_tokens if spec else None)
+        with self._lock:
+            if key not in self._rerankers:
+                self._rerankers[key] = _load(placed_model(model, self._folder), key[1], self._device)
+            return self._rerankers[key]
+
+
+def _load(model: str, max_tokens: int | None, device: str) -> Reranker:
+    # Takes seconds (torch), and most queries never need it.
+    from scannery.embed import EmbedError, Reranker
+
+    try:
+        return Reranker.load(model, device=device, max_tokens=max_tokens)
+    except EmbedError as error:
+        raise RerankerUnavailableError(
+            f"rerank: the reranker cannot be used: {error}", field="rerank"
+        ) from error

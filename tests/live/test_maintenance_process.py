@@ -1,0 +1,74 @@
+"""The process that seals and merges: it starts without a word, and ends without leaving anything."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import scannery
+from scannery.indexer import Store, list_versions
+from scannery.live.maintenance_scheduler import PROGRAM
+from tests.data import ROOT
+from tests.live.model import make_store, random_row
+
+STUCK = f"""
+import sys, time
+from scannery.live import seal as sealing
+import {PROGRAM} as process
+def stuck(*_, directory, **__):
+    (directory / "half").write_text("x")
+    print("building", flush=True)
+    time.sleep(120)
+sealing.build_segment = stuck
+sys.exit(process.main(sys.argv[1:]))
+"""
+
+
+def written(folder: Path) -> Path:
+    rng = random.Random(1)
+    path = make_store(folder, [random_row(rng, f"id{i}") for i in range(20)])
+    with scannery.connect(path) as client:
+        client.index("live").upsert([random_row(rng, "id1")])  # type: ignore[list-item]
+    return path
+
+
+def started(store: Path, temporary: Path, program: Sequence[str]) -> subprocess.Popen[str]:
+    temporary.mkdir()
+    return subprocess.Popen(
+        [sys.executable, *program, "seal", "live", "--store", str(store), "--log", str(store), "--lock", "0"],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_it_seals_and_says_nothing(tmp_path: Path) -> None:
+    store = written(tmp_path)
+    process = started(store, tmp_path / "tmp", ["-m", PROGRAM])
+    output, _ = process.communicate(timeout=120)
+    assert (process.returncode, output) == (0, "")
+    assert list_versions(Store.open(store), "live") == [1, 2]
+    assert not list((tmp_path / "tmp").glob("scannery-*"))
+
+
+def test_a_server_that_stops_leaves_no_temporary_files(tmp_path: Path) -> None:
+    store = written(tmp_path)
+    process = started(store, tmp_path / "tmp", ["-c", STUCK])
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "building\n"
+        assert list((tmp_path / "tmp").glob("scannery-*/half"))
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=120)
+        assert (process.returncode, output) == (143, "")
+        assert not list((tmp_path / "tmp").glob("scannery-*"))
+        assert list_versions(Store.open(store), "live") == [1]
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,85 @@
+"""How maintenance is started: in which store, with which modules, and what becomes of it if it cannot be."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import scannery
+from scannery.indexer import Store, list_versions, parse_spec
+from scannery.live.maintenance_scheduler import Maintenance, locked
+from scannery.serving.catalog.catalog import Catalog
+from tests.indexer.local.test_child_processes import hostile
+from tests.live.model import LIVE, make_store, random_row
+
+__all__ = ["hostile"]
+
+EAGER = parse_spec(LIVE.model_dump(mode="json", exclude_defaults=True) | {"live": {"seal_rows": 100}})
+
+
+def rows(count: int) -> list[dict[str, object]]:
+    rng = random.Random(1)
+    return [random_row(rng, f"id{i}") for i in range(count)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return make_store(tmp_path, rows(20), spec=EAGER)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.02)
+
+
+def test_sealing_runs_nothing_from_the_current_folder(store: Path, hostile: Path) -> None:
+    with scannery.connect(store) as client:
+        client.index("live").upsert(rows(120))  # type: ignore[arg-type]
+        wait_for(lambda: list_versions(Store.open(store), "live") == [1, 2])
+    assert not (hostile / "ran").exists()
+
+
+def test_a_change_of_folders_sends_maintenance_to_no_other_store(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    copy = make_store(elsewhere, rows(20), spec=EAGER)
+    monkeypatch.chdir(tmp_path)
+    with scannery.connect("./store") as client:
+        monkeypatch.chdir(elsewhere)
+        client.index("live").upsert(rows(120))  # type: ignore[arg-type]
+        wait_for(lambda: list_versions(Store.open(store), "live") == [1, 2])
+    assert list_versions(Store.open(copy), "live") == [1]
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """There is no room for temporary files: their folder is not there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    yield
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_process_that_cannot_be_started_keeps_no_lock(store: Path, full: None) -> None:
+    catalog = Catalog(Store.open(store))
+    state = catalog.live("live").state
+    maintenance = Maintenance(Store.open(store), "live", store)
+    (store / "live" / "log").mkdir()
+    descriptors = open_files()
+    maintenance._start("seal", state)
+    assert maintenance._failures == {"seal": 1}
+    assert open_files() == descriptors
+    with locked(store, "live", "seal"):
+        pass
+    catalog.close()
