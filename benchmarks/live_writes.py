@@ -15,7 +15,7 @@ import scannery
 from benchmarks.live_setup import BATCH, milliseconds, publish, random_vectors, serving, spec_of, timed
 from benchmarks.report import table
 from scannery.indexer import Store
-from scannery.live.sqlite_log import SqliteLog
+from scannery.live.log.sqlite_log import SqliteLog
 
 __all__ = ["measure_writes"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import scannery
 from benchmarks.report import table
 from benchmarks.serve_load import CALLERS, children, queries_of, served, throughput, unary
-from scannery.cli.bench import Step, run_step
+from scannery.cli.commands.bench import Step, run_step
 from scannery.indexer import Store, open_index
 
 __all__ = ["overload"]

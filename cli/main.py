@@ -13,20 +13,20 @@ from typing import Annotated, NoReturn
 import typer
 
 import scannery
-from scannery.cli.bench import bench_app
-from scannery.cli.build import build
-from scannery.cli.demo import demo
-from scannery.cli.encoder import encoder
+from scannery.cli.commands.bench import bench_app
+from scannery.cli.commands.build import build
+from scannery.cli.commands.demo import demo
+from scannery.cli.commands.encoder import encoder
+from scannery.cli.commands.evaluate import evaluate, recall
+from scannery.cli.commands.export import export
+from scannery.cli.commands.get import get
+from scannery.cli.commands.index_live import index_app
+from scannery.cli.commands.keys import keys_app
+from scannery.cli.commands.search import search
+from scannery.cli.commands.serve import serve
+from scannery.cli.commands.top import top
+from scannery.cli.commands.write import delete, upsert
 from scannery.cli.errors import INTERRUPTED, exit_code, is_expected, one_line
-from scannery.cli.evaluate import evaluate, recall
-from scannery.cli.export import export
-from scannery.cli.get import get
-from scannery.cli.keys import keys_app
-from scannery.cli.live import index_app
-from scannery.cli.search import search
-from scannery.cli.serve import serve
-from scannery.cli.top import top
-from scannery.cli.write import delete, upsert
 
 __all__ = ["app", "main", "run"]
 
@@ -43,7 +43,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         import apsw
 
-        # Live updates depend on it (scannery.live.log_database).
+        # Live updates depend on it (scannery.live.log.database).
         typer.echo(f"scannery {scannery.__version__} (SQLite {apsw.sqlite_lib_version()})")
         raise typer.Exit
 

@@ -15,9 +15,9 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 
-from scannery.live.log_records import Mutation
+from scannery.live.log.mutation_log import Answer, Request
+from scannery.live.log.records import Mutation
 from scannery.live.memtable import LiveState
-from scannery.live.mutation_log import Answer, Request
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ClosedError, DeadlineError, OverloadedError
 

@@ -15,9 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from scannery.indexer import CorruptError, IndexerError, Manifest, OpenIndex, StoreError
 from scannery.live.group_commit import Write, Writer
-from scannery.live.log_records import Mutation, encode, rows_fit
-from scannery.live.memtable import LiveState, apply, begin
-from scannery.live.mutation_log import (
+from scannery.live.log.mutation_log import (
     Answer,
     LogGapError,
     LogHome,
@@ -26,6 +24,8 @@ from scannery.live.mutation_log import (
     Request,
     Turn,
 )
+from scannery.live.log.records import Mutation, encode, rows_fit
+from scannery.live.memtable import LiveState, apply, begin
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.replay import state_after
 from scannery.live.resolve import look_ahead, resolve_deletion, resolve_upsert

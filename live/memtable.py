@@ -26,7 +26,7 @@ from scannery.indexer import (
     Segment,
     id_hashes,
 )
-from scannery.live.log_records import Mutation
+from scannery.live.log.records import Mutation
 
 __all__ = ["LiveState", "Piece", "apply", "begin"]
 

@@ -22,7 +22,7 @@ from scannery.indexer import (
     Manifest,
     written_schema,
 )
-from scannery.live.log_records import Mutation, encode, encoder_digest, with_words
+from scannery.live.log.records import Mutation, encode, encoder_digest, with_words
 from scannery.live.write_request import UpsertItem
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError

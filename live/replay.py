@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scannery.live.log_records import decode, rows_fit
+from scannery.live.log.mutation_log import LogEntry
+from scannery.live.log.records import decode, rows_fit
 from scannery.live.memtable import LiveState, apply
-from scannery.live.mutation_log import LogEntry
 
 __all__ = ["state_after"]
 

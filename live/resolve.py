@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import REVISION_COLUMN, KnownTerms, Segment, with_known_terms, written_schema
-from scannery.live.log_records import Mutation, with_words
+from scannery.live.log.records import Mutation, with_words
 from scannery.live.memtable import LiveState
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.row_tables import whole_rows

@@ -9,7 +9,7 @@ import secrets
 from grpc import StatusCode
 
 from scannery.indexer import errors as indexer
-from scannery.live.mutation_log import LogGapError, LogReplacedError, WrongLogError
+from scannery.live.log.mutation_log import LogGapError, LogReplacedError, WrongLogError
 from scannery.runtime import errors as serving
 from scannery.v1.types_pb2 import ErrorDetail
 

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "client": {"v1"},
     "cli": {"cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving", "v1"},
 }
-LAZY = {("client", "serving")}
+LAZY = {("client", "serving"), ("client", "runtime")}
 
 
 def tracked(*patterns: str) -> list[str]:

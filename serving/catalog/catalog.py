@@ -25,10 +25,10 @@ from scannery.indexer import (
     read_manifest,
 )
 from scannery.live.live_index import LiveIndex
-from scannery.live.log_database import check_sqlite
-from scannery.live.log_home import LogPlace
-from scannery.live.maintenance_scheduler import Maintenance
-from scannery.live.mutation_log import LogGapError
+from scannery.live.log.database import check_sqlite
+from scannery.live.log.home import LogPlace
+from scannery.live.log.mutation_log import LogGapError
+from scannery.live.maintenance.scheduler import Maintenance
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import (
     ClosedError,

@@ -9,7 +9,7 @@ from functools import partial
 
 from scannery.indexer import LeaseHolder
 from scannery.live.live_index import LiveIndex
-from scannery.live.maintenance_scheduler import Maintenance
+from scannery.live.maintenance.scheduler import Maintenance
 from scannery.runtime.retry import Attempts
 from scannery.serving.snapshot.snapshot import Snapshot
 

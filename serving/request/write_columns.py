@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer import MAX_ID_BYTES, SPOKEN_COLUMN, AttributeType, IndexSpec, Manifest, written_schema
-from scannery.live.log_records import Mutation, encoder_digest, with_words
+from scannery.live.log.records import Mutation, encoder_digest, with_words
 from scannery.live.prepare import PreparedUpsert
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits

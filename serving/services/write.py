@@ -6,7 +6,7 @@ import hashlib
 from typing import Protocol
 
 from scannery.live.live_index import LiveIndex
-from scannery.live.mutation_log import Request
+from scannery.live.log.mutation_log import Request
 from scannery.live.prepare import prepare
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError

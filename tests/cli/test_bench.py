@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scannery.cli.bench import Latencies
+from scannery.cli.commands.bench import Latencies
 from scannery.cli.main import main
 from tests.served import serving
 

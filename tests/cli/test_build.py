@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from scannery.cli.build import build
+from scannery.cli.commands.build import build
 from scannery.cli.main import main
 from scannery.pipelines import InputNotFoundError, ModeError, NothingToIndexError, TooManyDeadLettersError
 
@@ -121,7 +121,7 @@ def test_errors_are_those_of_the_pipeline(corpus):
 def test_loading_the_command_imports_nothing_slow():
     # NumPy comes with the SDK; what takes seconds to import must wait until it is needed.
     heavy = "('apache_beam', 'torch', 'scann', 'pyarrow', 'numba')"
-    code = f"import sys, scannery.cli.build; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, scannery.cli.commands.build; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={
         "PYTHONPATH": ":".join(path for path in sys.path if path),
     })  # fmt: skip

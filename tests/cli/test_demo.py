@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from scannery.cli import demo as demo_module
-from scannery.cli.demo import demo
+from scannery.cli.commands import demo as demo_module
+from scannery.cli.commands.demo import demo
 from scannery.cli.main import main
 from scannery.cli.sample import EPISODES_PATH, SPEC_PATH, episodes, questions
 from scannery.indexer import read_manifest

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scannery.cli.index_show import documents_of
+from scannery.cli.commands.index_show import documents_of
 from scannery.cli.main import main
 from scannery.indexer import Store, open_index, parse_spec, read_manifest, segment_key
 from scannery.pipelines import build

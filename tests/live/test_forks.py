@@ -12,11 +12,12 @@ import apsw
 import pytest
 
 from scannery.indexer import Store
-from scannery.live import log_forks, sqlite_log
-from scannery.live import maintenance_scheduler as maintenance
-from scannery.live.log_database import connected
-from scannery.live.maintenance_scheduler import Maintenance, locked
-from scannery.live.sqlite_log import SqliteLog
+from scannery.live.log import forks as log_forks
+from scannery.live.log import sqlite_log
+from scannery.live.log.database import connected
+from scannery.live.log.sqlite_log import SqliteLog
+from scannery.live.maintenance import scheduler as maintenance
+from scannery.live.maintenance.scheduler import Maintenance, locked
 from tests.live.test_log import append, folder, forked, log, writer
 
 __all__ = ["folder", "log"]

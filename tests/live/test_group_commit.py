@@ -13,7 +13,7 @@ import pytest
 
 from scannery.live import group_commit as module
 from scannery.live.group_commit import Write, Writer
-from scannery.live.mutation_log import Answer, Request
+from scannery.live.log.mutation_log import Answer, Request
 from scannery.runtime.deadline import Deadline
 from scannery.serving import ClosedError
 

@@ -29,16 +29,16 @@ from scannery.indexer import (
     rollback,
 )
 from scannery.indexer.store.object_store import _ObjectBackend
-from scannery.live import log_home as log_place
-from scannery.live import sqlite_log
-from scannery.live.backup import restore, snapshot
-from scannery.live.forget_log import forget_log
-from scannery.live.lag import log_status
-from scannery.live.log_database import LOG_FORMAT, create_database
-from scannery.live.log_registry import registered
-from scannery.live.mutation_log import LogReplacedError, WrongLogError
-from scannery.live.seal import seal
-from scannery.live.sqlite_log import SqliteLog
+from scannery.live.log import home as log_place
+from scannery.live.log import sqlite_log
+from scannery.live.log.database import LOG_FORMAT, create_database
+from scannery.live.log.forget import forget_log
+from scannery.live.log.mutation_log import LogReplacedError, WrongLogError
+from scannery.live.log.registry import registered
+from scannery.live.log.sqlite_log import SqliteLog
+from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.lag import log_status
+from scannery.live.maintenance.seal import seal
 from scannery.runtime.deadline import Deadline
 from scannery.serving import ReadOnlyError
 from scannery.serving.catalog.catalog import Catalog

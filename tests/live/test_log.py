@@ -18,12 +18,13 @@ import apsw
 import pytest
 
 from scannery.indexer import CorruptError, FormatError, Store, StoreError
-from scannery.live import log_forks, sqlite_log
-from scannery.live.log_database import LOG_FORMAT, check_sqlite, connected
-from scannery.live.log_files import exclusive, wal_of
-from scannery.live.log_turn import KEEP_ANSWERS_S, entries_after
-from scannery.live.mutation_log import Answer, LogEntry, LogGapError, Request
-from scannery.live.sqlite_log import SqliteLog
+from scannery.live.log import forks as log_forks
+from scannery.live.log import sqlite_log
+from scannery.live.log.database import LOG_FORMAT, check_sqlite, connected
+from scannery.live.log.files import exclusive, wal_of
+from scannery.live.log.mutation_log import Answer, LogEntry, LogGapError, Request
+from scannery.live.log.sqlite_log import SqliteLog
+from scannery.live.log.turn import KEEP_ANSWERS_S, entries_after
 from scannery.serving import ConfigError
 from scannery.serving.catalog.catalog import Catalog
 from tests.data import ROOT
@@ -207,7 +208,7 @@ def test_a_commit_syncs_once(folder: Path) -> None:
     folder.parent.mkdir()
     script = f"""
 from pathlib import Path
-from scannery.live.sqlite_log import SqliteLog
+from scannery.live.log.sqlite_log import SqliteLog
 log = SqliteLog(Path({str(folder)!r}), create=True)
 def write(count):
     for _ in range(count):
@@ -231,7 +232,7 @@ print("end", flush=True)
 WRITER = """
 import sys
 from pathlib import Path
-from scannery.live.sqlite_log import SqliteLog
+from scannery.live.log.sqlite_log import SqliteLog
 log = SqliteLog(Path(sys.argv[1]), create=True)
 for i in range(int(sys.argv[3])):
     with log.turn(after=0) as turn:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import scannery
 from scannery.indexer import Store, list_versions
-from scannery.live.maintenance_scheduler import PROGRAM
+from scannery.live.maintenance.scheduler import PROGRAM
 from tests.data import ROOT
 from tests.live.model import make_store, random_row
 
 STUCK = f"""
 import sys, time
-from scannery.live import seal as sealing
+from scannery.live.maintenance import seal as sealing
 import {PROGRAM} as process
 def stuck(*_, directory, **__):
     (directory / "half").write_text("x")

@@ -12,7 +12,7 @@ import pytest
 
 import scannery
 from scannery.indexer import Store, list_versions, parse_spec
-from scannery.live.maintenance_scheduler import Maintenance, locked
+from scannery.live.maintenance.scheduler import Maintenance, locked
 from scannery.serving.catalog.catalog import Catalog
 from tests.indexer.local.test_child_processes import hostile
 from tests.live.model import LIVE, make_store, random_row

@@ -9,8 +9,8 @@ import pytest
 
 import scannery
 from scannery.indexer import Store, list_versions, verify
-from scannery.live.merge import merge
-from scannery.live.seal import seal
+from scannery.live.maintenance.merge import merge
+from scannery.live.maintenance.seal import seal
 from tests.live.model import Model, check_searches, make_store
 
 

@@ -27,16 +27,16 @@ from scannery.indexer import (
     rollback,
     verify,
 )
-from scannery.live import backup as backup_module
-from scannery.live import merge as merging
-from scannery.live import rollback as undoing
-from scannery.live import seal as sealing
-from scannery.live.backup import restore, snapshot
-from scannery.live.maintenance_scheduler import locked, seal_due
-from scannery.live.merge import due, merge
-from scannery.live.mutation_log import WrongLogError
-from scannery.live.seal import seal
-from scannery.live.sqlite_log import SqliteLog
+from scannery.live.log.mutation_log import WrongLogError
+from scannery.live.log.sqlite_log import SqliteLog
+from scannery.live.maintenance import backup as backup_module
+from scannery.live.maintenance import merge as merging
+from scannery.live.maintenance import rollback as undoing
+from scannery.live.maintenance import seal as sealing
+from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.merge import due, merge
+from scannery.live.maintenance.scheduler import locked, seal_due
+from scannery.live.maintenance.seal import seal
 from scannery.runtime.deadline import Deadline
 from scannery.serving import OverloadedError
 from scannery.serving.catalog.catalog import Catalog

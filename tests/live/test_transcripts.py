@@ -12,7 +12,7 @@ import scannery
 from scannery.client.writes import NewDatapoint
 from scannery.embed import Encoder, Reranker
 from scannery.indexer import Store, parse_spec
-from scannery.live.seal import seal
+from scannery.live.maintenance.seal import seal
 from tests.data import as_webvtt, datapoints
 from tests.embed.tiny_models import make_cross_encoder
 from tests.served import MINILM, TEXTS, publish_version

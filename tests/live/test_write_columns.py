@@ -11,7 +11,7 @@ import pytest
 
 from scannery.client.writes import build_upserts
 from scannery.indexer import Manifest, Store, id_hashes, open_index, parse_spec, read_manifest
-from scannery.live.log_records import Mutation, decode, encode
+from scannery.live.log.records import Mutation, decode, encode
 from scannery.live.memtable import apply, begin
 from scannery.live.prepare import prepare
 from scannery.runtime.deadline import Deadline

@@ -21,9 +21,9 @@ import scannery
 from scannery import serving
 from scannery.client import Index
 from scannery.indexer import AlreadyExistsError, Analyser, Store, parse_spec
-from scannery.live.forget_log import forget_log
-from scannery.live.seal import seal
-from scannery.live.sqlite_log import SqliteLog
+from scannery.live.log.forget import forget_log
+from scannery.live.log.sqlite_log import SqliteLog
+from scannery.live.maintenance.seal import seal
 from scannery.pipelines import export
 from scannery.runtime.deadline import Deadline
 from scannery.serving import ConditionError, InvalidRequestError

@@ -12,9 +12,9 @@ import numpy as np
 from scannery.indexer.lexical import bm25
 from scannery.live import live_index as index
 from scannery.live import memtable
-from scannery.live import merge as merging
-from scannery.live import seal as sealing
-from scannery.live.sqlite_log import SqliteLog
+from scannery.live.log.sqlite_log import SqliteLog
+from scannery.live.maintenance import merge as merging
+from scannery.live.maintenance import seal as sealing
 from scannery.serving.engine import top_k as ranking
 
 __all__ = ["INJECTED", "Fault", "injected"]

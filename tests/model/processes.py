@@ -22,8 +22,8 @@ from typing import Any
 
 import scannery
 from scannery.indexer import Store, list_versions
-from scannery.live.backup import restore, snapshot
-from scannery.live.maintenance_scheduler import PROGRAM
+from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.scheduler import PROGRAM
 from tests.data import ROOT
 from tests.live.torture import ServerProcess
 from tests.model.actors import Actor
@@ -187,7 +187,7 @@ def build_killed(machine: Machine, rng: random.Random, op: Op) -> None:
     rows = machine.as_built(rows)
     program = (
         "import sys, json; from scannery.pipelines import build; from tests.model.rows import make_spec\n"
-        "from scannery.live.seal import seal\n"
+        "from scannery.live.maintenance.seal import seal\n"
         "build(make_spec(**json.loads(sys.argv[1])), [sys.argv[2]], sys.argv[3], before=seal)"
     )
     arguments = [

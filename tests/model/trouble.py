@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import scannery
 from scannery.indexer import Store
 from scannery.indexer.errors import IndexerError
-from scannery.live.backup import restore, snapshot
-from scannery.live.merge import merge
-from scannery.live.seal import seal
+from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.merge import merge
+from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import ServingError
 from tests.model.actors import Actor, LocalActor
 from tests.model.errors import check

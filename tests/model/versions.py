@@ -20,9 +20,9 @@ from scannery.indexer import (
     rollback,
     verify,
 )
-from scannery.live.backup import restore, snapshot
-from scannery.live.merge import merge
-from scannery.live.seal import seal
+from scannery.live.maintenance.backup import restore, snapshot
+from scannery.live.maintenance.merge import merge
+from scannery.live.maintenance.seal import seal
 from scannery.pipelines import build, compact, export
 from tests.model.actors import Actor
 from tests.model.errors import check

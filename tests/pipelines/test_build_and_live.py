@@ -10,7 +10,7 @@ import pytest
 import scannery
 from scannery.cli.main import main
 from scannery.indexer import shard_of, verify
-from scannery.live.seal import seal
+from scannery.live.maintenance.seal import seal
 from tests.pipelines.conftest import VECTORS, rows_of, run, vector_records
 from tests.pipelines.stages.test_update import expected
 from tests.pipelines.test_races import overtake

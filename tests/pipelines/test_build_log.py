@@ -10,10 +10,10 @@ import pytest
 import scannery
 from scannery.indexer import Manifest, StoreError, latest_version, rollback
 from scannery.indexer.versions import leases
-from scannery.live import seal as sealing
-from scannery.live.forget_log import forget_log
-from scannery.live.log_home import LogPlace
-from scannery.live.seal import seal
+from scannery.live.log.forget import forget_log
+from scannery.live.log.home import LogPlace
+from scannery.live.maintenance import seal as sealing
+from scannery.live.maintenance.seal import seal
 from scannery.pipelines.errors import SpecConflictError
 from tests.pipelines.conftest import VECTORS, manifest_of, run, vector_records
 from tests.pipelines.stages.test_update import expected

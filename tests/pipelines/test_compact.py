@@ -6,7 +6,7 @@ import pytest
 
 import scannery
 from scannery.indexer import CorruptError, NotFoundError, list_versions, verify
-from scannery.live.seal import seal
+from scannery.live.maintenance.seal import seal
 from scannery.pipelines import compact
 from tests.pipelines.conftest import VECTORS, manifest_of, rows_of, run, vector_records
 

@@ -10,7 +10,7 @@ import pytest
 import scannery
 from scannery.client.credentials import Credentials
 from scannery.indexer import Store
-from scannery.live.log_location import log_folder
+from scannery.live.log.location import log_folder
 from scannery.runtime.paths import placed_model
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.config import EncoderConfig, RemoteConfig, ServerConfig

@@ -13,7 +13,7 @@ import pytest
 import scannery
 from scannery import Blend, FailedPreconditionError, InvalidArgumentError, Like, Sparse
 from scannery.indexer import InvalidRecordError, Store, parse_spec, sparse_value
-from scannery.live.seal import seal
+from scannery.live.maintenance.seal import seal
 from tests.data import clustered, datapoints
 from tests.served import publish_version
 

@@ -22,8 +22,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import scannery
+from scannery.cli.commands.top import parse_metrics
 from scannery.cli.main import main
-from scannery.cli.top import parse_metrics
 from scannery.embed import Encoder
 from scannery.indexer import Store, parse_spec, read_manifest
 from scannery.serving import (

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import scannery
+from scannery.cli.commands.top import parse_metrics
 from scannery.cli.main import main
-from scannery.cli.top import parse_metrics
 from scannery.serving.telemetry.metrics import (
     Counter,
     Gauge,

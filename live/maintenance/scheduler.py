@@ -28,11 +28,11 @@ from scannery.indexer import (
     python_command,
     python_environment,
 )
-from scannery.live.log_files import LOG_FILE, make_folders, open_private
-from scannery.live.log_forks import held_by_this_process
-from scannery.live.log_location import log_folder
+from scannery.live.log.files import LOG_FILE, make_folders, open_private
+from scannery.live.log.forks import held_by_this_process
+from scannery.live.log.location import log_folder
+from scannery.live.maintenance.merge import due
 from scannery.live.memtable import LiveState
-from scannery.live.merge import due
 from scannery.runtime.errors import OverloadedError
 
 __all__ = ["PROGRAM", "Maintenance", "Task", "bounds", "locked", "seal_due", "task_threads"]
@@ -40,7 +40,7 @@ __all__ = ["PROGRAM", "Maintenance", "Task", "bounds", "locked", "seal_due", "ta
 _LOG = logging.getLogger(__name__)
 
 Task = Literal["seal", "merge", "gc"]
-PROGRAM = "scannery.live.maintenance_main"
+PROGRAM = "scannery.live.maintenance.main"
 END_S = 10.0
 FIRST_BACKOFF_S = 2.0
 MAX_BACKOFF_S = 60.0

@@ -12,7 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from scannery.cli.options import IndexOption, JsonOption, StoreOption, TargetOption, TimeoutOption, connected
+from scannery.cli.client_options import (
+    IndexOption,
+    JsonOption,
+    StoreOption,
+    TargetOption,
+    TimeoutOption,
+    connected,
+)
 from scannery.cli.output import print_json
 
 __all__ = ["delete", "upsert"]

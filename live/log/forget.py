@@ -6,9 +6,9 @@ import socket
 from pathlib import Path
 
 from scannery.indexer import AlreadyExistsError, Store, commit, read_manifest
-from scannery.live.log_files import files_of_log
-from scannery.live.log_home import LogPlace
-from scannery.live.log_registry import Registration, forget, registered
+from scannery.live.log.files import files_of_log
+from scannery.live.log.home import LogPlace
+from scannery.live.log.registry import Registration, forget, registered
 
 __all__ = ["forget_log"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scannery.indexer import Manifest, Store
-from scannery.live.log_home import LogPlace
-from scannery.live.merge import due
+from scannery.live.log.home import LogPlace
+from scannery.live.maintenance.merge import due
 
 __all__ = ["LogStatus", "log_status"]
 

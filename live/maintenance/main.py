@@ -14,9 +14,9 @@ from typing import NoReturn
 import pyarrow as pa
 
 from scannery.indexer import IndexerError, Store, collect_garbage, read_manifest
-from scannery.live.maintenance_scheduler import task_threads
-from scannery.live.merge import merge
-from scannery.live.seal import seal
+from scannery.live.maintenance.merge import merge
+from scannery.live.maintenance.scheduler import task_threads
+from scannery.live.maintenance.seal import seal
 from scannery.runtime.errors import ServingError
 
 __all__ = ["main"]

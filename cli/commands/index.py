@@ -10,9 +10,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from scannery.cli.build import quiet_beam
+from scannery.cli.commands.build import quiet_beam
+from scannery.cli.commands.index_show import documents_of, print_version, time_text
 from scannery.cli.errors import NO
-from scannery.cli.index_show import documents_of, print_version, time_text
 from scannery.cli.output import console, print_json, size_text
 from scannery.cli.plots import plot_curves
 from scannery.cli.progress import counting_bar, stage_bar
@@ -143,7 +143,7 @@ def rollback_command(
     Live updates that were sealed since are undone; where the current version is damaged, and the log still has them,
     they are applied again.
     """
-    from scannery.live.rollback import rollback
+    from scannery.live.maintenance.rollback import rollback
 
     manifest = rollback(Store.open(store), name, to, log_root=log)
     if as_json:

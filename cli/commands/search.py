@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from scannery.cli.options import (
+from scannery.cli.client_options import (
     FieldsOption,
     IndexOption,
     JsonOption,

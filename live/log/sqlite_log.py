@@ -19,8 +19,8 @@ from pathlib import Path
 import apsw
 
 from scannery.indexer import StoreError
-from scannery.live.log_database import BUSY_MS, connected, create_database, explained, sqlite_version
-from scannery.live.log_files import (
+from scannery.live.log.database import BUSY_MS, connected, create_database, explained, sqlite_version
+from scannery.live.log.files import (
     DRAFT_FILE,
     LOG_FILE,
     Mode,
@@ -34,8 +34,9 @@ from scannery.live.log_files import (
     tighten,
     wal_of,
 )
-from scannery.live.log_forks import check_not_inherited, no_forks, watch_forks
-from scannery.live.log_turn import (
+from scannery.live.log.forks import check_not_inherited, no_forks, watch_forks
+from scannery.live.log.mutation_log import LogEntry, LogIdentity, LogReplacedError, WrongLogError
+from scannery.live.log.turn import (
     SqliteTurn,
     adopt,
     entries_after,
@@ -44,7 +45,6 @@ from scannery.live.log_turn import (
     position_of,
     truncated_of,
 )
-from scannery.live.mutation_log import LogEntry, LogIdentity, LogReplacedError, WrongLogError
 
 __all__ = ["SqliteLog", "rename_log"]
 

@@ -33,9 +33,9 @@ from scannery.indexer import (
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.versions.leases import WorkLease, read_leases, working
 from scannery.indexer.versions.versions import hold_current
-from scannery.live.log_home import LogPlace
+from scannery.live.log.home import LogPlace
+from scannery.live.log.mutation_log import MutationLog
 from scannery.live.memtable import LiveState, begin
-from scannery.live.mutation_log import MutationLog
 from scannery.live.replay import state_after
 from scannery.live.row_tables import live_rows, stored_schema
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from scannery.cli import listening as options
+from scannery.cli import server_options as options
 
 __all__ = ["encoder"]
 

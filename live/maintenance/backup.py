@@ -29,7 +29,7 @@ from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.versions.leases import WorkLease, working
 from scannery.indexer.versions.versions import hold_current
-from scannery.live.log_files import (
+from scannery.live.log.files import (
     DRAFT_FILE,
     LOG_FILE,
     files_of_log,
@@ -37,11 +37,11 @@ from scannery.live.log_files import (
     open_private,
     sync_folder,
 )
-from scannery.live.log_home import LogPlace
-from scannery.live.log_location import LOG_FOLDER
-from scannery.live.log_registry import register, registered, registration_key
-from scannery.live.mutation_log import WrongLogError
-from scannery.live.sqlite_log import SqliteLog, rename_log
+from scannery.live.log.home import LogPlace
+from scannery.live.log.location import LOG_FOLDER
+from scannery.live.log.mutation_log import WrongLogError
+from scannery.live.log.registry import register, registered, registration_key
+from scannery.live.log.sqlite_log import SqliteLog, rename_log
 from scannery.runtime.errors import ReadOnlyError
 
 __all__ = ["BackupReport", "restore", "snapshot"]

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from scannery.cli.options import (
+from scannery.cli.client_options import (
     IndexOption,
     JsonOption,
     StoreOption,

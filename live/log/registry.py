@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from scannery.indexer import AlreadyExistsError, CorruptError, NotFoundError, Store
-from scannery.live.log_location import log_folder
-from scannery.live.mutation_log import WrongLogError
+from scannery.live.log.location import log_folder
+from scannery.live.log.mutation_log import WrongLogError
 
 __all__ = ["Registration", "forget", "register", "registered", "registration_key"]
 

@@ -19,8 +19,8 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from scannery.cli.build import quiet_beam
-from scannery.cli.options import JsonOption
+from scannery.cli.client_options import JsonOption
+from scannery.cli.commands.build import quiet_beam
 from scannery.cli.output import hit_json, print_json
 from scannery.cli.sample import EPISODES_PATH, SPEC_PATH, Question, questions, shared_words
 

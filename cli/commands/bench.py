@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from scannery.cli.options import IndexOption, JsonOption, remote_options
+from scannery.cli.client_options import IndexOption, JsonOption, remote_options
+from scannery.cli.load_generator import Latencies, Step, run_step
 from scannery.cli.output import console, print_json
-from scannery.cli.sending import Latencies, Step, run_step
 
 __all__ = ["Latencies", "Step", "bench_app", "run_step"]
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from scannery.cli.index import JsonOption, NameArgument, StoreOption, index_app
+from scannery.cli.commands.index import JsonOption, NameArgument, StoreOption, index_app
 from scannery.cli.output import print_json, size_text
 from scannery.indexer import AlreadyExistsError, Store, read_manifest
 
@@ -29,8 +29,8 @@ def seal_command(
     name: NameArgument, store: StoreOption, log: LogOption = None, as_json: JsonOption = False
 ) -> None:
     """Bring live updates from the log into segments, as a new version."""
-    from scannery.live.maintenance_scheduler import locked
-    from scannery.live.seal import seal
+    from scannery.live.maintenance.scheduler import locked
+    from scannery.live.maintenance.seal import seal
 
     opened = Store.open(store)
     read_manifest(opened, name)  # a clear error if there is no such index
@@ -52,8 +52,8 @@ def merge_command(
     name: NameArgument, store: StoreOption, log: LogOption = None, as_json: JsonOption = False
 ) -> None:
     """Merge small segments and drop deleted rows where the spec's thresholds say so, as new versions."""
-    from scannery.live.maintenance_scheduler import locked
-    from scannery.live.merge import merge
+    from scannery.live.maintenance.merge import merge
+    from scannery.live.maintenance.scheduler import locked
 
     opened, reports = Store.open(store), []
     read_manifest(opened, name)
@@ -81,7 +81,7 @@ def snapshot_command(
     as_json: JsonOption = False,
 ) -> None:
     """Copy an index, with its live updates, to another store; it may be served and written to meanwhile."""
-    from scannery.live.backup import snapshot
+    from scannery.live.maintenance.backup import snapshot
 
     with _taken_is_usage("--to"):
         report = snapshot(Store.open(store), name, Store.open(to, create=True), log_root=log)
@@ -103,7 +103,7 @@ def restore_command(
     as_json: JsonOption = False,
 ) -> None:
     """Copy an index back from a snapshot, into a store that does not have it."""
-    from scannery.live.backup import restore
+    from scannery.live.maintenance.backup import restore
 
     with _taken_is_usage("--store"):
         report = restore(Store.open(backup), name, Store.open(store, create=True), log_root=log)
@@ -136,7 +136,7 @@ def log_command(
 
 
 def _forget(store: Store, name: str, log: Path | None, *, as_json: bool) -> None:
-    from scannery.live.forget_log import forget_log
+    from scannery.live.log.forget import forget_log
 
     with _taken_is_usage("--log"):
         known = forget_log(store, name, log_root=log)
@@ -149,8 +149,8 @@ def _forget(store: Store, name: str, log: Path | None, *, as_json: bool) -> None
 
 
 def _show_log(store: Store, name: str, log: Path | None, *, as_json: bool) -> None:
-    from scannery.live.lag import log_status
-    from scannery.live.log_registry import registered
+    from scannery.live.log.registry import registered
+    from scannery.live.maintenance.lag import log_status
 
     manifest = read_manifest(store, name)
     known, status = registered(store, name), log_status(store, manifest, log_root=log)

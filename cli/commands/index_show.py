@@ -80,8 +80,8 @@ def _documents_text(manifest: Manifest) -> str:
 
 def _print_live(console: Console, store: Store, manifest: Manifest) -> None:
     # As slow as a server to import.
-    from scannery.live.lag import log_status
-    from scannery.live.mutation_log import WrongLogError
+    from scannery.live.log.mutation_log import WrongLogError
+    from scannery.live.maintenance.lag import log_status
 
     try:
         status = log_status(store, manifest)

@@ -9,8 +9,15 @@ from collections.abc import Callable, Sequence
 import apsw
 
 from scannery.indexer import CorruptError
-from scannery.live.log_database import sqlite_version, upgrade
-from scannery.live.mutation_log import Answer, LogEntry, LogGapError, LogIdentity, LogReplacedError, Request
+from scannery.live.log.database import sqlite_version, upgrade
+from scannery.live.log.mutation_log import (
+    Answer,
+    LogEntry,
+    LogGapError,
+    LogIdentity,
+    LogReplacedError,
+    Request,
+)
 from scannery.runtime.errors import InvalidRequestError
 
 __all__ = [

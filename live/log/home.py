@@ -13,11 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from scannery.indexer import CorruptError, Manifest, Store
-from scannery.live.log_files import LOG_FILE, marked
-from scannery.live.log_location import log_folder
-from scannery.live.log_registry import Registration, register, registered
-from scannery.live.mutation_log import MutationLog, WrongLogError
-from scannery.live.sqlite_log import SqliteLog
+from scannery.live.log.files import LOG_FILE, marked
+from scannery.live.log.location import log_folder
+from scannery.live.log.mutation_log import MutationLog, WrongLogError
+from scannery.live.log.registry import Registration, register, registered
+from scannery.live.log.sqlite_log import SqliteLog
 from scannery.runtime.errors import ReadOnlyError
 
 __all__ = ["LogPlace"]

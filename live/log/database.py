@@ -16,7 +16,7 @@ from pathlib import Path
 import apsw
 
 from scannery.indexer import CorruptError, FormatError, StoreError
-from scannery.live.log_files import Mode, mode_of
+from scannery.live.log.files import Mode, mode_of
 from scannery.runtime.errors import ConfigError, ReadOnlyError
 
 __all__ = [

@@ -1,7 +1,7 @@
 """The mutation log: the durable order of all upserts and deletes of an index, as a protocol.
 
-What is above it knows sequences and bytes, nothing of files, locks or machines. live/sqlite_log.py is the
-implementation for one machine, live/log_home.py finds the log of an index.
+What is above it knows sequences and bytes, nothing of files, locks or machines. live/log/sqlite_log.py is the
+implementation for one machine, live/log/home.py finds the log of an index.
 """
 
 from __future__ import annotations

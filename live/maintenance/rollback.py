@@ -7,10 +7,10 @@ from pathlib import Path
 from scannery.indexer import Manifest, Store, read_manifest
 from scannery.indexer import rollback as rollback_stored
 from scannery.indexer.maintenance import lost_since
-from scannery.live.log_location import log_folder
-from scannery.live.log_registry import Registration, registered
-from scannery.live.mutation_log import WrongLogError
-from scannery.live.sqlite_log import SqliteLog
+from scannery.live.log.location import log_folder
+from scannery.live.log.mutation_log import WrongLogError
+from scannery.live.log.registry import Registration, registered
+from scannery.live.log.sqlite_log import SqliteLog
 
 __all__ = ["rollback"]
 

@@ -117,7 +117,7 @@ def _seal(store: Store, index: str, log: Path | None, *, repairs: bool) -> None:
     A build that `repairs` makes all anew, and so goes on where the version or its log is damaged.
     """
     from scannery.indexer import CorruptError, NotFoundError
-    from scannery.live.seal import seal
+    from scannery.live.maintenance.seal import seal
 
     try:
         seal(store, index, log_root=log)

@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from scannery.cli.options import remote_options
+from scannery.cli.client_options import remote_options
 
 __all__ = ["Latencies", "Step", "main", "run_step"]
 
-_PROGRAM = "scannery.cli.sending"
+_PROGRAM = "scannery.cli.load_generator"
 _START_S = 120.0
 
 # Latencies are kept in steps of 1%, as in an HDR histogram: exact enough, and the same few hundred counters for ever.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scannery.indexer import StoreError
-from scannery.live.log_forks import held_by_this_process
+from scannery.live.log.forks import held_by_this_process
 from scannery.runtime.errors import ReadOnlyError
 
 __all__ = [
