@@ -43,7 +43,7 @@ from scannery.indexer import (
     segment_key,
 )
 from scannery.indexer.tuning.settings_choice import magnitudes, score_to_reach
-from scannery.serving.engine.segment_search import Scope
+from scannery.serving.engine.segment_search import SegmentSearch
 
 __all__ = ["SHARES", "Cell", "Measured", "built", "measure"]
 
@@ -192,7 +192,7 @@ def _cell(
     target: float,
 ) -> Cell:
     settings = segment.settings_for(target)
-    scope = Scope(0, segment, allowed, len(rows_A), settings, target)
+    scope = SegmentSearch(0, segment, allowed, len(rows_A), settings, target)
     hits = min(k, len(rows_A))
     recalls, told, short, plans = [], [], 0, Counter[str]()
     for query_1D, true_1N in zip(

@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from scannery.live.live_index import LiveIndex
-from scannery.runtime.retry import Attempts
+from scannery.runtime.retry import RetryState
 
 __all__ = ["Tail"]
 
@@ -32,7 +32,7 @@ class Tail:
         """Take what gives the indexes; `failed` is called when one of them cannot be followed."""
         self._indexes = indexes
         self._failed = failed
-        self._attempts: WeakKeyDictionary[LiveIndex[Any], Attempts] = WeakKeyDictionary()
+        self._attempts: WeakKeyDictionary[LiveIndex[Any], RetryState] = WeakKeyDictionary()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="scannery-tail", daemon=True)
 
@@ -68,7 +68,7 @@ class Tail:
             found = index.catch_up()
         except Exception as error:  # noqa: BLE001  without this thread, nothing that others write would ever be seen
             if attempts is None:
-                attempts = self._attempts[index] = Attempts(counted=self._failed)
+                attempts = self._attempts[index] = RetryState(counted=self._failed)
             attempts.failed(f"index {index.state.manifest.index}: its log cannot be followed", error)
             return False
         if attempts is not None:

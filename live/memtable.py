@@ -28,7 +28,7 @@ from scannery.indexer import (
 )
 from scannery.live.log.records import Mutation
 
-__all__ = ["LiveState", "Piece", "apply", "begin"]
+__all__ = ["LiveState", "Run", "apply", "begin"]
 
 SMALL_ROWS = 1024
 """Up to so many rows, a piece is merged with every new one: one more piece in every search would cost more."""
@@ -39,7 +39,7 @@ LARGE_ROWS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class Run:
     """Some of the newest rows."""
 
     segment: MemorySegment
@@ -60,7 +60,7 @@ class LiveState:
     """The version that they came upon."""
     alive: tuple[AllowedRows | None, ...]
     """For each of its segments the rows that are still part of the index; None: all."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Run, ...]
     """The newest rows, oldest piece first."""
     sequence: int
     mutations: int = 0
@@ -109,10 +109,10 @@ def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveSt
     alive = tuple(
         _without(segment, mask, net) for segment, mask in zip(state.index.segments, state.alive, strict=True)
     )
-    pieces = [Piece(piece.segment, _without(piece.segment, piece.alive, net)) for piece in state.pieces]
+    pieces = [Run(piece.segment, _without(piece.segment, piece.alive, net)) for piece in state.pieces]
     if net.rows.num_rows:
         hashes_N = net.hashes if net.plain else None
-        pieces.append(Piece(MemorySegment.of(net.rows, state.manifest.spec, hashes_N=hashes_N)))
+        pieces.append(Run(MemorySegment.of(net.rows, state.manifest.spec, hashes_N=hashes_N)))
     return replace(
         state,
         alive=alive,
@@ -214,7 +214,7 @@ def _without(segment: Segment, alive: AllowedRows | None, net: _Net) -> AllowedR
     return segment.allow(mask_N)
 
 
-def _merged(pieces: list[Piece]) -> tuple[Piece, ...]:
+def _merged(pieces: list[Run]) -> tuple[Run, ...]:
     kept = [piece for piece in pieces if piece.rows]
     while len(kept) > 1:
         before, last = kept[-2].rows, kept[-1].rows
@@ -222,7 +222,7 @@ def _merged(pieces: list[Piece]) -> tuple[Piece, ...]:
             break
         parts = kept[-2:]
         masks = [None if piece.alive is None else piece.alive.mask_N for piece in parts]
-        kept[-2:] = [Piece(MemorySegment.merged([piece.segment for piece in parts], masks))]
+        kept[-2:] = [Run(MemorySegment.merged([piece.segment for piece in parts], masks))]
     if kept and kept[-1].segment.rows > SMALL_ROWS:
         kept[-1].segment.warm()
     return tuple(kept)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["ENTRY_BYTES", "Bounded"]
+__all__ = ["ENTRY_BYTES", "BoundedCache"]
 
 ENTRY_BYTES = 1024
 """Of an entry besides its key and its value: places in the dictionary, tuples, array headers, objects around them."""
@@ -16,7 +16,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
 
-class Bounded(Generic[KeyT, ValueT]):
+class BoundedCache(Generic[KeyT, ValueT]):
     """Values by key within a bound of memory, least recently used first out. Safe to use from several threads."""
 
     def __init__(self, max_bytes: int, *, max_entries: int | None = None) -> None:

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from scannery.indexer import IndexerError, StoreError
 from scannery.runtime.errors import ServingError
 
-__all__ = ["MAX_BACKOFF_S", "Attempts"]
+__all__ = ["MAX_BACKOFF_S", "RetryState"]
 
 _LOG = logging.getLogger(__name__)
 
 MAX_BACKOFF_S = 60.0
 
 
-class Attempts:
+class RetryState:
     """The failures in a row of one task. For one thread at a time; any thread may read."""
 
     def __init__(

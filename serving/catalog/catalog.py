@@ -35,12 +35,12 @@ from scannery.runtime.errors import (
     InvalidRequestError,
     UnknownIndexError,
 )
-from scannery.serving.catalog.entry import Entry
+from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.encoding.query_encoder import EncoderPool
 from scannery.serving.engine import hydrator
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT
-from scannery.serving.snapshot.filter_cache import MaskCache
+from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["CHECK_EVERY_S", "Catalog"]
@@ -96,7 +96,7 @@ class Catalog:
         self.encoders = encoders or EncoderPool()
         self._cache = cache or SegmentCache()
         self._clock = clock
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, CatalogEntry] = {}
         self._lock = threading.Lock()
         self._leases = LeaseHolder(store)
         self._closed = False
@@ -256,7 +256,7 @@ class Catalog:
         except IndexerError:  # it is there, and cannot be read
             return True
 
-    def _looked_after(self, name: str) -> Entry | None:
+    def _looked_after(self, name: str) -> CatalogEntry | None:
         entry = self._entries.get(name)
         is_open = entry is not None and (entry.live is not None or entry.opening.error is not None)
         if entry is not None and is_open and self._clock() - entry.checked_at_s < CHECK_EVERY_S:
@@ -270,7 +270,7 @@ class Catalog:
         finally:
             self._lock.release()
 
-    def _look(self, name: str, *, encoders: bool = False, known: bool = False) -> Entry | None:
+    def _look(self, name: str, *, encoders: bool = False, known: bool = False) -> CatalogEntry | None:
         """Open the current version of an index if it is another one. An error changes nothing, and is kept.
 
         `known`: it is there, so what is wrong with it is kept even if it was never open.
@@ -293,13 +293,13 @@ class Catalog:
     def _version_of(self, name: str) -> int | None:
         return latest_version(self._store, name) if self._only is None or name in self._only else None
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> CatalogEntry:
         # Not kept before it is known to exist: asking for nonsense must not cost memory.
         if name not in self._entries:
-            self._entries[name] = Entry(name, self.note_failure, self._clock)
+            self._entries[name] = CatalogEntry(name, self.note_failure, self._clock)
         return self._entries[name]
 
-    def _refresh_one(self, name: str, version: int | None, *, encoders: bool = False) -> Entry | None:
+    def _refresh_one(self, name: str, version: int | None, *, encoders: bool = False) -> CatalogEntry | None:
         if version is None:
             self._forget(name)
             return None
@@ -314,7 +314,7 @@ class Catalog:
                 entry.load_encoder(current)
         return entry
 
-    def _is_other(self, entry: Entry, name: str, version: int) -> bool:
+    def _is_other(self, entry: CatalogEntry, name: str, version: int) -> bool:
         """Return whether the index was made anew or restored: a version of the same number is another one then."""
         if entry.live is not None and entry.live.replaced:
             return True
@@ -323,7 +323,7 @@ class Catalog:
         except IndexerError:
             return False  # removed, or not to be reached this moment; the next look tells
 
-    def _open(self, entry: Entry, name: str, version: int, *, encoders: bool) -> None:
+    def _open(self, entry: CatalogEntry, name: str, version: int, *, encoders: bool) -> None:
         try:
             stamp = self._store.stamp(manifest_key(name, version))
             index = self._moved(entry, name, version, encoders=encoders)
@@ -334,7 +334,7 @@ class Catalog:
         entry.opening.succeeded()
         _LOG.info("index %s: version %d, %d datapoints", name, index.manifest.version, index.manifest.rows)
 
-    def _moved(self, entry: Entry, name: str, version: int, *, encoders: bool) -> OpenIndex:
+    def _moved(self, entry: CatalogEntry, name: str, version: int, *, encoders: bool) -> OpenIndex:
         """Open a version and go over to it; a later one, if the log has no longer what this one needs."""
         live = entry.live
         for _ in range(MAX_GAPS):
@@ -364,7 +364,7 @@ class Catalog:
 
     def _snapshots(self) -> Callable[[OpenIndex, int], Snapshot]:
         """Return what makes the snapshots of one index, which share a cache of filters."""
-        encoders, filters = self.encoders, MaskCache()
+        encoders, filters = self.encoders, FilterCache()
         return lambda index, sequence: Snapshot(index, encoders, filters, sequence)
 
     def _unknown(self, name: str) -> UnknownIndexError:

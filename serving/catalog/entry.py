@@ -10,16 +10,16 @@ from functools import partial
 from scannery.indexer import LeaseHolder
 from scannery.live.live_index import LiveIndex
 from scannery.live.maintenance.scheduler import Maintenance
-from scannery.runtime.retry import Attempts
+from scannery.runtime.retry import RetryState
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["Entry"]
+__all__ = ["CatalogEntry"]
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Entry:
+class CatalogEntry:
     """Changed under the lock of its catalog; an error of any of its tasks is kept here, and goes no further."""
 
     name: str
@@ -32,16 +32,16 @@ class Entry:
     """Of the manifest that is open, by which another one of the same number is told."""
     checked_at_s: float = float("-inf")
     """When its current version was looked for."""
-    opening: Attempts = field(init=False)
+    opening: RetryState = field(init=False)
     """Of the current version."""
-    encoder: Attempts = field(init=False)
+    encoder: RetryState = field(init=False)
     """To have it loaded before the first text comes."""
-    _upkeep: Attempts = field(init=False)
-    _lease: Attempts = field(init=False)
+    _upkeep: RetryState = field(init=False)
+    _lease: RetryState = field(init=False)
 
     def __post_init__(self) -> None:
         self.opening, self.encoder, self._upkeep, self._lease = (
-            Attempts(counted=partial(self.noted, task), clock=self.clock)
+            RetryState(counted=partial(self.noted, task), clock=self.clock)
             for task in ("open", "encoder", "maintain", "lease")
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from scannery.live.log_follower import Tail
-from scannery.runtime.retry import Attempts
+from scannery.runtime.retry import RetryState
 from scannery.serving.catalog.catalog import CHECK_EVERY_S, Catalog
 
 __all__ = ["Watcher"]
@@ -56,7 +56,9 @@ class Watcher:
             self._thread.join()
 
     def _watch(self) -> None:
-        attempts = [Attempts(counted=partial(self._catalog.note_failure, name)) for _, name, _ in self._tasks]
+        attempts = [
+            RetryState(counted=partial(self._catalog.note_failure, name)) for _, name, _ in self._tasks
+        ]
         while not self._stop.wait(self._every_s):
             for (what, _, task), tries in zip(self._tasks, attempts, strict=True):
                 tries.run(what, task)

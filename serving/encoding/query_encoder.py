@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from scannery.indexer import ChunkSpec, Manifest
-from scannery.runtime.bounded_cache import Bounded
+from scannery.runtime.bounded_cache import BoundedCache
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError
 from scannery.runtime.paths import current_folder, placed_model
-from scannery.runtime.retry import Attempts
+from scannery.runtime.retry import RetryState
 from scannery.serving.config import CACHED_QUERIES, RemoteConfig
 from scannery.serving.encoding.reranker import RerankerPool
 from scannery.serving.scheduling.permits import waiting
-from scannery.serving.scheduling.text_batcher import Batcher
+from scannery.serving.scheduling.text_batcher import TextBatcher
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.telemetry.tracing import span
 
@@ -90,12 +90,14 @@ class QueryEncoder:
         self._queries: Encode = encoder.encode_queries
         self._documents: Encode = encoder.encode_documents
         if batched:
-            self._queries = Batcher(encoder.encode_queries, observe=self._encoding).encode
-            self._documents = Batcher(
+            self._queries = TextBatcher(encoder.encode_queries, observe=self._encoding).encode
+            self._documents = TextBatcher(
                 encoder.encode_documents, most=DOCUMENTS_AT_ONCE, observe=self._encoding
             ).encode
         # By who asked and the text: how long an answer takes must not tell what others asked.
-        self._vectors: Bounded[tuple[str, str], np.ndarray] = Bounded(cached_bytes, max_entries=cached)
+        self._vectors: BoundedCache[tuple[str, str], np.ndarray] = BoundedCache(
+            cached_bytes, max_entries=cached
+        )
         self._chunkers: dict[tuple[int, int], Chunker] = {}
 
     @property
@@ -220,7 +222,7 @@ class EncoderPool:
         self._process: EncoderProcess | None = None
         self.rerankers = RerankerPool(model=reranker, device=device)
         self._encoders: dict[str, QueryEncoder] = {}
-        self._failed: dict[str, Attempts] = {}
+        self._failed: dict[str, RetryState] = {}
         self._observer = Observer()
         self._lock = threading.Lock()
 
@@ -257,7 +259,7 @@ class EncoderPool:
 
     def _tried(self, key: str, manifest: Manifest, field: str) -> QueryEncoder:
         """Load it, unless that failed a moment ago: a try takes seconds, in which all texts wait."""
-        attempts = self._failed.setdefault(key, Attempts(clock=self._clock))
+        attempts = self._failed.setdefault(key, RetryState(clock=self._clock))
         if attempts.error is not None and not attempts.due:
             raise EncoderUnavailableError(str(attempts.error), field=field)
         try:

@@ -34,7 +34,7 @@ from scannery.runtime.errors import (
 from scannery.serving import limits
 from scannery.serving.config import RemoteConfig
 from scannery.serving.contract import EMBED, LIST_ENCODERS
-from scannery.serving.scheduling.permits import GoneError, current_turn
+from scannery.serving.scheduling.permits import CallerGoneError, current_permit
 from scannery.serving.status import DETAIL_KEY
 from scannery.serving.telemetry.tracing import call_headers
 from scannery.v1 import embedding_pb2 as pb
@@ -115,7 +115,7 @@ class EncoderProcess:
             channel.close()
 
     def _once(self, path: str, request: Message, kind: type[ResponseT]) -> ResponseT:
-        turn = current_turn()
+        turn = current_permit()
         deadline = Deadline.after(TIMEOUT_S) if turn is None else turn.deadline
         deadline.check()
         rpc = self._calls.get(path) or self._prepared(path, kind)
@@ -126,7 +126,7 @@ class EncoderProcess:
         try:
             response: ResponseT = call.result()
         except grpc.FutureCancelledError as error:
-            raise GoneError from error
+            raise CallerGoneError from error
         return response
 
     def _prepared(self, path: str, kind: type[Message]) -> Any:

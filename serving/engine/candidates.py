@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from scannery.serving.engine.fusion import fuse, fusion_depth
-from scannery.serving.engine.lexical import WordSearch
+from scannery.serving.engine.lexical import LexicalSearch
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.options import Fusion
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -24,7 +24,7 @@ Source: TypeAlias = Callable[[np.ndarray, int], list[Ranking]]
 
 
 def lexical_source(
-    words: WordSearch, allowed: Sequence[tuple[int, np.ndarray | None]], check: Callable[[], None]
+    words: LexicalSearch, allowed: Sequence[tuple[int, np.ndarray | None]], check: Callable[[], None]
 ) -> Source:
     """Return the source of rows by their words; `check` is called before each query and raises when time is up."""
 

@@ -19,20 +19,20 @@ import numpy as np
 from scannery.runtime.deadline import Deadline
 from scannery.serving.engine import search as engine
 from scannery.serving.engine.hydrator import Hydrator, Written
-from scannery.serving.engine.segment_search import Scope, scopes_of
+from scannery.serving.engine.segment_search import SegmentSearch, scopes_of
 from scannery.serving.request.options import Options
 from scannery.serving.request.query import ByVector
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import note_plan, noted_plan
 from scannery.v1.search_pb2 import SearchResponse
 
-__all__ = ["Prepared", "Ready", "answers_of"]
+__all__ = ["FastQuery", "PreparedSearch", "answers_of"]
 
 QUICK_S = 0.002
 """A search that takes no longer is answered by whoever read it; what takes longer must not keep others waiting."""
 
 
-class Prepared:
+class PreparedSearch:
     """Some options over one snapshot, ready for any number of requests. Safe to use from several threads.
 
     A snapshot keeps these, and so they do not keep the snapshot: its memory goes with the last query on it.
@@ -97,22 +97,22 @@ class Prepared:
         """Take note of how long a query took."""
         self._lately.append(seconds)
 
-    def _only_scope(self, snapshot: Snapshot) -> Scope | None:
+    def _only_scope(self, snapshot: Snapshot) -> SegmentSearch | None:
         """Return the one segment to look at; None if there is none, or if it takes more."""
         scopes = scopes_of(snapshot, self.options) if self._may_be_straight else []
         return scopes[0] if len(scopes) == 1 else None
 
 
 @dataclass(slots=True)
-class Ready:
+class FastQuery:
     """A search by vector that waits for nothing and takes as little as any."""
 
     snapshot: Snapshot
-    prepared: Prepared
+    prepared: PreparedSearch
     query: ByVector
 
 
-def answers_of(searches: Sequence[Ready], deadline: Deadline) -> list[bytes]:
+def answers_of(searches: Sequence[FastQuery], deadline: Deadline) -> list[bytes]:
     """Return the answers to searches of one snapshot with the same options, on the wire."""
     snapshot, prepared = searches[0].snapshot, searches[0].prepared
     found = prepared.answers(snapshot, [search.query for search in searches], deadline)

@@ -30,10 +30,10 @@ from scannery.serving.engine.top_k import EMPTY, Ranking, best
 from scannery.serving.request.query import ById, ByText, Query, Single, WithSparse
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["WordSearch"]
+__all__ = ["LexicalSearch"]
 
 
-class WordSearch:
+class LexicalSearch:
     """Some queries, as terms or as sparse vectors, over one snapshot.
 
     Raises:

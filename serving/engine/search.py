@@ -28,9 +28,9 @@ from scannery.serving.engine.blending import blended_vector, members_of
 from scannery.serving.engine.candidates import Source, hybrid_source, lexical_source
 from scannery.serving.engine.crowding import Groups, crowd
 from scannery.serving.engine.explain import Note, Trace
-from scannery.serving.engine.lexical import WordSearch
+from scannery.serving.engine.lexical import LexicalSearch
 from scannery.serving.engine.rerank import reranked, texts_of
-from scannery.serving.engine.segment_search import Scope, scopes_of
+from scannery.serving.engine.segment_search import SegmentSearch, scopes_of
 from scannery.serving.engine.top_k import Ranking, merge
 from scannery.serving.request.options import Options, Rerank
 from scannery.serving.request.query import Blend, ById, ByText, ByVector, Query, Single, Vectors, WithSparse
@@ -140,10 +140,12 @@ def _prepare(
     deadline: Deadline,
     paths: Sequence[str],
     trace: Trace,
-) -> tuple[list[Scope], Source]:
+) -> tuple[list[SegmentSearch], Source]:
     """Return what is searched, and where the candidates come from in the mode that is wanted."""
     with trace.stage("encode"):
-        words = None if options.mode == "dense" else WordSearch(snapshot, queries, options.mode, paths=paths)
+        words = (
+            None if options.mode == "dense" else LexicalSearch(snapshot, queries, options.mode, paths=paths)
+        )
         vectors_QD = (
             None
             if options.mode == "lexical"
@@ -245,7 +247,7 @@ def _own_rows(
 
 
 def _candidates(
-    scopes: Sequence[Scope],
+    scopes: Sequence[SegmentSearch],
     vectors_QD: np.ndarray,
     wanted: int,
     snapshot: Snapshot,
@@ -271,7 +273,7 @@ def _candidates(
     return merge(found, len(vectors_QD), wanted, snapshot.segments)
 
 
-def _described(scope: Scope, plan: str, asked: int) -> dict[str, str | int]:
+def _described(scope: SegmentSearch, plan: str, asked: int) -> dict[str, str | int]:
     entry = scope.segment.entry
     return {
         "scannery.plan": plan,

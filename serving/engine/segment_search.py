@@ -14,14 +14,14 @@ from scannery.indexer import AllowedRows, Found, SearchSettings, Segment
 from scannery.serving.request.options import Options
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["Scope", "scopes_of"]
+__all__ = ["SegmentSearch", "scopes_of"]
 
 # ScaNN is no faster than a scan when so large a share of a segment is wanted.
 EXACT_ABOVE_SHARE = 0.125
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class SegmentSearch:
     """One segment as the options leave it."""
 
     number: int
@@ -62,13 +62,13 @@ class Scope:
         )
 
 
-def scopes_of(snapshot: Snapshot, options: Options) -> list[Scope]:
+def scopes_of(snapshot: Snapshot, options: Options) -> list[SegmentSearch]:
     """Return the segments that have rows for an answer; those without a filter are remembered."""
     # Masks have a cache of their own, with a bound of memory.
     return snapshot.derived(options, _scopes) if options.where is None else _scopes(snapshot, options)
 
 
-def _scopes(snapshot: Snapshot, options: Options) -> list[Scope]:
+def _scopes(snapshot: Snapshot, options: Options) -> list[SegmentSearch]:
     knobs = snapshot.derived(options, _knobs)
     target = options.target_recall or snapshot.manifest.spec.target_recall
     scopes = []
@@ -78,7 +78,7 @@ def _scopes(snapshot: Snapshot, options: Options) -> list[Scope]:
         if rows == segment.rows:
             allowed = None
         if rows:
-            scopes.append(Scope(number, segment, allowed, rows, knobs[number], target))
+            scopes.append(SegmentSearch(number, segment, allowed, rows, knobs[number], target))
     return scopes
 
 

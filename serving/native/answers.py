@@ -24,21 +24,27 @@ from scannery.runtime.errors import (
 )
 from scannery.serving.config import ListenConfig
 from scannery.serving.contract import SEARCH_SERVICE
-from scannery.serving.engine.fast_path import Ready, answers_of
+from scannery.serving.engine.fast_path import FastQuery, answers_of
 from scannery.serving.native import frames
 from scannery.serving.native.connection import Connection
 from scannery.serving.native.frames import BrokenFrameError, Frame
 from scannery.serving.scheduling.admission import Ticket
-from scannery.serving.scheduling.permits import GoneError, Turn
+from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.scheduling.thread_pool import CallThreads
-from scannery.serving.security.authorization import Entry
+from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import CURRENT
-from scannery.serving.services.registry import Methods
+from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.services.search import MAX_TOGETHER
 from scannery.serving.status import status_of
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import noting
-from scannery.serving.transport.lifecycle import Answering, Asked, check_visible, client_of, decoded
+from scannery.serving.transport.lifecycle import (
+    ActiveRequest,
+    RequestLifecycle,
+    check_visible,
+    client_of,
+    decoded,
+)
 from scannery.v1.native_pb2 import NativeHello, NativeWelcome
 from scannery.v1.search_pb2 import SearchRequest
 
@@ -57,7 +63,7 @@ class _Call:
 
     connection: Connection
     number: int
-    asked: Asked
+    asked: ActiveRequest
     deadline: Deadline
 
     def answer(self, response: bytes) -> None:
@@ -74,7 +80,7 @@ class _Call:
         return code
 
 
-class _Turn(Turn):
+class _Turn(Permit):
     """A turn that nobody takes to make answers for a caller who does not read those that there are."""
 
     __slots__ = ("_connection",)
@@ -97,9 +103,9 @@ class NativeAnswers:
 
     def __init__(
         self,
-        service: Methods,
-        answering: Answering,
-        entry: Entry,
+        service: MethodRegistry,
+        answering: RequestLifecycle,
+        entry: Authorizer,
         threads: CallThreads,
         config: ListenConfig,
         welcome: NativeWelcome,
@@ -111,7 +117,7 @@ class NativeAnswers:
     def __call__(self, asked: Sequence[tuple[Connection, Frame]]) -> None:
         """Answer frames, or have them answered."""
         # Of one batch: the same snapshot and options.
-        batches: dict[int, list[tuple[_Call, SearchRequest, Ready]]] = {}
+        batches: dict[int, list[tuple[_Call, SearchRequest, FastQuery]]] = {}
         for connection, frame in asked:
             try:
                 self._take_on(connection, frame, batches)
@@ -129,7 +135,7 @@ class NativeAnswers:
         self,
         connection: Connection,
         frame: Frame,
-        batches: dict[int, list[tuple[_Call, SearchRequest, Ready]]],
+        batches: dict[int, list[tuple[_Call, SearchRequest, FastQuery]]],
     ) -> None:
         if connection.metadata is None:
             self([(connection, more) for more in self._greet(connection, frame)])
@@ -168,9 +174,9 @@ class NativeAnswers:
 
     def _call(self, connection: Connection, frame: Frame, path: str, ticket: Ticket) -> _Call:
         deadline = Deadline.after(min(frame.timeout_s, self._config.max_request_s))
-        return _Call(connection, frame.call, Asked(path, ticket), deadline)
+        return _Call(connection, frame.call, ActiveRequest(path, ticket), deadline)
 
-    def _answer_ready(self, batch: Sequence[tuple[_Call, SearchRequest, Ready]]) -> None:
+    def _answer_ready(self, batch: Sequence[tuple[_Call, SearchRequest, FastQuery]]) -> None:
         note = noting()
         try:
             # Of the last of them: each is answered whose caller still waits.
@@ -195,7 +201,7 @@ class NativeAnswers:
             try:
                 turn = _Turn(self._answering.turns, call)
                 call.answer(self._answering.answer(call.asked, self._service.methods[path], data, turn))
-            except GoneError:
+            except CallerGoneError:
                 call.asked.ticket.leave()
                 code = StatusCode.CANCELLED
             except Exception as error:  # noqa: BLE001  the table knows every one

@@ -11,10 +11,10 @@ from scannery.serving.native.answers import NativeAnswers
 from scannery.serving.native.frames import PROTOCOL
 from scannery.serving.native.listener import NativeListener
 from scannery.serving.scheduling.thread_pool import CallThreads
-from scannery.serving.security.authorization import Entry
+from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.tls import TlsSockets
-from scannery.serving.services.registry import Methods, UnaryMethod
-from scannery.serving.transport.lifecycle import Answering
+from scannery.serving.services.registry import MethodRegistry, UnaryMethod
+from scannery.serving.transport.lifecycle import RequestLifecycle
 from scannery.v1.native_pb2 import GetEndpointRequest, GetEndpointResponse, NativeWelcome
 
 __all__ = ["GET_ENDPOINT", "Native"]
@@ -28,9 +28,9 @@ class Native:
 
     def __init__(
         self,
-        service: Methods,
-        answering: Answering,
-        entry: Entry,
+        service: MethodRegistry,
+        answering: RequestLifecycle,
+        entry: Authorizer,
         threads: CallThreads,
         config: ListenConfig,
     ) -> None:

@@ -20,21 +20,21 @@ from scannery.serving.scheduling.admission import with_reserve
 from scannery.serving.scheduling.affinity import on_core
 from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authentication import Authenticator
-from scannery.serving.security.authorization import Entry
+from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import Scope
 from scannery.serving.security.tls import Certificates
-from scannery.serving.services.registry import Methods
+from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.metrics.publisher import Publisher
 from scannery.serving.telemetry.metrics.registry import Dump
-from scannery.serving.transport.grpc.auth_interceptor import Gate
-from scannery.serving.transport.grpc.call_timeouts import SlowCalls
+from scannery.serving.transport.grpc.auth_interceptor import AuthInterceptor
+from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
 from scannery.serving.transport.grpc.dispatcher import Dispatcher
 from scannery.serving.transport.grpc.health import Health
 from scannery.serving.transport.grpc.standard_services import Standard
-from scannery.serving.transport.lifecycle import Answering, Offer
+from scannery.serving.transport.lifecycle import Offer, RequestLifecycle
 
-__all__ = ["Front", "Running"]
+__all__ = ["BaseServer", "RunningServer"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,13 +47,13 @@ IDLE_S = 300
 """Connections without calls are closed after so long; clients open others when they need them."""
 
 
-class Front:
+class BaseServer:
     """Takes the requests of one process."""
 
     def __init__(
         self,
         config: ListenConfig,
-        methods: Methods,
+        methods: MethodRegistry,
         *,
         services: Sequence[str],
         publish: Callable[[bytes], object] | None = None,
@@ -82,12 +82,12 @@ class Front:
         # Calls that wait for their body or their turn each hold a thread, which costs next to nothing.
         self._threads = CallThreads(with_reserve(config.threads + config.queue), "scannery-request")
         authenticator = Authenticator(config.security)
-        self._entry = Entry(authenticator, self._scope_of)
+        self._entry = Authorizer(authenticator, self._scope_of)
         self._certificates = Certificates(config.security) if config.security.tls_cert else None
         self._publisher = Publisher(self.metrics, config, publish)
-        answering = Answering(methods, config, self.metrics, offer=offer)
+        answering = RequestLifecycle(methods, config, self.metrics, offer=offer)
         self._methods = methods
-        self._slow = SlowCalls()
+        self._slow = CallTimeouts()
         self._dispatcher = Dispatcher(methods, answering, config, self._entry, self._slow)
         self._native = Native(methods, answering, self._entry, self._threads, config)
         methods.add(self._native.methods)
@@ -148,7 +148,7 @@ class Front:
         probe = self._standard.probe() if config.security.public_health else None
         server = grpc.server(
             self._threads,  # type: ignore[arg-type]  # it submits to them, and no more
-            interceptors=[Gate(self._entry, self._dispatcher.refusal, probe=probe)],
+            interceptors=[AuthInterceptor(self._entry, self._dispatcher.refusal, probe=probe)],
             options=_options(config),
             # A backstop for what is refused faster than it can be told; admission is what limits.
             maximum_concurrent_rpcs=2 * (config.threads + config.queue) + MAX_REFUSALS,
@@ -212,10 +212,10 @@ def _stale(authenticator: Authenticator, certificates: Certificates | None) -> d
     }
 
 
-class Running(ABC):
+class RunningServer(ABC):
     """A server behind a front. A context manager: entering starts it, leaving drains and stops it."""
 
-    _front: Front
+    _front: BaseServer
 
     @property
     def address(self) -> str:

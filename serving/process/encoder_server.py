@@ -5,36 +5,36 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from scannery.runtime.retry import Attempts
+from scannery.runtime.retry import RetryState
 from scannery.serving.config import EncoderConfig
 from scannery.serving.contract import EMBEDDING_SERVICE
-from scannery.serving.process.base_server import Front, Running
+from scannery.serving.process.base_server import BaseServer, RunningServer
 from scannery.serving.services.embedding import Embedding
-from scannery.serving.services.encoder_registry import Shelf
-from scannery.serving.services.registry import Methods
+from scannery.serving.services.encoder_registry import EncoderRegistry
+from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics.registry import Dump
 
 __all__ = ["EncoderServer"]
 
 
-class EncoderServer(Running):
+class EncoderServer(RunningServer):
     """Serves encoders. A context manager: entering starts it, leaving drains and stops it."""
 
     def __init__(
         self,
         config: EncoderConfig,
         *,
-        shelf: Shelf | None = None,
+        shelf: EncoderRegistry | None = None,
         publish: Callable[[bytes], object] | None = None,
         before: Dump | None = None,
     ) -> None:
         """Take the options; the rest is for workers under a supervisor, as in `Server`."""
         self.config = config
-        self._shelf = shelf or Shelf(config)
-        self._front = Front(
+        self._shelf = shelf or EncoderRegistry(config)
+        self._front = BaseServer(
             config,
-            Methods(Embedding(self._shelf.encoders).methods),
+            MethodRegistry(Embedding(self._shelf.encoders).methods),
             services=(EMBEDDING_SERVICE,),
             publish=publish,
             before=before,
@@ -52,7 +52,7 @@ class EncoderServer(Running):
 
         Raises:
             BindError: the address is taken, or is not one of this machine.
-            EncoderUnavailableError, UnknownIndexError, NotFoundError, StoreError: as `Shelf.refresh`.
+            EncoderUnavailableError, UnknownIndexError, NotFoundError, StoreError: as `EncoderRegistry.refresh`.
 
         """
         tracing.start("scannery-encoder")
@@ -77,6 +77,6 @@ class EncoderServer(Running):
             self._thread.join()
 
     def _watch(self) -> None:
-        attempts = Attempts(counted=lambda: self.metrics.background_failures.inc(("look",)))
+        attempts = RetryState(counted=lambda: self.metrics.background_failures.inc(("look",)))
         while not self._stopped.wait(self.config.check_every_s):
             attempts.run("cannot look for new indexes", self._shelf.refresh)

@@ -27,7 +27,7 @@ from scannery.runtime.errors import UnknownIndexError
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding.query_encoder import EncoderPool
 from scannery.serving.engine import hydrator
-from scannery.serving.services.encoder_registry import Shelf
+from scannery.serving.services.encoder_registry import EncoderRegistry
 
 __all__ = ["Preloaded", "encoder_pool", "preload", "preload_encoders"]
 
@@ -73,14 +73,14 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
     return preloaded
 
 
-def preload_encoders(config: EncoderConfig, before: Shelf | None = None) -> Shelf:
+def preload_encoders(config: EncoderConfig, before: EncoderRegistry | None = None) -> EncoderRegistry:
     """Load the encoders of an encoder process, where they survive a fork.
 
     Raises:
-        EncoderUnavailableError, UnknownIndexError, NotFoundError, StoreError: as `Shelf.refresh`.
+        EncoderUnavailableError, UnknownIndexError, NotFoundError, StoreError: as `EncoderRegistry.refresh`.
 
     """
-    shelf = before or Shelf(config)
+    shelf = before or EncoderRegistry(config)
     local = not config.store or Store.open(config.store).local_root is not None
     if local and _forks_well(config.device):
         shelf.refresh()

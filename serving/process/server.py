@@ -15,7 +15,7 @@ from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.config import ServerConfig
 from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, SEARCH_SERVICE
 from scannery.serving.encoding.query_encoder import EncoderPool
-from scannery.serving.process.base_server import Front, Running
+from scannery.serving.process.base_server import BaseServer, RunningServer
 from scannery.serving.process.preload import Preloaded, encoder_pool
 from scannery.serving.services.recall_sampler import RecallSampler
 from scannery.serving.services.search import Service
@@ -35,7 +35,7 @@ def health_name(index: str) -> str:
     return f"{INDEX_PREFIX}{index}"
 
 
-class Server(Running):
+class Server(RunningServer):
     """Serves the indexes of a store. A context manager: entering starts it, leaving drains and stops it.
 
     >>> with Server(ServerConfig(store="./store", listen="127.0.0.1:0")) as server:  # doctest: +SKIP
@@ -69,7 +69,7 @@ class Server(Running):
             log=Path(config.log) if config.log else None,
         )
         service = Service(self._catalog, at_once=None if config.core is None else 1)
-        self._front = Front(
+        self._front = BaseServer(
             config,
             service,
             services=(SEARCH_SERVICE, INDEX_SERVICE, EMBEDDING_SERVICE),

@@ -32,7 +32,7 @@ from scannery.serving.process.os_calls import die_with_parent, ended, notify, re
 from scannery.serving.process.preload import Preloaded, preload, preload_encoders
 from scannery.serving.process.signals import Signals
 from scannery.serving.scheduling.affinity import own_core
-from scannery.serving.services.encoder_registry import Shelf
+from scannery.serving.services.encoder_registry import EncoderRegistry
 from scannery.serving.telemetry.metrics import SharedSlots
 
 __all__ = ["Helper", "serve", "serve_encoders"]
@@ -98,7 +98,7 @@ def serve_encoders(
 
 
 def _serve_encoders_here(
-    config: EncoderConfig, shelf: Shelf, slots: SharedSlots, slot: int, ready: Callable[[], None]
+    config: EncoderConfig, shelf: EncoderRegistry, slots: SharedSlots, slot: int, ready: Callable[[], None]
 ) -> None:
     from scannery.serving.process.encoder_server import EncoderServer
 

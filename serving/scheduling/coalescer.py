@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
-from scannery.serving.scheduling.permits import GoneError, current_turn, still_wanted
+from scannery.serving.scheduling.permits import CallerGoneError, current_permit, still_wanted
 
-__all__ = ["Together"]
+__all__ = ["Coalescer"]
 
 AskedT = TypeVar("AskedT")
 AnswerT = TypeVar("AnswerT")
@@ -37,7 +37,7 @@ class _Waiter(Generic[AskedT, AnswerT]):
         self.ready.acquire()
 
 
-class Together(Generic[AskedT, AnswerT]):
+class Coalescer(Generic[AskedT, AnswerT]):
     """Answers requests, several at once where they come faster than they are answered. For use by several threads."""
 
     def __init__(self, *, at_once: int, largest: int) -> None:
@@ -82,14 +82,14 @@ class Together(Generic[AskedT, AnswerT]):
                 self._hand_on()
         self._await(waiter)
         if waiter.gone:
-            raise GoneError
+            raise CallerGoneError
         if waiter.leads:
             return self._lead(waiter, answered)
         # What a batch failed with may be the fault of another.
         return waiter.answers[0] if waiter.answers else answered([asked], deadline)[0]
 
     def _await(self, waiter: _Waiter[AskedT, AnswerT]) -> None:
-        if turn := current_turn():
+        if turn := current_permit():
             turn.pause()
         if waiter.ready.acquire(timeout=min(waiter.deadline.remaining_s, threading.TIMEOUT_MAX)):
             return

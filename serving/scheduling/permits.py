@@ -11,14 +11,14 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
 from scannery.serving.telemetry.tracing import span
 
-__all__ = ["GoneError", "Turn", "current_turn", "still_wanted", "waiting"]
+__all__ = ["CallerGoneError", "Permit", "current_permit", "still_wanted", "waiting"]
 
 
-class GoneError(Exception):
+class CallerGoneError(Exception):
     """Nobody waits for the answer any more: the caller hung up."""
 
 
-class Turn:
+class Permit:
     """A turn, awaited no longer than the deadline. A context manager, which raises GoneError if the caller is gone."""
 
     __slots__ = ("_held", "_token", "_turns", "deadline", "on_end", "wanted")
@@ -44,7 +44,7 @@ class Turn:
             self.resume()
         if not self.wanted():
             self.pause()
-            raise GoneError
+            raise CallerGoneError
         self._token = _CURRENT.set(self)
 
     def __exit__(self, *error: object) -> None:
@@ -69,7 +69,7 @@ class Turn:
         self._held = True
 
 
-_CURRENT: ContextVar[Turn | None] = ContextVar("scannery_turn", default=None)
+_CURRENT: ContextVar[Permit | None] = ContextVar("scannery_turn", default=None)
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def waiting() -> Iterator[None]:
         turn.insist()
 
 
-def current_turn() -> Turn | None:
+def current_permit() -> Permit | None:
     """Return the turn of the current request; None outside of one."""
     return _CURRENT.get()
 

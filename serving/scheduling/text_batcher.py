@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from scannery.serving.scheduling.affinity import on_all_cores
-from scannery.serving.scheduling.permits import GoneError, still_wanted
+from scannery.serving.scheduling.permits import CallerGoneError, still_wanted
 
-__all__ = ["Batcher"]
+__all__ = ["TextBatcher"]
 
 MOST_TEXTS = 64
 """In a batch: enough for the throughput of a CPU, and few enough that nobody waits long for the others."""
@@ -36,7 +36,7 @@ class _Job:
         self.done = threading.Event()
 
 
-class Batcher:
+class TextBatcher:
     """Joins the texts of concurrent callers. Safe to use from several threads."""
 
     def __init__(self, encode: Encode, *, most: int = MOST_TEXTS, observe: Callable[[float], None]) -> None:
@@ -95,7 +95,7 @@ class Batcher:
     def _work(self, batch: list[_Job]) -> None:
         for job in batch:
             if not job.wanted():
-                job.error = GoneError()
+                job.error = CallerGoneError()
         wanted = [job for job in batch if job.error is None]
         # Many ask the same at the same time when something happens in the world.
         texts = list(dict.fromkeys(text for job in wanted for text in job.texts))

@@ -9,12 +9,12 @@ from scannery.runtime.errors import PermissionDeniedError, UnauthenticatedError,
 from scannery.serving.security.authentication import Authenticator
 from scannery.serving.security.principal import Principal, Scope
 
-__all__ = ["Entry", "Metadata"]
+__all__ = ["Authorizer", "Metadata"]
 
 Metadata: TypeAlias = "Iterable[tuple[str, str | bytes]] | None"
 
 
-class Entry:
+class Authorizer:
     """Knows the scope of each method. Safe to use from several threads."""
 
     def __init__(self, authenticator: Authenticator, scope_of: Callable[[str], Scope | None]) -> None:

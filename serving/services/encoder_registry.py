@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from scannery.indexer import Manifest, Store, latest_version, read_manifest
 from scannery.runtime.errors import EncoderUnavailableError, UnknownIndexError
 from scannery.runtime.paths import current_folder, placed_model
-from scannery.runtime.retry import Attempts
+from scannery.runtime.retry import RetryState
 from scannery.serving.config import EncoderConfig
 from scannery.serving.encoding.query_encoder import Observer, QueryEncoder, load_encoder
 from scannery.serving.security.principal import CURRENT
@@ -24,12 +24,12 @@ from scannery.serving.services.embedding import ServedEncoder
 if TYPE_CHECKING:
     from scannery.embed import Encoder
 
-__all__ = ["Shelf"]
+__all__ = ["EncoderRegistry"]
 
 _LOG = logging.getLogger(__name__)
 
 
-class Shelf:
+class EncoderRegistry:
     """Encoders by what decides on their vectors. Safe to use from several threads."""
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -39,7 +39,7 @@ class Shelf:
         self.observer = Observer()
         self._served: dict[str, ServedEncoder] = {}
         self._versions: dict[str, int] = {}
-        self._attempts: dict[str, Attempts] = {}
+        self._attempts: dict[str, RetryState] = {}
         self._store: Store | None = None
         self._lock = threading.Lock()
 
@@ -84,7 +84,7 @@ class Shelf:
                 f"there is no index {', '.join(missing)} in {self._config.store}", field="indexes"
             )
         for name in names:
-            attempts = self._attempts.setdefault(name, Attempts())
+            attempts = self._attempts.setdefault(name, RetryState())
             attempts.run(f"the encoder of index {name} is not served", partial(self._look_at, store, name))
 
     def _look_at(self, store: Store, name: str) -> None:

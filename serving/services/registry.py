@@ -11,11 +11,11 @@ from google.protobuf.message import Message
 
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import UnsupportedError
-from scannery.serving.engine.fast_path import Ready
+from scannery.serving.engine.fast_path import FastQuery
 from scannery.serving.security.principal import Scope
 from scannery.v1 import search_pb2
 
-__all__ = ["Methods", "UnaryMethod"]
+__all__ = ["MethodRegistry", "UnaryMethod"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class UnaryMethod:
     """A method with one request and one answer."""
 
     request: type[Message]
-    # Each handler takes its own kind of request; `Methods.call` checks that it gets it.
+    # Each handler takes its own kind of request; `MethodRegistry.call` checks that it gets it.
     handle: Callable[[Any, Deadline], Message | bytes]
     scope: Scope
     """What a caller's credentials must allow. There is no default: a method that is added is open to no caller by
@@ -32,7 +32,7 @@ class UnaryMethod:
     """Of handlers that return the answer as it goes over the wire."""
 
 
-class Methods:
+class MethodRegistry:
     """Some methods. Safe to use from several threads."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Methods:
         deadline.check()
         return method.handle(request, deadline)
 
-    def ready(self, request: search_pb2.SearchRequest) -> Ready | None:
+    def ready(self, request: search_pb2.SearchRequest) -> FastQuery | None:
         """Return a search that can be answered at once, by anybody; None: it takes a call."""
         return None
 

@@ -25,7 +25,7 @@ from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STRE
 from scannery.serving.engine import hydrator
 from scannery.serving.engine import search as engine
 from scannery.serving.engine.explain import Trace
-from scannery.serving.engine.fast_path import Prepared, Ready
+from scannery.serving.engine.fast_path import FastQuery, PreparedSearch
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.filter import AllOf, Node, parse_filter
 from scannery.serving.request.options import Options, parse_fields
@@ -41,9 +41,9 @@ from scannery.serving.request.query import (
     parse_query,
 )
 from scannery.serving.scheduling.affinity import on_all_cores
-from scannery.serving.scheduling.coalescer import Together
+from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.services.embedding import Embedding, index_encoders
-from scannery.serving.services.registry import Methods, UnaryMethod
+from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.services.write import Writes
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.status import status_for_callers
@@ -63,13 +63,13 @@ DEFAULT_PAGE = 100
 MAX_PAGE = 1000
 
 
-class Service(Methods):
+class Service(MethodRegistry):
     """Every method of the contract over one catalog. Safe to use from several threads."""
 
     def __init__(self, catalog: Catalog, *, at_once: int | None = None) -> None:
         """Take what is served; `at_once`: searches that run at once, one per core unless said otherwise."""
         self._catalog = catalog
-        self._together: Together[ByVector, tuple[bytes, str]] = Together(
+        self._together: Coalescer[ByVector, tuple[bytes, str]] = Coalescer(
             at_once=at_once or len(os.sched_getaffinity(0)),
             largest=MAX_TOGETHER,
         )
@@ -111,7 +111,7 @@ class Service(Methods):
         snapshot = self._seen(request.index, request.options.min_sequence, deadline)
         options = snapshot.options(request.options)
         query = parse_query(request.query, snapshot.manifest)
-        prepared = snapshot.derived(options, Prepared)
+        prepared = snapshot.derived(options, PreparedSearch)
         # Messages on the wire are joined by putting one behind the other.
         if isinstance(query, (ByVector, ByText)) and not tracing.recording():
             if options.plain:
@@ -124,7 +124,7 @@ class Service(Methods):
                     return written.whole() + prepared.rest
         return _searched(snapshot, prepared, query, deadline) + prepared.rest
 
-    def ready(self, request: search_pb2.SearchRequest) -> Ready | None:
+    def ready(self, request: search_pb2.SearchRequest) -> FastQuery | None:
         """Return a search as it can be answered at once, by anybody; None if it may wait for something, or take long.
 
         Raises:
@@ -139,15 +139,15 @@ class Service(Methods):
         options = snapshot.known_options(message) if message.HasField("where") else snapshot.options(message)
         if options is None or request.query.WhichOneof("kind") not in ("vector", "text"):
             return None
-        prepared = snapshot.derived(options, Prepared)
+        prepared = snapshot.derived(options, PreparedSearch)
         if not prepared.is_quick:
             return None
         asked = parse_query(request.query, snapshot.manifest)
         query = _known(asked, snapshot) if isinstance(asked, ByText) else asked
-        return Ready(snapshot, prepared, query) if isinstance(query, ByVector) else None
+        return FastQuery(snapshot, prepared, query) if isinstance(query, ByVector) else None
 
     def _searched_together(
-        self, snapshot: Snapshot, prepared: Prepared, query: ByVector | ByText, deadline: Deadline
+        self, snapshot: Snapshot, prepared: PreparedSearch, query: ByVector | ByText, deadline: Deadline
     ) -> bytes:
         """Return the hits of one query, on the wire; those who ask for the same meanwhile are answered with it."""
         if isinstance(query, ByText):
@@ -164,7 +164,7 @@ class Service(Methods):
         queries = _queries(request, snapshot, options)
         filters = _filters(request, snapshot, options, len(queries))
         deadline.check()
-        prepared = snapshot.derived(options, Prepared)
+        prepared = snapshot.derived(options, PreparedSearch)
         rest = search_pb2.SearchManyResponse(version=snapshot.manifest.version, sequence=snapshot.sequence)
         # A batch is worth any core that is idle.
         with on_all_cores():
@@ -317,7 +317,7 @@ def _both(one: Node | None, other: Node | None) -> Node | None:
     return AllOf((one, other))
 
 
-def _searched(snapshot: Snapshot, prepared: Prepared, query: Query, deadline: Deadline) -> bytes:
+def _searched(snapshot: Snapshot, prepared: PreparedSearch, query: Query, deadline: Deadline) -> bytes:
     """Return the hits of any query, and how they were found if that is asked for, on the wire."""
     options = prepared.options
     trace = Trace(1, wanted=options.explain)
@@ -332,7 +332,7 @@ def _searched(snapshot: Snapshot, prepared: Prepared, query: Query, deadline: De
 
 def _searched_by_filter(
     snapshot: Snapshot,
-    prepared: Prepared,
+    prepared: PreparedSearch,
     queries: Sequence[Query],
     filters: Sequence[Node | None],
     deadline: Deadline,

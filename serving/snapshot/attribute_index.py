@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from scannery.indexer import Segment, id_hashes
 
-__all__ = ["Field", "IdField", "Operator", "Postings"]
+__all__ = ["AttributePostings", "Field", "IdField", "Operator"]
 
 Operator = Literal["eq", "gt", "gte", "lt", "lte"]
 
@@ -42,7 +42,7 @@ class Field(Protocol):
         """Return which rows have the field."""
 
 
-class Postings:
+class AttributePostings:
     """The index of one column. Immutable; safe to use from several threads."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
@@ -143,7 +143,7 @@ class Postings:
 class IdField:
     """The ids of a segment, which it has an index of already; for orders, postings are made."""
 
-    def __init__(self, segment: Segment, postings: Callable[[], Postings]) -> None:
+    def __init__(self, segment: Segment, postings: Callable[[], AttributePostings]) -> None:
         self._segment = segment
         self._postings = postings
 

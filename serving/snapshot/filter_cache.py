@@ -12,11 +12,11 @@ from functools import cache, partial, reduce
 import numpy as np
 
 from scannery.indexer import FEW_ROWS, AllowedRows, Segment
-from scannery.runtime.bounded_cache import Bounded
+from scannery.runtime.bounded_cache import BoundedCache
 from scannery.serving.request.filter import AllOf, AnyOf, Compare, Exists, IsIn, Node, Not, size_of
-from scannery.serving.snapshot.attribute_index import Field, IdField, Postings
+from scannery.serving.snapshot.attribute_index import AttributePostings, Field, IdField
 
-__all__ = ["MaskCache", "evaluate", "few_rows"]
+__all__ = ["FilterCache", "evaluate", "few_rows"]
 
 
 def evaluate(node: Node, field: Callable[[str], Field], rows: int) -> np.ndarray:
@@ -52,7 +52,7 @@ _Key = tuple[str, Node, "weakref.ref[AllowedRows] | None"]
 them weakly, and is never found again when they are gone."""
 
 
-class MaskCache:
+class FilterCache:
     """What filters allow, by segment and filter, and the indexes of the fields they name.
 
     Segments are known by their hash, so a cache serves all versions of an index. Safe to use from several threads.
@@ -60,8 +60,8 @@ class MaskCache:
 
     def __init__(self, max_bytes: int = 64 << 20, *, max_index_bytes: int = 512 << 20) -> None:
         # Of live rows the very object is part of the key: a version has one for each segment as long as it is open.
-        self._allowed: Bounded[_Key, AllowedRows] = Bounded(max_bytes)
-        self._postings: Bounded[tuple[str, str], Postings] = Bounded(max_index_bytes)
+        self._allowed: BoundedCache[_Key, AllowedRows] = BoundedCache(max_bytes)
+        self._postings: BoundedCache[tuple[str, str], AttributePostings] = BoundedCache(max_index_bytes)
 
     @property
     def hits(self) -> int:
@@ -110,11 +110,11 @@ class MaskCache:
         return segment.allow(mask_N)
 
     def _field(self, segment: Segment, name: str) -> Field:
-        def postings() -> Postings:
+        def postings() -> AttributePostings:
             key = (segment.entry.sha256, name)
             known = self._postings.find(key)
             if known is None:
-                known = Postings(segment.column(name))
+                known = AttributePostings(segment.column(name))
                 self._postings.keep(key, known, known.size_bytes)
             return known
 

@@ -12,7 +12,7 @@ from scannery.indexer import AllowedRows, Manifest, OpenIndex, Segment
 from scannery.runtime.errors import UnknownDatapointError
 from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
 from scannery.serving.request.options import Options, parse_options
-from scannery.serving.snapshot.filter_cache import MaskCache
+from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.v1.search_pb2 import SearchOptions
 
 __all__ = ["Snapshot"]
@@ -29,7 +29,7 @@ class Snapshot:
 
     index: OpenIndex
     encoders: EncoderPool
-    masks: MaskCache = field(default_factory=MaskCache)
+    masks: FilterCache = field(default_factory=FilterCache)
     sequence: int = -1
     """Mutations up to this one are in it; -1: those that the version holds."""
     _parsed: dict[bytes, Options] = field(default_factory=dict)

@@ -21,9 +21,9 @@ from scannery.serving.config import ListenConfig
 from scannery.serving.request.part_count import check_parts, warm_up
 from scannery.serving.request.query import count_queries
 from scannery.serving.scheduling.admission import Admission, Ticket
-from scannery.serving.scheduling.permits import Turn
+from scannery.serving.scheduling.permits import Permit
 from scannery.serving.security.principal import CURRENT, Principal
-from scannery.serving.services.registry import Methods, UnaryMethod
+from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.query_stats import noting
@@ -31,9 +31,9 @@ from scannery.v1 import search_pb2
 
 __all__ = [
     "CLIENT_KEY",
-    "Answering",
-    "Asked",
+    "ActiveRequest",
     "Offer",
+    "RequestLifecycle",
     "check_visible",
     "client_of",
     "current_principal",
@@ -53,7 +53,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 Offer: TypeAlias = Callable[[search_pb2.SearchRequest | search_pb2.SearchManyRequest], object]
 
 
-class Asked:
+class ActiveRequest:
     """A request that is being answered, and what is to be counted of it."""
 
     __slots__ = ("index", "note", "path", "size", "started_s", "taken_s", "ticket")
@@ -68,11 +68,11 @@ class Asked:
         """When its headers were there, and when all of it was."""
 
 
-class Answering:
+class RequestLifecycle:
     """Answers the requests of a process. Safe to use from several threads."""
 
     def __init__(
-        self, service: Methods, config: ListenConfig, metrics: ServerMetrics, *, offer: Offer
+        self, service: MethodRegistry, config: ListenConfig, metrics: ServerMetrics, *, offer: Offer
     ) -> None:
         """Take what is served; `offer` is called with each search that was answered."""
         self._service, self._metrics, self._offer = service, metrics, offer
@@ -92,7 +92,7 @@ class Answering:
             self._metrics.refused.inc()
             raise
 
-    def answer(self, asked: Asked, method: UnaryMethod, data: bytes, turn: Turn) -> bytes:
+    def answer(self, asked: ActiveRequest, method: UnaryMethod, data: bytes, turn: Permit) -> bytes:
         """Return the answer to a request that is here, as soon as it has its turn; raise what the handler raises."""
         asked.taken_s, asked.size = time.monotonic(), len(data)
         with turn:
@@ -109,14 +109,14 @@ class Answering:
         check_visible(getattr(request, "index", ""))
         return self._service.call_on_wire(path, request, deadline)
 
-    def answered(self, asked: Asked, request: Message) -> None:
+    def answered(self, asked: ActiveRequest, request: Message) -> None:
         """Learn from a request that was answered."""
         if isinstance(request, (search_pb2.SearchRequest, search_pb2.SearchManyRequest)):
             self._offer(request)
         took_s = time.monotonic() - asked.taken_s
         self.admission.answered(asked.ticket, (asked.path, asked.size.bit_length()), took_s)
 
-    def ended(self, asked: Asked, code: StatusCode) -> None:
+    def ended(self, asked: ActiveRequest, code: StatusCode) -> None:
         """Count a request."""
         self.observe(asked.path, asked.index, asked.note.plan, code, time.monotonic() - asked.started_s)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from scannery.runtime.retry import Attempts
+from scannery.runtime.retry import RetryState
 from scannery.serving.config import ListenConfig
 from scannery.serving.telemetry.metrics.exposition import MetricsServer
 from scannery.serving.telemetry.metrics.families import ServerMetrics
@@ -59,7 +59,7 @@ class Publisher:
     def _work(self) -> None:
         assert self._publish is not None
         publish = self._publish
-        attempts = Attempts()
+        attempts = RetryState()
         while not self._stopped.wait(EVERY_S):
             attempts.run("cannot publish metrics", lambda: publish(self._registry.to_bytes()))
         # What is gone counts on; what it had under way does not.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from scannery.runtime.errors import PermissionDeniedError, UnauthenticatedError, UnsupportedError
-from scannery.serving.security.authorization import Entry
+from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import CURRENT
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:  # gRPC's classes are generic in its stubs only
     Interceptor = grpc.ServerInterceptor
 
-__all__ = ["HEALTH_CHECK", "Gate", "Refuse"]
+__all__ = ["HEALTH_CHECK", "AuthInterceptor", "Refuse"]
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
@@ -24,11 +24,11 @@ Refuse = Callable[[Exception], "grpc.RpcMethodHandler[Any, Any]"]
 """From an error to the handler that answers with it, without reading the request."""
 
 
-class Gate(Interceptor):
+class AuthInterceptor(Interceptor):
     """Lets known callers through to what their scopes allow."""
 
     def __init__(
-        self, entry: Entry, refuse: Refuse, *, probe: grpc.RpcMethodHandler[Any, Any] | None
+        self, entry: Authorizer, refuse: Refuse, *, probe: grpc.RpcMethodHandler[Any, Any] | None
     ) -> None:
         """Take what answers strangers: `refuse`, and for health checks `probe` (None: refused, too)."""
         self._entry = entry

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from scannery.runtime.errors import OverloadedError
 from scannery.serving.transport.grpc.call_timeouts import Cancellable
 
-__all__ = ["FewCalls"]
+__all__ = ["CallLimit"]
 
 
-class FewCalls:
+class CallLimit:
     """Safe to use from several threads."""
 
     def __init__(self, most: int) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-__all__ = ["Cancellable", "SlowCalls"]
+__all__ = ["CallTimeouts", "Cancellable"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class _Watch:
         self._calls.pop(self._key, None)
 
 
-class SlowCalls:
+class CallTimeouts:
     """Cancels what is watched for longer than it may take. Safe to use from several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -26,18 +26,24 @@ from scannery.runtime.errors import OverloadedError
 from scannery.serving.config import ListenConfig
 from scannery.serving.contract import SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.scheduling.admission import Ticket
-from scannery.serving.scheduling.permits import GoneError, Turn
-from scannery.serving.security.authorization import Entry
+from scannery.serving.scheduling.permits import CallerGoneError, Permit
+from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import CURRENT
-from scannery.serving.services.registry import Methods, UnaryMethod
+from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.status import status_of
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import noting
 from scannery.serving.transport.grpc.abort import abort
-from scannery.serving.transport.grpc.call_limit import FewCalls
-from scannery.serving.transport.grpc.call_timeouts import SlowCalls
+from scannery.serving.transport.grpc.call_limit import CallLimit
+from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
 from scannery.serving.transport.grpc.streams import pipelined
-from scannery.serving.transport.lifecycle import Answering, Asked, client_of, current_principal, decoded
+from scannery.serving.transport.lifecycle import (
+    ActiveRequest,
+    RequestLifecycle,
+    client_of,
+    current_principal,
+    decoded,
+)
 from scannery.v1 import index_pb2, search_pb2
 
 if TYPE_CHECKING:
@@ -63,7 +69,12 @@ class Dispatcher(GenericHandler):
     """Finds the handler of a call, if it is taken on."""
 
     def __init__(
-        self, service: Methods, answering: Answering, config: ListenConfig, entry: Entry, slow: SlowCalls
+        self,
+        service: MethodRegistry,
+        answering: RequestLifecycle,
+        config: ListenConfig,
+        entry: Authorizer,
+        slow: CallTimeouts,
     ) -> None:
         """Take what is served, what answers it, who may call, and what ends calls that take too long."""
         self._service = service
@@ -71,7 +82,7 @@ class Dispatcher(GenericHandler):
         self._answering = answering
         self._config = config
         # A stream keeps its thread; half of them always stay free for single requests.
-        self._streams = FewCalls(max(1, config.threads // 2))
+        self._streams = CallLimit(max(1, config.threads // 2))
         self._slow = slow
         self._stream_threads = ThreadPoolExecutor(
             config.threads * max(1, config.threads // 2), thread_name_prefix="scannery-stream"
@@ -129,7 +140,7 @@ class Dispatcher(GenericHandler):
         messages: Iterator[bytes],
         context: grpc.ServicerContext,
     ) -> bytes:
-        asked, code = Asked(path, ticket), grpc.StatusCode.OK
+        asked, code = ActiveRequest(path, ticket), grpc.StatusCode.OK
         try:
             data = self._body(path, messages, context)
             response = self._answering.answer(asked, method, data, self._turn(context))
@@ -137,7 +148,7 @@ class Dispatcher(GenericHandler):
                 return response
             ticket.leave()
             return response
-        except (GoneError, grpc.RpcError):
+        except (CallerGoneError, grpc.RpcError):
             # The caller hung up, or their body did not come in time: nobody is there to get an answer.
             code = grpc.StatusCode.CANCELLED
             return b""
@@ -171,7 +182,7 @@ class Dispatcher(GenericHandler):
                     window_bytes=MAX_UNREAD_BYTES,
                     pool=self._stream_threads,
                 )
-        except (grpc.RpcError, GoneError):
+        except (grpc.RpcError, CallerGoneError):
             return  # the caller went away, or its message is over the limit: gRPC has told it
         except Exception as error:  # noqa: BLE001  the table knows every one
             abort(context, error)
@@ -185,7 +196,7 @@ class Dispatcher(GenericHandler):
                 for data in messages:
                     # One after the other: the first error ends the stream, and what was acknowledged stays.
                     yield self._upserted(data, deadline, context)
-        except (grpc.RpcError, GoneError):
+        except (grpc.RpcError, CallerGoneError):
             return  # the caller went away, or its message is over the limit: gRPC has told it
         except Exception as error:  # noqa: BLE001  the table knows every one
             abort(context, error)
@@ -194,7 +205,7 @@ class Dispatcher(GenericHandler):
         started_s = time.monotonic()
         CURRENT.set(self._entry.principal(UPSERT_STREAM, context.invocation_metadata()))
         request = decoded(index_pb2.UpsertRequest, data)
-        with Turn(self._answering.turns, deadline, context.is_active):
+        with Permit(self._answering.turns, deadline, context.is_active):
             response = self._answering.handled(UPSERT, request, deadline)
         self._answering.observe(
             UPSERT_STREAM, request.index, "", grpc.StatusCode.OK, time.monotonic() - started_s
@@ -207,7 +218,7 @@ class Dispatcher(GenericHandler):
         request = decoded(search_pb2.SearchStreamRequest, data)
         with tracing.request(SEARCH_STREAM, context.invocation_metadata):
             note = noting()
-            with Turn(self._answering.turns, deadline, context.is_active):
+            with Permit(self._answering.turns, deadline, context.is_active):
                 # These threads serve many streams: each request is answered as its own caller's.
                 CURRENT.set(principal)
                 response = self._service.stream_answer(request, deadline)
@@ -223,8 +234,8 @@ class Dispatcher(GenericHandler):
             context, self._config.max_request_s, lambda: self._entry.admits(path, metadata)
         )
 
-    def _turn(self, context: grpc.ServicerContext) -> Turn:
-        return Turn(self._answering.turns, self._deadline(context), context.is_active, context.add_callback)
+    def _turn(self, context: grpc.ServicerContext) -> Permit:
+        return Permit(self._answering.turns, self._deadline(context), context.is_active, context.add_callback)
 
     def _deadline(self, context: grpc.ServicerContext) -> Deadline:
         return Deadline.after(min(context.time_remaining(), self._config.max_request_s))

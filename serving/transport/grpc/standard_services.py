@@ -18,12 +18,12 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.config import ListenConfig
-from scannery.serving.security.authorization import Entry
+from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import ANONYMOUS, Scope
 from scannery.serving.transport.grpc.abort import abort
 from scannery.serving.transport.grpc.auth_interceptor import HEALTH_CHECK
-from scannery.serving.transport.grpc.call_limit import FewCalls
-from scannery.serving.transport.grpc.call_timeouts import SlowCalls
+from scannery.serving.transport.grpc.call_limit import CallLimit
+from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
 from scannery.serving.transport.grpc.health import SERVING, UNKNOWN, Health
 from scannery.serving.transport.lifecycle import client_of, current_principal, decoded
 
@@ -59,7 +59,12 @@ class Standard(GenericHandler):
     """Health and reflection of one server."""
 
     def __init__(
-        self, states: Health, config: ListenConfig, entry: Entry, slow: SlowCalls, names: Sequence[str]
+        self,
+        states: Health,
+        config: ListenConfig,
+        entry: Authorizer,
+        slow: CallTimeouts,
+        names: Sequence[str],
     ) -> None:
         """Take what is told.
 
@@ -75,7 +80,7 @@ class Standard(GenericHandler):
         self._body_timeout_s = min(BODY_TIMEOUT_S, config.body_timeout_s)
         self._max_request_s = config.max_request_s
         self._reading, self._watched, self._reflecting = map(
-            FewCalls, (MAX_READING, MAX_WATCHED, MAX_REFLECTING)
+            CallLimit, (MAX_READING, MAX_WATCHED, MAX_REFLECTING)
         )
         # Those that were just ended may still have their threads when their successors come.
         most = 2 * (MAX_READING + MAX_WATCHED + MAX_REFLECTING)

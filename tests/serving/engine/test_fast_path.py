@@ -16,7 +16,7 @@ from scannery.indexer import Store, parse_spec
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
 from scannery.serving.catalog.catalog import Catalog
-from scannery.serving.engine.fast_path import Prepared
+from scannery.serving.engine.fast_path import PreparedSearch
 from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb
 from tests.data import clustered, datapoints
@@ -68,14 +68,14 @@ def test_the_straight_way_gives_the_answers_of_the_other(
     service: Service, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways: list[bool] = []
-    straight = Prepared.straight
+    straight = PreparedSearch.straight
 
-    def counted(prepared: Prepared, *arguments: Any) -> Any:
+    def counted(prepared: PreparedSearch, *arguments: Any) -> Any:
         written = straight(prepared, *arguments)
         ways.append(written is not None)
         return written
 
-    monkeypatch.setattr(Prepared, "straight", counted)
+    monkeypatch.setattr(PreparedSearch, "straight", counted)
     others = [answer(service, query_D, options, explain=True) for query_D in QUERIES_QD]
     assert not any(ways), "who wants to know how is told by the general way"
     matches = options.get("where") != NOTHING
@@ -105,7 +105,7 @@ def test_equal_scores_come_by_id_on_the_straight_way(service: Service) -> None:
 def test_what_a_snapshot_keeps_does_not_keep_the_snapshot(service: Service) -> None:
     request = search("one", QUERIES_QD[0], 10).request
     snapshot = replace(service._catalog.snapshot("one"), _parsed={}, _derived={})
-    prepared = weakref.ref(snapshot.derived(snapshot.options(request.options), Prepared))
+    prepared = weakref.ref(snapshot.derived(snapshot.options(request.options), PreparedSearch))
     assert prepared() is not None
     gc.disable()
     try:

@@ -14,8 +14,8 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
 from scannery.serving import OverloadedError, ServerConfig
 from scannery.serving.scheduling.admission import WINDOW, Admission, Ticket
-from scannery.serving.scheduling.permits import GoneError, Turn, still_wanted, waiting
-from scannery.serving.scheduling.text_batcher import Batcher
+from scannery.serving.scheduling.permits import CallerGoneError, Permit, still_wanted, waiting
+from scannery.serving.scheduling.text_batcher import TextBatcher
 from scannery.serving.transport.lifecycle import least_in_flight
 from tests.served import DIMENSIONS, serving
 
@@ -212,14 +212,14 @@ def test_overload_is_refused_at_once_and_the_rest_is_answered(library: Path) -> 
 
 def test_a_turn_is_waited_for_no_longer_than_the_deadline() -> None:
     turns = threading.BoundedSemaphore(1)
-    with Turn(turns, Deadline.after(10), lambda: True):
-        with pytest.raises(DeadlineError), Turn(turns, Deadline.after(0.01), lambda: True):
+    with Permit(turns, Deadline.after(10), lambda: True):
+        with pytest.raises(DeadlineError), Permit(turns, Deadline.after(0.01), lambda: True):
             pass
-        with waiting(), Turn(turns, Deadline.after(10), lambda: True):
+        with waiting(), Permit(turns, Deadline.after(10), lambda: True):
             pass  # whoever waits for something else lets others work
-    with pytest.raises(GoneError), Turn(turns, Deadline.after(10), lambda: False):
+    with pytest.raises(CallerGoneError), Permit(turns, Deadline.after(10), lambda: False):
         pass
-    with Turn(turns, Deadline.after(1), lambda: True):
+    with Permit(turns, Deadline.after(1), lambda: True):
         pass
 
 
@@ -246,7 +246,7 @@ class SlowEncoder:
 def test_texts_that_come_while_others_are_encoded_are_encoded_together() -> None:
     slow = SlowEncoder()
     sizes: list[float] = []
-    batcher = Batcher(slow.encode, observe=sizes.append)  # type: ignore[arg-type]
+    batcher = TextBatcher(slow.encode, observe=sizes.append)  # type: ignore[arg-type]
     found: dict[str, object] = {}
 
     def ask(text: str) -> None:
@@ -278,11 +278,11 @@ def test_texts_that_come_while_others_are_encoded_are_encoded_together() -> None
 def test_texts_of_callers_who_hung_up_are_not_encoded() -> None:
     slow = SlowEncoder()
     slow.go.set()
-    batcher = Batcher(slow.encode, observe=lambda texts: None)  # type: ignore[arg-type]
+    batcher = TextBatcher(slow.encode, observe=lambda texts: None)  # type: ignore[arg-type]
     here = [True]
-    with Turn(threading.BoundedSemaphore(1), Deadline.after(10), lambda: here[0]):
+    with Permit(threading.BoundedSemaphore(1), Deadline.after(10), lambda: here[0]):
         assert still_wanted()()
         here[0] = False
-        with pytest.raises(GoneError):
+        with pytest.raises(CallerGoneError):
             batcher.encode(["x"])
     assert slow.batches == []

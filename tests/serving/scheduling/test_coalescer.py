@@ -15,8 +15,8 @@ import scannery
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
 from scannery.serving.engine import search as engine
-from scannery.serving.scheduling.coalescer import Together
-from scannery.serving.scheduling.permits import GoneError, Turn
+from scannery.serving.scheduling.coalescer import Coalescer
+from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from tests.data import clustered
 from tests.served import DIMENSIONS, serving
 
@@ -44,7 +44,7 @@ class Answers:
 
 
 def _ask_while_busy(
-    together: Together[int, int],
+    together: Coalescer[int, int],
     answers: Answers,
     asks: Sequence[Callable[[], int]],
     *,
@@ -81,17 +81,17 @@ def answers() -> Answers:
 
 
 @pytest.fixture
-def together() -> Together[int, int]:
-    return Together(at_once=1, largest=3)
+def together() -> Coalescer[int, int]:
+    return Coalescer(at_once=1, largest=3)
 
 
-def test_one_that_comes_alone_waits_for_nobody(together: Together[int, int], answers: Answers) -> None:
+def test_one_that_comes_alone_waits_for_nobody(together: Coalescer[int, int], answers: Answers) -> None:
     assert [together.answer(ONE, number, NEVER, answers) for number in (1, 2, 3)] == [2, 4, 6]
     assert answers.batches == [[1], [2], [3]]
 
 
 def test_those_that_wait_are_answered_together_with_their_like(
-    together: Together[int, int], answers: Answers
+    together: Coalescer[int, int], answers: Answers
 ) -> None:
     asks = [(ONE, 1), (TWO, 2), (ONE, 3), (ONE, 4), (ONE, 5)]
     futures = _ask_while_busy(
@@ -105,7 +105,7 @@ def test_those_that_wait_are_answered_together_with_their_like(
     assert together._running == 0
 
 
-def test_who_makes_a_batch_fail_fails_alone(together: Together[int, int], answers: Answers) -> None:
+def test_who_makes_a_batch_fail_fails_alone(together: Coalescer[int, int], answers: Answers) -> None:
     futures = _ask_while_busy(
         together,
         answers,
@@ -118,13 +118,13 @@ def test_who_makes_a_batch_fail_fails_alone(together: Together[int, int], answer
 
 
 def test_deadlines_and_callers_who_hang_up_keep_nobody_waiting(
-    together: Together[int, int], answers: Answers
+    together: Coalescer[int, int], answers: Answers
 ) -> None:
     turns = threading.BoundedSemaphore(8)
     here = [True, True]
 
     def in_turn(number: int) -> int:
-        with Turn(turns, NEVER, lambda: here[number]):
+        with Permit(turns, NEVER, lambda: here[number]):
             try:
                 return together.answer(ONE, number, NEVER, answers)
             finally:
@@ -139,7 +139,7 @@ def test_deadlines_and_callers_who_hang_up_keep_nobody_waiting(
     futures = _ask_while_busy(together, answers, asks, ended=1)
     with pytest.raises(DeadlineError):
         futures[0].result()
-    with pytest.raises(GoneError):
+    with pytest.raises(CallerGoneError):
         futures[2].result()
     assert (futures[1].result(), futures[3].result()) == (0, 10)
     assert not any(9 in batch or 1 in batch for batch in answers.batches)

@@ -21,8 +21,8 @@ from scannery.client.filters import build_filter
 from scannery.indexer import AllowedRows
 from scannery.serving.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_DEPTH, MAX_FILTER_VALUES
 from scannery.serving.request.filter import Node, parse_filter
-from scannery.serving.snapshot.attribute_index import Postings
-from scannery.serving.snapshot.filter_cache import MaskCache, evaluate, few_rows
+from scannery.serving.snapshot.attribute_index import AttributePostings
+from scannery.serving.snapshot.filter_cache import FilterCache, evaluate, few_rows
 from tests.served import LIBRARY, ROWS, library_table
 
 TABLE = library_table()
@@ -171,8 +171,8 @@ class _Segment:
         return AllowedRows(allowed, None, self.rows)
 
 
-def _postings(name: str) -> Postings:
-    return Postings(TABLE.column(name))
+def _postings(name: str) -> AttributePostings:
+    return AttributePostings(TABLE.column(name))
 
 
 def nodes_of(*wheres: dict[str, Any]) -> list[Node]:
@@ -181,7 +181,7 @@ def nodes_of(*wheres: dict[str, Any]) -> list[Node]:
 
 
 def test_few_rows_are_kept_by_number() -> None:
-    cache, segment = MaskCache(), _Segment("one")
+    cache, segment = FilterCache(), _Segment("one")
     segment.rows = 1024 * ROWS  # of so many, all that are in the table are few
     [node, other] = nodes_of({"year": 2010}, {"show": {"$in": ["gotime", "Ünï"]}})
     for each in (node, other):
@@ -197,7 +197,7 @@ def test_few_rows_are_kept_by_number() -> None:
 
 
 def test_equal_filters_are_evaluated_once_per_segment() -> None:
-    cache, one, other = MaskCache(), _Segment("one"), _Segment("other")
+    cache, one, other = FilterCache(), _Segment("one"), _Segment("other")
     for _ in range(3):
         [node] = nodes_of({"year": {"$gte": 2010}})
         assert cache.mask(one, node).sum() == cache.mask(other, node).sum() > 0  # type: ignore[arg-type]
@@ -205,18 +205,18 @@ def test_equal_filters_are_evaluated_once_per_segment() -> None:
 
 
 def test_a_field_is_indexed_once_per_segment() -> None:
-    cache, segment = MaskCache(), _Segment("one")
+    cache, segment = FilterCache(), _Segment("one")
     for node in nodes_of({"year": 2010}, {"year": 2011}, {"year": {"$lt": 2004}}):
         assert cache.mask(segment, node).any()  # type: ignore[arg-type]
     assert segment.asked == 1
-    forgetful = MaskCache(max_index_bytes=0)
+    forgetful = FilterCache(max_index_bytes=0)
     for node in nodes_of({"year": 2010}, {"year": 2011}):
         forgetful.mask(segment, node)  # type: ignore[arg-type]
     assert segment.asked == 3
 
 
 def test_the_cache_of_masks_is_bounded() -> None:
-    cache, segment = MaskCache(max_bytes=4 * ROWS), _Segment("one")
+    cache, segment = FilterCache(max_bytes=4 * ROWS), _Segment("one")
     nodes = nodes_of(*({"year": year} for year in range(2000, 2010)))
     for node in nodes:
         cache.mask(segment, node)  # type: ignore[arg-type]
@@ -228,7 +228,7 @@ def test_the_cache_of_masks_is_bounded() -> None:
 
 def test_masks_of_a_cache_cannot_be_changed() -> None:
     [node] = nodes_of({"live": True})
-    mask = MaskCache().mask(_Segment("one"), node)  # type: ignore[arg-type]
+    mask = FilterCache().mask(_Segment("one"), node)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="read-only"):
         mask[0] = True
 
@@ -247,7 +247,7 @@ def held_bytes(fill: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("max_bytes", [1 << 20, 16 << 20])
 def test_what_a_cache_holds_is_counted_whatever_filters_match(max_bytes: int) -> None:
-    cache, segment = MaskCache(max_bytes=max_bytes), _Segment("one")
+    cache, segment = FilterCache(max_bytes=max_bytes), _Segment("one")
     cache.mask(segment, nodes_of({"show": "gotime"})[0])  # type: ignore[arg-type]  # which makes the index of the field
 
     def fill() -> None:
@@ -265,7 +265,7 @@ def test_what_a_cache_holds_is_counted_whatever_filters_match(max_bytes: int) ->
 
 
 def test_live_rows_of_the_past_are_not_kept() -> None:
-    cache, segment = MaskCache(), _Segment("one")
+    cache, segment = FilterCache(), _Segment("one")
     [node] = nodes_of({"year": {"$gte": 2010}})
     gone = []
     for row in range(20):
@@ -283,9 +283,9 @@ def test_live_rows_of_the_past_are_not_kept() -> None:
 
 STRINGS = [f"a value that is one of many, {number:06}" for number in range(100_000)]
 MANY = {
-    "text": Postings(pa.chunked_array([pa.array(STRINGS)])),
-    "number": Postings(pa.chunked_array([pa.array(range(100_000))])),
-    "time": Postings(pa.chunked_array([pa.array(range(100_000)).cast(pa.timestamp("us", "UTC"))])),
+    "text": AttributePostings(pa.chunked_array([pa.array(STRINGS)])),
+    "number": AttributePostings(pa.chunked_array([pa.array(range(100_000))])),
+    "time": AttributePostings(pa.chunked_array([pa.array(range(100_000)).cast(pa.timestamp("us", "UTC"))])),
 }
 
 
@@ -330,7 +330,7 @@ def test_the_largest_filters_take_time_in_proportion() -> None:
         {"show": {"$in": [f"{number}{long}" for number in range(MAX_FILTER_VALUES)]}},
         {"$and": [{"tags": {"$nin": [f"{each}-{part}" for each in range(16)]}} for part in range(256)]},
     ]
-    cache, segment = MaskCache(), _Segment("one")
+    cache, segment = FilterCache(), _Segment("one")
     for where in wheres:
         message = build_filter(where)
         started_s = time.thread_time()
