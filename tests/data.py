@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -116,3 +116,10 @@ def as_webvtt(text: str, *, words: int = 5) -> str:
 
 def _clock(seconds: int) -> str:
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.000"
+
+
+def first_quick(values: Iterable[Any], count: int = 1) -> list[Any]:
+    """Return the parameters of a test: the first `count` for every run, the others for `make test-long`."""
+    return [
+        value if i < count else pytest.param(value, marks=pytest.mark.long) for i, value in enumerate(values)
+    ]

@@ -81,7 +81,7 @@ def searched(segments: list[Segment], query: str) -> dict[str, float]:
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(corpus=st.lists(rows, min_size=1, max_size=25), query=texts)
 def test_scores_are_those_of_the_oracle_for_any_number_of_shards(
     tmp_path_factory: pytest.TempPathFactory, corpus: list[tuple[str | None, str | None]], query: str

@@ -40,7 +40,7 @@ from scannery.indexer.planning.plan_costs import COSTS_AGAIN
 from scannery.indexer.scann.build import ScannBuild
 from scannery.indexer.scann.config import choose_config
 from scannery.indexer.tuning.settings_choice import recall_by_score
-from tests.data import ROOT, clustered, datapoints, publish
+from tests.data import ROOT, clustered, datapoints, first_quick, publish
 
 ROWS = 21_000
 
@@ -78,7 +78,7 @@ def build(folder: Path, distance: str, vectors: np.ndarray) -> Built:
     return Built(store, manifest, vectors, folder)
 
 
-@pytest.fixture(scope="module", params=["cosine", "dot", "squared_l2"])
+@pytest.fixture(scope="module", params=first_quick(["squared_l2", "cosine", "dot"]))
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
     return build(tmp_path_factory.mktemp("built"), request.param, clustered(ROWS, 24))
 

@@ -327,6 +327,7 @@ print(export("films", sys.argv[1], sys.argv[2]).rows, peak_mib() - before)
 """
 
 
+@pytest.mark.long
 def test_memory_is_bounded_by_a_batch_and_not_by_the_segment(tmp_path):
     # A batch has 16 MiB, and is there up to ten times. Random vectors: what compresses well would hide what is held.
     rows = 50_000

@@ -18,7 +18,7 @@ from scannery.indexer.vectors.exact_search import all_scores
 from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.services.search import Service
-from tests.data import clustered, datapoints
+from tests.data import clustered, datapoints, first_quick
 from tests.served import publish_version
 
 ROWS, DIMENSIONS, K, TARGET = 24_000, 32, 10, 0.95
@@ -26,7 +26,7 @@ SHARES = (1.0, 0.5, 0.1, 0.01, 0.001, 0.0001)
 DISTANCES = ("cosine", "dot", "squared_l2")
 
 
-@pytest.fixture(scope="module", params=DISTANCES)
+@pytest.fixture(scope="module", params=first_quick(DISTANCES))
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Service:
     """One index of one ScaNN segment with a number to filter by: `part` is uniform in 0 to 1."""
     folder = tmp_path_factory.mktemp(request.param)

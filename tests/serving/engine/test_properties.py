@@ -19,7 +19,7 @@ from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb
-from tests.data import clustered, datapoints, without_ids
+from tests.data import clustered, datapoints, first_quick, without_ids
 from tests.served import library_columns, publish_version
 from tests.serving.snapshot.test_filter_cache import matches
 
@@ -152,7 +152,7 @@ def answered(library: Library, query: Any, k: int, options: dict[str, Any]) -> l
     return list(library.service.search(search("any", query, k, **options).request, Deadline.after(60)).hits)
 
 
-@pytest.mark.parametrize("dataset", range(DATASETS))
+@pytest.mark.parametrize("dataset", first_quick(range(DATASETS), 12))
 def test_answers_are_those_of_brute_force(tmp_path: Path, dataset: int) -> None:
     rng = random.Random(dataset)
     rows = rng.choice([1, 20, 150, 400])
@@ -167,9 +167,10 @@ def test_answers_are_those_of_brute_force(tmp_path: Path, dataset: int) -> None:
         assert [hit.score for hit in hits] == pytest.approx(right, rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.parametrize(("dataset", "deleted"), [(100, 0.2), (101, 0), (102, 0.02)])
-def test_promises_hold_where_scann_searches_too(tmp_path: Path, dataset: int, deleted: float) -> None:
+@pytest.mark.parametrize("built", first_quick([(102, 0.02), (100, 0.2), (101, 0)]))
+def test_promises_hold_where_scann_searches_too(tmp_path: Path, built: tuple[int, float]) -> None:
     """Hits are as many as brute force finds, obey every option, and recall is near its target."""
+    dataset, deleted = built
     library = Library(tmp_path, dataset, 6000, deleted, scann={"exact_below_rows": 1000})
     recalls = []
     for case in range(150):

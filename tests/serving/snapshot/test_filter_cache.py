@@ -23,6 +23,7 @@ from scannery.serving.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_DEPTH, MAX
 from scannery.serving.request.filter import Node, parse_filter
 from scannery.serving.snapshot.attribute_index import AttributePostings
 from scannery.serving.snapshot.filter_cache import FilterCache, evaluate, few_rows
+from tests.data import first_quick
 from tests.served import LIBRARY, ROWS, library_table
 
 TABLE = library_table()
@@ -245,7 +246,7 @@ def held_bytes(fill: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("max_bytes", [1 << 20, 16 << 20])
+@pytest.mark.parametrize("max_bytes", first_quick([1 << 20, 16 << 20]))
 def test_what_a_cache_holds_is_counted_whatever_filters_match(max_bytes: int) -> None:
     cache, segment = FilterCache(max_bytes=max_bytes), _Segment("one")
     cache.mask(segment, nodes_of({"show": "gotime"})[0])  # type: ignore[arg-type]  # which makes the index of the field
