@@ -103,7 +103,8 @@ def test_a_build_from_texts_goes_on_where_it_was_killed(store, write, tmp_path):
 def test_interrupting_a_build_is_an_interrupt(store, write):
     script = (
         "import sys\n"
-        "from scannery.pipelines import build, embed_stage\n"
+        "from scannery.pipelines import build\n"
+        "from scannery.pipelines.stages import embed as embed_stage\n"
         "def interrupted(*_, **__): raise KeyboardInterrupt\n"
         "embed_stage.write_embeddings = interrupted\n"
         "try: build({'index': 'v', 'source': {'vector': 'vector'}}, [sys.argv[1]], sys.argv[2])\n"
