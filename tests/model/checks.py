@@ -25,6 +25,8 @@ GROUPS = [None, "show", "year", "live"]
 CLOSE = 1e-5
 FUSED = 200
 """Hits up to which hybrid search fuses the same rows (docs/searching.md)."""
+WIDENING = 4
+"""As many times more candidates are looked at where too few of them are hits."""
 NEAR = 1e-6
 SHORT_S = 0.2
 MANY = 1000
@@ -277,13 +279,25 @@ class Checker:
         elif mode == "dense":
             ranked = oracle.kept(oracle.dense(dense_query), options)
         else:
-            wanted = options.get("offset", 0) + options["k"]
             dense, words_side = (
                 oracle.kept(oracle.dense(dense_query), options),
                 oracle.kept(lexical(), options),
             )
-            ranked = oracle.fused(dense, words_side, wanted, options["alpha"])
+            return self._fused(oracle, dense, words_side, own, options)
         return oracle.crowded([pair for pair in ranked if pair[0] != own], options)
+
+    def _fused(
+        self, oracle: Oracle, dense: Ranked, lexical: Ranked, own: str, options: Mapping[str, Any]
+    ) -> Ranked:
+        """Return the hits of hybrid search: more rows are fused while groups leave fewer hits than asked for."""
+        asked = options.get("offset", 0) + options["k"]
+        wanted = asked + bool(own)
+        while True:
+            ranked = oracle.fused(dense, lexical, wanted, options["alpha"])
+            hits = oracle.crowded([pair for pair in ranked if pair[0] != own], options)
+            if len(hits) >= asked or len(ranked) < wanted or wanted >= len(oracle.rows):
+                return hits
+            wanted *= WIDENING
 
     def _is_exact(self, ranked: Ranked, options: Mapping[str, Any]) -> bool:
         """Return whether the order is certain: not where float32 decides."""

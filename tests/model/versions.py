@@ -184,10 +184,10 @@ def verified(machine: Machine, rng: random.Random, op: Op) -> None:
 @operation(0.1)
 def exported(machine: Machine, rng: random.Random, op: Op) -> None:
     """Export the current version, and compare it."""
-
     path = machine.folder / "export.jsonl"
-    export(INDEX, str(machine.path), str(path), overwrite=True)
-    rows = machine.world.versions[machine.world.current].rows
+    report = export(INDEX, str(machine.path), str(path), overwrite=True)
+    machine.sync()  # servers may have sealed before it
+    rows = machine.world.versions[report.version].rows
     found = [json.loads(line) for line in path.read_text().splitlines()]
     names = [row["id"] for row in found]
     check(sorted(names) == sorted(rows), "an export has other datapoints than the version")
