@@ -298,7 +298,7 @@ def test_a_native_death_is_an_error_that_names_the_shard(tmp_path: Path):
     np.save(tmp_path / "vectors.npy", vectors)
     config = choose_config(ROWS, 4, "dot", ScannSpec())
     assert config is not None
-    died = r"shard 3: the ScaNN build (was ended by SIG|failed with status)"
+    died = r"shard 3: the ScaNN build (was killed by SIG|failed with status)"
     with (
         ScannBuild(config, "dot", folder=tmp_path, name="shard 3") as build,
         pytest.raises(BuildError, match=died),
