@@ -217,7 +217,7 @@ class ScannSpec(_Model):
 
 
 class LiveSpec(_Model):
-    """When new rows in memory are sealed into segments, when segments are merged, and garbage collection."""
+    """Thresholds of live updates: for sealing new rows in memory, merging segments, and garbage collection."""
 
     seal_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 20_000
     """New rows in memory at which they are sealed: above this, ScaNN is faster than a scan."""

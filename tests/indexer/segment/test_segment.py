@@ -285,7 +285,7 @@ def test_bad_input_names_the_shard(tmp_path: Path):
     with pytest.raises(BuildError, match="shard 7 of index 't': a vector has a value that is not finite"):
         build_segment(datapoints(spec, vectors), spec=spec, shard=7, directory=tmp_path)
     twice = datapoints(spec, clustered(2, 4), ids=["a", "a"])
-    with pytest.raises(BuildError, match="shard 0 .*: an id stands twice"):
+    with pytest.raises(BuildError, match="shard 0 .*: two datapoints have the same id"):
         build_segment(twice, spec=spec, shard=0, directory=tmp_path)
     with pytest.raises(BuildError, match="nothing to build"):
         build_segment(datapoint_schema(spec, 4).empty_table(), spec=spec, shard=0, directory=tmp_path)
