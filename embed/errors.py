@@ -1,4 +1,4 @@
-"""What can go wrong between text and vectors.
+"""Errors of `scannery.embed`.
 
 EmbedError
 ├── ModelNotFoundError         no local folder, installed package or hub cache has the model
@@ -50,7 +50,7 @@ class ModelNotFoundError(EmbedError, LookupError):
 
 
 class InvalidModelError(EmbedError, ValueError):
-    """The model folder cannot be used; the message says what is wrong with it."""
+    """The model folder cannot be used; the message gives the reason."""
 
 
 class InvalidArgumentError(EmbedError, ValueError):

@@ -261,7 +261,7 @@ def _open_all(
 
 def _wrong_counts(index: OpenIndex) -> list[str]:
     return [
-        f"{segment.entry.key} has {len(segment.table)} rows, the manifest says {segment.entry.rows}"
+        f"{segment.entry.key} has {len(segment.table)} rows, {segment.entry.rows} in the manifest"
         for segment in index.segments
         if not len(segment.table) == len(segment.searched_ND) == segment.entry.rows
     ]
@@ -274,9 +274,9 @@ def _wrong_documents(index: OpenIndex) -> list[str]:
         if entry.documents is not None
     ]
     return [
-        f"{segment.entry.key} has rows of {counted} documents, the manifest says {said}"
-        for segment, said, counted in found
-        if counted != said
+        f"{segment.entry.key} has rows of {counted} documents, {expected} in the manifest"
+        for segment, expected, counted in found
+        if counted != expected
     ]
 
 

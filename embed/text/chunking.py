@@ -40,7 +40,7 @@ BLOCK_CHARS = 1 << 16
 
 @dataclass(frozen=True)
 class Passage:
-    """A part of a document's text, or all of it: what one row of an index holds."""
+    """A part of a document's text, or all of it: the text of one row of an index."""
 
     text: str | None
     """Exactly `source[start:end]`; None if the document has no text."""

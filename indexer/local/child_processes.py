@@ -1,7 +1,7 @@
 """Python child processes that do not import modules from the current folder.
 
 `python -m` and `python -c` put the current folder first on the import path, and an empty entry of `PYTHONPATH` also
-means it. A server must not run modules that happen to lie in the folder where it was started.
+means it. A server must not run modules that happen to be in the folder where it was started.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class AllowedRows:
         self._by_number = allowed.dtype != bool
 
     @property
-    def mask_N(self) -> np.ndarray:  # noqa: N802  an array, as its shape says
+    def mask_N(self) -> np.ndarray:  # noqa: N802  an array with a shape suffix
         """Whether each row is allowed, bool, read-only; made for each call if only row numbers are kept."""
         if not self._by_number:
             return self._allowed

@@ -47,7 +47,7 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
 def _opened(store: Store, key: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
     size = store.size(key)
     if size != entry.size_bytes:
-        raise CorruptError(f"{key} has {size} bytes, the manifest says {entry.size_bytes}")
+        raise CorruptError(f"{key} has {size} bytes, {entry.size_bytes} in the manifest")
 
     unpacked = False
 

@@ -226,7 +226,7 @@ class Segment:
         if not settings.reaches(k):
             return self._exact_found(queries_QD, k, allowed)
         if allowed is None:
-            return self._noted(searcher, queries_QD, k, settings)
+            return self._searched_all(searcher, queries_QD, k, settings)
         if allowed.count < MOST_ROWS * self.rows or not settings.reaches(self._asked(k, allowed)):
             return self._planner.search(queries_QD, k, allowed, settings, target_recall)
         found, short_Q = self._most_allowed(searcher, queries_QD, k, allowed, settings)
@@ -250,23 +250,23 @@ class Segment:
         among the first few beyond k of all rows. Near a document that was deleted as a whole it is not, and the planner
         answers the query.
         """
-        noted = self._noted(searcher, queries_QD, self._asked(k, allowed), settings)
-        rows_QA, scores_QA = noted.rows_QK, noted.scores_QK
+        all_rows = self._searched_all(searcher, queries_QD, self._asked(k, allowed), settings)
+        rows_QA, scores_QA = all_rows.rows_QK, all_rows.scores_QK
         kept_QA = (rows_QA != NO_ROW) & allowed.mask_N[rows_QA]
         if not kept_QA[:, :k].all():
             first_QA = np.argsort(~kept_QA, axis=1, kind="stable")
             rows_QA, scores_QA = (
                 np.take_along_axis(values, first_QA, axis=1) for values in (rows_QA, scores_QA)
             )
-        plans = ["exact_allowed" if plan == "exact" else "scann_allowed" for plan in noted.plans]
-        found = dataclasses.replace(noted, rows_QK=rows_QA[:, :k], scores_QK=scores_QA[:, :k], plans=plans)
+        plans = ["exact_allowed" if plan == "exact" else "scann_allowed" for plan in all_rows.plans]
+        found = dataclasses.replace(all_rows, rows_QK=rows_QA[:, :k], scores_QK=scores_QA[:, :k], plans=plans)
         return found, np.flatnonzero(np.count_nonzero(kept_QA, axis=1) < k)
 
     def _asked(self, k: int, allowed: AllowedRows) -> int:
         """Return the number of hits to search among all rows for k allowed ones, if most rows are allowed."""
         return max(k, min(math.ceil(k * self.rows / max(allowed.count, 1)) + SPARE_HITS, self.rows))
 
-    def _noted(
+    def _searched_all(
         self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings
     ) -> Found:
         """Search as `_proposed` does, and return the work too."""

@@ -23,7 +23,7 @@ from scannery.indexer.tuning.settings_choice import (
 )
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search, unit_length
 
-__all__ = ["Asked", "FreshQueries", "HeldOut", "held_out_queries"]
+__all__ = ["FreshQueries", "HeldOut", "LabelledQueries", "held_out_queries"]
 
 _NO_OWN_ROW = NO_ROW - 1
 """Own row of a query that is not a stored vector. Not NO_ROW, which marks missing hits."""
@@ -31,7 +31,7 @@ _BLOCK = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class LabelledQueries:
     """Queries of one kind, with their true hits."""
 
     queries_QD: np.ndarray
@@ -46,7 +46,7 @@ class Asked:
     """Magnitude of the terms of each score (`settings_choice.magnitudes`)."""
 
     @property
-    def reach_Q1(self) -> np.ndarray:  # noqa: N802  an array, as its shape says
+    def reach_Q1(self) -> np.ndarray:  # noqa: N802  an array with a shape suffix
         """The least score of a found row that counts as a hit, (Q, 1)."""
         return score_to_reach(self.truth_QK, self.magnitudes_QK[:, -1:])
 
@@ -55,9 +55,9 @@ class Asked:
         """Hits per query divided by distinct hits of all queries: 1 if all queries have the same hits."""
         return float(self.truth_QK.shape[1] / len(np.unique(self.rows_QK)))
 
-    def first(self, k: int) -> Asked:
+    def first(self, k: int) -> LabelledQueries:
         """Return the same queries with the first k hits."""
-        return Asked(
+        return LabelledQueries(
             queries_QD=self.queries_QD,
             own_Q=self.own_Q,
             rows_QK=self.rows_QK[:, :k],
@@ -65,18 +65,18 @@ class Asked:
             magnitudes_QK=self.magnitudes_QK[:, :k],
         )
 
-    def every(self, step: int) -> Asked:
+    def every(self, step: int) -> LabelledQueries:
         """Return every `step`-th query."""
         return self._at(slice(None, None, step))
 
-    def parts(self, count: int) -> list[Asked]:
+    def parts(self, count: int) -> list[LabelledQueries]:
         """Return the queries in at most `count` parts of equal size, the last one smaller."""
         step = -(-len(self.queries_QD) // count)
         places = [slice(start, start + step) for start in range(0, len(self.queries_QD), step)]
         return [self._at(place) for place in places]
 
-    def _at(self, place: slice) -> Asked:
-        return Asked(
+    def _at(self, place: slice) -> LabelledQueries:
+        return LabelledQueries(
             queries_QD=self.queries_QD[place],
             own_Q=self.own_Q[place],
             rows_QK=self.rows_QK[place],
@@ -107,11 +107,11 @@ class HeldOut:
     0.98 give real questions 0.89.
     """
 
-    alike: Asked
-    apart: Asked
+    alike: LabelledQueries
+    apart: LabelledQueries
 
     @property
-    def kinds(self) -> tuple[Asked, Asked]:
+    def kinds(self) -> tuple[LabelledQueries, LabelledQueries]:
         """Both kinds."""
         return self.alike, self.apart
 
@@ -165,14 +165,14 @@ def held_out_queries(
     magnitudes_QK = _magnitudes(vectors_ND, queries_QD, rows_QK, distance)
     mine_QK = _without_own(rows_QK[:count], rows_Q)
     return HeldOut(
-        alike=Asked(
+        alike=LabelledQueries(
             queries_QD=alike_QD,
             own_Q=rows_Q,
             rows_QK=rows_QK[:count][mine_QK].reshape(count, k),
             truth_QK=scores_QK[:count][mine_QK].reshape(count, k),
             magnitudes_QK=magnitudes_QK[:count][mine_QK].reshape(count, k),
         ),
-        apart=Asked(
+        apart=LabelledQueries(
             queries_QD=apart_QD,
             own_Q=np.full(len(apart_QD), _NO_OWN_ROW),
             rows_QK=rows_QK[count:, :k],

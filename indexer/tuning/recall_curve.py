@@ -16,7 +16,7 @@ import numpy as np
 
 from scannery.indexer.manifest import CurvePoint, DepthCurve
 from scannery.indexer.scann.search import ScannSearcher
-from scannery.indexer.tuning.held_out_queries import Asked, HeldOut
+from scannery.indexer.tuning.held_out_queries import HeldOut, LabelledQueries
 from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.indexer.vectors.exact_search import NO_ROW
 
@@ -35,7 +35,7 @@ MOST_SHARE = 0.25
 EXPLORED = 3
 """Every third query explores the settings; those that seem best are then measured with all queries."""
 ALIKE_ERROR = 0.1
-"""Standard error of a recall if all queries have the same hits; smaller in proportion to `Asked.alike`."""
+"""Standard error of a recall if all queries have the same hits; smaller in proportion to `LabelledQueries.alike`."""
 DEEPER = (20, 50, 100, 200, 500, 1000)
 """Numbers of hits above ten that are measured."""
 PER_HIT = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
@@ -188,7 +188,7 @@ class _Tuner:
         because with rows in two leaves (SOAR), a search for few candidates also loses some of the first ones.
         """
 
-        def part(asked: Asked) -> np.ndarray:
+        def part(asked: LabelledQueries) -> np.ndarray:
             rows_QC, scores_QC = self._searcher.propose(asked.queries_QD, count, leaves=leaves)
             scores_QC[(rows_QC == NO_ROW) | (rows_QC == asked.own_Q[:, None])] = -np.inf
             return scores_QC
@@ -262,7 +262,7 @@ def _share(hits_QC: np.ndarray, true_QK: np.ndarray) -> float:
 
 
 def _mean_and_error(recalls_Q: np.ndarray, alike: float) -> tuple[float, float]:
-    """Return the mean and its standard error, at least ALIKE_ERROR times `alike` (see `Asked.alike`).
+    """Return the mean and its standard error, at least ALIKE_ERROR times `alike` (see `LabelledQueries.alike`).
 
     If vectors are far from the origin, the same rows have the largest inner products with every query. Then all queries
     have no more information than one, and none about rows that a filter allows.

@@ -269,7 +269,7 @@ def test_damage_in_the_store_is_an_error(tmp_path: Path):
         with pytest.raises(CorruptError, match="SHA-256"):
             small.open(tmp_path / "cache")
     path.write_bytes(original[:-1])
-    with pytest.raises(CorruptError, match="bytes, the manifest says"):
+    with pytest.raises(CorruptError, match=r"bytes, \d+ in the manifest"):
         small.open(tmp_path / "cache")
     path.unlink()
     with pytest.raises(NotFoundError):
@@ -287,7 +287,7 @@ def test_bad_input_names_the_shard(tmp_path: Path):
     twice = datapoints(spec, clustered(2, 4), ids=["a", "a"])
     with pytest.raises(BuildError, match="shard 0 .*: two datapoints have the same id"):
         build_segment(twice, spec=spec, shard=0, directory=tmp_path)
-    with pytest.raises(BuildError, match="nothing to build"):
+    with pytest.raises(BuildError, match="no datapoints"):
         build_segment(datapoint_schema(spec, 4).empty_table(), spec=spec, shard=0, directory=tmp_path)
 
 
