@@ -1,4 +1,4 @@
-"""Text to vectors: encoders, batching, devices, chunking; and cross-encoders."""
+"""Texts to vectors: encoders, batching, devices, chunking, cross-encoders."""
 
 from __future__ import annotations
 

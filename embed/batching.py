@@ -1,4 +1,4 @@
-"""Which texts go through the model together, and in which shape.
+"""Batches of texts: which are computed together, and padded to which shape.
 
 Legend: N texts, B texts in a batch, T tokens of the longest of them.
 """
@@ -15,12 +15,16 @@ __all__ = ["Batch", "Bucket", "bucket_batches", "choose_buckets", "snug_batches"
 
 @dataclass(frozen=True)
 class Bucket:
-    """A shape of batches: `rows` texts of `width` tokens."""
+    """The shape of a batch."""
 
     rows: int
+    """Texts."""
+
     width: int
+    """Tokens per text, padding included."""
+
     fixed: bool = False
-    """The device has compiled this very shape, so it always gets an attention mask, needed or not."""
+    """Whether the device compiled this shape; then the batch always has an attention mask."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,19 +32,25 @@ class Batch:
     """Texts that are computed together."""
 
     positions: np.ndarray
-    """Which texts, as positions in the call (int64)."""
+    """Positions of the texts in the call, int64."""
 
     bucket: Bucket
-    """The shape they are padded to: at least as many rows, at least as many tokens as the longest has."""
+    """Shape they are padded to: at least their number of rows, at least the width of the longest."""
 
 
 def snug_batches(lengths_N: np.ndarray, budget: int, enough: int) -> Iterator[Batch]:
-    """Yield batches with next to no padding, longest texts first, for devices that take any shape.
+    """Yield batches with little padding, longest texts first, for devices that take any shape.
 
-    Texts of equal length come together, as many as fit into `budget` tokens: they need no padding, so no
-    attention mask. Where they are fewer than `enough` tokens, the next shorter ones fill the batch up to that
-    size: a matrix of few rows multiplies slower than a little padding costs. A text that is longer than the
-    budget is a batch by itself. Equal lengths keep their order, so batches are reproducible.
+    Texts of equal length form a batch of up to `budget` tokens, without padding and attention mask. If they have
+    fewer than `enough` tokens, the next shorter texts fill the batch up to `enough`: the padding costs less than
+    multiplying a matrix of few rows. A text longer than `budget` is a batch of its own. Texts of equal length keep
+    their order, so batches are reproducible.
+
+    Args:
+        lengths_N: tokens of each text, int64.
+        budget: most tokens in a batch.
+        enough: tokens up to which shorter texts fill a batch.
+
     """
     order_N = np.argsort(-lengths_N, kind="stable")
     sorted_N = np.maximum(lengths_N[order_N], 1)
@@ -54,21 +64,28 @@ def snug_batches(lengths_N: np.ndarray, budget: int, enough: int) -> Iterator[Ba
 
 
 def choose_buckets(lengths_N: np.ndarray, max_width: int, budget: int, count: int) -> list[Bucket]:
-    """Return at most `count` shapes that cover lengths 1 to `max_width` with the least padding for `lengths_N`.
+    """Return at most `count` shapes, by ascending width, that cover lengths 1 to `max_width` with the least padding.
 
-    An exact dynamic programme over the lengths in steps of 8: O(count * (max_width / 8)^2). Each shape has about
-    `budget` tokens. The widest is always `max_width`, so that every text has a bucket.
+    An exact dynamic programme over lengths in steps of 8: O(count * (max_width / 8)^2). The widest shape is always
+    `max_width`, so every text has a bucket.
+
+    Args:
+        lengths_N: tokens of each text, int64; the padding of these texts is minimised.
+        max_width: tokens of the longest text to cover.
+        budget: tokens of each shape, about.
+        count: most shapes.
+
     """
     step = 8
     tops = np.unique(np.append(np.arange(step, max_width, step), max_width))
     clipped = np.clip(lengths_N, 1, max_width)
     at = np.searchsorted(tops, clipped)
     texts = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=len(tops)))])
-    # cost[k][j]: fewest padded tokens for all texts up to tops[j], with k + 1 buckets of which tops[j] is the widest.
+    # best[j]: fewest tokens, padding included, for all texts up to tops[j], if tops[j] is the widest bucket so far.
     best = tops * texts[1:].astype(np.float64)
     back: list[np.ndarray] = []
     for _ in range(1, min(count, len(tops))):
-        # Row i, column j: the next narrower bucket is tops[i], and what lies between goes into tops[j].
+        # Row i, column j: the next narrower bucket is tops[i]; texts between the two go into tops[j].
         table = best[:, None] + tops[None, :] * (texts[None, 1:] - texts[1:, None])
         table[np.tril_indices(len(tops))] = np.inf
         chosen = table.argmin(axis=0)
@@ -84,10 +101,9 @@ def choose_buckets(lengths_N: np.ndarray, max_width: int, budget: int, count: in
 
 
 def bucket_batches(lengths_N: np.ndarray, buckets: Sequence[Bucket]) -> Iterator[Batch]:
-    """Yield batches in the given shapes only, widest first.
+    """Yield batches in the given shapes (by ascending width) only, widest first.
 
-    A batch that its own width does not fill takes the longest of the narrower texts, so only the very last
-    batch can have empty rows.
+    If the texts of a width do not fill a batch, the next shorter texts do, so only the last batch can have empty rows.
     """
     tops = np.array([bucket.width for bucket in buckets])
     order_N = np.argsort(-lengths_N, kind="stable")
@@ -102,4 +118,4 @@ def bucket_batches(lengths_N: np.ndarray, buckets: Sequence[Bucket]) -> Iterator
 
 def _rows(budget: int, width: int) -> int:
     rows = max(1, budget // width)
-    return rows - rows % 8 if rows >= 8 else rows  # matrix units work on eight rows at a time
+    return rows - rows % 8 if rows >= 8 else rows  # matrix units compute eight rows at a time

@@ -1,4 +1,4 @@
-"""Where things are kept between runs, for the user of this process alone."""
+"""Cache folders that only the user of this process can write."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 def cache_folder() -> Path:
     """Return `$SCANNERY_CACHE_DIR`, or `scannery` in the user's cache folder."""
-    # As indexer/segment/cache.py has it; rooms do not import each other for this.
+    # The same rule as in indexer/segment/cache.py, which `embed` may not import.
     named = os.environ.get("SCANNERY_CACHE_DIR")
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(named) if named else Path(base or Path.home() / ".cache") / "scannery").absolute()
 
 
 def make_cache_folder(folder: Path) -> None:
-    """Create a folder, and its parents that are missing, with 0700; OSError if it cannot be made.
+    """Create a folder and its missing parents with mode 0700; OSError if that fails.
 
-    One of ours that others could write is emptied and closed to them.
+    An existing folder of this user that others can write is emptied and gets mode 0700.
     """
     for item in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
         item.mkdir(mode=0o700, exist_ok=True)

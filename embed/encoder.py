@@ -1,4 +1,4 @@
-"""The encoder: text in, vectors out, equal to what the model's own library gives.
+"""The encoder: texts to vectors, equal to those of the model's own library.
 
 Legend: N texts, B texts in a batch, D dimensions.
 """
@@ -37,11 +37,11 @@ __all__ = ["Encoder", "Invalid"]
 
 T = TypeVar("T")
 Invalid: TypeAlias = Literal["raise", "nan"]
-"""What becomes of a text that has no vector: an error for the call, or a row of NaN for the text."""
+"""Handling of a text that has no vector: raise an error for the call, or return a row of NaN for the text."""
 
 NOT_FINITE = "the model gives it a vector that is not finite"
 
-# Sentences of many lengths and scripts, written for this: what a smaller type must not change.
+# Sentences of many lengths and scripts. A smaller type is used only if their vectors stay the same.
 PROBE_TEXTS = (
     "Hi", "electric cars and the climate", "Wie entstehen Vulkane?", "Что такое машинное обучение?",
     "機械学習とは何ですか。", "Numbers: 3.14159, 2,718, -40 °C, 1e-9 and 0x7f; symbols: §, €, →, ≥.",
@@ -56,7 +56,7 @@ PROBE_TEXTS = (
 class Encoder:
     """Turns texts into vectors with one model on one device. Safe to share between threads.
 
-    Make one with `Encoder.load`. A process may fork after that, as long as it has not encoded anything yet.
+    Make one with `Encoder.load`. A process may fork after loading, but not after encoding.
 
     >>> encoder = Encoder.load("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
     >>> encoder.encode_queries(["how do volcanoes form"]).shape
@@ -64,7 +64,17 @@ class Encoder:
     """
 
     def __init__(self, model: Any, fingerprint: Fingerprint, device: Device) -> None:
-        """Take a loaded model; `Encoder.load` is the usual way."""
+        """Put a loaded model on a device; use `Encoder.load`.
+
+        Args:
+            model: modules as `load_model` returns them, float32 on the CPU.
+            fingerprint: of the model.
+            device: the device to run on.
+
+        Raises:
+            InvalidArgumentError: the device needs a model with a plain tokenizer, and this model has none.
+
+        """
         self.fingerprint = fingerprint
         self._tokenizer = getattr(model, "tokenizer", None)
         self._documents, self._queries = tokens_of(model, fingerprint)
@@ -72,7 +82,7 @@ class Encoder:
         self._statistics = EncoderStatistics()
         self._lock = threading.Lock()
         if isinstance(self._documents, FastTokens) and isinstance(self._queries, FastTokens):
-            # Of a lean model it is known.
+            # For a lean model, `lean_notes` checked this already.
             optional = self._documents.mask_is_optional or on_one_core(
                 lambda: self._mask_is_optional(model, self._documents)
             )
@@ -101,21 +111,21 @@ class Encoder:
         """Return the encoder for `model`, a sentence-transformers model: a name, or a local folder.
 
         Args:
-            model: looked for as a folder, in installed packages, in the hub's cache, then on the hub.
+            model: searched as a folder, in installed packages, in the hub's cache, then on the hub.
             device: `auto` (CUDA if there is one, else the CPU), `cpu`, `cuda` or `cuda:1`, `xla`.
             dtype: `auto`, `float32`, `bfloat16` or `float16`. `auto` takes the device's fastest type if its vectors
                 have a cosine of at least 0.999 to those of float32 on a set of probes, else float32.
-            dimensions: keep only this many leading components, for models trained for it (Matryoshka).
+            dimensions: number of leading components to keep, for models trained for it (Matryoshka); None: all.
             query_prompt: text in front of every query; None takes the model's own.
-            document_prompt: likewise for documents.
-            max_tokens: cut texts off after this many tokens; None takes the model's own limit.
+            document_prompt: text in front of every document; None takes the model's own.
+            max_tokens: tokens after which texts are cut off; None takes the model's own limit.
             threads: cores to use on a CPU; None takes all that torch sees (OMP_NUM_THREADS limits them).
-            expected: what it must be. The hashes of its files are compared before any library loads them.
+            expected: fingerprint that the model must have. The hashes of its files are compared before any is loaded.
 
         Raises:
             ModelNotFoundError: there is no such model.
-            InvalidModelError: it is damaged, incomplete, wants code of its own to be run, or its weights are pickles.
-            FingerprintMismatchError: it is not the expected one.
+            InvalidModelError: it is damaged, incomplete, needs its own code, or its weights are pickles.
+            FingerprintMismatchError: its fingerprint is not the expected one.
             InvalidArgumentError: an option does not fit the model or the device.
             DeviceError: this machine has no such device.
         """
@@ -136,7 +146,7 @@ class Encoder:
         document_prompt: str | None = None,
         max_tokens: int | None = None,
     ) -> Fingerprint | None:
-        """Return the fingerprint that `load` would find, without loading; None if this machine never loaded that.
+        """Return the fingerprint that `load` would give, without loading; None if this machine never loaded the model.
 
         Reads and hashes the files of the model. Arguments are those of `load`.
 
@@ -171,11 +181,11 @@ class Encoder:
         """Return the vectors of `texts`, float32 `(len(texts), dimensions)`, in input order.
 
         Args:
-            texts: any number, of any length; what is beyond `max_tokens` is not read.
+            texts: any number, of any length; tokens beyond `max_tokens` are cut off.
             invalid: `nan` gives a text without a vector a row of NaN instead of failing the call.
 
         Raises:
-            InvalidTextError: a text is not a string, not valid Unicode, or the model has no finite vector for it.
+            InvalidTextError: a text is not a string or not valid Unicode, or its vector is not finite.
         """
         return self._encode(texts, self._documents, invalid)
 
@@ -191,7 +201,7 @@ class Encoder:
     ) -> Generator[np.ndarray, None, None]:
         """Yield the vectors of `texts` as documents in blocks, float32 `(n, dimensions)`, in input order.
 
-        Memory stays constant however long the stream is: at most three blocks (of 4,096 texts on a CPU) are held.
+        Memory does not depend on the length of the stream: at most three blocks (of 4,096 texts on a CPU) are held.
         Texts are read and tokenised one block ahead of the computation.
 
         Raises:
@@ -203,20 +213,24 @@ class Encoder:
 
     @property
     def tokenizer_json(self) -> str | None:
-        """The tokenizer as a Hugging Face `tokenizer.json`; None if it is not of a kind that gives offsets."""
+        """The tokenizer as a Hugging Face `tokenizer.json`; None if it gives no offsets."""
         tokenizer: Any = self._tokenizer
         fast = getattr(tokenizer, "is_fast", False)
         return str(tokenizer.backend_tokenizer.to_str()) if fast else None
 
     @property
     def passage_tokens(self) -> int:
-        """Tokens that prompt, title and passage may have together: `max_tokens` without the special ones."""
+        """Most tokens of prompt, title and passage together: `max_tokens` without the special ones."""
         tokenizer: Any = self._tokenizer
         special = tokenizer.num_special_tokens_to_add() if getattr(tokenizer, "is_fast", False) else 0
         return self.max_tokens - int(special)
 
     def chunker(self, max_tokens: int, overlap_tokens: int) -> Chunker:
         """Return a chunker that counts tokens as this encoder does.
+
+        Args:
+            max_tokens: most tokens in a passage.
+            overlap_tokens: most tokens that a passage repeats from the end of the previous one.
 
         Raises:
             InvalidArgumentError: the encoder would cut off passages of `max_tokens`, or the overlap is too large.
@@ -294,7 +308,7 @@ class Encoder:
         return vectors_BD[:, : self.dimensions].float()
 
     def _probes(self) -> list[Features]:
-        """Return a batch of documents, and one of queries where these could take another path through the model."""
+        """Return a batch of documents, and a batch of queries if the model can treat queries differently."""
         probes = [
             tokens.collate(tokens.prepare(PROBE_TEXTS)[0]) for tokens in (self._documents, self._queries)
         ]
@@ -305,7 +319,7 @@ class Encoder:
         return probes if constants[0] != constants[1] else probes[:1]
 
     def _mask_is_optional(self, model: Any, tokens: Tokens) -> bool:
-        """Return whether a missing attention mask means the same to this model as one of all ones."""
+        """Return whether this model gives the same vectors without an attention mask as with one of all ones."""
         import torch
 
         with torch.inference_mode():
@@ -322,12 +336,12 @@ class Encoder:
 def _one_ahead(
     windows: Iterator[Sequence[str]], prepare: Callable[[Sequence[str]], T]
 ) -> Iterator[tuple[Sequence[str], T]]:
-    """Yield each window with `prepare(window)`, which runs in a thread while the one before is worked on."""
+    """Yield each window with `prepare(window)`, computed in a thread while the caller handles the previous window."""
     current = next(windows, None)
     if current is None:
         return
     following = next(windows, None)
-    if following is None:  # one window, such as a query: no thread is worth it
+    if following is None:  # one window, such as a query: starting a thread would take longer
         yield current, prepare(current)
         return
     with ThreadPoolExecutor(1, thread_name_prefix="scannery-tokenize") as background:
@@ -343,7 +357,7 @@ def _one_ahead(
 def _prepare(
     tokens: Tokens, device: Device, texts: Sequence[str]
 ) -> tuple[dict[int, str], list[Any], np.ndarray]:
-    """Return what is wrong with which texts, and the tokens of all; those of wrong texts are of an empty one."""
+    """Return problems by row, the tokens of each text (of "" for a row with a problem), and their numbers."""
     problems = {row: problem for row, text in enumerate(texts) if (problem := text_problem(text))}
     items, lengths_N = tokens.prepare(["" if row in problems else text for row, text in enumerate(texts)])
     most = device.longest_tokens
@@ -359,7 +373,7 @@ def _prepare(
 
 
 def _refuse(problems: dict[int, str], at: int, invalid: Invalid) -> None:
-    """Raise for the first wrong text of a window whose first text has the position `at`."""
+    """Raise for the first text with a problem, of a window whose first text has the position `at` in the call."""
     if problems and invalid == "raise":
         row = min(problems)
         raise InvalidTextError(problems[row], index=at + row)

@@ -1,13 +1,13 @@
-"""What can go wrong between text and vectors.
+"""Errors of `scannery.embed`.
 
 EmbedError
 ├── ModelNotFoundError         no local folder, installed package or hub cache has the model
-├── InvalidModelError          the folder is not a usable model: damaged, incomplete, or wants code of its own
+├── InvalidModelError          the folder is not a usable model: damaged, incomplete, or it needs its own code
 ├── InvalidArgumentError       an option is not valid for this model; `field` names it
 ├── InvalidTextError           one text cannot be embedded; `index` is its position in the call
-├── FingerprintMismatchError   vectors of two different encoders would be compared
-└── DeviceError                the device is not there, or failed in a way that smaller batches do not cure
-    └── RecompilationError     a shape outside the planned buckets reached a compiling device
+├── FingerprintMismatchError   the encoder is not the one that made the vectors
+└── DeviceError                the device is absent, misconfigured, or out of memory
+    └── RecompilationError     a batch has none of the shapes that were compiled
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class EmbedError(Exception):
     """Base of every error that `scannery.embed` raises on purpose.
 
     Attributes:
-        field: the option or input field the error is about, or None.
+        message: the text of the error.
+        field: the option or input field that is wrong, or None.
 
     """
 
@@ -40,16 +41,16 @@ class EmbedError(Exception):
         self.field = field
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Beam pickles exceptions, and the default way loses keyword-only arguments.
+        # Beam pickles exceptions, and default pickling loses keyword-only arguments.
         return _restore, (type(self), self.args, self.__dict__)
 
 
 class ModelNotFoundError(EmbedError, LookupError):
-    """The model is in none of the places that were looked in; the message names them."""
+    """The model was not found; the message names the places that were searched."""
 
 
 class InvalidModelError(EmbedError, ValueError):
-    """The model folder cannot be used; the message says what is wrong with it."""
+    """The model folder cannot be used; the message gives the reason."""
 
 
 class InvalidArgumentError(EmbedError, ValueError):
@@ -70,7 +71,7 @@ class InvalidTextError(EmbedError, ValueError):
 
 
 class FingerprintMismatchError(EmbedError):
-    """The encoder at hand is not the one that made the vectors; the message names both."""
+    """The encoder is not the one that made the vectors; the message names both."""
 
 
 class DeviceError(EmbedError, RuntimeError):
@@ -78,7 +79,7 @@ class DeviceError(EmbedError, RuntimeError):
 
 
 class RecompilationError(DeviceError):
-    """A batch shape that was not planned for would have been compiled in silence."""
+    """A batch has a shape that was not compiled beforehand."""
 
 
 def _restore(kind: type[EmbedError], args: tuple[Any, ...], state: dict[str, Any]) -> EmbedError:

@@ -1,4 +1,4 @@
-"""Which encoder made a vector: the identity that an index keeps and every later encoder must match."""
+"""Fingerprints of encoders: an index stores one, and every encoder used with the index must match it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
 
-# Keys that libraries write for their own records. They change when a model is saved again, the vectors do not.
+# Keys that libraries record for themselves: they change when a model is saved again, and do not affect vectors.
 VOLATILE_KEYS = frozenset(
     {"_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype", "__version__"}
 )
@@ -26,22 +26,22 @@ VOLATILE_KEYS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What determines the vectors of an encoder, and nothing else: not the device, not the dtype.
+    """Everything that determines the vectors of an encoder. Device and dtype are left out.
 
     Two encoders with equal digests give equal vectors up to rounding (cosine at least 0.999).
     """
 
     model: str = field(compare=False)
-    """The name or folder it was loaded by; a label, not part of the identity."""
+    """Name or folder of the model; a label, not part of the identity."""
 
     weights_sha256: str
-    """SHA-256 of the weight file; of the sorted `name hash` lines where there are several."""
+    """SHA-256 of the weight file; of several, SHA-256 of their sorted `name hash` lines."""
 
     config_sha256: str
     """SHA-256 over the module list, the configuration of each module and the tokenizer."""
 
     modules: tuple[str, ...]
-    """Module classes in order, such as `("Transformer", "Pooling", "Normalize")`; for people."""
+    """Module classes in order, such as `("Transformer", "Pooling", "Normalize")`."""
 
     dimensions: int
     """Components of a vector."""
@@ -57,7 +57,7 @@ class Fingerprint:
 
     @property
     def digest(self) -> str:
-        """64 hexadecimal digits that are equal if and only if the encoders are."""
+        """SHA-256 of all fields but `model`, as 64 hexadecimal digits."""
         identity = {key: value for key, value in asdict(self).items() if key != "model"}
         return hashlib.sha256(_canonical(identity)).hexdigest()
 
@@ -87,7 +87,7 @@ def require_match(expected: Fingerprint, actual: Fingerprint) -> None:
     """Return if both describe the same encoder.
 
     Raises:
-        FingerprintMismatchError: they differ; the message names both, and the fields in which they do.
+        FingerprintMismatchError: they differ; the message names both and the fields that differ.
 
     """
     if expected.digest == actual.digest:
@@ -104,10 +104,16 @@ def require_match(expected: Fingerprint, actual: Fingerprint) -> None:
 
 
 def require_files(expected: Fingerprint, weights_sha256: str, config_sha256: str, label: str) -> None:
-    """Return if the files of a model are those of the fingerprint: known before any of them is loaded.
+    """Return if a model's files have the hashes of a fingerprint; a check that loads none of them.
+
+    Args:
+        expected: the fingerprint.
+        weights_sha256: of the files, as is `config_sha256`; see `hash_model_folder`.
+        config_sha256: likewise.
+        label: name of the model, for the message.
 
     Raises:
-        FingerprintMismatchError: they are others; the message says which.
+        FingerprintMismatchError: they differ; the message names the differing hashes.
 
     """
     found = {"weights_sha256": weights_sha256, "config_sha256": config_sha256}
@@ -128,7 +134,7 @@ def hash_model_folder(folder: Path, module_folders: list[str]) -> tuple[str, str
     """Return `(weights_sha256, config_sha256)` of the model in `folder`.
 
     Args:
-        folder: the model.
+        folder: folder of the model.
         module_folders: the `path` of each module in modules.json; "" is the model folder itself.
 
     """
@@ -139,9 +145,9 @@ def hash_model_folder(folder: Path, module_folders: list[str]) -> tuple[str, str
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the weight files that loading `path` reads: safetensors, or else the pickled ones."""
+    """Return the weight files that loading `path` reads: safetensors, or the pickled files if there are none."""
     for pattern in ("*.safetensors", "pytorch_model*.bin"):
-        # Checkpoints of other frameworks may lie beside them and are not read.
+        # Checkpoints of other frameworks in the same folder are not read.
         if found := sorted(p for p in path.glob(pattern) if not p.name.startswith("adapter")):
             return found
     return []
@@ -154,7 +160,7 @@ def _config_files(path: Path) -> list[Path]:
 
 def _combine(folder: Path, files: list[Path], digest: Any) -> str:
     if len(files) == 1:
-        return str(digest(files[0]))  # the plain hash of a single file can be compared with a hub's
+        return str(digest(files[0]))  # the plain hash of a single file equals the one that the hub shows
     lines = sorted(f"{file.relative_to(folder).as_posix()} {digest(file)}" for file in files)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

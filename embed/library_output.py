@@ -1,4 +1,4 @@
-"""What the model libraries print while they load."""
+"""Silence the output of the model libraries while they load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["quiet"]
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep progress bars, load reports and deprecations of the libraries off the user's terminal."""
+    """Suppress progress bars, load reports and deprecation warnings of the model libraries within the context."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # no warning when a server forks later

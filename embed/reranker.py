@@ -1,7 +1,7 @@
-"""A query and texts to scores: a cross-encoder, which reads both together and so judges better than two vectors.
+"""Cross-encoders: score a query and a text read together, which is more accurate than comparing two vectors.
 
-It is far slower than comparing vectors (one pass of a transformer for every pair), and meant for the first hits of a
-search. Any `CrossEncoder` of sentence-transformers with one output works.
+Each pair costs a pass of a transformer, so a cross-encoder is used for the first hits of a search only. Any
+`CrossEncoder` of sentence-transformers with one output works.
 """
 
 from __future__ import annotations
@@ -21,31 +21,38 @@ from scannery.embed.models.model_files import find_model
 __all__ = ["Reranker"]
 
 BATCH_TEXTS = 16
-"""Pairs that are scored at once: little enough to stop in time between two batches."""
+"""Pairs scored at once: few, so that a search can stop at its deadline between two batches."""
 
 
 class Reranker:
-    """A cross-encoder. Safe to use from several threads, which take turns."""
+    """A cross-encoder. Safe to share between threads; calls run one at a time."""
 
     def __init__(self, model: Any, name: str) -> None:
+        """Wrap a loaded model; use `Reranker.load`.
+
+        Args:
+            model: a `CrossEncoder` of sentence-transformers with one output.
+            name: name or folder of the model.
+
+        """
         self._model = model
         self._lock = threading.Lock()
         self.name = name
-        """The name or folder it was loaded by."""
+        """Name or folder of the model."""
 
     @classmethod
     def load(cls, model: str | Path, *, device: str = "auto", max_tokens: int | None = None) -> Reranker:
         """Return the cross-encoder `model`: a folder, or a name in an installed package, the hub's cache or the hub.
 
         Args:
-            model: what to load. It never runs code of its own.
-            device: `cpu`, `cuda`, or `auto`, which is the latter where there is one.
-            max_tokens: longest pair, what is beyond is cut off; default: the model's own limit.
+            model: name or folder. Code in the folder is never run.
+            device: `cpu`, `cuda`, or `auto`: `cuda` if there is a CUDA device, else `cpu`.
+            max_tokens: most tokens of a pair, the rest is cut off; default: the model's own limit.
 
         Raises:
             ModelNotFoundError: it is in none of these places.
-            InvalidModelError: it cannot be loaded, wants code of its own, or has more than one output.
-            DeviceError: the device is not there.
+            InvalidModelError: it cannot be loaded, needs its own code, or has more than one output.
+            DeviceError: the machine has no such device.
 
         """
         folder = find_model(model)
@@ -61,7 +68,7 @@ class Reranker:
     def scores(self, query: str, texts: Sequence[str]) -> np.ndarray:
         """Return the score of each text for a query, float32 `(len(texts),)`: bigger is better.
 
-        What the numbers are is the model's choice: of most, a probability, or its logit.
+        The model decides on the scale: most give a probability or its logit.
         """
         pairs = [(query, text) for text in texts]
         if not pairs:
@@ -91,7 +98,7 @@ def _loaded(folder: Path, device: str, max_tokens: int | None) -> Any:
             return CrossEncoder(
                 str(folder), device=device, max_length=max_tokens, trust_remote_code=False, local_files_only=True
             )  # fmt: skip
-        # The libraries raise whatever a damaged file makes them trip over: SafetensorError, KeyError, OSError, …
+        # A damaged file can make the libraries raise any type: SafetensorError, KeyError, OSError, …
         except Exception as error:
             first = (str(error).strip().splitlines() or [""])[0]
             raise InvalidModelError(

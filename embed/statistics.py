@@ -1,4 +1,4 @@
-"""What an encoder has done: counted once, shown in progress displays, build reports and manifests."""
+"""Counters of an encoder, shown in progress displays, build reports and manifests."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ __all__ = ["EncoderStatistics"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderStatistics:
-    """Counts of one encoder; add them up over workers, subtract two of them for what lies between."""
+    """Counts of one encoder. Add those of several workers; subtract an earlier one for the counts since then."""
 
     texts: int = 0
     """Texts encoded."""
 
     tokens: int = 0
-    """Tokens of these texts after truncation, special ones included; about, for models without a plain tokenizer."""
+    """Tokens of these texts after truncation, special ones included; estimated for models without a plain tokenizer."""
 
     padding_tokens: int = 0
-    """Tokens that were computed only to fill up batches."""
+    """Tokens computed only to fill up batches."""
 
     seconds: float = 0.0
-    """Time in which an encoding call was computing, in seconds; calls in parallel count each."""
+    """Computing time of all calls in seconds; parallel calls add up."""
 
     @property
     def padding_share(self) -> float:
-        """Part of the computed tokens that were padding, 0 to 1."""
+        """Share of padding in the computed tokens, 0 to 1."""
         return self.padding_tokens / max(1, self.tokens + self.padding_tokens)
 
     @property
     def texts_per_second(self) -> float:
-        """Texts encoded in a second."""
+        """Texts encoded per second."""
         return self.texts / self.seconds if self.seconds else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens encoded in a second, padding not counted."""
+        """Tokens encoded per second, padding not counted."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:

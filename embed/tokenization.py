@@ -1,4 +1,4 @@
-"""Text to padded token batches, exactly as the model's own preprocessing makes them, without its overhead.
+"""Texts to padded batches of tokens, equal to those of the model's own preprocessing, without its overhead.
 
 Legend: B texts in a batch, T tokens of the longest of them.
 """
@@ -16,7 +16,7 @@ from scannery.embed.batching import Bucket
 __all__ = ["FastTokens", "Features", "ModelTokens", "Tokens", "text_problem", "tokens_for"]
 
 Features: TypeAlias = dict[str, Any]
-"""What a model's forward takes: `input_ids` and the like, int64 tensors `(B, T)`, and a few plain values."""
+"""Arguments of a model's forward: int64 tensors `(B, T)` such as `input_ids`, and plain values."""
 
 PROBE_TEXTS = (
     "a", "Two words.", "Grüße aus Zürich – ein Satz mit Umlauten.", "日本語の文章です。", "x" * 300,
@@ -24,29 +24,29 @@ PROBE_TEXTS = (
     "long " * 2000,
 )  # fmt: skip
 
-TOGETHER = 512
+TEXTS_PER_CALL = 512
 """Texts in one call of the tokenizer, which spreads them over the cores."""
 
-# A text is cut to this many characters per token before it is tokenised: a 10 MB text costs no more than a page.
+# Characters per token that are kept before a text is tokenised, so that a 10 MB text costs no more than a page.
 PREFIX_CHARS_PER_TOKEN = 64
 
 
 class Tokens(Protocol):
-    """How texts become batches. `prepare` runs ahead in a thread of its own; `collate` is cheap."""
+    """Makes batches of texts. `prepare` runs ahead in its own thread; `collate` is cheap."""
 
     def prepare(self, texts: Sequence[str]) -> tuple[list[Any], np.ndarray]:
-        """Return one item per text and its length (int64), in tokens or in something proportional."""
+        """Return one item per text, and the lengths, int64 (N,), in tokens or proportional to tokens."""
         ...
 
     def collate(self, items: Sequence[Any], bucket: Bucket | None = None) -> Features:
-        """Return the batch of `items`, padded to the bucket; without one, to the longest."""
+        """Return the batch of `items`, padded to the bucket, or to the longest item if there is no bucket."""
         ...
 
 
 class FastTokens:
-    """The model's tokenizer called directly: thread-safe, one call for many texts, lengths known exactly.
+    """The model's tokenizer, called directly: thread-safe, one call for many texts, exact lengths.
 
-    Made only by `tokens_for`, which proves that it gives the same batches as the model's preprocessing.
+    Made by `tokens_for`, which checks that its batches equal those of the model's preprocessing.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class FastTokens:
         names: Sequence[str],
         constants: Mapping[str, Any],
     ) -> None:
-        """Take a tokenizer that nobody reconfigures, with truncation and without padding.
+        """Keep a tokenizer and the layout of its batches.
 
         Args:
-            tokenizer: of the library `tokenizers`.
+            tokenizer: a `tokenizers.Tokenizer` with truncation and without padding; no other code may reconfigure it.
             prompt: text in front of every text.
-            pad_id: token that fills rows up.
-            pad_left: whether in front.
-            names: of the tensors of a batch.
+            pad_id: id of the padding token.
+            pad_left: whether padding is in front of the tokens.
+            names: names of the tensors of a batch.
             constants: the other features of a batch.
 
         """
@@ -76,13 +76,13 @@ class FastTokens:
         self._truncates_right = (tokenizer.truncation or {}).get("direction", "right") == "right"
         self._names, self._constants = list(names), dict(constants)
         self.mask_is_optional = False
-        """Set by the encoder once it knows that this model takes a missing mask for all ones."""
+        """Whether `collate` may leave out a mask of all ones; set once the model is known to allow it."""
 
     @classmethod
     def of_model(cls, model: Any, prompt: str | None, probe: Features) -> FastTokens:
-        """Return what makes batches like `probe`, which the preprocessing of the model made."""
+        """Return an instance whose batches have the layout of `probe`, a batch of the model's preprocessing."""
         tokenizer = model.tokenizer
-        # A copy: the model's own is reconfigured by every call, so threads that share it get in each other's way.
+        # A copy: the library reconfigures the model's own tokenizer in every call, so threads cannot share it.
         own = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
         own.no_padding()
         return cls(
@@ -95,7 +95,7 @@ class FastTokens:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it, the tokenizer as text; JSON-ready if the constants are."""
+        """Return the constructor's arguments, the tokenizer as text; JSON-ready if the constants are."""
         return {
             "tokenizer": self._tokenizer.to_str(), "prompt": self._prompt, "pad_id": self._pad_id,
             "pad_left": self._pad_left, "names": self._names, "constants": self._constants,
@@ -103,28 +103,27 @@ class FastTokens:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], tokenizer: Any) -> FastTokens:
-        """Return what `to_dict` wrote, with its tokenizer (which several may share)."""
+        """Return the instance that `to_dict` described, with its tokenizer, which several instances may share."""
         return cls(tokenizer, **data)
 
     def prepare(self, texts: Sequence[str]) -> tuple[list[Any], np.ndarray]:
-        """Return the token ids of each text, truncated, with special tokens; and their number."""
+        """Return the token ids of each text, int32, truncated, with special tokens; and their numbers, int64 (N,)."""
         ids: list[np.ndarray] = []
-        for at in range(0, len(texts), TOGETHER):
-            # Little by little: the tokenizer's own results take a hundred bytes a token.
-            part = [self._prefix(text) for text in texts[at : at + TOGETHER]]
+        for at in range(0, len(texts), TEXTS_PER_CALL):
+            # In parts: the tokenizer's own results take a hundred bytes per token.
+            part = [self._prefix(text) for text in texts[at : at + TEXTS_PER_CALL]]
             ids += [np.array(encoding.ids, np.int32) for encoding in self._tokenizer.encode_batch_fast(part)]
         return ids, np.fromiter(map(len, ids), np.int64, len(ids))
 
     def collate(self, items: Sequence[Any], bucket: Bucket | None = None) -> Features:
-        """Return the batch as tensors, padded on the tokenizer's side; without a mask where it would be all ones."""
+        """Return the batch as tensors, padded on the tokenizer's side; a mask of all ones is left out if allowed."""
         import torch
 
         bucket = bucket or Bucket(len(items), max(map(len, items)), fixed=True)
         ids_BT = np.full((bucket.rows, bucket.width), self._pad_id, np.int64)
         mask_BT = np.zeros((bucket.rows, bucket.width), np.int64)
-        mask_BT[len(items) :, -1 if self._pad_left else 0] = (
-            1  # an empty row attends to something, or it is NaN
-        )
+        # An empty row attends to one token: attention over no token gives NaN.
+        mask_BT[len(items) :, -1 if self._pad_left else 0] = 1
         for row, ids in enumerate(items):
             place = slice(bucket.width - len(ids), None) if self._pad_left else slice(len(ids))
             ids_BT[row, place] = ids
@@ -139,8 +138,8 @@ class FastTokens:
         text = self._prompt + text
         size = PREFIX_CHARS_PER_TOKEN * self._max_tokens
         while self._truncates_right and len(text) > size:
-            # The prefix decides all tokens that are kept if these end well before it does: tokenizers look
-            # no further ahead than a word, or one unbroken run of characters.
+            # If the kept tokens end well before the prefix does, the rest of the text does not change them: tokenizers
+            # look ahead by at most a word, or one unbroken run of characters.
             kept = self._tokenizer.encode(text[:size])
             if len(kept.ids) >= self._max_tokens and max(end for _, end in kept.offsets) < size // 2:
                 return text[:size]
@@ -152,22 +151,37 @@ class ModelTokens:
     """The model's own preprocessing, for models that need more than a plain tokenizer (chat templates, images, …)."""
 
     def __init__(self, model: Any, prompt: str | None, task: str) -> None:
+        """Keep what its preprocessing needs.
+
+        Args:
+            model: a SentenceTransformer.
+            prompt: text in front of every text; None: no prompt.
+            task: `document` or `query`.
+
+        """
         self._model, self._prompt, self._task = model, prompt, task
-        self._lock = threading.Lock()  # tokenizers are reconfigured by each call
+        self._lock = threading.Lock()  # each call reconfigures the tokenizer
 
     def prepare(self, texts: Sequence[str]) -> tuple[list[Any], np.ndarray]:
-        """Return the texts themselves, and about how many tokens they have."""
+        """Return the texts unchanged, and estimates of their tokens, int64 (N,)."""
         return list(texts), np.fromiter((len(text) // 4 + 1 for text in texts), np.int64, len(texts))
 
     def collate(self, items: Sequence[Any], bucket: Bucket | None = None) -> Features:
-        """Return what the model makes of the texts, in whatever shape it likes."""
+        """Return the model's features of the texts; the model chooses the shape, and `bucket` is ignored."""
         with self._lock:
             features = dict(self._model.preprocess(list(items), prompt=self._prompt, task=self._task))
         return features | {"task": self._task}
 
 
 def tokens_for(model: Any, prompt: str | None, task: str) -> Tokens:
-    """Return the fastest way to make batches for `model` that equals its own preprocessing on a set of probes."""
+    """Return `FastTokens` if their batches equal those of the model's own preprocessing on probes, else `ModelTokens`.
+
+    Args:
+        model: a SentenceTransformer.
+        prompt: text in front of every text; None: no prompt.
+        task: `document` or `query`.
+
+    """
     generic = ModelTokens(model, prompt, task)
     tokenizer = getattr(model, "tokenizer", None)
     if not getattr(tokenizer, "is_fast", False):
@@ -184,7 +198,7 @@ KNOWN_FEATURES = {"input_ids", "attention_mask", "token_type_ids", "modality", "
 
 
 def text_problem(text: object) -> str:
-    """Return why `text` cannot be tokenised, "" if it can."""
+    """Return the reason why `text` cannot be tokenised, "" if there is none."""
     if not isinstance(text, str):
         return f"must be a string, got {type(text).__name__}"
     if not text.isascii():

@@ -1,4 +1,4 @@
-"""Vectors to segments: the format at rest, ScaNN, versions and the store."""
+"""Vectors to segments: the on-disk format, ScaNN, versions and the store."""
 
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import (

@@ -1,17 +1,17 @@
-"""What can go wrong with an index at rest.
+"""Errors of stored indexes.
 
 IndexerError
 ├── InvalidSpecError       the spec is not valid; `field` is the dotted path to the key
 ├── InvalidRecordError     one input record cannot become a datapoint; `reason` is its dead-letter category
 ├── NotFoundError          no such store, index, version, segment or object
-│   └── MissingFileError   a version that is to be committed names a file that the store does not have
-├── AlreadyExistsError     a conditional put lost: somebody else created the object first
-│   └── ReplacedError      the index is another one by now: made anew or restored under the same name
-├── CorruptError           bytes at rest are not what the manifest says they are
-├── FormatError            written by a newer version of Scannery than this one can read
-├── BuildError             a segment could not be built (the message names the shard)
+│   └── MissingFileError   a version to be committed names a file that is not in the store
+├── AlreadyExistsError     another writer created the object or published the version first
+│   └── ReplacedError      another index with the same name has replaced the index
+├── CorruptError           a stored file is damaged, or its hash is not the one in the manifest
+├── FormatError            data of a newer release of Scannery
+├── BuildError             a segment could not be built; the message names the shard
 └── StoreError             the object store refused or failed (permission, network, disk full)
-    └── StoreUriError      there can be no store under this name (unknown scheme, a file)
+    └── StoreUriError      the URI cannot name a store (unknown scheme, a file)
 """
 
 __all__ = [
@@ -34,7 +34,8 @@ class IndexerError(Exception):
     """Base of every error that `scannery.indexer` raises on purpose.
 
     Attributes:
-        field: the input field the error is about, or None.
+        message: the text of the error.
+        field: the input field that is wrong, or None.
 
     """
 
@@ -49,14 +50,19 @@ class InvalidSpecError(IndexerError, ValueError):
 
 
 class InvalidRecordError(IndexerError, ValueError):
-    """One input record cannot become a datapoint; it costs nobody but its sender anything."""
+    """One input record cannot become a datapoint. Other records are not affected.
+
+    Attributes:
+        reason: category of the dead letter.
+
+    """
 
     def __init__(self, message: str, *, reason: str, field: str | None = None) -> None:
         super().__init__(message, field=field)
         self.reason = reason
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only arguments are lost by the default pickling of exceptions, and Beam pickles them.
+        # Beam pickles exceptions, and default pickling loses keyword-only arguments.
         return _restore_record_error, (self.message, self.reason, self.field)
 
 
@@ -65,23 +71,23 @@ class NotFoundError(IndexerError, LookupError):
 
 
 class MissingFileError(NotFoundError):
-    """A version that is to be committed names a file that the store does not have, or in another size."""
+    """A version to be committed names a file that is not in the store, or has another size there."""
 
 
 class AlreadyExistsError(IndexerError):
-    """A conditional put lost against another writer."""
+    """Another writer created the object or published the version first."""
 
 
 class ReplacedError(AlreadyExistsError):
-    """A version was made for an index that is gone, and another one has its name."""
+    """A version was made for an index that another index with the same name has replaced."""
 
 
 class CorruptError(IndexerError):
-    """A file is damaged, truncated or not the one that the manifest names."""
+    """A file is damaged or truncated, or its hash is not the one in the manifest."""
 
 
 class FormatError(IndexerError):
-    """The data was written in a format that this version cannot read."""
+    """The data has a format that this release cannot read."""
 
 
 class BuildError(IndexerError):
@@ -93,7 +99,7 @@ class StoreError(IndexerError):
 
 
 class StoreUriError(StoreError, ValueError):
-    """There can be no store under this name."""
+    """The URI cannot name a store."""
 
 
 def _restore_record_error(message: str, reason: str, field: str | None) -> InvalidRecordError:

@@ -1,4 +1,4 @@
-"""Look after an index at rest: verify it, measure its recall, roll it back."""
+"""Maintenance of stored indexes: verify one, measure its recall, roll it back."""
 
 from __future__ import annotations
 
@@ -43,34 +43,47 @@ __all__ = [
 ]
 
 VerifyCallback = Callable[[int, int], None]
-"""Called with the bytes read so far, and all bytes of the version."""
-# Recall of a sample lies this far below the target by chance alone, in one of some hundred samples.
+"""Called with the bytes read so far and the total bytes of the version."""
+# By chance alone, the recall of about one sample in a hundred lies this far below the target.
 _RECALL_SLACK = 0.02
 SPARE = 16
-"""Vectors drawn for each that is wanted, since some may be zero vectors."""
+"""Vectors drawn per query, since some may be zero vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """What `verify` found."""
+    """Result of `verify`."""
 
     version: int
     segments: int
+    """Number of segments."""
     rows: int
+    """Datapoints; deleted rows do not count."""
     recall: float | None
-    """Recall@10 of a sample of queries at the default settings; None if the segments could not be opened."""
+    """Recall@10 of a sample of queries at the default settings; None if a segment could not be opened."""
     exact_segments: int
-    """Segments with ScaNN's data that are searched exactly, since no setting reaches the target recall."""
+    """Number of ScaNN segments that are searched exactly, because no setting reaches the target recall."""
     problems: tuple[str, ...]
-    """One sentence for each thing that is wrong; empty if the version is sound."""
+    """One sentence per problem; empty if there is none."""
 
 
 def verify(
     store: Store, index: str, version: int | None = None, *, progress: VerifyCallback | None = None
 ) -> VerifyReport:
-    """Read a whole version again and check it: every hash, row counts, unique ids, recall on a sample.
+    """Read a whole version from the store, bypassing the local cache, and check it.
 
-    The local cache is not trusted: segments are read from the store.
+    Checked are the hashes of all files, row counts, unique ids, and the recall of a sample of queries.
+
+    Args:
+        store: the store.
+        index: name of the index.
+        version: None: the current one.
+        progress: called before each segment, and at the end.
+
+    Raises:
+        NotFoundError: no such index or version.
+        CorruptError, FormatError: the manifest cannot be read.
+
     """
     manifest = read_manifest(store, index, version)
     problems: list[str] = []
@@ -96,15 +109,18 @@ def verify(
 
 
 def _exact_segments(manifest: Manifest) -> int:
-    """Return in how many segments no setting of ScaNN reaches the target."""
+    """Return the number of ScaNN segments of which no setting reaches the target recall."""
     target = manifest.spec.target_recall
     return sum(bool(entry.curve) and pick_settings(entry, target) is None for entry in manifest.segments)
 
 
 def measure_recall(index: OpenIndex, queries_QD: np.ndarray | None = None) -> float | None:
-    """Return recall@10 of the index at its default settings, against exact search, its segments merged.
+    """Return recall@10 of the merged hits of all segments at the default settings; None for an index without rows.
 
-    Without queries, for vectors near stored ones. None for an index without rows.
+    Args:
+        index: the open index.
+        queries_QD: float32; None: vectors near stored ones.
+
     """
     if not index.manifest.rows:
         return None
@@ -124,7 +140,7 @@ def measure_recall(index: OpenIndex, queries_QD: np.ndarray | None = None) -> fl
 
 
 def _best_of(index: OpenIndex, truth: Sequence[Found]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the best scores over all segments, best first (Q, K), and the length of the last one's row (Q,)."""
+    """Return the best scores over all segments, best first (Q, K), and the vector length of the last row (Q,)."""
     scores_QM = np.concatenate([each.scores_QK for each in truth], axis=1)
     order_QK = np.argsort(-scores_QM, axis=1, kind="stable")[:, :TUNED_K]
     lengths_QM = np.concatenate(
@@ -141,31 +157,36 @@ def _best_of(index: OpenIndex, truth: Sequence[Found]) -> tuple[np.ndarray, np.n
 
 
 def near_stored(index: OpenIndex) -> np.ndarray:
-    """Return queries near stored vectors that are not zero, float32 (`tuning.near` says how near)."""
+    """Return queries near stored vectors other than zero vectors, float32, as `settings_choice.near` makes them."""
     generator, rows = np.random.default_rng(1), index.manifest.rows
     stored = []
     for segment, rows_R in index.live_rows():
         count = round(FRESH_QUERIES * len(rows_R) / rows) + 1
         drawn_XD = segment.vectors(rows_R[generator.integers(0, len(rows_R), SPARE * count)])
-        # To a zero vector all rows are alike.
-        telling_XD = drawn_XD[drawn_XD.any(axis=1)]
-        stored.append((telling_XD if len(telling_XD) else drawn_XD)[:count])
+        # All rows score the same for a zero vector.
+        nonzero_XD = drawn_XD[drawn_XD.any(axis=1)]
+        stored.append((nonzero_XD if len(nonzero_XD) else drawn_XD)[:count])
     return near(np.concatenate(stored), generator)
 
 
 def rollback(store: Store, index: str, version: int, *, log_after: int | None = None) -> Manifest:
-    """Publish the content of an earlier version as a new one, which servers then move to.
+    """Publish the content of an earlier version as a new version, which servers then open.
 
-    Nothing is copied or removed, so a rollback can itself be rolled back. The new version has the log position of the
-    current one: mutations that only later versions had in their segments are undone, and not applied again. That is
-    different where the current version is damaged, and `log_after` says that the log has all mutations after this
-    sequence: if these are all that came after the earlier version, it keeps its own position, and they are applied
-    again.
+    No file is copied or removed, so a rollback can itself be rolled back. The new version has the log position of the
+    current one: mutations that only later versions have in their segments are undone, and not applied again. Exception:
+    if the current version is damaged and the log has all mutations since the earlier version, the new version has the
+    log position of the earlier one, so that these mutations are applied again.
+
+    Args:
+        store: the store.
+        index: name of the index.
+        version: the earlier version.
+        log_after: the log has all mutations after this sequence; None: unknown.
 
     Raises:
         NotFoundError: no such index or version, or a file of the version is missing.
-        AlreadyExistsError: somebody else published a version meanwhile.
-        FormatError: a later release made the current version: how far the log is in it is not known here.
+        AlreadyExistsError: another process published a version meanwhile.
+        FormatError: a later release made the current version, so its log position is not known here.
 
     """
     old = read_manifest(store, index, version)
@@ -181,14 +202,14 @@ def rollback(store: Store, index: str, version: int, *, log_after: int | None = 
 
 
 def lost_since(store: Store, old: Manifest) -> bool:
-    """Return whether mutations were sealed since a version, and what has them, the current version, is damaged."""
+    """Return whether mutations were sealed after the version `old`, and the current version is damaged."""
     newest = _newest(store, old.index) or old
     current = list_versions(store, old.index)[-1]
     return old.log_sequence < newest.log_sequence and _is_damaged(store, old, current)
 
 
 def _newest(store: Store, index: str) -> Manifest | None:
-    """Return the newest version that can be read: a rollback is what a damaged one needs."""
+    """Return the newest version whose manifest is not damaged, or None."""
     for version in reversed(list_versions(store, index)):
         with contextlib.suppress(CorruptError):
             return read_manifest(store, index, version)
@@ -196,7 +217,7 @@ def _newest(store: Store, index: str) -> Manifest | None:
 
 
 def _is_damaged(store: Store, old: Manifest, current: int) -> bool:
-    """Return whether the current version cannot be read, or a file that it has and the old version has not."""
+    """Return whether the manifest of the version `current` is damaged, or a file that only it names and not `old`."""
     try:
         manifest = read_manifest(store, old.index, current)
     except CorruptError:
@@ -217,7 +238,7 @@ def _open_all(
     problems: list[str],
     progress: VerifyCallback | None,
 ) -> OpenIndex:
-    """Return what can be opened of a version, as if that were all of it."""
+    """Return an index of the segments that can be opened; append the errors of the others to `problems`."""
     cache = SegmentCache(folder)
     entries, segments, alive = [], [], []
     read = 0
@@ -240,7 +261,7 @@ def _open_all(
 
 def _wrong_counts(index: OpenIndex) -> list[str]:
     return [
-        f"{segment.entry.key} has {len(segment.table)} rows, the manifest says {segment.entry.rows}"
+        f"{segment.entry.key} has {len(segment.table)} rows, {segment.entry.rows} in the manifest"
         for segment in index.segments
         if not len(segment.table) == len(segment.searched_ND) == segment.entry.rows
     ]
@@ -253,14 +274,14 @@ def _wrong_documents(index: OpenIndex) -> list[str]:
         if entry.documents is not None
     ]
     return [
-        f"{segment.entry.key} has rows of {counted} documents, the manifest says {said}"
-        for segment, said, counted in found
-        if counted != said
+        f"{segment.entry.key} has rows of {counted} documents, {expected} in the manifest"
+        for segment, expected, counted in found
+        if counted != expected
     ]
 
 
 def _repeated_ids(index: OpenIndex) -> list[str]:
-    """Return a sentence for each id that stands in several live rows, of one segment or of several."""
+    """Return a sentence for each id that several live rows have, in one segment or in several."""
     seen: dict[str, str] = {}
     repeated = []
     for segment, rows_R in index.live_rows():

@@ -1,4 +1,4 @@
-"""The manifest: one immutable JSON file that names everything a version of an index consists of."""
+"""The manifest: one immutable JSON file per version of an index, which names all of its files."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from scannery.indexer.spec.spec import IndexSpec
 __all__ = ["FORMAT_VERSION", "CurvePoint", "DeletedRows", "DepthCurve", "Manifest", "Recall", "SegmentEntry"]
 
 FORMAT_VERSION = 1
-"""Version of manifests and segments that this code writes; it reads all from 1 up to it."""
+"""Format of manifests and segments that this release writes; it reads 1 to this one."""
 
 
 _SEAL = b',\n  "sha256": "'
-"""Last key of a manifest: the SHA-256 of all bytes before it. Manifests of early days have none."""
+"""Last key of a manifest: the SHA-256 of all bytes before it. Manifests of the first releases have none."""
 
 _UNKNOWN = frozenset({"extra_forbidden", "literal_error"})
-"""What is wrong with the spec of a later release: an unknown key, or an unknown value of a known one."""
+"""Types of errors in the spec of a later release: an unknown key, or an unknown value of a known key."""
 
 
 class _Record(BaseModel):
-    # Unknown keys of a later minor addition are ignored, so that an older reader keeps working.
+    # Unknown keys are ignored, so that this release can read manifests with keys that a later one added.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
@@ -41,31 +41,31 @@ class CurvePoint(_Record):
     error: float
     """Standard error of `recall`."""
     query_us: float
-    """Time of one query in a batch on one core, in microseconds, when it was measured."""
+    """Time of one query in a batch on one core, in microseconds."""
 
 
 class DepthCurve(_Record):
-    """The settings of a ScaNN segment for another number of hits than ten."""
+    """Measured settings of a ScaNN segment for a number of hits other than ten."""
 
     k: Annotated[int, Field(ge=1)]
     """Hits per query."""
     curve: tuple[CurvePoint, ...]
-    """Recall against cost, cheapest first, with candidates for k hits."""
+    """Recall@k against cost, cheapest first."""
 
 
 class DeletedRows(_Record):
-    """The file that names the rows of a segment which are no longer part of the index (versions/tombstones.py)."""
+    """The file with the numbers of a segment's deleted rows (versions/tombstones.py)."""
 
     key: Annotated[str, Field(pattern=r"^deletes/[0-9a-f]{64}\.parquet$")]
     """Object key relative to the index folder."""
     rows: Annotated[int, Field(ge=1)]
-    """How many rows it names."""
+    """Number of deleted rows."""
     size_bytes: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class SegmentEntry(_Record):
-    """One segment file as the manifest knows it."""
+    """One segment in a manifest."""
 
     key: Annotated[str, Field(pattern=r"^segments/[0-9a-f]{64}\.parquet$")]
     """Object key relative to the index folder."""
@@ -73,47 +73,49 @@ class SegmentEntry(_Record):
     rows: Annotated[int, Field(ge=0)]
     """Rows of the file, deleted ones included."""
     documents: Annotated[int, Field(ge=0)] | None = None
-    """Distinct `document_id` values of the rows that are not deleted; None where nobody counted them."""
+    """Distinct `document_id` values of the rows that are not deleted; None: not counted."""
     size_bytes: Annotated[int, Field(ge=0)]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     kind: Literal["exact", "scann"]
-    """`exact` segments carry no ScaNN data and are scanned."""
+    """`exact` segments have no ScaNN data and are scanned."""
     curve: tuple[CurvePoint, ...] = ()
     """Recall@10 against cost, cheapest first; empty for `exact`."""
     depth_curves: tuple[DepthCurve, ...] = ()
-    """The same for other numbers of hits, ascending; empty for `exact`, and in manifests of early days."""
+    """The same for other numbers of hits, ascending; empty for `exact`, and in manifests of the first releases."""
     deleted: DeletedRows | None = None
-    """Rows of the file that are not part of the index any more; None: all of them are part of it."""
+    """Deleted rows of the file; None: no row is deleted."""
 
     @property
     def live_rows(self) -> int:
-        """Datapoints that the segment has in this version."""
+        """Rows that are not deleted."""
         return self.rows - (self.deleted.rows if self.deleted else 0)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys of all files of the segment; two entries with the same keys are the same rows."""
+        """Keys of the segment's files. Entries with equal keys have the same live rows."""
         return (self.key, self.deleted.key) if self.deleted else (self.key,)
 
 
 class Recall(_Record):
-    """What was measured of a version: by the tuner, segment by segment, and of all segments together."""
+    """Recall of a version: expected from the tuning of each segment, and measured over all segments."""
 
     k: int
+    """Hits per query."""
     target: float
+    """Target recall of the spec."""
     measured: float
-    """Expected recall@k at the default settings: that of each segment, weighted by its rows."""
+    """Expected recall@k at the default settings: the mean over segments, weighted by rows."""
     queries: int
     """Held-out queries per segment."""
     reached: bool
-    """False: there is a segment where no setting reaches the target. It is searched exactly."""
+    """False if no setting of some segment reaches the target; that segment is searched exactly."""
     whole: float | None = None
-    """Recall@k of all segments together, merged as a search merges them, at the default settings; for queries that no
-    segment was tuned for. None where nobody measured it."""
+    """Recall@k of the merged hits of all segments at the default settings, for queries that no segment was tuned for.
+    None: not measured."""
     whole_queries: int = 0
-    """With how many queries it was measured; 0 where all segments are searched exactly."""
+    """Queries of that measurement; 0 if all segments are searched exactly."""
     given_queries: Annotated[str, Field(pattern=r"^queries/[0-9a-f]{64}\.npy$")] | None = None
-    """Key, relative to the index folder, of the queries that a user had the index tuned for."""
+    """Key, relative to the index folder, of the user's queries that the index was tuned for."""
 
 
 class Manifest(_Record):
@@ -122,52 +124,52 @@ class Manifest(_Record):
     format_version: int = FORMAT_VERSION
     index: str
     index_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
-    """Random, made with the first version and the same in all that follow: an index that is made anew under the same
-    name has another one. None in manifests of early days."""
+    """Random id, the same in all versions; an index that is dropped and created again has another one. None in
+    manifests of the first releases."""
     version: Annotated[int, Field(ge=1)]
     parent: int | None = None
-    """The version this one was made from."""
+    """The version that this one was made from."""
     parent_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """SHA-256 of the parent's manifest file; None without a parent, and in manifests of before."""
+    """SHA-256 of the parent's manifest file; None without a parent, and in manifests of earlier releases."""
     created_at: datetime
     spec: IndexSpec
     encoder: dict[str, Any] | None = None
-    """Fingerprint of the encoder that made the vectors; None where the source had vectors."""
+    """Fingerprint of the encoder that made the vectors; None if the source had vectors."""
     dimensions: Annotated[int, Field(ge=1)]
     shards: Annotated[int, Field(ge=1)]
     segments: tuple[SegmentEntry, ...]
     log_sequence: Annotated[int, Field(ge=0)] = 0
-    """Mutations up to this sequence are in the segments, and all later ones are applied upon them. After a build that
-    others overtook it is where the log was when the build began, so that what was written since wins over the build."""
+    """Mutations up to this sequence are in the segments; later ones are applied on top. If other versions were
+    published while a build ran, it is the sequence at the start of the build, so that mutations since then win."""
     log_reached: Annotated[int, Field(ge=0)] = 0
-    """The highest `log_sequence` of this version and of all before it: the segments may have rows of mutations up to
-    this one, and no other mutation gets their numbers."""
+    """The highest `log_sequence` of this and all earlier versions. Segments may have rows of mutations up to this
+    sequence, so a new log must not assign these numbers again."""
     log_floor: Annotated[int, Field(ge=0)] = 0
-    """Mutations up to this one are not applied again, since a build has replaced what they wrote, or a rollback has
-    undone it: the least `log_sequence` of versions to come."""
+    """The least `log_sequence` of later versions: mutations up to this sequence are not applied again, since a build
+    replaced their rows or a rollback undid them."""
     recall: Recall | None = None
     statistics: dict[str, Any] = {}
-    """What the build counted and measured."""
+    """Counts and measurements of the build."""
 
     @property
     def rows(self) -> int:
-        """Datapoints in all segments; deleted rows do not count."""
+        """Datapoints of all segments; deleted rows do not count."""
         return sum(segment.live_rows for segment in self.segments)
 
     @property
     def builds(self) -> tuple[str, ...]:
-        """Names of the builds that its documents come from, as far as it is known."""
+        """Names of the builds that its documents come from, as far as they are known."""
         known = self.statistics.get("builds") or [self.statistics.get("build_id")]
         return tuple(build for build in known if build)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all segment files, and of the files that name deleted rows."""
+        """Bytes of all segment files and files of deleted rows."""
         files = [file for entry in self.segments for file in (entry, entry.deleted) if file]
         return sum(file.size_bytes for file in files)
 
     def to_json(self) -> bytes:
-        """Return the manifest as UTF-8 JSON, stable and indented: people read it."""
+        """Return the manifest as UTF-8 JSON: indented, keys in a fixed order, SHA-256 last."""
         body = self.model_dump_json(indent=2).removesuffix("\n}").encode()
         return body + _SEAL + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n'
 
@@ -176,8 +178,8 @@ class Manifest(_Record):
         """Return the manifest in `data`; `origin` names the file in errors.
 
         Raises:
-            FormatError: it was written by a later format version, or has settings that this release does not know.
-            CorruptError: it is not a manifest.
+            FormatError: a later release wrote it: its format version or a setting is unknown.
+            CorruptError: it is damaged, or not a manifest.
 
         """
         body, sealed, digest = data.rpartition(_SEAL)
@@ -196,7 +198,7 @@ class Manifest(_Record):
             where = ".".join(str(part) for part in first["loc"])
             if sealed and first["type"] in _UNKNOWN:
                 raise FormatError(
-                    f"{origin} was made by a later Scannery: {where} is not known here; upgrade this one"
+                    f"{origin} was written by a later Scannery: {where} is unknown to this one; upgrade it"
                 ) from error
             raise CorruptError(f"{origin} is damaged: {where}: {first['msg']}") from error
 

@@ -1,4 +1,4 @@
-"""Open a version of an index: its manifest, all of its segments, and which of their rows are part of it."""
+"""Open a version of an index: its manifest, its segments, and their live rows."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _PARALLEL_OPENS = 4
 
 @dataclass(frozen=True)
 class OpenIndex:
-    """One version of an index, open for search. Immutable; its memory goes with its last reference."""
+    """One version of an index, open for search. Immutable."""
 
     manifest: Manifest
     segments: tuple[Segment, ...]
-    """Open, in the order of the manifest. Versions share them: what each has deleted is in `alive` alone."""
+    """Open segments in the order of the manifest. Open versions share them; `alive` has the deleted rows of each."""
     alive: tuple[AllowedRows | None, ...]
-    """For each segment the rows that are part of the index; None: all of them."""
+    """For each segment the rows that are not deleted; None: all rows."""
 
     @property
     def spec(self) -> IndexSpec:
@@ -45,12 +45,12 @@ class OpenIndex:
         return self.manifest.dimensions
 
     def live_rows(self) -> Iterator[tuple[Segment, np.ndarray]]:
-        """Yield each segment with the numbers of its rows that are part of the index, int64, ascending."""
+        """Yield each segment with the numbers of its live rows, int64, ascending."""
         for segment, alive in zip(self.segments, self.alive, strict=True):
             yield segment, np.arange(segment.rows) if alive is None else alive.rows
 
     def settings_for(self, target_recall: float | None = None) -> tuple[SearchSettings | None, ...]:
-        """Return the settings of each segment for a target recall, by default the one in the spec; None: exact."""
+        """Return for each segment the settings that meet a target recall (default: the spec's); None: exact search."""
         target = self.spec.target_recall if target_recall is None else target_recall
         return tuple(segment.settings_for(target) for segment in self.segments)
 
@@ -63,14 +63,18 @@ def open_index(
     cache: SegmentCache | None = None,
     reuse: OpenIndex | None = None,
 ) -> OpenIndex:
-    """Return a version of an index, by default the current one, with every segment open.
+    """Return a version of an index with all segments open.
 
-    What another version has open can be given as `reuse`: segments that both have are not opened again, and where
-    the same rows of one are deleted, `alive` is the same object.
+    Args:
+        store: the store.
+        index: name of the index.
+        version: None: the current one.
+        cache: where segments are unpacked; None: the default folder.
+        reuse: an open version; segments that both have are shared, and so are equal objects of `alive`.
 
     Raises:
         NotFoundError: no such index or version, or a file of it is missing.
-        CorruptError, FormatError: a file cannot be read, or is not what the manifest says.
+        CorruptError, FormatError: a file is damaged, or of a later release.
 
     """
     return open_manifest(store, read_manifest(store, index, version), cache=cache, reuse=reuse)
@@ -79,7 +83,7 @@ def open_index(
 def open_manifest(
     store: Store, manifest: Manifest, *, cache: SegmentCache | None = None, reuse: OpenIndex | None = None
 ) -> OpenIndex:
-    """Return what a manifest names, open, whether or not it is a version already; as `open_index`."""
+    """Return the index of a manifest, published or not, with all segments open; otherwise as `open_index`."""
     index, cache = manifest.index, cache or SegmentCache()
     opened = {segment.entry.sha256: segment for segment in reuse.segments} if reuse else {}
     missing = [entry for entry in manifest.segments if entry.sha256 not in opened]
@@ -100,6 +104,6 @@ def _known_alive(index: OpenIndex) -> dict[tuple[str, ...], AllowedRows | None]:
 
 
 def live_rows_of(store: Store, index: str, entry: SegmentEntry, segment: Segment) -> AllowedRows | None:
-    """Return the rows of an open segment that are part of the index, None if all are; errors as `open_index`."""
+    """Return the live rows of an open segment, None if no row is deleted; errors as `open_index`."""
     mask_N = read_live_mask(store, index, entry)
     return None if mask_N is None else segment.allow(mask_N)

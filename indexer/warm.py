@@ -1,8 +1,8 @@
 """Compile all kernels into numba's cache: `python -m scannery.indexer.warm`.
 
-On a new machine the first index would wait for that for some eight seconds. Kernels are compiled for the very arrays of
-a segment, so this builds a small one, and opens it. Compiled code is for one kind of processor, and lies in
-`NUMBA_CACHE_DIR`, else beside the code, else in the user's cache folder.
+Otherwise the first index that a new machine opens waits about eight seconds for it. Kernels are compiled for the array
+types of a segment, so this builds and opens a small one. Compiled code is for one kind of processor, and is stored in
+`NUMBA_CACHE_DIR`, else beside the source, else in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _SPEC = {
 
 
 def warm_kernels() -> None:
-    """Compile what is not in the cache."""
+    """Compile the kernels that are not in the cache."""
     with scratch_folder("warm") as folder:
         _open_small(folder)
 
 
 def _open_small(folder: Path) -> None:
-    """Build a small segment with all that a segment may have, and open it, which loads its kernels."""
+    """Build a small segment with all optional parts, and open it, which compiles its kernels."""
     spec, store = parse_spec(_SPEC), Store.open(folder / "store", create=True)
     built = build_segment(_rows(datapoint_schema(spec, _DIMENSIONS)), spec=spec, shard=0, directory=folder)
     store.write_file(segment_key(spec.index, built.entry.key), built.path)

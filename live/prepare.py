@@ -1,6 +1,6 @@
 """What is to be written, as rows: texts are cut and encoded here, before anybody waits for a turn.
 
-Shapes: P pieces of all datapoints, D dimensions.
+Shapes: P passages of all datapoints, D dimensions.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from scannery.embed import Chunker
-    from scannery.embed.text.documents import DocumentEncoder, Piece
+    from scannery.embed import Chunker, Passage
+    from scannery.embed.text.documents import DocumentEncoder
 
 __all__ = ["Encoders", "IndexEncoder", "PreparedUpsert", "prepare"]
 
@@ -94,13 +94,13 @@ def prepare(
     """
     replaced = [item for item in given if not item.mask]
     texts = [item for item in replaced if item.vector is None]
-    pieces, vectors = _encoded(texts, manifest, encoders, deadline) if texts else ({}, {})
+    passages, vectors = _encoded(texts, manifest, encoders, deadline) if texts else ({}, {})
     for item in replaced:
         if item.vector is not None:
-            pieces[item.id], vectors[item.id] = [_own_piece(item)], item.vector[None, :]
+            passages[item.id], vectors[item.id] = [_own_passage(item)], item.vector[None, :]
     cuts = manifest.spec.source.chunk is not None
     mutation = Mutation(
-        _table(replaced, pieces, vectors, manifest),
+        _table(replaced, passages, vectors, manifest),
         removed_documents=tuple(item.id for item in texts) if cuts else (),
         encoder=encoder_digest(manifest),
     )
@@ -113,45 +113,45 @@ def prepare(
     )
 
 
-def _own_piece(item: UpsertItem) -> Piece:
-    from scannery.embed.text.documents import given_piece
+def _own_passage(item: UpsertItem) -> Passage:
+    from scannery.embed.text.documents import uncut
 
-    return given_piece(item.text, item.span)
+    return uncut(item.text, item.span)
 
 
 def _encoded(
     items: Sequence[UpsertItem], manifest: Manifest, encoders: Encoders, deadline: Deadline
-) -> tuple[dict[str, list[Piece]], dict[str, np.ndarray]]:
-    from scannery.embed.text.documents import cut, encode_pieces
+) -> tuple[dict[str, list[Passage]], dict[str, np.ndarray]]:
+    from scannery.embed.text.documents import cut, encode_passages
 
     encoder = encoders.encoder_of(manifest, field=f"{items[0].path}.datapoint.text")
     chunk = manifest.spec.source.chunk
     chunker = None if chunk is None else encoder.chunker(chunk)
-    pieces: dict[str, list[Piece]] = {}
+    passages: dict[str, list[Passage]] = {}
     vectors: dict[str, np.ndarray] = {}
     for start in range(0, len(items), ENCODE_AT_ONCE):
         deadline.check()
         some = items[start : start + ENCODE_AT_ONCE]
         own = [cut(item.text, chunker, item.title) for item in some]
-        found, problems = encode_pieces([item.title for item in some], own, encoder.documents, chunker)
+        found, problems = encode_passages([item.title for item in some], own, encoder.documents, chunker)
         for item, parts, vectors_PD, problem in zip(some, own, found, problems, strict=True):
             if problem is not None:
                 raise InvalidRequestError.at(f"{item.path}.datapoint.text", f"cannot be encoded: {problem}")
-            pieces[item.id], vectors[item.id] = parts, vectors_PD
-    return pieces, vectors
+            passages[item.id], vectors[item.id] = parts, vectors_PD
+    return passages, vectors
 
 
 def _table(
     items: Sequence[UpsertItem],
-    pieces: dict[str, list[Piece]],
+    passages: dict[str, list[Passage]],
     vectors: dict[str, np.ndarray],
     manifest: Manifest,
 ) -> pa.Table:
     schema = written_schema(manifest.spec, manifest.dimensions)
     rows = [
-        _row(item, number, piece, manifest.spec)
+        _row(item, number, passage, manifest.spec)
         for item in items
-        for number, piece in enumerate(pieces[item.id])
+        for number, passage in enumerate(passages[item.id])
     ]
     vectors_PD = np.concatenate(
         [np.empty((0, manifest.dimensions), np.float32), *(vectors[item.id] for item in items)]
@@ -165,23 +165,23 @@ def _table(
     return pa.table(arrays, schema=schema)
 
 
-def _row(item: UpsertItem, number: int, piece: Piece, spec: IndexSpec) -> dict[str, Any]:
-    from scannery.embed.text.documents import piece_id
+def _row(item: UpsertItem, number: int, passage: Passage, spec: IndexSpec) -> dict[str, Any]:
+    from scannery.embed.text.documents import passage_id
 
     attributes = dict(item.attributes)
-    if piece.speakers and spec.attributes.get(SPEAKERS) == "string_list" and attributes[SPEAKERS] is None:
-        attributes[SPEAKERS] = list(piece.speakers)
+    if passage.speakers and spec.attributes.get(SPEAKERS) == "string_list" and attributes[SPEAKERS] is None:
+        attributes[SPEAKERS] = list(passage.speakers)
     cuts = item.vector is None and spec.source.chunk is not None
     return {
-        "id": piece_id(item.id, number) if cuts else item.id,
+        "id": passage_id(item.id, number) if cuts else item.id,
         "document_id": item.document_id,
         "title": item.title,
-        "text": piece.text,
-        SPOKEN_COLUMN: piece.spoken,
-        "text_start": piece.start,
-        "text_end": piece.end,
-        "time_start_s": piece.time_start_s,
-        "time_end_s": piece.time_end_s,
+        "text": passage.text,
+        SPOKEN_COLUMN: passage.spoken,
+        "text_start": passage.start,
+        "text_end": passage.end,
+        "time_start_s": passage.time_start_s,
+        "time_end_s": passage.time_end_s,
         "payload": item.payload,
         **dict(zip(SPARSE_COLUMNS, item.sparse or (None, None), strict=True)),
         **attributes,

@@ -1,1 +1,1 @@
-"""Where a model runs: one protocol, and one module for each kind of accelerator."""
+"""Devices that run a model: one protocol, and one module for each kind."""

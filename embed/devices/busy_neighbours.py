@@ -1,8 +1,8 @@
-"""Processes that compute on the same cores, such as the workers of a server.
+"""Coordination of processes that compute on the same cores, such as the workers of a server.
 
 A short text takes a quarter less time on two cores than on one. But OpenMP's threads spin while they wait for each
-other, and two processes that both use all cores keep the one off the cores that the other waits for: on two cores, a
-text took ten times as long as on one. So a process that finds others at work keeps to one core, and for a while.
+other, so two processes that both use all cores block each other: on two cores, a text took ten times as long as on one.
+So a process that finds another one computing uses one core, for the next 50 ms too.
 """
 
 from __future__ import annotations
@@ -14,52 +14,59 @@ from contextlib import contextmanager
 
 __all__ = ["Neighbours", "computing", "live_with"]
 
-WARY_S = 0.05
-"""After others were found at work: who came at the same time as they once will again, while there is load."""
+ONE_CORE_S = 0.05
+"""Seconds for which a process uses one core after it found another one computing: under load they will meet again."""
 
 
 class Neighbours:
-    """Which of some processes compute. Shared memory: made before they are forked."""
+    """A flag in shared memory for each of some processes: whether it computes. Made before these are forked."""
 
     def __init__(self, count: int) -> None:
+        """Make the flags, all unset.
+
+        Args:
+            count: number of processes, each with a slot from 0 to `count - 1`.
+
+        """
         self._working = mmap.mmap(-1, count)
 
     def work(self, number: int, *, works: bool) -> None:
-        """Say whether a process, by its number, is at work."""
+        """Set whether the process in slot `number` computes."""
         self._working[number] = works
 
     def others_work(self, number: int) -> bool:
-        """Return whether any but this process computes."""
+        """Return whether a process in another slot than `number` computes."""
         return self._working[:].count(1) > self._working[number]
 
 
-class _Here:
-    """Where a process is among its neighbours, if it has any."""
+class _State:
+    """The neighbours and the slot of this process."""
 
     neighbours: Neighbours | None = None
     number = 0
-    wary_until_s = 0.0
+    one_core_until_s = 0.0
+    """On the monotonic clock."""
 
 
 def live_with(neighbours: Neighbours, number: int) -> None:
-    """Heed these from now on; the number of each process is its own."""
-    # Whoever had it before may have died at work.
+    """Register this process in slot `number`."""
+    # A killed process that had this slot may have left its flag set.
     neighbours.work(number, works=False)
-    _Here.neighbours, _Here.number = neighbours, number
+    _State.neighbours, _State.number = neighbours, number
 
 
 @contextmanager
 def computing() -> Iterator[bool]:
-    """Compute; gives whether all cores may be used for it."""
-    neighbours = _Here.neighbours
+    """Flag this process as computing within the context; give whether it may use all cores."""
+    neighbours = _State.neighbours
     if neighbours is None:
         yield True
         return
     now_s = time.monotonic()
-    neighbours.work(_Here.number, works=True)
+    neighbours.work(_State.number, works=True)
     try:
-        if neighbours.others_work(_Here.number):
-            _Here.wary_until_s = now_s + WARY_S
-        yield now_s >= _Here.wary_until_s
+        if neighbours.others_work(_State.number):
+            _State.one_core_until_s = now_s + ONE_CORE_S
+        yield now_s >= _State.one_core_until_s
     finally:
-        neighbours.work(_Here.number, works=False)
+        neighbours.work(_State.number, works=False)

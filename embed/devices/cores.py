@@ -1,4 +1,4 @@
-"""Threads that compute on one core each, or on all of them, and leave the rest of the process as it was."""
+"""Threads that compute on one core each, or on all cores, without changing torch's settings for other threads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["give_back_memory", "on_cores", "on_idle_cores", "on_one_core"]
 T = TypeVar("T")
 
 
-# Held while torch's number for new threads is 1, so that no other call here takes that for the user's wish.
+# Held while torch's default number of threads is set to 1, so that no other call here reads it as the user's setting.
 _starting = threading.Lock()
 
 
 def on_cores(threads: int, work: Callable[[], None]) -> None:
-    """Run `work()` in `threads` new threads in which torch uses one core, and raise the first error of any."""
+    """Run `work()` in each of `threads` new threads, in which torch uses one core, and raise the first error of any."""
     errors: list[BaseException] = []
     workers = _start(threads, work, errors)
     for worker in workers:
@@ -36,41 +36,41 @@ def _start(threads: int, work: Callable[[], None], errors: list[BaseException]) 
 
     def body() -> None:
         try:
-            _keep_to_one_core()
+            _use_one_core()
             ready.wait()
             work()
         except BaseException as error:  # noqa: BLE001 - carried to the caller
             errors.append(error)
 
     workers = [threading.Thread(target=body, name=f"scannery-embed-{i}", daemon=True) for i in range(threads)]
-    with _own_number_kept():
+    with _default_threads_kept():
         try:
             for worker in workers:
                 worker.start()
             ready.wait()
         except BaseException:
-            ready.abort()  # no more threads to be had: those that started end
+            ready.abort()  # a thread could not be started: end the others
             raise
     return workers
 
 
 def on_one_core(work: Callable[[], T]) -> T:
-    """Return `work()`, run so that no pool of OpenMP threads comes to be in the calling thread.
+    """Return `work()`, run in another thread, so that the calling thread gets no pool of OpenMP threads.
 
-    A process that forks must not have such a pool: the child would wait for threads that it does not have.
+    A process that forks must not have such a pool: the child would wait for threads that a fork does not copy.
     """
     results: list[T] = []
     on_cores(1, lambda: results.append(work()))
     return results[0]
 
 
-class _Kept:
-    """Threads that stay: one that computes on all cores, and one that computes on one.
+class _Executors:
+    """Permanent threads: one that computes on all cores, and one that computes on one.
 
-    Every thread that runs a parallel loop keeps a pool of OpenMP threads. Once they are more than there are cores,
-    GNU's OpenMP no longer lets them spin between two loops (GOMP_SPINCOUNT in its manual), and waking them a hundred
-    times takes longer than what they compute for one short text: 7 to 9 ms instead of 3, measured on two cores. So a
-    process has one such pool.
+    Every thread that runs a parallel loop keeps a pool of OpenMP threads. If these are more than there are cores,
+    GNU's OpenMP stops letting them spin between two loops (GOMP_SPINCOUNT in its manual), and waking them a hundred
+    times takes longer than computing one short text: 7 to 9 ms instead of 3, measured on two cores. So a process has
+    one such pool.
     """
 
     lock = threading.Lock()
@@ -79,9 +79,9 @@ class _Kept:
 
 
 def on_idle_cores(work: Callable[[], T], threads: int | None = None) -> T:
-    """Return `work()`, run on all cores (`threads` of them, if given); on one while other processes compute, too.
+    """Return `work()`, run on `threads` cores (None: all), or on one while neighbour processes compute.
 
-    Callers in several threads wait for each other, unless each of them uses one core anyway.
+    Calls of several threads run one at a time, unless torch is set to use one core.
     """
     import torch
 
@@ -89,12 +89,14 @@ def on_idle_cores(work: Callable[[], T], threads: int | None = None) -> T:
     if seen == 1:
         return work()
     most = threads or seen
-    with _Kept.lock, computing() as undisturbed:
+    with _Executors.lock, computing() as undisturbed:
         if most == 1 or not undisturbed:
-            _Kept.on_one = _Kept.on_one or _started_on_one_core()
-            return _Kept.on_one.submit(work).result()
-        _Kept.on_all = _Kept.on_all or ThreadPoolExecutor(1, thread_name_prefix="scannery-all-cores")
-        return _Kept.on_all.submit(_on, most, work).result()
+            _Executors.on_one = _Executors.on_one or _one_core_executor()
+            return _Executors.on_one.submit(work).result()
+        _Executors.on_all = _Executors.on_all or ThreadPoolExecutor(
+            1, thread_name_prefix="scannery-all-cores"
+        )
+        return _Executors.on_all.submit(_on, most, work).result()
 
 
 def _on(threads: int, work: Callable[[], T]) -> T:
@@ -105,20 +107,20 @@ def _on(threads: int, work: Callable[[], T]) -> T:
     return work()
 
 
-def _started_on_one_core() -> ThreadPoolExecutor:
-    executor = ThreadPoolExecutor(1, thread_name_prefix="scannery-one-core", initializer=_keep_to_one_core)
-    with _own_number_kept():
-        executor.submit(_begun).result()
+def _one_core_executor() -> ThreadPoolExecutor:
+    executor = ThreadPoolExecutor(1, thread_name_prefix="scannery-one-core", initializer=_use_one_core)
+    with _default_threads_kept():
+        executor.submit(_start_thread).result()
     return executor
 
 
-def _begun() -> None:
-    """Nothing: the thread has begun."""
+def _start_thread() -> None:
+    """Do nothing: submitting it starts the thread."""
 
 
 @contextmanager
-def _own_number_kept() -> Iterator[None]:
-    """Start threads that keep to one core, without all later ones doing so."""
+def _default_threads_kept() -> Iterator[None]:
+    """Restore torch's default number of threads, which threads started within the context set to 1."""
     import torch
 
     with _starting:
@@ -129,20 +131,19 @@ def _own_number_kept() -> Iterator[None]:
             torch.set_num_threads(default)
 
 
-def _keep_to_one_core() -> None:
+def _use_one_core() -> None:
     import torch
 
-    # Asking first: a thread takes the number that new threads begin with at its first question or parallel loop, and
-    # would put it in place of the 1 then. Setting changes that number too; whoever starts the thread puts it right.
+    # A thread takes over the default at its first query or parallel loop, which would overwrite the 1: so query first.
+    # Setting changes the default too; `_default_threads_kept` restores it.
     torch.get_num_threads()
     torch.set_num_threads(1)
 
 
 def give_back_memory() -> None:
-    """Let the system have the memory that is free; no effect where the C library is not glibc.
+    """Return free memory to the system; no effect if the C library is not glibc. Takes milliseconds.
 
-    Batches are of every size, and what is free between those that are kept adds up to hundreds of MiB over a stream.
-    Takes milliseconds.
+    Batches have many sizes, so over a stream the heap fragments by hundreds of MiB.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -150,10 +151,10 @@ def give_back_memory() -> None:
 
 
 def _after_fork() -> None:
-    # The tokenizers' own thread pool is dead in the child, and using it would hang.
+    # A fork copies no threads: the pool of the tokenizers would hang, the executors have none, and a thread of the
+    # parent may have held the lock.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Nor are there the threads that stay, and somebody may have held the lock.
-    _Kept.lock, _Kept.on_all, _Kept.on_one = threading.Lock(), None, None
+    _Executors.lock, _Executors.on_all, _Executors.on_one = threading.Lock(), None, None
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""The CPU: one thread a core, each with batches of its own.
+"""The CPU: one thread per core, each with its own batches.
 
 Legend: N texts, B texts in a batch.
 """
@@ -29,14 +29,15 @@ __all__ = ["CpuDevice"]
 
 BUDGET_TOKENS = 1024
 ENOUGH_TOKENS = 384
-"""Measured (docs/benchmarks/embed.md): below, a core does not reach its speed; above 1,024, its cache is left."""
+"""Tokens in a batch, measured (docs/benchmarks/embed.md): a core is slower below 384, and above 1,024 its cache
+overflows."""
 
 
 class CpuDevice:
     """Runs a model on this machine's cores.
 
-    Several batches at once, each on one core, beat one batch on all cores: nothing waits at the end of each of a
-    hundred small operations, and the activations of a batch stay in the cache of their core.
+    Several batches at once, each on one core, are faster than one batch on all cores: cores do not wait for each other
+    after each of a hundred small operations, and the activations of a batch stay in the cache of its core.
     """
 
     name = "cpu"
@@ -45,6 +46,16 @@ class CpuDevice:
     longest_tokens: int | None = None
 
     def __init__(self, dtype: str = "auto", *, threads: int | None = None) -> None:
+        """Check the options.
+
+        Args:
+            dtype: `auto`, `float32` or `bfloat16`.
+            threads: cores to use; None: all that torch sees.
+
+        Raises:
+            InvalidArgumentError: an option is out of range.
+
+        """
         if threads is not None and threads < 1:
             raise InvalidArgumentError(f"threads must be at least 1, got {threads}", field="threads")
         if dtype == "float16":
@@ -57,15 +68,15 @@ class CpuDevice:
         self._forward: Forward | None = None
 
     def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
-        """Choose the type: the one asked for; for `auto`, bfloat16 where it is fast and faithful."""
+        """Convert the model to its dtype; `auto` takes bfloat16 if it is fast here and keeps the vectors."""
         on_one_core(lambda: self._place(model, forward, probes[0]))
 
     def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
-        """Yield batches with next to no padding."""
+        """Yield batches with little padding."""
         return snug_batches(lengths_N, BUDGET_TOKENS, ENOUGH_TOKENS)
 
     def run(self, work: Work, emit: Emit) -> None:
-        """Compute all batches, on as many threads as there are cores to use."""
+        """Compute all batches, one thread per core; a single batch on all cores."""
         import torch
 
         first, second = next(work, None), next(work, None)
@@ -80,7 +91,7 @@ class CpuDevice:
         try:
             on_cores(threads, lambda: self._drain(queue, emit))
         finally:
-            queue.close()  # also when the caller is interrupted while it waits
+            queue.close()  # also if the caller is interrupted while it waits
 
     def _place(self, model: Any, forward: Forward, probe: Features) -> None:
         import torch
@@ -120,12 +131,12 @@ class CpuDevice:
             while (item := queue.next()) is not None:
                 self._compute(item, emit)
         except BaseException:
-            queue.close()  # the other threads end after the batch that they have
+            queue.close()  # the other threads end after their current batch
             raise
 
 
 class _Queue:
-    """Work shared between threads. The first error ends it for all."""
+    """Batches shared between threads; closing it, as after an error, ends all of them."""
 
     def __init__(self, ahead: list[tuple[Batch, Any]], work: Work) -> None:
         self._ahead, self._work = ahead[::-1], work

@@ -1,6 +1,6 @@
-"""NVIDIA GPUs: batches go over while others are computed, and one that does not fit is halved.
+"""NVIDIA GPUs: copies overlap with computation, and a batch that does not fit into memory is halved.
 
-Written with care but not measured: the machines this was developed on have no GPU.
+Not measured: it was developed on machines without a GPU.
 
 Legend: B texts in a batch, D dimensions.
 """
@@ -22,11 +22,12 @@ from scannery.embed.tokenization import Features
 __all__ = ["CudaDevice"]
 
 BUDGET_TOKENS = 32_768
+"""Tokens in a batch, padding included."""
 WIDTH_STEP = 16
-"""Widths are multiples of this: few shapes for the allocator and for kernels that are chosen by shape."""
+"""Tokens per text are padded to multiples of this: few shapes for the allocator, and for kernels chosen by shape."""
 
 IN_FLIGHT = 2
-"""Batches on the device at once: one computing, one being copied."""
+"""Batches on the device at once: one is computed while another is copied."""
 
 
 class CudaDevice:
@@ -37,6 +38,18 @@ class CudaDevice:
     longest_tokens: int | None = None
 
     def __init__(self, number: int, dtype: str = "auto", *, max_tokens: int) -> None:
+        """Check that there is such a GPU.
+
+        Args:
+            number: of the GPU, from 0.
+            dtype: `auto`, `float32`, `bfloat16` or `float16`.
+            max_tokens: longest text of the model, in tokens.
+
+        Raises:
+            DeviceError: torch finds no GPU.
+            InvalidArgumentError: there are fewer GPUs.
+
+        """
         import torch
 
         self.name = f"cuda:{number}"
@@ -53,7 +66,7 @@ class CudaDevice:
         self._forward: Forward | None = None
 
     def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
-        """Choose the type: the one asked for; for `auto`, bfloat16 or float16, whichever is fast, if faithful."""
+        """Convert the model to its dtype; `auto` takes bfloat16 if the GPU has it, else float16, if vectors stay."""
         import torch
 
         wanted, self.dtype = self.dtype, "float32"
@@ -85,14 +98,14 @@ class CudaDevice:
         return bucket_batches(lengths_N, [Bucket(max(1, BUDGET_TOKENS // w), w) for w in widths])
 
     def run(self, work: Work, emit: Emit) -> None:
-        """Compute all batches; copies run beside the computation, in page-locked memory."""
+        """Compute all batches; copies, in page-locked memory, overlap with the computation."""
         import torch
 
         waiting: deque[tuple[Batch, Any, Any]] = deque()
         with torch.inference_mode(), torch.cuda.device(self.name):
             for batch, collate in work:
                 vectors_BD = halving(self._compute, collate(), torch.OutOfMemoryError, torch.cuda.empty_cache)
-                # Page-locked, so that the copy does not stop the stream.
+                # A copy to page-locked memory does not block the stream.
                 host_BD = torch.empty(vectors_BD.shape, dtype=torch.float32, pin_memory=True)
                 host_BD.copy_(vectors_BD, non_blocking=True)
                 done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]

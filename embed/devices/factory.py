@@ -13,11 +13,17 @@ DTYPES: Sequence[str] = ("auto", "float32", "bfloat16", "float16")
 
 
 def open_device(name: str, dtype: str, *, threads: int | None = None, max_tokens: int) -> Device:
-    """Return the device called `name`: `auto`, `cpu`, `cuda`, `cuda:N` or `xla`.
+    """Return the device called `name`.
+
+    Args:
+        name: `auto`, `cpu`, `cuda`, `cuda:N` or `xla`.
+        dtype: one of DTYPES.
+        threads: cores to use on a CPU; None: all that torch sees.
+        max_tokens: longest text of the model, in tokens.
 
     Raises:
-        InvalidArgumentError: there is no device or dtype of this name.
-        DeviceError: the machine has no such device, or lacks the software for it.
+        InvalidArgumentError: no device or dtype has this name.
+        DeviceError: the machine lacks the device, or the software for it.
     """
     if dtype not in DTYPES:
         raise InvalidArgumentError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}", field="dtype")
@@ -38,7 +44,7 @@ def open_device(name: str, dtype: str, *, threads: int | None = None, max_tokens
 
 
 def device_kind(name: str) -> str:
-    """Return the kind of the device called `name`, such as `cpu` for `auto` where there is nothing better."""
+    """Return the kind of the device called `name`; for `auto`, `cuda` if there is a CUDA device, else `cpu`."""
     import torch
 
     kind = name.partition(":")[0]

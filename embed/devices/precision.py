@@ -1,4 +1,4 @@
-"""Smaller types for the heavy part of a model, and the proof that its vectors stay the same."""
+"""Lower precision for the transformer of a model, and a check that the vectors stay the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 FAITHFUL_COSINE = 0.999
-"""What a faster path must reach against float32 on every probe text, or it is not taken."""
+"""Least cosine to the float32 vector, for every probe text, at which a faster type is used."""
 
 logger = logging.getLogger("scannery.embed")
 
@@ -39,8 +39,8 @@ def has_fast_bfloat16() -> bool:
 def lower_precision(model: Any, dtype: str) -> Any:
     """Return a copy of `model` whose first module, the transformer, has weights of `dtype`.
 
-    Pooling, projection and normalisation stay in float32: they cost nothing, and a mean of rounded numbers
-    that is rounded again is what loses the digits.
+    Pooling, projection and normalisation stay in float32: they cost little time, and rounding the mean of rounded
+    numbers again loses digits.
     """
     import torch
 
@@ -51,9 +51,9 @@ def lower_precision(model: Any, dtype: str) -> Any:
 
 
 def prepack_linears(module: Any) -> None:
-    """Replace every plain Linear in `module` by one whose weights oneDNN has laid out for this processor.
+    """Replace every plain Linear in `module` by one whose weights are in oneDNN's layout for this processor.
 
-    The same product, 10 to 15 % faster in bfloat16: without this, oneDNN reorders the weights at every call.
+    The product is the same, and 10 to 15 % faster in bfloat16: otherwise oneDNN reorders the weights at every call.
     """
     import torch
 
@@ -67,12 +67,12 @@ def prepack_linears(module: Any) -> None:
 
 
 def prepacked(module: Any) -> bool:
-    """Prepack the Linears of `module`, and return whether this processor has such a layout."""
+    """Prepack the Linears of `module`; return whether oneDNN has such a layout for this processor."""
     try:
         prepack_linears(module)
     except RuntimeError as error:
-        # Without AVX-512, for example: then the weights are reordered, or widened, at every call.
-        logger.debug("the weights are not laid out beforehand: %s", error)
+        # Without AVX-512, for example; oneDNN then reorders, or widens, the weights at every call.
+        logger.debug("the weights are not prepacked: %s", error)
         return False
     return True
 
@@ -84,9 +84,9 @@ def worst_cosine(expected_ND: np.ndarray, model: Any, forward: Forward, probe: F
     try:
         with torch.inference_mode():
             return float(cosines(expected_ND, forward(model, dict(probe)).cpu().numpy()).min())
-    # Whatever stops a faster path is a reason not to take it, never a reason to fail.
+    # An error of a faster path of any type means that it is not used.
     except Exception as error:  # noqa: BLE001
-        logger.warning("a faster path failed on this model and is not taken: %s", error)
+        logger.warning("a faster path failed on this model and is not used: %s", error)
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""Linear layers whose weights lie the way this processor reads them. Imports torch, so it is imported late."""
+"""Linear layers with prepacked weights. Imports torch at its top, so import this module inside functions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ __all__ = ["PrepackedLinear"]
 
 
 class PrepackedLinear(torch.nn.Module):
-    """A Linear for inference; the weights are in oneDNN's layout and cannot be read back."""
+    """A Linear for inference, with weights in oneDNN's layout, which cannot be read back."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
+        """Copy the weights into the layout.
+
+        Args:
+            linear: the layer to replace.
+
+        Raises:
+            RuntimeError: oneDNN has no such layout for this processor.
+
+        """
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias

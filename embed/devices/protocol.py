@@ -1,4 +1,4 @@
-"""Where a model runs: one small protocol, so that a new kind of accelerator is one new file.
+"""The protocol of devices that run a model: a new kind of accelerator is one new module.
 
 Legend: N texts, B texts in a batch, D dimensions.
 """
@@ -17,39 +17,42 @@ from scannery.embed.tokenization import Features
 __all__ = ["Device", "Emit", "Forward", "Work", "cosines", "halving", "unavailable"]
 
 Forward: TypeAlias = Callable[[Any, Features], Any]
-"""`(model, features) -> vectors_BD`, a float32 tensor on the model's device."""
+"""`(model, features) -> vectors_BD`, a float32 tensor on the device of the model."""
 
 Work: TypeAlias = Iterator[tuple[Batch, Callable[[], Features]]]
-"""Batches with the function that pads them; called by the device when, and in the thread in which, it suits it."""
+"""Batches, each with a function that pads it; the device calls it at any time, from any thread."""
 
 Emit: TypeAlias = Callable[[Batch, np.ndarray], None]
-"""Takes float32 vectors `(B, D)` of a batch, in any order of batches, from any thread, one call at a time a batch."""
+"""Receives the vectors of a batch, float32 `(B, D)`: one call per batch, in any order, from any thread."""
 
 
 class Device(Protocol):
     """Runs one model. Calls of `run` may overlap, from several threads."""
 
     name: str
-    """What the user calls it, such as `cpu` or `cuda:0`."""
+    """Name in options, such as `cpu` or `cuda:0`."""
 
     dtype: str
     """The type it computes in."""
 
     window_texts: int
-    """How many texts to sort by length together: enough to fill its batches with texts of like length."""
+    """Texts to sort by length together: enough to fill its batches with texts of similar length."""
 
     fixed_shapes: bool
-    """It takes only batches of exactly the shapes it asked for."""
+    """Whether it takes only batches of the shapes that `batches` chose."""
 
     longest_tokens: int | None
-    """Longest text that it takes, in tokens; None: any that the model reads."""
+    """Longest text that it takes, in tokens; None: the model's limit."""
 
     def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
-        """Take a float32 model in eval mode, bring it here and prepare it.
+        """Move a model to the device, and convert it to the device's type.
 
-        `probes` are batches to try it on: one of documents, and one of queries where these are prepared otherwise.
-        A device that computes in a smaller type compares the vectors of the first one, and keeps float32 if
-        they are not faithful and the type was its own choice.
+        Args:
+            model: float32, in eval mode, on the CPU.
+            forward: computes vectors of features.
+            probes: a batch of documents, and a batch of queries if these are prepared differently. For dtype `auto`,
+                the vectors of the first one decide between a smaller type and float32.
+
         """
         ...
 
@@ -58,7 +61,7 @@ class Device(Protocol):
         ...
 
     def run(self, work: Work, emit: Emit) -> None:
-        """Compute all batches, and give each result to `emit`. Returns when all are done."""
+        """Compute all batches, and pass each result to `emit`. Returns when all are done."""
         ...
 
 
@@ -77,13 +80,13 @@ def halving(
     out_of_memory: type[Exception],
     free: Callable[[], None],
 ) -> Any:
-    """Return `compute(features)`; a batch that does not fit is computed in halves, and those in halves again.
+    """Return `compute(features)`, a tensor `(B, D)`; a batch that does not fit into memory is halved, repeatedly.
 
     Args:
-        compute: from a batch to its vectors, a tensor `(B, D)`.
+        compute: a batch to its vectors, a tensor `(B, D)`.
         features: the batch; every tensor in it has B rows.
-        out_of_memory: what `compute` raises when memory is short.
-        free: gives unused memory back before the next attempt.
+        out_of_memory: the error that `compute` raises when memory is short.
+        free: frees unused memory before the next attempt.
 
     Raises:
         DeviceError: a single text does not fit.
@@ -96,7 +99,7 @@ def halving(
         rows = max(len(value) for value in features.values() if torch.is_tensor(value))
         if rows == 1:
             raise DeviceError(f"out of memory on a single text: {error}") from error
-    free()  # outside of the except block, whose traceback holds on to the tensors
+    free()  # outside of the except block, whose traceback holds references to the tensors
     halves = [
         {name: value[part] if torch.is_tensor(value) else value for name, value in features.items()}
         for part in (slice(rows // 2), slice(rows // 2, None))

@@ -1,7 +1,7 @@
-"""TPUs through PyTorch/XLA: a few static shapes, compiled once and kept, so that nothing compiles while data flows.
+"""TPUs through PyTorch/XLA: a few static shapes, all compiled before the first batch.
 
-`PJRT_DEVICE` chooses what XLA runs on: `TPU` on a TPU VM, `CPU` for tests. An encoder drives one chip; `launch`
-starts one for each chip of the host.
+`PJRT_DEVICE` chooses the hardware: `TPU` on a TPU VM, `CPU` for tests. An encoder uses one chip; `launch` runs one for
+each chip of the host.
 
 Legend: N texts, B texts in a batch, T tokens of a text, D dimensions.
 """
@@ -29,22 +29,24 @@ from scannery.embed.tokenization import Features
 __all__ = ["XlaDevice", "compilations", "launch"]
 
 MAX_GRAPHS = 12
-"""Shapes that are compiled, at most. Each costs seconds once, and then nothing (docs/benchmarks/embed.md)."""
+"""Most shapes; compiling one takes seconds, once (docs/benchmarks/embed.md)."""
 
 BUDGET_TOKENS = 16_384
+"""Tokens in a batch, padding included."""
 IN_FLIGHT = 2
+"""Batches on the device at once."""
 CACHE_ENVIRONMENT = "SCANNERY_XLA_CACHE"
 
 _TRACING = threading.Lock()
-"""Held for everything that touches XLA: where the threads of a process drive a chip each, what one does while another
-traces becomes a part of the other's program, or fails because nothing may be executed meanwhile."""
+"""Held for every call of XLA: if several threads of a process each use a chip, a call during another thread's tracing
+becomes a part of that thread's program, or fails because tracing forbids execution."""
 
 
 class XlaDevice:
     """Runs a model on one XLA device.
 
-    The shapes are chosen from the lengths of the first block of texts, all compiled at once, and stay. Later texts
-    are padded to them, whatever their lengths, so nothing compiles while data flows; were it to, it is an error.
+    The shapes are chosen from the lengths of the first block of texts, and compiled before it is computed. All texts
+    are padded to these shapes; a batch of another shape is an error.
     """
 
     name = "xla"
@@ -59,6 +61,19 @@ class XlaDevice:
         max_graphs: int | None = None,
         budget_tokens: int | None = None,
     ) -> None:
+        """Start XLA and its cache of compiled programs.
+
+        Args:
+            dtype: `auto`, `float32` or `bfloat16`.
+            max_tokens: longest text of the model, in tokens.
+            max_graphs: most shapes to compile; None: MAX_GRAPHS.
+            budget_tokens: tokens in a batch, padding included; None: BUDGET_TOKENS.
+
+        Raises:
+            InvalidArgumentError: an option is out of range.
+            DeviceError: torch_xla is not installed.
+
+        """
         if dtype == "float16":
             raise InvalidArgumentError(
                 "dtype must be float32 or bfloat16 on XLA, got 'float16'", field="dtype"
@@ -79,11 +94,11 @@ class XlaDevice:
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The shapes in use; none before the first texts."""
+        """The compiled shapes; none before the first texts."""
         return tuple(self._buckets)
 
     def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
-        """Choose the type on the host: the one asked for; for `auto`, bfloat16 on a TPU if faithful, else float32."""
+        """Convert the model to its dtype on the host; `auto` takes bfloat16 on a TPU if it keeps the vectors."""
         import torch
 
         wanted, self.dtype = self.dtype, "float32"
@@ -106,7 +121,7 @@ class XlaDevice:
         def step(features: Features) -> Any:
             return forward(self._model, features)
 
-        # Without full_graph, part of a model that reads a tensor's value would run op by op, and compile for each.
+        # Without full_graph, a part that reads a tensor's value would run operation by operation, each compiled apart.
         graphs = self._max_graphs * len(probes)
         self._step = self._xla.compile(
             step, full_graph=True, name="scannery_embed", max_different_graphs=graphs
@@ -114,7 +129,7 @@ class XlaDevice:
         self._probes = probes
 
     def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
-        """Yield batches in the compiled shapes, choosing these at the first call."""
+        """Yield batches in the compiled shapes; the first call chooses and compiles them."""
         with self._lock:
             if not self._buckets and lengths_N.size:
                 self._buckets = choose_buckets(
@@ -124,7 +139,7 @@ class XlaDevice:
         return bucket_batches(lengths_N, self._buckets)
 
     def run(self, work: Work, emit: Emit) -> None:
-        """Compute all batches. The device works on one while the host pads the next and reads the one before."""
+        """Compute all batches. The device computes one while the host pads the next and reads the previous one."""
         waiting: deque[tuple[Batch, Any]] = deque()
         with self._lock:
             for batch, collate in work:
@@ -158,15 +173,15 @@ class XlaDevice:
                 return self._step({k: v.to(device) if torch.is_tensor(v) else v for k, v in features.items()})
         except RuntimeError as error:
             if "different graphs" in str(error).lower() or "max_different_graphs" in str(error):
-                raise RecompilationError(f"a batch has a shape that was not planned: {error}") from error
+                raise RecompilationError(f"a batch has a shape that was not compiled: {error}") from error
             raise
 
 
 def launch(work: Callable[[int, int], None]) -> None:
-    """Run `work(rank, world)` once for each chip of this host, side by side; `world` is their number.
+    """Run `work(rank, world)` in parallel for each chip of this host; `world` is the number of chips.
 
-    `work` loads an encoder of its own with `device="xla"` and takes its share of the texts, such as
-    `texts[rank::world]`. It is a function of a module, since on a TPU each chip has a process of its own.
+    `work` loads its own encoder with `device="xla"` and encodes its share of the texts, such as `texts[rank::world]`.
+    It must be a module-level function, since on a TPU each chip has its own process.
     """
     _torch_xla().launch(_ranked, args=(work,))
 
@@ -178,8 +193,8 @@ def _ranked(_index: int, work: Callable[[int, int], None]) -> None:
 
 
 LONGEST_WIDTH = 8192
-"""Widest shape, also for models that read more: it is compiled whether there is such a text or not. Longer texts are
-refused, since cut off here and not on a CPU they would have other vectors there."""
+"""Widest shape in tokens, also for models that read more: it is always compiled. Longer texts are refused: cutting them
+off would give other vectors than on a CPU."""
 
 
 def compilations() -> int:
@@ -194,9 +209,9 @@ STATIC, STATIC_EAGER = "scannery_static", "scannery_static_eager"
 
 
 def _always_mask(model: Any) -> None:
-    """Make the transformer apply its attention mask without looking at it.
+    """Make the transformer apply its attention mask in any case.
 
-    Usually it checks whether a mask is all ones and can be left out. A static graph cannot depend on that.
+    Usually it leaves out a mask of all ones. A static graph cannot depend on the values of a mask.
     """
     transformer = getattr(model[0], "auto_model", None)
     if transformer is None:
@@ -211,12 +226,12 @@ def _always_mask(model: Any) -> None:
     with quiet():
         transformer.set_attn_implementation(STATIC)
     if transformer.config._attn_implementation != STATIC:
-        # A model with attention code of its own. It asks its configuration only for how to make masks.
+        # A model with its own attention code reads this setting only to make masks.
         transformer.config._attn_implementation = STATIC_EAGER
 
 
 def _pool_statically(model: Any) -> None:
-    """Make pooling leave prompts out without looking at the mask's values, which a static graph cannot."""
+    """Make pooling leave out prompts by tensor operations alone: a static graph cannot read values of a mask."""
     for module in model:
         if hasattr(module, "_exclude_prompt_from_mask"):
             module._exclude_prompt_from_mask = _without_prompt
@@ -252,8 +267,8 @@ def _torch_xla() -> Any:
         make_cache_folder(cache)
         if is_ours(cache):
             runtime.initialize_cache(str(cache), readonly=False)
-        else:  # they are code, and others could write it
-            logger.warning("compilations are not kept: %s is not of this user alone", cache)
-    except (RuntimeError, AssertionError, OSError) as error:  # too late in this process, or not writable
-        logger.info("compilations are not kept: %s", error)
+        else:  # compiled programs are code, which other users could replace
+            logger.warning("compiled programs are not cached: other users can write to %s", cache)
+    except (RuntimeError, AssertionError, OSError) as error:  # XLA has started already, or it is not writable
+        logger.info("compiled programs are not cached: %s", error)
     return torch_xla

@@ -1,1 +1,1 @@
-"""Models on disk to modules in memory: found, checked, loaded, remembered."""
+"""Models on disk to modules in memory: find, check, load, cache."""

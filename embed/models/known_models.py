@@ -1,9 +1,8 @@
-"""What is known of models that were loaded before: a fingerprint, and how to load them in less time (models/lean.py).
+"""A local cache of fingerprints of models that were loaded before, and of notes to load them faster (models/lean.py).
 
-A build with nothing to embed need not load its model to know its fingerprint, though some of that (prompts, limits, the
-classes of modules) is only known of a model in memory. What it follows from is all on disk: the files of the model,
-the options, and the versions of the libraries. Their hash names a small file in the local cache. A file that is missing
-or unreadable only costs loading the model.
+Parts of a fingerprint (prompts, limits, module classes) are only known once a model is in memory. A build with nothing
+to embed reads them from this cache instead. The key is a hash of all that a fingerprint depends on: the files of the
+model, the options, and the versions of the libraries. If an entry is missing or unreadable, the model is loaded.
 """
 
 from __future__ import annotations
@@ -29,10 +28,14 @@ _LIBRARIES = ("sentence-transformers", "transformers", "tokenizers", "safetensor
 
 
 class Known:
-    """What is known of the model in a folder with some options of `Encoder.load`."""
+    """The cache entries of the model in a folder, loaded with some options of `Encoder.load`."""
 
     def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
         """Read and hash the files of the model.
+
+        Args:
+            folder: folder of the model.
+            options: the options of `Encoder.load` that affect the vectors, JSON-ready.
 
         Raises:
             EmbedError, OSError: a file cannot be read.
@@ -43,17 +46,17 @@ class Known:
         self._place = _place(folder, hashes, options)
 
     def fingerprint(self, label: str) -> Fingerprint | None:
-        """Return the fingerprint under the name `label`, or None if unknown."""
+        """Return the cached fingerprint with `label` as its model, or None."""
         try:
             return Fingerprint.from_dict({**json.loads(_read(self._place)), "model": label})
         except (OSError, ValueError, TypeError, EmbedError):
             return None
 
     def notes(self) -> dict[str, Any] | None:
-        """Return the notes of models/lean.py, or None if there are none."""
+        """Return the cached notes of models/lean.py, or None."""
         try:
             checksum, _, text = _read(self._notes_place).partition("\n")
-            # Half a vocabulary would still be one.
+            # A truncated vocabulary would still be valid.
             if hashlib.sha256(text.encode()).hexdigest() != checksum:
                 return None
             notes: dict[str, Any] = json.loads(text)
@@ -62,11 +65,11 @@ class Known:
             return None
 
     def remember(self, fingerprint: Fingerprint) -> None:
-        """Keep the fingerprint; a cache that cannot be written is no error."""
+        """Cache the fingerprint; errors of writing are ignored."""
         _write(self._place, json.dumps(fingerprint.to_dict()))
 
     def remember_notes(self, notes: Mapping[str, Any]) -> None:
-        """Keep the notes; a cache that cannot be written is no error."""
+        """Cache the notes; errors of writing are ignored."""
         text = json.dumps(notes)
         _write(self._notes_place, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
 
@@ -76,7 +79,7 @@ class Known:
 
 
 def recalled(folder: Path, label: str, options: Mapping[str, Any]) -> Fingerprint | None:
-    """Return the fingerprint of the model in `folder` with these options of `Encoder.load`, or None if unknown."""
+    """Return the cached fingerprint of the model in `folder` with these options of `Encoder.load`, or None."""
     try:
         return Known(folder, options).fingerprint(label)
     except (OSError, EmbedError):

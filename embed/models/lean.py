@@ -1,9 +1,9 @@
-"""BERT encoders without the library that defines them.
+"""BERT encoders loaded without sentence-transformers.
 
-Importing sentence-transformers takes five seconds, and most of these models are the same few layers. They are loaded
-here with torch alone, from their own files, by what `lean_notes` writes down when the library loads the model: how
-texts become tokens, and the sizes of the layers. It writes that down only for a model whose vectors came out the same
-both ways. Notes are kept by everything that they follow from (known_models.py), the versions of the libraries among it.
+Importing sentence-transformers takes five seconds, and most of its models consist of the same few layers. This module
+loads them with torch alone, from their own files and from notes: tokenizer settings and layer sizes. `lean_notes` makes
+the notes when the library loads a model, and only if both ways give the same vectors. They are cached under a key of
+all that they depend on, library versions included (known_models.py).
 
 Legend: B texts, T tokens, D dimensions, H heads.
 """
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["lean_model", "lean_notes"]
 
 VERSION = 1
-"""Of the notes, and of the layers: others are forgotten."""
+"""Version of notes and layers; notes of other versions are ignored."""
 SAME = 1e-5
-"""How far a component of a vector of length 1 may be off. Rounding alone makes 1e-7."""
+"""Largest difference of a component, for vectors of length 1. Rounding alone gives 1e-7."""
 PROBES = (
     "one",
     "Numbers: 3.14159 and 2,718; a text that is longer than the one before, with padding behind that.",
@@ -41,23 +41,23 @@ Forward = Callable[[Any, Features], Any]
 
 
 def lean_notes(model: Any, folder: Path, documents: Tokens, queries: Tokens) -> dict[str, Any] | None:
-    """Return what `lean_model` needs to load `model` again; None if it cannot, or not with the same vectors.
+    """Return the notes that `lean_model` needs to load `model`; None if it is no BERT or the vectors would differ.
 
     Args:
-        model: as sentence-transformers loaded it, in float32 on the CPU.
-        folder: of its files.
-        documents: how it is given documents.
-        queries: how it is given queries.
+        model: as sentence-transformers loaded it, float32 on the CPU.
+        folder: folder of its files.
+        documents: makes batches of documents.
+        queries: makes batches of queries.
 
     Raises:
-        Exception: any, for a model that is unlike all that were thought of; it cannot be loaded by notes either.
+        Exception: of any type, for a model of an unexpected structure; it cannot be loaded from notes.
 
     """
     shape = _shape(model)
     if shape is None or not (isinstance(documents, FastTokens) and isinstance(queries, FastTokens)):
         return None
     tokens = {"document": documents.to_dict(), "query": queries.to_dict()}
-    # The tokenizer is the same but for the prompt, and long.
+    # Stored once: it is long, and the same for documents and queries.
     tokenizers = {kind: part.pop("tokenizer") for kind, part in tokens.items()}
     if len(set(tokenizers.values())) > 1:
         return None
@@ -68,7 +68,7 @@ def lean_notes(model: Any, folder: Path, documents: Tokens, queries: Tokens) -> 
         "tokenizer": tokenizers["query"],
         "special_tokens": int(model.tokenizer.num_special_tokens_to_add()),
     }
-    # As it will be read: what JSON cannot hold must not be found out later.
+    # Compared as it will be read back, so that values which JSON changes are found now.
     notes = json.loads(json.dumps(notes))
     lean = lean_model(folder, notes)
     same = all(_same(model, lean, tokens) for tokens in (documents, queries))
@@ -76,10 +76,10 @@ def lean_notes(model: Any, folder: Path, documents: Tokens, queries: Tokens) -> 
 
 
 def lean_model(folder: Path, notes: Mapping[str, Any]) -> LeanModel:
-    """Return the model in `folder`, float32 on the CPU, by its notes.
+    """Return the model in `folder`, float32 on the CPU, from the notes of `lean_notes`.
 
     Raises:
-        Exception: the notes are not of this model, or not notes.
+        Exception: of any type: the notes are invalid or belong to another model.
 
     """
     from safetensors.torch import load_file
@@ -93,7 +93,7 @@ def lean_model(folder: Path, notes: Mapping[str, Any]) -> LeanModel:
 
 
 def _shape(model: Any) -> dict[str, Any] | None:
-    """Return the sizes of a model that is nothing but BERT, pooling and perhaps normalisation; else None."""
+    """Return the sizes of a model that consists of BERT, pooling and optional normalisation; None for other models."""
     names = [type(module).__name__ for module in model]
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         return None
@@ -121,7 +121,7 @@ def _shape(model: Any) -> dict[str, Any] | None:
 
 
 def _same(model: Any, lean: Any, tokens: FastTokens) -> bool:
-    """Return whether both give padded and unpadded texts, and those with all masks left out, the same vectors."""
+    """Return whether both models give the same vectors for texts with padding, without padding, and without a mask."""
     import torch
 
     items = tokens.prepare(PROBES)[0]

@@ -1,4 +1,4 @@
-"""The layers of BERT, as inference needs them. Imports torch, so it is imported late.
+"""The layers of BERT for inference. Imports torch at its top, so import this module inside functions.
 
 Legend: B texts, T tokens, D dimensions, H heads.
 """
@@ -20,24 +20,37 @@ Weights = Mapping[str, Tensor]
 
 
 class LeanTokenizer:
-    """What a chunker asks the tokenizer of a model for."""
+    """The part of the transformers tokenizer interface that a chunker uses."""
 
     is_fast = True
 
     def __init__(self, backend: Tokenizer, special_tokens: int) -> None:
+        """Wrap a tokenizer.
+
+        Args:
+            backend: of the library `tokenizers`.
+            special_tokens: number of special tokens that the model adds to a text.
+
+        """
         self.backend_tokenizer = backend
         self._special_tokens = special_tokens
 
     def num_special_tokens_to_add(self) -> int:
-        """Return how many tokens a text gets besides its own."""
+        """Return the number of special tokens that the model adds to a text."""
         return self._special_tokens
 
 
 class LeanModel(nn.Sequential):
-    """A BERT, pooling, and normalisation if the model has it: from features to features, as sentence-transformers."""
+    """BERT, pooling, and normalisation if the model has it; features to features, as in sentence-transformers."""
 
     def __init__(self, notes: Mapping[str, Any], weights: Weights) -> None:
-        """Take the notes of `lean_notes`, and the tensors of the weight file by name."""
+        """Make the layers.
+
+        Args:
+            notes: of `lean_notes`.
+            weights: tensors of the weight file by name.
+
+        """
         shape = notes["shape"]
         own = {name.removeprefix("bert."): tensor.float() for name, tensor in weights.items()}
         pool = _MeanPooling() if shape["pooling"] == "mean" else _FirstPooling()
@@ -47,9 +60,9 @@ class LeanModel(nn.Sequential):
         self.tokenizer = LeanTokenizer(tokenizer, int(notes["special_tokens"]))
         documents, queries = (notes["tokens"][kind] for kind in ("document", "query"))
         self.tokens = FastTokens.from_dict(documents, tokenizer), FastTokens.from_dict(queries, tokenizer)
-        """How it is given documents, and how queries."""
+        """Make batches of documents, and of queries."""
         for tokens in self.tokens:
-            tokens.mask_is_optional = True  # `lean_notes` compared it so
+            tokens.mask_is_optional = True  # checked by `lean_notes`
 
     def forward(self, features: Features, task: str | None = None) -> Features:
         """Return the features with `sentence_embedding`, (B, D)."""
@@ -139,7 +152,7 @@ def _embedding(weights: Weights, name: str) -> nn.Embedding:
 
 def _linear(weights: Weights, name: str) -> nn.Linear:
     weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
-    # Filling one of full size with random numbers takes longer than reading the file, `skip_init` longer still.
+    # Initialising a layer of full size takes longer than reading the file, `skip_init` even longer.
     linear = nn.Linear(1, 1)
     linear.out_features, linear.in_features = weight.shape
     linear.weight, linear.bias = nn.Parameter(weight, False), nn.Parameter(bias, False)

@@ -1,4 +1,4 @@
-"""Load a model, by its library or without, and tell its fingerprint."""
+"""Load a model, with sentence-transformers or from notes, and compute its fingerprint."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["LEAN_ENVIRONMENT", "ModelOptions", "load_model", "tokens_of"]
 _LOG = logging.getLogger(__name__)
 
 LEAN_ENVIRONMENT = "SCANNERY_LEAN"
-"""Set to 0, every model is loaded by its library."""
+"""Environment variable: with 0, every model is loaded with sentence-transformers."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options of `Encoder.load` that decide on the vectors."""
+    """The options of `Encoder.load` that affect the vectors; None takes the model's own value."""
 
     dimensions: int | None = None
     query_prompt: str | None = None
@@ -43,10 +43,13 @@ def load_model(
     """Return the modules of a model, float32 on the CPU, and its fingerprint.
 
     Args:
-        model: as for `Encoder.load`, as are the errors.
-        options: likewise.
-        device: where it will run; only for a CPU are models loaded without their library.
-        expected: what it must be; its files are compared before any of them is loaded.
+        model: name or folder, as for `Encoder.load`.
+        options: options that affect the vectors.
+        device: name of the device it will run on; models are loaded from notes only for a CPU.
+        expected: fingerprint that it must have. The hashes of its files are compared before any is loaded.
+
+    Raises:
+        EmbedError: as `Encoder.load`.
 
     """
     folder = find_model(model)
@@ -93,10 +96,10 @@ def _load_by_library(
 
 
 def tokens_of(model: Any, fingerprint: Fingerprint) -> tuple[Tokens, Tokens]:
-    """Return how the model is given documents, and how queries."""
-    ready = getattr(model, "tokens", None)
-    if ready is not None:  # of a lean model
-        documents, queries = ready
+    """Return what makes the model's batches of documents, and of queries."""
+    made = getattr(model, "tokens", None)
+    if made is not None:  # a lean model
+        documents, queries = made
         return documents, queries
     return (
         tokens_for(model, fingerprint.document_prompt or None, "document"),
@@ -105,14 +108,14 @@ def tokens_of(model: Any, fingerprint: Fingerprint) -> tuple[Tokens, Tokens]:
 
 
 def _lean(folder: Path, known: Known) -> Any:
-    """Return the model without its library, if it was found to be the same before; else None."""
+    """Return the model loaded from notes; None if there are none, or loading fails."""
     notes = known.notes() if _lean_wanted() else None
     if notes is None:
         return None
     try:
         return on_one_core(lambda: lean_model(folder, notes))
-    except Exception as error:  # noqa: BLE001  its library loads it just as well
-        _LOG.debug("%s is loaded by its library: %r", folder, error)
+    except Exception as error:  # noqa: BLE001  sentence-transformers will load it
+        _LOG.debug("%s cannot be loaded from notes, using sentence-transformers: %r", folder, error)
         return None
 
 
@@ -121,8 +124,8 @@ def _take_notes(model: Any, fingerprint: Fingerprint, folder: Path, known: Known
         return
     try:
         notes = on_one_core(lambda: lean_notes(model, folder, *tokens_of(model, fingerprint)))
-    except Exception as error:  # noqa: BLE001  a model that is loaded stays loaded, whatever it looks like
-        _LOG.debug("%s cannot be loaded without its library: %r", folder, error)
+    except Exception as error:  # noqa: BLE001  notes are optional: the model is loaded already
+        _LOG.debug("no notes for %s: %r", folder, error)
         return
     if notes is not None:
         known.remember_notes(notes)
@@ -145,7 +148,7 @@ def _limit_tokens(model: Any, max_tokens: int | None) -> None:
 
 def _max_tokens(model: Any) -> int:
     limit = model.max_seq_length
-    # Tokenizers without a limit say 10^30, static models infinity.
+    # Tokenizers without a limit give 10^30, static models infinity.
     return 1 << 30 if limit is None or limit > 1 << 30 else int(limit)
 
 
@@ -162,7 +165,7 @@ def _dimensions(model: Any, dimensions: int | None) -> int:
 
 
 def _prompt(model: Any, prompt: str | None, names: tuple[str, ...]) -> str:
-    """Return the prompt that SentenceTransformer.encode_query and encode_document would use."""
+    """Return the given prompt, else the one that SentenceTransformer.encode_query or encode_document would use."""
     if prompt is not None:
         return prompt
     name = next((name for name in names if name in model.prompts), model.default_prompt_name)

@@ -1,7 +1,7 @@
-"""Whether a model is data alone: what its configuration names is on a list, and its weights are no pickles.
+"""Checks that a model is data only: its configuration names known classes, and its weights are not pickles.
 
-The libraries that load models import classes that configuration files name, and each version checks other ones of them.
-Here all of them are checked, before a library sees the folder.
+The libraries that load models import classes that configuration files name, and which of the names they check depends
+on their version. Here every name is checked before a library reads the folder.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from scannery.embed.fingerprint import weight_files
 __all__ = ["PICKLED_ENVIRONMENT", "allows_pickled_weights", "check_model_folder", "module_folders"]
 
 PICKLED_ENVIRONMENT = "SCANNERY_PICKLED_WEIGHTS"
-"""Set to 1, weights may be pickles: those who wrote them are trusted as much as who wrote this program."""
+"""Environment variable: with 1, weights may be pickles, which can run any code of their authors."""
 
 MODULES = frozenset({
     "Transformer", "Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling", "StaticEmbedding",
     "LSTM", "CNN",
 })  # fmt: skip
-"""Classes of sentence-transformers that a model may be made of: those that read numbers and JSON in their own folder.
-Routers are none of them: they name further classes and folders, which no fingerprint covers."""
+"""Allowed classes of sentence-transformers: those that read only numbers and JSON from their own folder. Routers are
+not allowed: they name further classes and folders, which no fingerprint covers."""
 _MODULE = re.compile(r"sentence_transformers(?:\.[a-z_][a-z_0-9]*)*\.(?P<name>[A-Za-z]+)")
 _ACTIVATION = re.compile(r"torch\.nn\.(?:modules\.[a-z_]+\.)?[A-Z][A-Za-z0-9]*")
 _ACTIVATION_KEYS = frozenset({"activation_function", "activation_fn", "sbert_ce_default_activation_function"})
@@ -34,15 +34,15 @@ MAX_CONFIG_BYTES = 4 << 20
 
 
 def allows_pickled_weights() -> bool:
-    """Return whether the operator of this process allowed weights that are pickles."""
+    """Return whether the environment allows weights that are pickles."""
     return os.environ.get(PICKLED_ENVIRONMENT, "") == "1"
 
 
 def check_model_folder(folder: Path) -> None:
-    """Return if `folder` is a model that can be loaded as data alone.
+    """Return if `folder` is a model that can be loaded without running its code.
 
     Raises:
-        InvalidModelError: a file is missing or unreadable, the model wants code that is not part of
+        InvalidModelError: a file is missing or unreadable, the model needs code that is not part of
             sentence-transformers and transformers, or its weights are pickles.
 
     """
@@ -80,8 +80,8 @@ def _check_class(folder: Path, kind: object) -> None:
     match = _MODULE.fullmatch(kind) if isinstance(kind, str) else None
     if match is None or match["name"] not in MODULES:
         raise InvalidModelError(
-            f"{folder} wants the module {kind!r:.200}, which is code of its own or reads pickles; "
-            f"known modules of sentence-transformers are run only ({', '.join(sorted(MODULES))})",
+            f"{folder} needs the module {kind!r:.200}, which is custom code or reads pickles; "
+            f"allowed are modules of sentence-transformers: {', '.join(sorted(MODULES))}",
             field="model",
         )
 
@@ -92,7 +92,7 @@ def _check_folder(path: Path) -> None:
     if not allows_pickled_weights() and any(file.suffix != ".safetensors" for file in weight_files(path)):
         raise InvalidModelError(
             f"the weights in {path} are pickles, which may run code when they are read; save them as *.safetensors, or "
-            f"allow it with {PICKLED_ENVIRONMENT}=1",
+            f"allow pickles with {PICKLED_ENVIRONMENT}=1",
             field="model",
         )
     # config.json, sentence_bert_config.json, tokenizer_config.json, and so on.
@@ -107,18 +107,20 @@ def _check_folder(path: Path) -> None:
 
 def _check_item(file: Path, key: str, value: Any, model_type: object) -> None:
     """Raise InvalidModelError for an entry of a configuration that names code."""
-    # With an architecture that transformers knows, its own class is taken.
+    # For an architecture that transformers knows, it uses its own class and ignores auto_map.
     if key == "auto_map" and value and file.name == "config.json" and not _is_known_architecture(model_type):
         raise InvalidModelError(
-            f"{file.parent} wants custom code (auto_map), which is never run", field="model"
+            f"{file.parent} needs custom code (auto_map), which is never run", field="model"
         )
     if key.lstrip("_") == "attn_implementation" and "/" in str(value):
         # Attention kernels of this form are code on a hub.
         raise InvalidModelError(
-            f"{file.parent} wants attention code from a hub, which is never run", field="model"
+            f"{file.parent} needs attention code from a hub, which is never run", field="model"
         )
     if key == "trust_remote_code" and value:
-        raise InvalidModelError(f"{file.parent} wants code of its own (trust_remote_code)", field="model")
+        raise InvalidModelError(
+            f"{file.parent} needs custom code (trust_remote_code), which is never run", field="model"
+        )
     if (
         key in _ACTIVATION_KEYS
         and isinstance(value, str)
@@ -126,13 +128,13 @@ def _check_item(file: Path, key: str, value: Any, model_type: object) -> None:
         and not _ACTIVATION.fullmatch(value)
     ):
         raise InvalidModelError(
-            f"{file.parent} wants the activation function {value!r:.200}, which is none of torch.nn",
+            f"{file.parent} needs the activation function {value!r:.200}, which is not in torch.nn",
             field="model",
         )
 
 
 def _items(data: Any) -> Iterator[tuple[str, Any]]:
-    """Return all keys and values of JSON, however deep."""
+    """Yield all keys and values of nested JSON."""
     if isinstance(data, dict):
         for key, value in data.items():
             yield key, value
@@ -145,7 +147,7 @@ def _items(data: Any) -> Iterator[tuple[str, Any]]:
 def _is_known_architecture(model_type: object) -> bool:
     if not isinstance(model_type, str):
         return False
-    # Takes seconds to import, which a model that is loaded from notes need not wait for.
+    # Imported here: it takes seconds, which loading from notes avoids.
     from transformers import CONFIG_MAPPING
 
     return model_type in CONFIG_MAPPING

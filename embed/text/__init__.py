@@ -1,1 +1,1 @@
-"""Documents as text: chunking, transcripts, and what is embedded of a document."""
+"""Documents to passages: chunking, transcripts, and the vectors of a document's passages."""

@@ -1,4 +1,4 @@
-"""Long texts to passages: at most so many tokens, cut where a reader would cut, with their place in the text.
+"""Cut long texts into passages of bounded size, at the ends of turns, paragraphs and sentences, with offsets and times.
 
 Legend: N tokens of the text.
 """
@@ -17,61 +17,67 @@ from scannery.embed.tokenization import text_problem
 
 __all__ = ["Chunker", "Passage", "chunker_for"]
 
-# How good a place is to cut: inside a word, between words, at the end of a line, of a sentence, of a paragraph,
-# where somebody else begins to speak.
+# Quality of a cut, in front of: a word, a line, a sentence, a paragraph, a turn of another speaker. 0 is inside a word.
 WORD, LINE, SENTENCE, PARAGRAPH, TURN = 1, 2, 3, 4, 5
 
 LINE_BREAK = re.compile(r"\n\s*")
 PARAGRAPH_BREAK = re.compile(r"\n[ \t\r]*\n\s*")
 # Closing quotes and brackets belong to the sentence. Scripts without spaces need none after the full stop.
-# Only the first of a run of marks is tried: else a run without a space behind it takes time quadratic in its length.
+# The look-behind lets a match start only at the first of a run of marks: otherwise a run without a space after it would
+# take time quadratic in its length.
 SENTENCE_BREAK = re.compile(r"(?<![.!?…؟।॥։])[.!?…؟।॥։]+[\"'”’»)\]*_]*\s+|[。！？｡]+[”’」』）]*\s*")
 
 SPACES = np.array([code for code in range(0x3001) if chr(code).isspace()], np.uint32)
 PLAN_PASSAGES = 256
+"""Passages planned before their tokens are counted, at most."""
 SEAM_TOKENS = 2
-"""Room for the line break between title and passage, and for what tokenizers make of two texts side by side."""
+"""Tokens reserved for the line break between title and passage, and for tokens that differ where two texts meet."""
 MOST_TITLE_CHARS = 8192
-"""A title stands in front of every passage, so that even one without a token costs its length again and again."""
+"""Longest title: it is repeated in front of every passage, so that even a title without tokens costs its length."""
 BLOCK_CHARS = 1 << 16
-"""Texts are tokenised in blocks of about this size, so that the token objects of a book never exist at once."""
+"""Characters tokenised at once, about: the token objects of a whole book would need too much memory."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of a text."""
+    """A part of a document's text, or all of it: the text of one row of an index."""
 
-    text: str
-    """Exactly `source[start:end]`."""
+    text: str | None
+    """Exactly `source[start:end]`; None if the document has no text."""
 
-    start: int
-    """First character in the source."""
+    start: int | None
+    """First character in the source; None if unknown, as are the following."""
 
-    end: int
+    end: int | None
     """One past the last character in the source."""
 
-    embedding_text: str
-    """What to embed: `text` without cue numbers, timing lines and time marks. The same object where it has none."""
-
-    tokens: int
-    """Tokens of `embedding_text`, special ones not counted."""
-
     time_start_s: float | None = None
-    """Seconds from the start of the recording, from the last mark before the passage or at its start."""
+    """Start in seconds of the recording: the last time mark before the passage or at its start."""
 
     time_end_s: float | None = None
-    """Likewise from the end of the last cue, or the first mark after the passage."""
+    """End in seconds of the recording: the end of the last cue, or the first time mark after the passage."""
+
+    spoken: str | None = None
+    """`text` without cue numbers, timing lines and time marks; None if it has none of these."""
 
     speakers: tuple[str, ...] = ()
-    """Who speaks in it, in order of appearance, where the transcript names them."""
+    """Names of the speakers in order of appearance, as far as the transcript gives them."""
+
+    tokens: int | None = None
+    """Tokens of `embedding_text`, special tokens not counted; None if they were not counted."""
+
+    @property
+    def embedding_text(self) -> str:
+        """The text to embed and to search: `spoken` if there is any, else `text`."""
+        return (self.text or "") if self.spoken is None else self.spoken
 
 
 class Chunker:
-    """Cuts texts into passages that a given tokenizer counts as at most `max_tokens`. Safe to share between threads.
+    """Cuts texts into passages of at most `max_tokens` tokens of a given tokenizer. Safe to share between threads.
 
-    Passages follow each other in the text. Each begins with up to `overlap_tokens` tokens of the end of the one
-    before, from the start of a sentence if there is one in reach, else of a word. A passage ends at the best
-    place in its second half: a change of speaker, or else the end of a paragraph, a sentence, a line, a word.
+    Passages are in the order of the text. Each repeats up to `overlap_tokens` tokens of the end of the previous one,
+    from the start of a sentence if there is one within these tokens, else of a word. A passage ends at the best
+    place in its second half: a change of speaker, else the end of a paragraph, a sentence, a line, a word.
     """
 
     def __init__(
@@ -83,14 +89,14 @@ class Chunker:
         room: int | None = None,
         prompt: str = "",
     ) -> None:
-        """Take a Hugging Face `tokenizer.json` as text.
+        """Load the tokenizer and check the sizes.
 
         Args:
-            tokenizer_json: of the model.
-            max_tokens: of a passage.
-            overlap_tokens: that a passage has of the one before.
-            room: tokens that the model reads of prompt, title and passage together; None: any number.
-            prompt: what the model puts in front of every document. A passage gets what it leaves of the room.
+            tokenizer_json: content of the model's Hugging Face `tokenizer.json`.
+            max_tokens: most tokens in a passage.
+            overlap_tokens: most tokens that a passage repeats from the end of the previous one.
+            room: tokens that the model reads of prompt, title and passage together; None: no limit.
+            prompt: text that the model puts in front of every document; its tokens are taken from `room`.
 
         Raises:
             InvalidArgumentError: max_tokens is below 8, or the overlap is not less than half of it.
@@ -113,11 +119,12 @@ class Chunker:
         self.overlap_tokens = overlap_tokens
 
     def fit(self, title: str | None) -> tuple[str | None, int]:
-        """Return what of a title goes in front of each passage, and how many tokens the passages have then at most.
+        """Return the title to put in front of each passage, shortened if need be, and the tokens left for a passage.
 
-        Where room is short, a title gets a quarter of it, or what `max_tokens` leaves if that is more.
+        A title that does not fit beside `max_tokens` gets at most a quarter of the room, or what `max_tokens` leaves if
+        that is more.
         """
-        # No character has more tokens than bytes.
+        # A character has at most as many tokens as UTF-8 bytes: 4.
         if not title or self._room is None or 4 * len(title) + SEAM_TOKENS <= self._room - self.max_tokens:
             return title, self.max_tokens
         title = title[:MOST_TITLE_CHARS]
@@ -130,9 +137,10 @@ class Chunker:
         return title, min(self.max_tokens, self._room - size)
 
     def split(self, text: str, *, max_tokens: int | None = None) -> list[Passage]:
-        """Return the passages of `text`, in order; none for a text without a single token.
+        """Return the passages of `text`, in order; an empty list for a text without tokens.
 
-        Takes time and memory linear in the text. `max_tokens` is less than the chunker's where a title needs room.
+        Time and memory are linear in the length of the text. `max_tokens` overrides that of the chunker: `fit` returns
+        a smaller one where a title needs room.
 
         Raises:
             InvalidTextError: the text is not a string, or not valid Unicode.
@@ -157,16 +165,15 @@ class Chunker:
                 first, limit = self._following(spoken, *plan[-1], most), most
                 ahead = min(2 * ahead, PLAN_PASSAGES)
             else:
-                # Cut out of the text, a piece can have more tokens than inside it (a cut word, a lost space).
+                # A passage alone can have more tokens than the same span inside the text: a cut word, a lost space.
                 first = plan[over][0]
                 limit = max(1, spoken.size(*plan[over]) - (counts[over] - most))
-                ahead = max(
-                    1, over
-                )  # what was planned beyond is lost, so look less far ahead: time stays linear
+                # The rest of the plan is discarded, so plan fewer passages next: time stays linear.
+                ahead = max(1, over)
         return passages
 
     def _tokenize(self, text: str, marks: Marks) -> _Spoken:
-        """Return the offsets of all tokens outside hidden spans, and how good a cut in front of each is."""
+        """Return the offsets of all tokens outside hidden spans, and the quality of a cut in front of each."""
         spans: list[np.ndarray] = []
         blocks = list(_blocks(text))
         for at in range(0, len(blocks), 8):
@@ -179,9 +186,10 @@ class Chunker:
     def _plan(
         self, spoken: _Spoken, first: int, done: int, limit: int, ahead: int, most: int
     ) -> list[tuple[int, int]]:
-        """Return up to `ahead` consecutive passages as token ranges, of which the first has at most `limit` tokens.
+        """Return up to `ahead` consecutive passages as token ranges of at most `most` tokens.
 
-        The first begins at the token `first`, and all tokens in front of `done` are in passages already.
+        The first range begins at the token `first` and has at most `limit` tokens. Earlier passages cover all tokens
+        before `done`.
         """
         plan: list[tuple[int, int]] = []
         while done < len(spoken) and len(plan) < ahead:
@@ -194,8 +202,8 @@ class Chunker:
         furthest = max(first + 1, spoken.after(first, limit))
         if furthest == len(spoken):
             return furthest
-        # The best place in the second half, and the last of those that are equally good. Only if there is none at
-        # all, as in the middle of a very long word, is it the last good one in the first half.
+        # The last of the best places in the second half; if there is none, as within a very long word, the last of the
+        # best places in the first half.
         for nearest in (spoken.after(first, limit // 2 + 1), first + 1):
             nearest = min(max(nearest, first + 1, done + 1), furthest)  # noqa: PLW2901
             levels = spoken.levels[nearest : furthest + 1]
@@ -205,7 +213,7 @@ class Chunker:
 
     def _following(self, spoken: _Spoken, first: int, end: int, most: int) -> int:
         """Return where the passage after `[first, end)` starts."""
-        # Less than half of a passage, also where a title leaves less room.
+        # Less than half of a passage, also if a title makes passages shorter.
         overlap = min(self.overlap_tokens, (most - 1) // 2)
         if end == len(spoken) or overlap == 0:
             return end
@@ -230,7 +238,7 @@ def _first_over(plan: list[tuple[int, int]], counts: list[int], most: int) -> in
 
 
 def _beginning(title: str, end: int) -> str:
-    """Return the title up to a character, or to the last space before it if that is inside a word."""
+    """Return the title up to the character `end`, without the word that this would cut."""
     kept = title[:end]
     words = kept.rsplit(None, 1)
     inside = not (title[end : end + 1].isspace() or kept[-1:].isspace())
@@ -239,17 +247,17 @@ def _beginning(title: str, end: int) -> str:
 
 @dataclass(frozen=True)
 class _Spoken:
-    """The tokens of a text that are embedded and are more than space; `[first, end)` below are ranges of them."""
+    """The tokens of a text that are embedded and not only white space; `[first, end)` below are ranges of them."""
 
     starts: np.ndarray
     ends: np.ndarray
-    """Their characters, without the space in front that some tokenizers make part of a token."""
+    """First character of each token and one past its last, int64, without white space at the edges."""
 
     levels: np.ndarray
-    """How good a cut in front of each is (int8)."""
+    """Quality of a cut in front of each token, int8."""
 
     positions: np.ndarray
-    """Their positions among all tokens that are embedded, those of nothing but space included."""
+    """Position of each among all embedded tokens, white space included, int64."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -277,7 +285,7 @@ def _spoken(text: str, spans_N2: np.ndarray, marks: Marks) -> _Spoken:
 
 
 def _trimmed(starts_N: np.ndarray, ends_N: np.ndarray, is_space: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return spans without the space at their edges; a span of nothing but space ends where it starts, or before."""
+    """Return spans without white space at their edges; a span of white space only ends at or before its start."""
     places = np.arange(len(is_space))
     first_after = np.minimum.accumulate(np.where(is_space, len(is_space), places)[::-1])[::-1]
     last_before = np.maximum.accumulate(np.where(is_space, -1, places))
@@ -286,20 +294,21 @@ def _trimmed(starts_N: np.ndarray, ends_N: np.ndarray, is_space: np.ndarray) -> 
 
 def _passage(text: str, marks: Marks, start: int, end: int, embedding_text: str, tokens: int) -> Passage:
     time_start_s, time_end_s = marks.time_range(start, end)
+    unmarked = len(embedding_text) == end - start
     return Passage(
-        text=embedding_text if len(embedding_text) == end - start else text[start:end],
+        text=embedding_text if unmarked else text[start:end],
         start=start,
         end=end,
-        embedding_text=embedding_text,
-        tokens=tokens,
         time_start_s=time_start_s,
         time_end_s=time_end_s,
+        spoken=None if unmarked else embedding_text,
         speakers=marks.speakers_of(start, end),
+        tokens=tokens,
     )
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int]]:
-    """Yield consecutive spans of about BLOCK_CHARS that end at a line break, or at a space, if they can."""
+    """Yield consecutive spans of BLOCK_CHARS to twice that, cut at a line break, else at a space, else anywhere."""
     start = 0
     while len(text) - start > 2 * BLOCK_CHARS:
         end = start + 2 * BLOCK_CHARS
@@ -322,7 +331,7 @@ def _visible(spans_N2: np.ndarray, hidden: list[tuple[int, int]]) -> tuple[np.nd
 
 
 def _levels(text: str, starts_N: np.ndarray, ends_N: np.ndarray, marks: Marks) -> np.ndarray:
-    """Return how good a cut in front of each token is, int8 `(N,)`."""
+    """Return the quality of a cut in front of each token, int8 `(N,)`."""
     levels_N = np.zeros(len(starts_N), np.int8)
     levels_N[1:][starts_N[1:] > ends_N[:-1]] = WORD
     patterns = [(LINE_BREAK, LINE), (SENTENCE_BREAK, SENTENCE)]
@@ -331,7 +340,7 @@ def _levels(text: str, starts_N: np.ndarray, ends_N: np.ndarray, marks: Marks) -
     for pattern, level in patterns:
         _raise_levels(levels_N, starts_N, [m.end() for m in pattern.finditer(text)], level)
     for turn, label_end in zip(marks.turn_positions, marks.label_ends, strict=True):
-        # Never between a name and the first word it introduces.
+        # No cut between a speaker's name and the first word spoken.
         first, last = np.searchsorted(starts_N, (turn, label_end))
         levels_N[first : last + 1] = 0
     _raise_levels(levels_N, starts_N, marks.turn_positions, TURN)
@@ -354,16 +363,24 @@ def chunker_for(
 ) -> Chunker:
     """Return a chunker for a model that reads at most `passage_tokens` of prompt, title and passage.
 
+    Args:
+        model: name of the model, for errors.
+        tokenizer_json: content of its `tokenizer.json`; None if it has none.
+        passage_tokens: tokens that the model reads of prompt, title and passage together.
+        max_tokens: most tokens in a passage.
+        overlap_tokens: most tokens that a passage repeats from the end of the previous one.
+        prompt: text that the model puts in front of every document.
+
     Raises:
-        InvalidArgumentError: the model has no usable tokenizer (None), or would cut off passages of `max_tokens`, or
-            the overlap is too large.
+        InvalidArgumentError: `tokenizer_json` is None, `max_tokens` is more than `passage_tokens`, or the overlap is
+            too large.
 
     """
     if tokenizer_json is None:
         raise InvalidArgumentError(f"{model} has no tokenizer that gives offsets")
     if max_tokens > passage_tokens:
         raise InvalidArgumentError(
-            f"max_tokens must be at most {passage_tokens}, what {model} reads of a text; got {max_tokens}",
+            f"max_tokens must be at most {passage_tokens}, the tokens that {model} reads of a text; got {max_tokens}",
             field="max_tokens",
         )
     return Chunker(tokenizer_json, max_tokens, overlap_tokens, room=passage_tokens, prompt=prompt)

@@ -1,8 +1,8 @@
-"""A document as what is embedded of it: its pieces, and a vector for each.
+"""A document to its passages, and a vector for each.
 
-Builds and live updates both go through here, so that the same document becomes the same rows.
+Builds and live updates both use these functions, so the same document becomes the same rows.
 
-Shapes: P pieces of a document, D dimensions.
+Shapes: N texts, P passages of a document, D dimensions.
 """
 
 from __future__ import annotations
@@ -10,82 +10,61 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from scannery.embed.errors import InvalidTextError
-from scannery.embed.text.chunking import Chunker
+from scannery.embed.text.chunking import Chunker, Passage
 from scannery.embed.text.transcripts import spoken_text
 
-__all__ = ["DocumentEncoder", "Piece", "cut", "cut_all", "encode_pieces", "given_piece", "piece_id"]
+__all__ = ["DocumentEncoder", "cut", "cut_all", "encode_passages", "passage_id", "uncut"]
 
-# What one call of the encoder gets: enough to sort by length, little enough to repeat when a text is refused.
+# Texts in one call of the encoder: enough to sort by length, few enough to encode again when one is refused.
 ENCODE_TEXTS = 8192
 
 MOST_CUTTING = 8
-"""Threads that cut texts at most; a third of the work holds the interpreter's lock, so more would wait for it."""
+"""Most threads that cut texts: a third of the work holds the interpreter's lock, so more threads would wait for it."""
 
 
 Span: TypeAlias = tuple[int | None, int | None, float | None, float | None]
-"""Where a text stands in its document: first character, one past the last, and seconds likewise."""
+"""Place of a text in its document: first character, one past the last; start and end of its time in seconds."""
 
 
 class DocumentEncoder(Protocol):
-    """What encodes documents: an `Encoder`, or one in another process."""
+    """An encoder of documents: an `Encoder`, or one in another process."""
 
     @property
     def dimensions(self) -> int:
         """Components of a vector."""
 
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts, float32 (N, D); InvalidTextError if one has none."""
+        """Return the vectors of texts, float32 (N, D); InvalidTextError for a text without a vector."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """One passage of a text."""
-
-    text: str | None
-    start: int | None
-    end: int | None
-    time_start_s: float | None = None
-    time_end_s: float | None = None
-    spoken: str | None = None
-    """What is embedded and searched: what is spoken, where the text is a transcript; None: the text."""
-    speakers: tuple[str, ...] = ()
-
-
-def given_piece(text: str | None, span: Span | None = None) -> Piece:
-    """Return a text that is not cut as a piece: the whole of its document, or where `span` says that it stands."""
+def uncut(text: str | None, span: Span | None = None) -> Passage:
+    """Return a whole text as one passage. `span`: its place in its document; None: the text is the document."""
     start, end, time_start_s, time_end_s = span or (
         None if text is None else 0,
         None if text is None else len(text),
         None,
         None,
     )
-    return Piece(text, start, end, time_start_s, time_end_s, None if text is None else spoken_text(text))
+    return Passage(text, start, end, time_start_s, time_end_s, None if text is None else spoken_text(text))
 
 
-def cut(text: str | None, chunker: Chunker | None, title: str | None = None) -> list[Piece]:
-    """Return the passages of a text; without a chunker or a text, the whole."""
+def cut(text: str | None, chunker: Chunker | None, title: str | None = None) -> list[Passage]:
+    """Return the passages of a text, with room for its title; one passage if there is no chunker or no text."""
     if chunker is None or text is None:
-        return [given_piece(text)]
-    return [
-        Piece(
-            p.text, p.start, p.end, p.time_start_s, p.time_end_s,
-            None if p.embedding_text is p.text else p.embedding_text, p.speakers,
-        )
-        for p in chunker.split(text, max_tokens=chunker.fit(title)[1])
-    ]  # fmt: skip
+        return [uncut(text)]
+    return chunker.split(text, max_tokens=chunker.fit(title)[1])
 
 
 def cut_all(
     texts: Sequence[str | None], chunker: Chunker | None, titles: Sequence[str | None] | None = None
-) -> list[list[Piece]]:
-    """Return `cut` of each text, worked out on all cores: most of it is the tokenizer, which lets threads run."""
+) -> list[list[Passage]]:
+    """Return `cut` of each text, computed in threads: most of the time is the tokenizer's, which releases the GIL."""
     titles = [None] * len(texts) if titles is None else titles
     cores = min(len(os.sched_getaffinity(0)), MOST_CUTTING, len(texts))
     if chunker is None or cores < 2:
@@ -94,29 +73,34 @@ def cut_all(
         return list(threads.map(cut, texts, repeat(chunker), titles))
 
 
-def piece_id(document_id: str, number: int) -> str:
-    """Return the id of a passage, where texts are cut."""
+def passage_id(document_id: str, number: int) -> str:
+    """Return the id of the datapoint that holds a document's passage `number`, counted from 0."""
     return f"{document_id}#{number}"
 
 
-def encode_pieces(
+def encode_passages(
     titles: Sequence[str | None],
-    pieces: Sequence[Sequence[Piece]],
+    passages: Sequence[Sequence[Passage]],
     encoder: DocumentEncoder,
     chunker: Chunker | None = None,
 ) -> tuple[list[np.ndarray], list[str | None]]:
-    """Return for each document the vectors of its pieces, float32 (P, D), and the encoder's objection, if any.
+    """Return for each document the vectors of its passages, float32 (P, D), and the encoder's error message or None.
 
-    `chunker` is the one that cut the pieces: it says how much of a title goes in front of each.
+    Args:
+        titles: of each document; put in front of each of its passages.
+        passages: of each document.
+        encoder: computes the vectors.
+        chunker: the one that cut the passages, which shortens titles; None: titles are used whole.
+
     """
     titles = titles if chunker is None else [chunker.fit(title)[0] for title in titles]
-    texts = [_embedded_text(title, piece) for title, own in zip(titles, pieces, strict=True) for piece in own]
+    texts = [_embedded_text(title, one) for title, own in zip(titles, passages, strict=True) for one in own]
     vectors_ND = np.empty((len(texts), encoder.dimensions), np.float32)
     problems: dict[int, str] = {}
     for start in range(0, len(texts), ENCODE_TEXTS):
         _encode_into(vectors_ND, texts, start, min(start + ENCODE_TEXTS, len(texts)), encoder, problems)
     vectors, refused, start = [], [], 0
-    for own in pieces:
+    for own in passages:
         rows = range(start, start + len(own))
         vectors.append(vectors_ND[rows.start : rows.stop])
         no_passage = None if own else "the text has no passage: nothing in it is a token"
@@ -133,9 +117,9 @@ def _encode_into(
     encoder: DocumentEncoder,
     problems: dict[int, str],
 ) -> None:
-    """Encode a range of texts; where one is refused, halve until it stands alone, and note what the encoder said.
+    """Encode a range of texts into rows of `vectors_ND`; find refused texts by halving, and record their errors.
 
-    So one bad text costs twice the work, and even a model that refuses everything no more than log2(8192) times.
+    One refused text costs twice the work; a model that refuses every text costs log2(8192) times the work.
     """
     try:
         vectors_ND[start:end] = encoder.encode_documents(texts[start:end])
@@ -148,6 +132,5 @@ def _encode_into(
         _encode_into(vectors_ND, texts, middle, end, encoder, problems)
 
 
-def _embedded_text(title: str | None, piece: Piece) -> str:
-    text = (piece.text or "") if piece.spoken is None else piece.spoken
-    return f"{title}\n{text}" if title else text
+def _embedded_text(title: str | None, passage: Passage) -> str:
+    return f"{title}\n{passage.embedding_text}" if title else passage.embedding_text

@@ -1,7 +1,7 @@
-r"""Who speaks when: the marks in a transcript that say so, found without changing the text.
+r"""Time and speaker marks in transcripts, found without changing the text.
 
-Understood are WebVTT and SRT cues, `[hh:mm:ss]` and `[mm:ss]` marks anywhere (also as Markdown escapes them,
-`\[04:02\]`), speaker turns `**Name:** …` at the start of a line, and WebVTT voice tags `<v Name>`.
+Recognised: WebVTT and SRT cues, `[hh:mm:ss]` and `[mm:ss]` marks anywhere (also escaped for Markdown, `\[04:02\]`),
+speaker turns `**Name:** …` at the start of a line, and WebVTT voice tags `<v Name>`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from html import unescape
 __all__ = ["Marks", "find_marks", "spoken_text"]
 
 CLOCK = r"(?:(\d{1,3}):)?(\d{1,2}):(\d{2})(?:[.,](\d{1,3}))?"
-# Every pattern takes time linear in the text: repeats are bounded or stop where the next match could begin, and no
-# two neighbours can match the same characters.
+# Every pattern takes time linear in the text: repeats are bounded or end where the next match could begin, and two
+# adjacent parts never match the same characters.
 TIMING = re.compile(rf"^[ \t]*{CLOCK}[ \t]*-->[ \t]*{CLOCK}[^\n]*\n?", re.MULTILINE)
 HEADER = re.compile(r"\ufeff?WEBVTT(?!\S)")
-# A block begins after a blank line; inside a cue, the same word is spoken.
+# Only after a blank line: inside a cue, these are spoken words.
 VTT_BLOCK = re.compile(r"\n[ \t\r]*\n(?:NOTE|STYLE|REGION)(?!\S)")
 BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 VOICE = re.compile(r"<v(?:\.[^\s<>]*)?[ \t]+([^<>\s][^<>\n]{0,199})>")
@@ -32,27 +32,27 @@ TURN = re.compile(r"^[ \t]*\*\*([^*\n]{1,80}?)(?::\*\*|\*\*:)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Marks:
-    """Positions are characters of the text, times are seconds; every list is in the order of the text."""
+    """Marks of one text. Positions are characters, times are seconds; every list is in the order of the text."""
 
     hidden: list[tuple[int, int]] = field(default_factory=list)
-    """Spans that are notation, not speech: they are never embedded."""
+    """Spans of notation, which are not embedded."""
 
     time_positions: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     """From `time_positions[i]` on, the recording is at `times_s[i]`."""
 
     cue_ends_s: list[float] | None = None
-    """End of each cue, where times come from cues."""
+    """End of each cue; None if the text has no cues."""
 
     turn_positions: list[int] = field(default_factory=list)
     speakers: list[str] = field(default_factory=list)
     """From `turn_positions[i]` on, `speakers[i]` speaks."""
 
     label_ends: list[int] = field(default_factory=list)
-    """Where the name itself ends: what it introduces follows there."""
+    """One past the last character of each speaker's mark."""
 
     def spoken(self, text: str, start: int, end: int) -> str:
-        """Return what is spoken in `text[start:end]`: without the hidden spans, and in cues without character codes."""
+        """Return `text[start:end]` without the hidden spans; in cues, with HTML character codes decoded."""
         first = bisect_right(self.hidden, (start, -1))
         if first and self.hidden[first - 1][1] > start:
             first -= 1
@@ -65,7 +65,7 @@ class Marks:
         return unescape(found) if self.cue_ends_s is not None and "&" in found else found
 
     def time_range(self, start: int, end: int) -> tuple[float | None, float | None]:
-        """Return when the text from `start` to `end` is spoken, in seconds; None where nothing says so."""
+        """Return start and end of `text[start:end]` in seconds of the recording; None where there is no mark."""
         if not self.times_s:
             return None, None
         first = bisect_right(self.time_positions, start) - 1
@@ -76,21 +76,21 @@ class Marks:
         return begins, self.times_s[last + 1] if last + 1 < len(self.times_s) else None
 
     def speakers_of(self, start: int, end: int) -> tuple[str, ...]:
-        """Return who speaks from `start` to `end`, in order, each once."""
+        """Return the distinct speakers of `text[start:end]`, in order of appearance."""
         first = max(0, bisect_right(self.turn_positions, start) - 1)
         last = bisect_right(self.turn_positions, end - 1)
         return tuple(dict.fromkeys(self.speakers[first:last]))
 
 
 def spoken_text(text: str) -> str | None:
-    """Return what is spoken in a whole text; None where that is all of it."""
+    """Return a text without its marks; None if it has none."""
     marks = find_marks(text)
     spoken = marks.spoken(text, 0, len(text))
     return None if spoken == text else spoken
 
 
 def find_marks(text: str) -> Marks:
-    """Return the marks in `text`. Linear in its length; a text without any costs one pass."""
+    """Return the marks in `text`, in time linear in its length."""
     turns = [(m.start(), m.end(), m[1].strip()) for m in TURN.finditer(text)] if "**" in text else []
     if "-->" in text and TIMING.search(text):
         return _cue_marks(text, turns)
@@ -113,7 +113,7 @@ def _cue_marks(text: str, turns: list[tuple[int, int, str]]) -> Marks:
     hidden = [(start, m.end()) for start, m in zip(cues, timings, strict=True)]
     hidden += _blocks(text, [m.start() for m in timings])
     hidden += [m.span() for m in TAG.finditer(text)]
-    # A voice tag holds to the end of its cue or to the next tag; unlabelled cues go on with the last speaker.
+    # A voice tag is valid until the end of its cue or the next tag; cues without one keep the last speaker.
     turns = sorted(turns + [(m.start(), m.end(), m[1].strip()) for m in VOICE.finditer(text)])
     spans = [m.groups() for m in timings]
     return Marks(
@@ -128,9 +128,9 @@ def _cue_marks(text: str, turns: list[tuple[int, int, str]]) -> Marks:
 
 
 def _cue_start(text: str, timing: int) -> int:
-    """Return where the cue whose timing line starts at `timing` begins: there, or at the identifier line above.
+    """Return the start of the cue whose timing line starts at `timing`: there, or at the identifier line above.
 
-    A number right above a timing line is that of the cue, other words only if a blank line is above them.
+    A number directly above a timing line is an identifier; other words are one only after a blank line.
     """
     if timing == 0:
         return 0
@@ -143,7 +143,7 @@ def _cue_start(text: str, timing: int) -> int:
 
 
 def _blocks(text: str, timings: list[int]) -> list[tuple[int, int]]:
-    """Return the spans of the header and of all blocks that are no cues; each ends at a blank or a timing line."""
+    """Return the spans of the header and of all blocks other than cues; each ends at a blank or a timing line."""
     header = HEADER.match(text)
     starts = [0] if header else []
     starts += [m.end() - len(m[0].lstrip()) for m in VTT_BLOCK.finditer(text)]
@@ -174,7 +174,7 @@ def _seconds(hours: str | None, minutes: str, seconds: str, fraction: str | None
 
 
 def _rising(times: list[float]) -> list[int]:
-    """Return the positions of a longest non-decreasing run of marks: one mistyped hour must not spoil the rest."""
+    """Return the indices of a longest non-decreasing subsequence, so that a mistyped time drops only itself."""
     tails: list[float] = []
     ends: list[int] = []
     before: list[int] = []

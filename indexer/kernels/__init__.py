@@ -1,1 +1,1 @@
-"""Compiled kernels: fused loops over vectors, rows and leaves that release the interpreter's lock."""
+"""Compiled kernels: fused loops over vectors, rows and leaves, most of which release the GIL."""

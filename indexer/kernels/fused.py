@@ -1,6 +1,8 @@
-"""Fused kernels of vectors and words, and how kernels are compiled. Most run without the GIL.
+"""Compilation of kernels, and fused kernels for vectors, words and sparse vectors. Most run without the GIL.
 
-Compiled on first use and cached on disk, in numba's own cache (`NUMBA_CACHE_DIR`).
+Kernels are compiled on first use, and stored in numba's cache on disk (`NUMBA_CACHE_DIR`).
+
+Shapes: N rows, D dimensions, T terms, P postings, M rows that match; Q vectors, or terms of a query.
 """
 
 from __future__ import annotations
@@ -28,35 +30,39 @@ __all__ = [
 
 
 if _named := os.environ.get("NUMBA_CACHE_DIR"):
-    # A relative one would be another after a change of folders, and code would be loaded from there.
+    # A relative path would mean another folder after a chdir, and code would be loaded from there.
     os.environ["NUMBA_CACHE_DIR"] = str(Path(_named).absolute())
     numba.config.reload_config()  # type: ignore[no-untyped-call]
 
 COMPILING = threading.RLock()
-"""Segments are opened by several threads, and a first one compiles kernels. Compilers parse Python code, as numpy does
-with the header of every `.npy` file; and where two threads do that at once, CPython 3.11 before 3.11.8 can fail with a
-SystemError about its own recursion depth."""
+"""Held while kernels are compiled. Several threads open segments, and the first one compiles. Compiling parses Python
+code, as numpy does with the header of every `.npy` file; if two threads parse at once, CPython 3.11 before 3.11.8 can
+fail with a SystemError about its recursion depth."""
 
 _FASTMATH = {"reassoc", "contract", "nsz"}
-"""Lets the sum be vectorised, which reorders it; the error stays that of a float32 sum."""
+"""Allow sums to be reordered, and so vectorised; the error remains that of a float32 sum."""
 
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def compiled(function: FunctionT, *, fastmath: bool = True, brief: bool = False) -> FunctionT:
-    """Return the function as machine code, which runs without the GIL unless it is `brief`.
+    """Return the function compiled by numba, from its cache on disk if that is private.
 
-    What takes a few microseconds and reads no file keeps the GIL: under load, each time it is let go another thread
-    takes it, and to get it back costs two switches of context. Kernels that kept it saved a tenth of what a query
-    costs a server.
+    Args:
+        function: takes arrays and numbers.
+        fastmath: whether sums may be reordered.
+        brief: whether it keeps the GIL, for kernels that take a few microseconds and read no file. Under load, another
+            thread takes a released GIL, and getting it back costs two context switches: kernels that keep it saved a
+            tenth of a server's cost per query.
+
     """
     allowed = _FASTMATH if fastmath else False
     try:
         kernel = numba.njit(cache=True, nogil=not brief, fastmath=allowed)(function)
         if keeps_code(Path(str(kernel.stats.cache_path)), Path(function.__code__.co_filename)):
             return cast("FunctionT", kernel)
-    except (RuntimeError, OSError):  # there is no folder that can be written
+    except (RuntimeError, OSError):  # no cache folder can be written
         pass
     return cast("FunctionT", numba.njit(nogil=not brief, fastmath=allowed)(function))
 
@@ -73,9 +79,9 @@ def _add_bm25(
     scores_N: np.ndarray,
     found_M: np.ndarray,
 ) -> int:
-    """Add the BM25 scores of a query's terms to `scores_N` (zeros); write the rows that match to `found_M`.
+    """Add the BM25 scores of a query's terms to `scores_N` (zeros), and write the rows that match to `found_M`.
 
-    The length of a row counts `base + slope * length`. Returns how many rows match (lexical/bm25.py).
+    `base + slope * length` normalises by the length of a row. Returns the number of rows that match (lexical/bm25.py).
     """
     found = 0
     for position in range(terms_Q.shape[0]):
@@ -99,9 +105,9 @@ def _add_products(
     seen_N: np.ndarray,
     found_M: np.ndarray,
 ) -> int:
-    """Add the products of a sparse query and each row to `scores_N` (zeros); write the rows that match to `found_M`.
+    """Add the products of a sparse query and each row to `scores_N` (zeros), and write rows that match to `found_M`.
 
-    `seen_N` comes all False. Returns how many rows match. See `scannery.indexer.datapoints.sparse`.
+    `seen_N` must be all False. Returns the number of rows that match. See `scannery.indexer.datapoints.sparse`.
     """
     found = 0
     for position in range(numbers_Q.shape[0]):
@@ -116,26 +122,26 @@ def _add_products(
     return found
 
 
-# Without the fast arithmetic of the others: the score of a row must not depend on the segment it is in.
+# Without fastmath: the score of a row must not depend on its segment.
 add_bm25 = compiled(_add_bm25, fastmath=False)
 add_products = compiled(_add_products, fastmath=False)
 
 
 SURE_SQUARE = 1e30
-"""Below this, and above 0, is the squared length of vectors that need no closer look; of NaN it is neither."""
+"""Vectors with a squared length above 0 and below this are valid. Comparisons with NaN are false."""
 
 
 @partial(compiled, brief=True)
 def surely_valid(vectors_QD: np.ndarray) -> bool:
-    """Return whether all vectors have only finite components below 1e15, and one that is not 0.
+    """Return True only if all components are finite and below 1e15, and no vector is zero.
 
-    Judged by their squares, in float64, which no float32 makes overflow. False may also be a false alarm.
+    May return False for valid vectors. Tests squared lengths in float64, in which squares of float32 do not overflow.
     """
     for query in range(vectors_QD.shape[0]):
         total = np.float64(0)
         for component in range(vectors_QD.shape[1]):
             total += np.float64(vectors_QD[query, component]) * np.float64(vectors_QD[query, component])
-        # This way round NaN fails, too.
+        # `not` of the comparison, so that NaN fails too.
         if not 0 < total < SURE_SQUARE:
             return False
     return True
@@ -143,7 +149,7 @@ def surely_valid(vectors_QD: np.ndarray) -> bool:
 
 @partial(compiled, brief=True)
 def unit_vectors(vectors_QD: np.ndarray, units_QD: np.ndarray) -> bool:
-    """Write the vectors scaled to length 1 to `units_QD`; zero vectors stay zero. Returns what `surely_valid` does."""
+    """Write the vectors scaled to length 1 to `units_QD`, zero vectors as zeros. Returns `surely_valid`."""
     valid = True
     for query in range(vectors_QD.shape[0]):
         total = np.float64(0)

@@ -1,6 +1,6 @@
-"""Fused kernels that scan the allowed rows of the leaves nearest to a query. They release the GIL.
+"""Fused kernels that scan the allowed rows of the leaves nearest to a query (planning/leaves.py). They release the GIL.
 
-Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T steps of a tail.
+Shapes: Q queries, N rows, L leaves, D dimensions, K hits, R sampled rows, B classes of rank, T steps of a tail.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["TAIL_LOW", "TAIL_STEP", "count_tails", "predict_scores", "scan_leave
 
 TAIL_LOW = -1.0
 TAIL_STEP = 1 / 128
-"""Tails are tabulated from TAIL_LOW on, in such steps of the leaf's spread."""
+"""Tails are tables over spreads above the prediction: from TAIL_LOW, in steps of TAIL_STEP."""
 LOOK_WORK = 16
-"""A look at what the leaves may still hold takes each of them as long as so many components of a row."""
+"""Cost of `_enough` per leaf, in components of scored rows."""
 
 
 @compiled
@@ -32,7 +32,7 @@ def predict_scores(
     predicted_L: np.ndarray,
     spread_L: np.ndarray,
 ) -> None:
-    """Write the score that each leaf predicts for its rows, and how these spread, to `predicted_L` and `spread_L`."""
+    """Write each leaf's predicted score and the spread of its rows' scores to `predicted_L` and `spread_L`."""
     square = np.float32(0)
     for component in range(query_D.shape[0]):
         square += query_D[component] * query_D[component]
@@ -52,7 +52,7 @@ def predict_scores(
 
 @compiled
 def _rank_class(rank: int) -> int:
-    """Return the class of a leaf by its rank for a query: 0, 1, 2–3, 4–7, … share one tail each."""
+    """Return the class of a leaf's rank for a query: ranks 0, 1, 2–3, 4–7, … are a class each, with one tail."""
     found = 0
     while rank > 0:
         rank >>= 1
@@ -64,7 +64,7 @@ def _rank_class(rank: int) -> int:
 def _step(spreads: np.float32, steps: int) -> int:
     """Return the step of a tail for a number of spreads above the prediction.
 
-    The bounds come first: an integer that a float does not fit into could be any, also a negative one.
+    Bounds are tested before the conversion: a float that is too large for an integer becomes an undefined value.
     """
     at = (spreads - TAIL_LOW) / TAIL_STEP
     if not at > 0:
@@ -76,7 +76,7 @@ def _step(spreads: np.float32, steps: int) -> int:
 
 @compiled
 def _tail(tail_T: np.ndarray, predicted: np.float32, spread: np.float32, score: np.float32) -> np.float32:
-    """Return the share of a leaf's rows that one expects to score above `score`."""
+    """Return the expected share of a leaf's rows that score above `score`."""
     if spread <= 0:
         return np.float32(1.0) if predicted >= score else np.float32(0.0)
     step = (score - predicted) / spread
@@ -99,11 +99,11 @@ def _enough(
     budget: float,
     above_L: np.ndarray,
 ) -> tuple[int, float]:
-    """Return after how many leaves at most `budget` hits are expected in the others, and how many are.
+    """Return the number of leaves after which at most `budget` hits are expected in the others, and that expectation.
 
-    A leaf has so many rows above the score of the k-th hit as its tail says. How many of these are allowed? As many
-    as of all its rows; or, where the filter prefers what is near to the query, as many as of all rows above that
-    score, of which k were found. `above_L` is room to work in.
+    The tail of a leaf gives its number of rows above `score`, the score of the k-th hit. The allowed share of these is
+    taken as the larger of two: the allowed share of the leaf's rows; and, since a filter may prefer rows near to the
+    query, k divided by the expected number of all rows above `score`. `above_L` is a work array.
     """
     total, tail_class, next_class = np.float32(0), 0, 1
     for rank in range(order_L.shape[0]):
@@ -142,10 +142,10 @@ def scan_leaves(
     rows_K: np.ndarray,
     scores_K: np.ndarray,
 ) -> tuple[int, int, float]:
-    """Write the best allowed rows of the nearest leaves to `rows_K` and `scores_K`, which come filled with "no row".
+    """Write the best allowed rows of the nearest leaves to `rows_K` and `scores_K`, which must be filled with "no row".
 
-    Leaves are scanned in the given order until k rows are found and at most `budget` of them are expected
-    elsewhere. Returns how many leaves and rows were scanned, and how many hits are expected elsewhere.
+    Leaves are scanned in the order of `order_L` until k rows are found and at most `budget` better rows are expected in
+    the others. Returns the numbers of leaves and rows scanned, and the expected number of hits in the other leaves.
     """
     k, leaves, dimensions = rows_K.shape[0], order_L.shape[0], vectors_ND.shape[1]
     above_L = np.empty(leaves, np.float32)
@@ -163,7 +163,7 @@ def scan_leaves(
                     found = insert(rows_K, scores_K, found, row, value, ranks_N)
         if found < k:
             continue
-        # A look goes over all leaves. It is worth it when better hits were found, by as much work as it takes itself.
+        # `_enough` visits all leaves. It is called if the k-th score rose, after as much work as it takes itself.
         better = scores_K[k - 1] > looked_score
         worked = (scanned - looked) * dimensions >= LOOK_WORK * leaves
         if better and (worked or rank + 1 >= needed or looked == 0):
@@ -187,9 +187,9 @@ def count_tails(
     spread_QL: np.ndarray,
     counts_BT: np.ndarray,
 ) -> None:
-    """Count how far the scores of rows lie above what their leaves predict, in spreads, by class of rank.
+    """Add to `counts_BT` how many rows score how many spreads above their leaf's prediction, by class of rank.
 
-    The query's own row (`own_Q`, -1: none) is left out: no query is among what it looks for.
+    The query's own row (`own_Q`, -1: none) is left out.
     """
     for query in range(scores_QR.shape[0]):
         for position in range(scores_QR.shape[1]):

@@ -1,11 +1,10 @@
-"""The score of one row for one query, for kernels: the same bits wherever it is computed.
+"""The score of one row for one query, for kernels: the same bits in every kernel.
 
-The order of the additions is written down here, in vector instructions, and no compiler may change it. Where a compiler
-chooses the order, it depends on the loop around the sum: the score of a row then differed in its last bit between a
-single query and a batch, and so did the order of rows. A sum that Python adds up in a fixed order is not vectorised,
-and takes six times as long.
+This module emits vector instructions with a fixed order of additions. If the compiler chooses the order, it depends on
+the loop around the sum: then the score of a row differed in its last bit between a single query and a batch, and so did
+the order of rows. A loop in Python with a fixed order is not vectorised, and takes six times as long.
 
-Products are rounded before they are added (no fused multiply-add), so scores do not depend on the processor either.
+Products are rounded before they are added (no fused multiply-add), so scores do not depend on the processor.
 
 Shapes: N rows, D dimensions.
 """
@@ -25,16 +24,16 @@ from numba.extending import intrinsic
 __all__ = ["CHAINS", "NARROW", "WIDE", "score"]
 
 WIDE, NARROW = 16, 4
-"""Components that are added at once; processors with narrower registers take several for it."""
+"""Components added by one instruction; processors with narrower registers need several."""
 CHAINS = 2
-"""Sums of WIDE components that run side by side: an addition waits for the one before it in its own sum only."""
+"""Independent sums of WIDE components: an addition waits only for the previous one of its own sum."""
 
 cgutils: Any = numba_cgutils
 _FLOAT = ir.FloatType()
 _SIZE = ir.IntType(64)
 
 _Term = Callable[[Any, Any, Any], Any]
-"""From a builder, some components of the row and the same ones of the query to what is added."""
+"""From a builder, components of the row and the same components of the query, to the terms of the sum."""
 
 
 def _product(builder: Any, row: Any, query: Any) -> Any:
@@ -47,18 +46,18 @@ def _minus_square(builder: Any, row: Any, query: Any) -> Any:
 
 
 def _typed(_: Any, vectors_ND: Any, row: Any, query_D: Any, squared: Any) -> Any:
-    """Return the signature, and what emits the code."""
+    """Return the signature, and the function that emits the code."""
     for array, dimensions in ((vectors_ND, 2), (query_D, 1)):
         if (array.dtype, array.ndim, array.layout) != (types.float32, dimensions, "C"):
-            raise TypingError(f"needs float32 arrays in one piece, got {array}")
-    # Looked up when a kernel is compiled, after this module was read.
+            raise TypingError(f"needs C-contiguous float32 arrays, got {array}")
+    # `_emitted` is looked up when a kernel is compiled, after this module was executed.
     return types.float32(vectors_ND, types.int64, query_D, types.boolean), _emitted
 
 
 score: Callable[[np.ndarray, int, np.ndarray, bool], np.float32] = intrinsic(_typed)  # type: ignore[assignment]
-"""From vectors (N, D), a row, a query (D,) and `squared` to their inner product, or minus their squared distance.
+"""From vectors (N, D), a row number, a query (D,) and `squared`, to the inner product or minus the squared distance.
 
-Both arrays are float32 and in one piece. For kernels compiled without fast arithmetic, which would apply here, too."""
+Both arrays are float32 and C-contiguous. For kernels compiled without fastmath, which would affect this code too."""
 
 
 def _emitted(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -85,7 +84,7 @@ class _Sum:
         self._done = _SIZE(0)
 
     def total(self) -> Any:
-        """Return the sum, a float: of WIDE * CHAINS components at a time, then of the rest."""
+        """Emit the sum, a float: of WIDE * CHAINS components at once, then of the rest in smaller steps."""
         add = self._builder.fadd
         one, other = self._added(WIDE, CHAINS)
         total = add(add(one, other), *self._added(WIDE, 1))
@@ -93,7 +92,7 @@ class _Sum:
         return add(self._builder.extract_element(self._halved(total, 1), _SIZE(0)), *self._added(1, 1))
 
     def _added(self, width: int, chains: int) -> list[Any]:
-        """Emit a loop over what is left, `width * chains` components at once; return the sums."""
+        """Emit a loop over the remaining components, `width * chains` at once; return the `chains` sums."""
         builder, step = self._builder, _SIZE(width * chains)
         kind = _FLOAT if width == 1 else ir.VectorType(_FLOAT, width)
         zero = ir.Constant(kind, 0.0 if width == 1 else [0.0] * width)
@@ -117,7 +116,7 @@ class _Sum:
         return self._builder.load(place, align=4)
 
     def _halved(self, vector: Any, width: int) -> Any:
-        """Add the upper half of a vector to the lower one until it is so wide."""
+        """Add the upper half of a vector to its lower half until it has `width` components."""
         while vector.type.count > width:
             half = vector.type.count // 2
             low, high = (

@@ -1,1 +1,1 @@
-"""Words: the analyser, the inverted index and BM25."""
+"""Lexical search: the analyser, the inverted index and BM25."""

@@ -1,11 +1,11 @@
 """BM25 over the postings of a segment, with statistics of the whole corpus.
 
-The variant is Lucene's: a term that occurs f times in a row of length l counts
+The variant is Lucene's: the score of a term that occurs f times in a row of length l is
 
     idf · f / (f + k1 · (1 - b + b · l / average length)),    idf = ln(1 + (n - df + 0.5) / (df + 0.5))
 
-with n rows that have words, df of them having the term, k1 = 1.2 and b = 0.75. Lengths are exact. Scores are summed in
-float64 in the order of the query's terms, so that they do not depend on how the corpus is cut into segments.
+with n rows that have words, of which df have the term, k1 = 1.2 and b = 0.75. Lengths are exact. Scores are summed in
+float64 in the order of the query's terms, so that they do not depend on how rows are distributed over segments.
 
 Shapes: N rows of the segment, P postings, T terms of the query, M rows that match.
 """
@@ -30,17 +30,17 @@ B = 0.75
 
 @dataclass(frozen=True, slots=True)
 class CorpusStatistics:
-    """What BM25 needs to know of all segments of a snapshot."""
+    """Statistics of all segments of a snapshot, for BM25."""
 
     documents: int
     """Rows that have words."""
     average_length: float
-    """Terms in such a row, on average."""
+    """Mean number of terms of these rows."""
     frequencies: Mapping[str, int]
-    """In how many rows each term of the query occurs; terms that occur nowhere are left out."""
+    """Number of rows that have each term of the query; terms without rows are left out."""
 
     def idf(self, term: str) -> float:
-        """Return the weight of a term: the rarer, the larger; never negative."""
+        """Return the inverse document frequency of a term, at least 0."""
         frequency = self.frequencies[term]
         return math.log1p((self.documents - frequency + 0.5) / (frequency + 0.5))
 
@@ -53,7 +53,7 @@ def corpus_statistics(
     Args:
         postings: of each segment.
         terms: of the query.
-        alive: for each segment the rows that count; None, or nothing given: all.
+        alive: for each segment the rows that are not deleted; None, or an empty sequence: all.
 
     """
     segments = list(zip(postings, alive or [None] * len(postings), strict=True))
@@ -68,11 +68,11 @@ def corpus_statistics(
 
 
 _SIZES: WeakKeyDictionary[AllowedRows, tuple[int, int]] = WeakKeyDictionary()
-"""What `_live_size` has counted; a segment's live rows are one object as long as they are the same."""
+"""Cache of `_live_size`. A segment's live rows are the same object until rows are deleted."""
 
 
 def _live_size(postings: Postings, alive: AllowedRows | None) -> tuple[int, int]:
-    """Return how many live rows have words, and how many words these have."""
+    """Return the number of live rows that have words, and the number of their words."""
     if alive is None:
         return postings.documents, postings.total_length
     size = _SIZES.get(alive)
@@ -102,9 +102,9 @@ def score_rows(
 
     Args:
         postings: of one segment.
-        weights: idf times the number of occurrences in the query, by term; all above 0.
-        average_length: of the rows of the whole corpus.
-        allowed_N: bool; other rows are left out.
+        weights: by term, idf times its number of occurrences in the query; above 0.
+        average_length: mean number of terms of a row, over the whole corpus.
+        allowed_N: rows to return, bool; None: all.
 
     Returns:
         rows_M int64, in no particular order, and scores_M float32, all above 0.
@@ -120,7 +120,7 @@ def score_rows(
     numbers_T = np.array([number for number, _ in known], np.int64)
     weights_T = np.array([weight for _, weight in known], np.float64)
     most = min(len(postings.lengths_N), sum(postings.frequency(number) for number, _ in known))
-    # Zeros cost nothing until a page is written to, so few matches in a large segment stay cheap.
+    # The system allocates pages of zeros on the first write, so few matches in a large segment are cheap.
     scores_N = np.zeros(len(postings.lengths_N), np.float64)
     rows_M = np.empty(most, np.int64)
     count = fused.add_bm25(

@@ -1,9 +1,8 @@
-"""The words of a segment: term counts per row at rest, and an inverted index of them in the local cache.
+"""The words of a segment: term counts per row in its file, and an inverted index of them in the local cache.
 
-In the Parquet file a row has two lists, `_terms` (distinct, sorted) and `_term_counts` (how often each occurs in its
-title and text). When a segment is unpacked, they are turned around once, into flat arrays that are memory-mapped: for
-each term the rows it occurs in. Nothing in a segment depends on other segments; what BM25 needs of the whole corpus
-is summed when a query is answered.
+In the Parquet file a row has two lists, `_terms` (distinct, sorted) and `_term_counts` (their occurrences in title and
+text). Unpacking a segment inverts them into flat arrays that are memory-mapped: for each term the rows that have it. A
+segment does not depend on other segments; queries sum the statistics of the corpus that BM25 needs.
 
 Shapes: N rows of the segment, T distinct terms, P postings (pairs of a term and a row).
 """
@@ -58,24 +57,29 @@ _ARRAYS = (_TERM_BYTES, _TERM_STARTS, _STARTS, _ROWS, _COUNTS, _LENGTHS)
 
 
 class Postings:
-    """For each term of a segment the rows it occurs in."""
+    """The inverted index of a segment: for each term the rows that have it."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take what `invert` returns."""
+        """Keep the arrays.
+
+        Args:
+            arrays: by name, as `invert` returns them.
+
+        """
         self.rows_P = arrays[_ROWS]
-        """int32, ascending within a term."""
+        """Row of each posting, int32, ascending within a term."""
         self.counts_P = arrays[_COUNTS]
-        """How often the term occurs in the row, int32."""
+        """Occurrences of the term in the row, int32."""
         self.starts_T = arrays[_STARTS]
-        """Where the postings of each term begin, int64 (T + 1,)."""
+        """First posting of each term, int64 (T + 1,)."""
         self.lengths_N = arrays[_LENGTHS]
-        """Terms in each row, repeated ones counted, int32."""
+        """Number of terms in each row, repetitions included, int32."""
         self._term_bytes = arrays[_TERM_BYTES]
         self._term_starts = arrays[_TERM_STARTS]
 
     @classmethod
     def map(cls, folder: Path) -> Postings:
-        """Return the postings in a folder, memory-mapped."""
+        """Return the postings that `write_postings` wrote, memory-mapped."""
         return cls({name: mapped(folder / name) for name in _ARRAYS})
 
     @cached_property
@@ -85,7 +89,7 @@ class Postings:
 
     @cached_property
     def total_length(self) -> int:
-        """Terms in all rows."""
+        """Number of terms in all rows, repetitions included."""
         return int(self.lengths_N.sum(dtype=np.int64))
 
     def number_of(self, term: str) -> int | None:
@@ -95,7 +99,7 @@ class Postings:
         return number if number < len(self._term_starts) - 1 and self._term(number) == wanted else None
 
     def frequency(self, number: int) -> int:
-        """Return how many rows have a term."""
+        """Return the number of rows that have a term, given by its number."""
         return int(self.starts_T[number + 1] - self.starts_T[number])
 
     def _term(self, number: int) -> bytes:
@@ -114,7 +118,7 @@ def term_columns(table: pa.Table, spec: LexicalSpec) -> dict[str, pa.ChunkedArra
 
 
 def with_known_terms(table: pa.Table, spec: LexicalSpec | None, known: KnownTerms) -> pa.Table:
-    """Return a table with the columns of `term_columns`; what is in `known` is not analysed, the rest is put there."""
+    """Return a table with the columns of `term_columns`; texts in `known` are not analysed, others are added to it."""
     if spec is None:
         return table
     rows = [(row["title"], row["text"]) for row in searched_text(table).to_pylist()]
@@ -130,7 +134,7 @@ def with_known_terms(table: pa.Table, spec: LexicalSpec | None, known: KnownTerm
 
 
 def with_terms(table: pa.Table, spec: LexicalSpec | None) -> pa.Table:
-    """Return a table with the columns of `term_columns`; the same one where it has them, or the index has no words."""
+    """Return a table with the columns of `term_columns`; the same table if it has them, or if `spec` is None."""
     if spec is None or TERMS_COLUMN in table.column_names:
         return table
     for column, values in term_columns(table, spec).items():
@@ -145,7 +149,7 @@ def write_postings(table: pa.Table, folder: Path) -> None:
 
 
 def invert(table: pa.Table) -> dict[str, np.ndarray]:
-    """Return the inverted index of a segment's `_terms` and `_term_counts`, for `Postings`; arrays are read-only."""
+    """Return the arrays of `Postings`, read-only, from the columns `_terms` and `_term_counts`."""
     counts_P = pc.list_flatten(table.column(COUNTS_COLUMN)).to_numpy().astype(np.int32)
     sizes_N = pc.list_value_length(table.column(TERMS_COLUMN)).to_numpy()
     rows_P = np.repeat(np.arange(table.num_rows, dtype=np.int32), sizes_N)
@@ -169,7 +173,7 @@ def invert(table: pa.Table) -> dict[str, np.ndarray]:
 
 def _counted(batch: pa.RecordBatch, analyser: Analyser) -> tuple[pa.Array, pa.Array]:
     columns = (batch.column(name).to_pylist() for name in ("title", "text"))
-    # Passages of a document stand together, and share its title.
+    # Passages of a document are adjacent, and share its title.
     of_title = lru_cache(1)(lambda title: Counter(analyser.terms(title)))
     counted = [
         sorted((of_title(title or "") + Counter(analyser.terms(text or ""))).items())
@@ -183,7 +187,7 @@ def _counted(batch: pa.RecordBatch, analyser: Analyser) -> tuple[pa.Array, pa.Ar
 
 def _numbered(terms_P: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
     """Return the number of each posting's term in sorted order, and the sorted terms."""
-    # In this order: all strings of a column in one chunk may be more than Arrow's 2 GB.
+    # Encoded before the chunks are combined: all strings of a column may have more than Arrow's 2 GB.
     encoded = terms_P.dictionary_encode().unify_dictionaries().combine_chunks()
     order_T = pc.sort_indices(encoded.dictionary).to_numpy()
     rank_T = np.empty(len(order_T), np.int64)

@@ -1,1 +1,1 @@
-"""Folders, files and processes of this machine: private, temporary, locked."""
+"""Local folders, files and child processes: private, temporary, locked."""

@@ -1,7 +1,7 @@
-"""Python in child processes: which modules they find.
+"""Python child processes that do not import modules from the current folder.
 
-`python -m` and `python -c` put the current folder first on the import path, and an empty entry of `PYTHONPATH` means
-it, too. A process that works for others must not run what happens to lie in the folder that somebody started it from.
+`python -m` and `python -c` put the current folder first on the import path, and an empty entry of `PYTHONPATH` also
+means it. A server must not run modules that happen to be in the folder where it was started.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from pathlib import Path
 
 __all__ = ["python_command", "python_environment"]
 
-# Before anything else is imported. Python 3.11 leaves the current folder out by itself if PYTHONSAFEPATH is set.
+# Runs before any other import. From Python 3.11 on, PYTHONSAFEPATH alone leaves the current folder out.
 _WITHOUT_CURRENT = "import sys; sys.path[:] = [path for path in sys.path if path]; import runpy; "
 _MODULE = _WITHOUT_CURRENT + "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
-# Not as `python FILE`, which makes the modules beside it top-level ones.
+# Not `python FILE`, which makes modules beside the file importable as top-level ones.
 _SCRIPT = _WITHOUT_CURRENT + "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
-# Where this package lies: the folder to find it in is one of its import path, even if it is the current one.
-_HOME = Path(os.path.abspath(__file__)).parents[3]  # noqa: PTH100 -- resolve() would follow links
+# The folder that holds this package: it stays on the import path, even if it is the current folder.
+_HOME = Path(os.path.abspath(__file__)).parents[2]  # noqa: PTH100 -- resolve() would follow links
 
 
 def python_command(program: str | Path, arguments: Sequence[str]) -> list[str]:
-    """Return what runs a module, by its name, or a script, by its path; with the environment below."""
+    """Return the command that runs a module (a name) or a script (a path), for use with `python_environment`."""
     code = _SCRIPT if isinstance(program, Path) else _MODULE
     return [sys.executable, "-c", code, str(program), *arguments]
 
 
 def python_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of such a process, with `more`.
+    """Return the environment of a child process, with the variables in `more`.
 
-    It has the import path of this process, which need not be an installed one (workers of Beam, editable installs),
-    without the current folder and the one that it was started in, unless Scannery itself lies there.
+    It passes on the import path of this process (which Beam workers and editable installs extend), without the current
+    folder and the folder in which this process was started, unless Scannery itself is there.
     """
     path = os.pathsep.join(_import_path(sys.path, [*_STARTED_IN, *_current()]))
     return {**os.environ, **more, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
@@ -42,7 +42,7 @@ def python_environment(more: Mapping[str, str]) -> dict[str, str]:
 def _current() -> list[Path]:
     try:
         return [Path.cwd()]
-    except OSError:  # it is gone
+    except OSError:  # it was removed
         return []
 
 
@@ -50,7 +50,7 @@ _STARTED_IN = _current()
 
 
 def _import_path(entries: Sequence[str], current: Sequence[Path]) -> list[str]:
-    # A relative one would be another folder after a change of folders; one with a separator would become two.
+    # A relative entry would mean another folder after a chdir; an entry with a separator would become two.
     fixed = [entry for entry in entries if Path(entry).is_absolute() and os.pathsep not in entry]
     return [path for path in fixed if Path(path) == _HOME or not any(_same(path, other) for other in current)]
 
@@ -58,5 +58,5 @@ def _import_path(entries: Sequence[str], current: Sequence[Path]) -> list[str]:
 def _same(path: str, other: Path) -> bool:
     try:
         return other.samefile(path)
-    except OSError:  # one of them is gone
+    except OSError:  # one of them does not exist
         return False

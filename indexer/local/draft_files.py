@@ -1,4 +1,4 @@
-"""Files that are being written: locked by their writer, so that they are told from what a killed writer left."""
+"""Draft files, locked while they are written, so that drafts of killed writers can be removed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["new_draft", "remove_draft"]
 
 @contextmanager
 def new_draft(path: Path, mode: int) -> Iterator[BinaryIO]:
-    """Give a new file that is locked until the context ends; it may get another name before."""
+    """Give a new file, open for writing and locked until the context ends; the caller may rename it meanwhile."""
     with os.fdopen(_created(path, mode), "wb") as file:
         yield file
 
 
 def remove_draft(path: Path, *, before_s: float) -> None:
-    """Remove a draft that was last written before a time (seconds since the epoch), unless somebody is writing it.
+    """Remove a draft that was last written before a time (seconds since the epoch), unless its writer still runs.
 
-    The kernel frees the lock of who was killed.
+    The kernel frees the lock of a killed writer.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -41,7 +41,7 @@ def _created(path: Path, mode: int) -> int:
         _lock(descriptor)
         if os.fstat(descriptor).st_nlink:
             return descriptor
-        os.close(descriptor)  # taken for a leftover before it was locked
+        os.close(descriptor)  # another process removed it as a leftover before it was locked
 
 
 def _lock(descriptor: int, flags: int = 0) -> bool:
@@ -49,6 +49,6 @@ def _lock(descriptor: int, flags: int = 0) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks: there, the age has to tell
+    except OSError:  # a file system without locks: drafts are removed by age alone
         return True
     return True

@@ -1,4 +1,4 @@
-"""Folders of one user: what is read from them is handed to native code, so no other user may write there."""
+"""Private folders: their files are read by native code, so no other user may write there."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def make_private(folder: Path, name: str) -> None:
-    """Create a folder, and its parents that are missing, for the user of this process alone (0700).
+    """Create a folder and its missing parents with mode 0700. An existing folder of this user gets this mode.
 
-    One that is there and that others can read or write is closed to them. `name` stands for it in errors.
+    Args:
+        folder: the folder.
+        name: what errors and warnings call it.
 
     Raises:
         StoreError: it belongs to another user, or is a link.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
 
     """
     for item in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
@@ -33,20 +35,20 @@ def make_private(folder: Path, name: str) -> None:
         raise StoreError(f"{name} is a link or a file; it must be a folder of the user who runs this")
     if status.st_uid != os.geteuid():
         raise StoreError(
-            f"{name} belongs to user {status.st_uid}, and this process runs as {os.geteuid()}; who can write there "
-            "could have it run anything, so it needs a folder of its own"
+            f"{name} belongs to user {status.st_uid}, and this process runs as {os.geteuid()}; a user who can write "
+            "there could make it run any code, so it needs its own folder"
         )
     if status.st_mode & _OTHERS:
         if status.st_mode & _OTHERS_WRITE:
-            _LOG.warning("%s could be written by other users (%s); it is closed to them now", name, folder)
+            _LOG.warning("other users could write to %s (%s); its mode is 0700 now", name, folder)
         folder.chmod(0o700)
 
 
 def keeps_code(folder: Path, source: Path) -> bool:
-    """Return whether compiled code in a cache folder can be trusted as much as its source, and tell if it cannot.
+    """Return whether compiled code in a cache folder may be loaded; log a warning if not.
 
-    Numba's cache is pickle: loading it runs whatever it says. Beside the source nothing is gained by a check, since who
-    can write there can change the source. One of ours that others could write is emptied and closed to them.
+    Numba's cache is pickle, so loading it can run any code. A cache beside the source needs no check: users who can
+    write there can change the source. A folder of this user that others could write is emptied and gets mode 0700.
     """
     if folder.name == "__pycache__" and folder.parent.samefile(source.parent):
         return True
@@ -55,7 +57,7 @@ def keeps_code(folder: Path, source: Path) -> bool:
         _LOG.warning("compiled code in %s is not used: it belongs to user %d", folder, status.st_uid)
         return False
     if status.st_mode & _OTHERS_WRITE:
-        _LOG.warning("compiled code in %s could be written by other users; it is compiled anew", folder)
+        _LOG.warning("other users could write compiled code in %s; it is compiled again", folder)
         folder.chmod(0o700)
         for path in folder.iterdir():
             path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Temporary folders that do not pile up: what a killed process left is removed by the next one that needs one.
+"""Temporary folders; those of killed processes are removed when another process makes one.
 
-A folder is locked as long as it is used, by an open descriptor, which the kernel lets go of however the process ends.
-A folder of ours without a lock is therefore nobody's.
+A folder in use is locked through an open descriptor, which the kernel closes when the process ends. So a folder of this
+user without a lock is not in use.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _swept: set[str] = set()
 
 @contextmanager
 def scratch_folder(purpose: str) -> Iterator[Path]:
-    """Give an empty folder below the temporary one (`TMPDIR`), called after its purpose, and remove it at the end.
+    """Give an empty folder in the temporary folder (`TMPDIR`), with `purpose` in its name; remove it at the end.
 
     Raises:
-        StoreError: it cannot be made: the disk is full, say.
+        StoreError: it cannot be created, as when the disk is full.
 
     """
     try:
@@ -37,7 +37,7 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
             _sweep(Path(place))
         folder, lock = _locked_folder(purpose)
     except OSError as error:
-        raise StoreError(f"no temporary folder can be made: {error}") from error
+        raise StoreError(f"cannot create a temporary folder: {error}") from error
     try:
         yield folder
     finally:
@@ -51,14 +51,14 @@ def _locked_folder(purpose: str) -> tuple[Path, int | None]:
         folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-"))
         if (lock := _lock(folder)) is not None:
             return folder, lock
-        # Between the two calls another process took it for a stale one, and removes it.
+        # Before it was locked, another process took it for an unused one and removes it.
         shutil.rmtree(folder, ignore_errors=True)
-    # There are no locks on this file system, so nobody removes what others made.
+    # The file system has no locks, so `_sweep` removes no folders.
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-")), None
 
 
 def _lock(folder: Path) -> int | None:
-    """Return the folder, open and locked; None if somebody has it, or it is gone."""
+    """Return a descriptor of the folder, locked; None if another process holds the lock, or the folder is gone."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -74,7 +74,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _sweep(place: Path) -> None:
-    """Remove what processes of this user left there that were killed."""
+    """Remove the scratch folders of killed processes of this user."""
     for folder in place.glob(f"{_PREFIX}*"):
         lock = _lock(folder) if _is_ours(folder) else None
         if lock is not None:

@@ -1,1 +1,1 @@
-"""Search among allowed rows: leaves, the cost of each plan, and the planner."""
+"""Filtered search: allowed rows, leaves, the cost of each plan, and the planner."""

@@ -1,12 +1,12 @@
-"""The leaves of a segment, as filtered search uses them: where to look first, and when to stop.
+"""Filtered search by leaves: which to scan first, and when to stop.
 
-ScaNN takes no filter. But rows lie in leaf order, so the allowed rows of the leaves nearest to a query can be
-scanned, and the only question is how many leaves. The settings that were tuned without a filter do not answer it:
-the k nearest of a tenth of the rows lie as far away as the 10 k nearest of all, or, if the filter has to do with
-the query, anywhere. So it is answered for each query as it goes. A leaf predicts scores: its mean, and how the
-scores of rows spread around what the mean predicts, measured on held-out queries. With the score of the k-th hit
-so far, that says how many better rows one expects in the leaves not looked at; the scan ends when those are few.
-A filter that leads it astray makes it look at more leaves, in the end at all, and then it is exact.
+ScaNN takes no filter. But rows are stored in leaf order, so the allowed rows of the leaves nearest to a query can be
+scanned. The number of leaves cannot come from settings tuned without a filter: the k nearest of a tenth of the rows are
+as far away as the 10 k nearest of all, or anywhere if the filter depends on the subject of the query. So each query
+determines it during the scan. A leaf predicts scores from its mean, and from the spread of its rows' scores around that
+prediction, measured on held-out queries. Together with the score of the k-th hit so far, this gives the expected number
+of better rows in the remaining leaves; the scan ends when it is small. If a filter makes the predictions wrong, the
+scan covers more leaves, at most all, and then it is exact.
 
 Shapes: Q queries, N rows, L leaves, D dimensions, K hits, B classes of rank, T steps of a tail, R sampled rows.
 """
@@ -30,48 +30,52 @@ TAIL_STEPS = 512
 SAMPLED_QUERIES = 64
 SAMPLED_ROWS = 1 << 18
 CAUTION = 0.75
-"""Share of the misses that a target recall allows which may be expected: tails are averages, and queries differ."""
+"""Expected misses at which a scan ends, as a share of those that the target recall allows: tails are averages over
+queries, and queries differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeafScan:
-    """What scanning leaves found for some queries."""
+    """Result of scanning leaves."""
 
     rows_QK: np.ndarray
+    """int64, best first; NO_ROW after the last hit."""
     scores_QK: np.ndarray
+    """float32; minus infinity after the last hit."""
     leaves_Q: np.ndarray
-    """Leaves that were scanned."""
+    """Leaves scanned."""
     scanned_Q: np.ndarray
-    """Allowed rows that were scored."""
+    """Allowed rows scored."""
     missed_Q: np.ndarray
-    """Hits that are expected elsewhere."""
+    """Expected number of hits in the other leaves."""
 
 
 @dataclass(frozen=True, eq=False)
 class Leaves:
-    """Where each leaf lies in the file, and what it predicts about the scores of its rows."""
+    """The rows of each leaf, and statistics that predict their scores."""
 
     starts_L: np.ndarray
     """First row of each leaf, int64."""
     sizes_L: np.ndarray
-    """Rows of each leaf, int64, none of them 0."""
+    """Number of rows of each leaf, int64, above 0."""
     middle_D: np.ndarray
-    """What all means are relative to, float32: zero, or the mean of all rows where that is far from the origin."""
+    """Origin of the means, float32: zero, or the mean of all rows if that is far from zero."""
     means_LD: np.ndarray
-    """Mean of the rows of each leaf, less the middle, float32."""
+    """Mean of the rows of each leaf, less `middle_D`, float32."""
     squares_L: np.ndarray
     """Squared length of each mean, float32."""
     radius_L: np.ndarray
     """Root of the mean squared distance of rows from the mean of their leaf, float32."""
     tails_BT: np.ndarray
-    """Share of rows that score so many spreads above what their leaf predicts, by class of rank, float32."""
+    """Share of rows that score at least a number of spreads above their leaf's prediction (T: the number, in the steps
+    of leaf_kernels.py), by class of the leaf's rank (B), float32."""
 
     @cached_property
     def _far(self) -> bool:
         return bool(self.middle_D.any())
 
     def save(self, folder: Path) -> None:
-        """Write the parts as `.npy` files to a new folder."""
+        """Write the arrays as `.npy` files to a new folder."""
         folder.mkdir()
         for name in _PARTS:
             np.save(folder / f"{name}.npy", getattr(self, name))
@@ -82,7 +86,7 @@ class Leaves:
         return cls(**{name: mapped(folder / f"{name}.npy") for name in _PARTS})
 
     def counts(self, mask_N: np.ndarray) -> np.ndarray:
-        """Return how many rows of each leaf a mask allows, int64 (L,)."""
+        """Return the number of rows of each leaf that a mask allows, int64 (L,)."""
         counts_L: np.ndarray = np.add.reduceat(mask_N, self.starts_L, dtype=np.int64)
         return counts_L
 
@@ -94,7 +98,7 @@ class Leaves:
     def predict(
         self, queries_QD: np.ndarray, distance: Distance
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return per query the leaves by predicted score, the scores and their spreads, all (Q, L)."""
+        """Return for each query the leaves, best prediction first, and predicted scores and spreads; each (Q, L)."""
         if self._far:
             queries_QD = queries_QD - self.middle_D
         if len(queries_QD) < FEW_QUERIES:
@@ -112,7 +116,7 @@ class Leaves:
         return np.argsort(-predicted_QL, axis=1), predicted_QL, spread_QL.astype(np.float32, copy=False)
 
     def _predict_few(self, queries_QD: np.ndarray, squared: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Return predicted scores and spreads, without what a matrix product costs to begin with."""
+        """Return predicted scores and spreads by a kernel, without the fixed cost of a matrix product."""
         from scannery.indexer.kernels import leaf_kernels  # compiles on import: only where it is needed
 
         predicted_QL, spread_QL = np.empty((2, len(queries_QD), len(self.sizes_L)), np.float32)
@@ -133,10 +137,20 @@ class Leaves:
         target_recall: float,
         ranks_N: np.ndarray,
     ) -> LeafScan:
-        """Return the best k allowed rows of each query, from as many leaves as the target recall takes.
+        """Return the best k allowed rows of each query, from the leaves that the target recall needs.
 
-        Queries are float32, of length 1 for cosine. `allowed_L` are the mask's counts, `ranks_N` those of
-        `Ties`. Fewer than k rows are found only if fewer are allowed.
+        Fewer than k rows are found only if fewer are allowed.
+
+        Args:
+            vectors_ND: of the segment, float32, of length 1 for cosine.
+            queries_QD: likewise.
+            k: hits per query.
+            distance: of the index.
+            mask_N: allowed rows, bool.
+            allowed_L: number of allowed rows in each leaf.
+            target_recall: 0 to 1.
+            ranks_N: of `Ties`.
+
         """
         from scannery.indexer.kernels import leaf_kernels  # compiles on import: only where it is needed
 
@@ -162,7 +176,6 @@ class Leaves:
                 mask_N,
                 allowed_L,
                 self.tails_BT,
-                # Of the misses that the target allows.
                 CAUTION * k * (1 - target_recall),
                 ranks_N,
                 found.rows_QK[query],
@@ -175,7 +188,15 @@ _PARTS = ("starts_L", "sizes_L", "middle_D", "means_LD", "squares_L", "radius_L"
 
 
 def measure_leaves(vectors_ND: np.ndarray, leaf_N: np.ndarray, distance: Distance, *, seed: int) -> Leaves:
-    """Return the leaves of search-ready vectors that lie in leaf order (`leaf_N` ascends)."""
+    """Return the leaves of search-ready vectors in leaf order.
+
+    Args:
+        vectors_ND: float32, of length 1 for cosine.
+        leaf_N: leaf of each row, ascending.
+        distance: of the index.
+        seed: of the sample of queries and rows.
+
+    """
     _, starts_L, sizes_L = np.unique(leaf_N, return_index=True, return_counts=True)
     means_LD = np.empty((len(starts_L), vectors_ND.shape[1]), np.float32)
     radius_L = np.empty(len(starts_L), np.float32)
@@ -193,7 +214,7 @@ def measure_leaves(vectors_ND: np.ndarray, leaf_N: np.ndarray, distance: Distanc
 
 
 def _middle(vectors_ND: np.ndarray, distance: Distance) -> np.ndarray:
-    """Return what to subtract from rows and queries, (D,): for inner products nothing, which would change them."""
+    """Return the vector to subtract from rows and queries, (D,): zero for inner products, which it would change."""
     starts = range(0, len(vectors_ND), BLOCK_ROWS)
     middle_D = (
         far_middle(lambda: (vectors_ND[start : start + BLOCK_ROWS] for start in starts))
@@ -204,7 +225,7 @@ def _middle(vectors_ND: np.ndarray, distance: Distance) -> np.ndarray:
 
 
 def _tails(leaves: Leaves, vectors_ND: np.ndarray, distance: Distance, seed: int) -> np.ndarray:
-    """Return the tails for queries of two kinds, the heavier of both: see `tuning.HeldOut`."""
+    """Return the maximum of the tails for two kinds of queries, which `HeldOut` explains."""
     generator = np.random.default_rng(seed)
     count = min(SAMPLED_QUERIES // 2, len(vectors_ND))
     own_Q = np.sort(generator.choice(len(vectors_ND), count, replace=False))
@@ -213,15 +234,15 @@ def _tails(leaves: Leaves, vectors_ND: np.ndarray, distance: Distance, seed: int
     if distance == "cosine":
         apart_QD = unit_length(apart_QD)
     rows_R = _sampled_rows(leaves, generator)
-    nobody_Q = np.full(count, NO_ROW)
+    none_Q = np.full(count, NO_ROW)
     alike_BT = _tails_of(leaves, vectors_ND, distance, alike_QD, own_Q, rows_R)
-    apart_BT = _tails_of(leaves, vectors_ND, distance, apart_QD.astype(np.float32), nobody_Q, rows_R)
+    apart_BT = _tails_of(leaves, vectors_ND, distance, apart_QD.astype(np.float32), none_Q, rows_R)
     heavier_BT: np.ndarray = np.maximum(alike_BT, apart_BT)
     return heavier_BT
 
 
 def _sampled_rows(leaves: Leaves, generator: np.random.Generator) -> np.ndarray:
-    """Return all rows of as many leaves as hold SAMPLED_ROWS, ascending."""
+    """Return the rows of random leaves that have at least SAMPLED_ROWS together (or of all leaves), ascending."""
     sizes_L = leaves.sizes_L
     chosen = generator.permutation(len(sizes_L))
     chosen = np.sort(chosen[: np.searchsorted(np.cumsum(sizes_L[chosen]), SAMPLED_ROWS) + 1])
@@ -251,7 +272,7 @@ def _tails_of(
         leaf_kernels.count_tails(
             scores_QR, leaf_R, block_R, own_Q, rank_QL, predicted_QL, spread_QL, counts_BT
         )
-    # Half a row beyond the last one seen: what was not seen in a sample is rare, and not impossible.
+    # Half a row is added to each count: a score that no sampled row has is rare, but not impossible.
     above_BT = np.cumsum(counts_BT[:, ::-1], axis=1)[:, ::-1] + 0.5
     share_BT: np.ndarray = np.minimum(above_BT / (counts_BT.sum(axis=1, keepdims=True) + 1), 1)
     return share_BT.astype(np.float32)

@@ -1,6 +1,6 @@
-"""Timing of the plans of a filtered search (planner.py), on a machine that may have other things to do.
+"""Timing of the plans of a filtered search (planner.py), corrected for other load on the machine.
 
-Shapes: Q queries, N rows, D dimensions, R allowed rows.
+Shapes: Q queries, N rows, D dimensions, K hits, L leaves.
 """
 
 from __future__ import annotations
@@ -26,15 +26,23 @@ TIMED_TARGET = 0.95
 TIMED_ROWS = 1 << 13
 TIMED_BLOCKS = 12
 REACHING_QUERIES = 64
-"""Queries whose best rows are looked for: where they lie varies more than times do."""
+"""Queries that measure `leaves_reached`, which varies more between queries than time does."""
 BEYOND = 0.01
-"""Share of the best rows that may lie in leaves beyond, and of those that may be missed while they are looked for."""
+"""Share of the best rows that may lie outside `leaves_reached`, and share that the search for them may miss."""
 
 
 def measure_costs(
     planner: Planner, vectors_ND: np.ndarray, leaves: Leaves, settings: SearchSettings
 ) -> Costs:
-    """Return what the plans cost here. Takes a fraction of a second for 100,000 rows."""
+    """Return the costs of the plans on this machine. Takes a fraction of a second for 100,000 rows.
+
+    Args:
+        planner: of the segment.
+        vectors_ND: of the segment.
+        leaves: of the segment.
+        settings: of `scann_allowed`.
+
+    """
     generator, clock = np.random.default_rng(0), Clock()
     queries_QD = np.array(vectors_ND[np.sort(generator.integers(0, len(vectors_ND), REACHING_QUERIES))])
     timed_QD = queries_QD[generator.permutation(len(queries_QD))[:TIMED_QUERIES]]
@@ -65,7 +73,7 @@ def measure_costs(
 
 
 def _reached(planner: Planner, leaves: Leaves, queries_QD: np.ndarray, allowed: AllowedRows) -> int:
-    """Return in how many leaves, by what they promise each query, nearly all of its best allowed rows lie."""
+    """Return the number of leaves, best prediction first, that hold all but BEYOND of the best allowed rows."""
     rows_QK = planner.scan(queries_QD, TIMED_K, allowed, 1 - BEYOND).rows_QK
     order_QL, _, _ = leaves.predict(queries_QD, planner.distance)
     rank_QL = np.argsort(order_QL, axis=1)
@@ -74,7 +82,7 @@ def _reached(planner: Planner, leaves: Leaves, queries_QD: np.ndarray, allowed: 
 
 
 def _exact_costs(vectors_ND: np.ndarray, generator: np.random.Generator, clock: Clock) -> dict[str, float]:
-    # Other rows each time: those of the time before are in the processor's cache, where no large scan finds its own.
+    # Other rows in each round: those of the last round are in the processor's cache, unlike the rows of a large scan.
     blocks = itertools.cycle(_row_blocks(len(vectors_ND), generator))
 
     def exact(queries: int) -> float:
@@ -91,7 +99,7 @@ def _exact_costs(vectors_ND: np.ndarray, generator: np.random.Generator, clock: 
 
 
 def _row_blocks(rows: int, generator: np.random.Generator) -> list[np.ndarray]:
-    """Return blocks of TIMED_ROWS rows each, ascending, that share no row; one of all rows if there are fewer."""
+    """Return disjoint blocks of TIMED_ROWS row numbers, each ascending; one block of all rows if there are fewer."""
     size = min(rows, TIMED_ROWS)
     count = min(rows // size, TIMED_BLOCKS)
     chosen = generator.choice(rows, count * size, replace=False)
@@ -99,24 +107,24 @@ def _row_blocks(rows: int, generator: np.random.Generator) -> list[np.ndarray]:
 
 
 class Clock:
-    """Times searches without the time that others had the processor."""
+    """Times searches, without the time in which other processes had the processor."""
 
     def __init__(self) -> None:
         self._wall_s = self._worked_s = 0.0
 
     @property
     def pressure(self) -> float:
-        """Time that passed, as a multiple of what the processor worked."""
+        """Elapsed time divided by CPU time, of the fastest rounds."""
         return self._wall_s / max(self._worked_s, 1e-9)
 
     def mean_us(self, ask: Callable[[np.ndarray], None], queries_QD: np.ndarray) -> float:
-        """Return the mean time of a query, each the fastest of some, without the time that others had the processor.
+        """Return the mean over queries of the fastest of TIMED_ROUNDS calls of `ask`, in microseconds.
 
-        Other work only ever adds to either time: to what passes while it has the processor, and to what this process
-        works where it is done in this process. So the smaller of both counts.
+        Other work can only increase a time: other processes increase the elapsed time, and other threads of this
+        process its CPU time. So the smaller of the two counts.
         """
         best_Q = np.full((len(queries_QD), 2), np.inf)
-        # Round after round, so that something short does not disturb all rounds of a query.
+        # Rounds in the outer loop, so that a short disturbance does not affect all rounds of a query.
         for _ in range(TIMED_ROUNDS):
             for query, query_D in enumerate(queries_QD):
                 started_s, worked_s = time.perf_counter(), time.process_time()

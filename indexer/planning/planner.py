@@ -1,20 +1,21 @@
-"""Search among the rows that a filter allows: which way is cheapest, and whether it found enough.
+"""Planner of filtered searches: choose the cheapest plan, and fall back if it found too little.
 
-Three plans, for the same answer:
+Three plans give the same hits, within the target recall:
 
-- `exact_allowed`: score every allowed row. Best where they are few.
+- `exact_allowed`: score every allowed row. Best if they are few.
 - `leaves`: score the allowed rows of the leaves nearest to the query, until the recall is met (leaves.py).
-- `scann_allowed`: let ScaNN propose more candidates than needed, and keep the allowed ones. Best where many rows
-  are allowed.
+- `scann_allowed`: let ScaNN propose more candidates than needed, and keep the allowed ones. Best if most rows are
+  allowed.
 
-At a share of a half, with twice as many candidates, a row among the first k of those allowed is found as surely as one
-among the first 2k of all rows. So `scann_allowed` is good as long as the first k are about where that share has them
-among the candidates. A query of which they are not, since the filter allows little near to it, is answered by `leaves`.
+If half of the rows are allowed, and with twice as many candidates, a row among the first k allowed ones is found as
+reliably as one among the first 2k of all rows. So `scann_allowed` reaches the recall if the first k allowed candidates
+lie about as deep as the share of allowed rows predicts. If they lie deeper for a query, since few rows near to it are
+allowed, `leaves` answers it.
 
-What each plan costs was timed when the segment was unpacked (plan_timing.py), and lies in the local cache: all
-processes of a machine choose alike, so that the same query gets the same answer from each.
+Costs are measured when the segment is unpacked (plan_timing.py) and stored in the local cache, so all processes of a
+machine choose the same plan, and the same query gets the same answer from each.
 
-Shapes: Q queries, N rows, L leaves, D dimensions, K hits, R allowed rows.
+Shapes: Q queries, N rows, D dimensions, K hits.
 """
 
 from __future__ import annotations
@@ -36,31 +37,32 @@ from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
 __all__ = ["Found", "Planner", "exact_found", "replace"]
 
 EXACT_ABOVE_SHARE = 0.125
-"""Where a search wants so large a share of the allowed rows, it is cheaper to score them all."""
+"""If k is more than this share of the allowed rows, scoring all of them is cheaper."""
 LIKELY = 2
 SURE = 3
-"""Standard deviations by which chance, likely or surely, may put the k-th allowed candidate behind its place."""
+"""Standard deviations by which the k-th allowed candidate may lie deeper than expected by chance: in planning a search,
+and in accepting its result."""
 BLOCK_QUERIES = 64
 CHOSEN = 1024
-"""Choices that are remembered: the same filters come again."""
+"""Size of the cache of choices: filters repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best rows of a segment for each query, and how they were found."""
+    """The best rows of a segment for each query, and the work that found them."""
 
     rows_QK: np.ndarray
-    """int64, NO_ROW where there are fewer."""
+    """int64, best first; NO_ROW after the last hit."""
     scores_QK: np.ndarray
-    """float32, best first."""
+    """float32; minus infinity after the last hit."""
     plans: list[str]
     """`exact`, `scann`, `exact_allowed`, `leaves` or `scann_allowed`, for each query."""
     leaves_Q: np.ndarray
-    """Leaves that were searched."""
+    """Leaves searched."""
     candidates_Q: np.ndarray
-    """Rows that were scored with their vectors."""
+    """Rows scored with their vectors."""
     recall_Q: np.ndarray
-    """Expected recall."""
+    """Expected recall, 0 to 1."""
 
 
 class Planner:
@@ -77,7 +79,18 @@ class Planner:
         *,
         all_leaves: int,
     ) -> None:
-        """Take what to search, and how many leaves ScaNN's tree has, those without rows included."""
+        """Keep the parts of a segment.
+
+        Args:
+            vectors_ND: float32, of length 1 for cosine.
+            distance: of the index.
+            searcher: of the segment.
+            leaves: of the segment.
+            costs: of the plans; None: only `exact_allowed` is used.
+            ranks_N: of `Ties`.
+            all_leaves: number of leaves of ScaNN's tree, empty ones included.
+
+        """
         self._all_leaves = all_leaves
         self._vectors_ND = vectors_ND
         self.distance: Distance = distance
@@ -95,7 +108,16 @@ class Planner:
         settings: SearchSettings,
         target_recall: float,
     ) -> Found:
-        """Return the best k allowed rows of each query; fewer only if fewer are allowed."""
+        """Return the best k allowed rows of each query; fewer only if fewer are allowed.
+
+        Args:
+            queries_QD: as `search_ready` returns them.
+            k: hits per query.
+            allowed: rows to search.
+            settings: ScaNN's settings for searches without a filter.
+            target_recall: 0 to 1.
+
+        """
         plan = "exact_allowed"
         if k <= EXACT_ABOVE_SHARE * allowed.count:
             plan = self._choose(len(queries_QD), allowed.count, allowed.share, k)
@@ -126,11 +148,11 @@ class Planner:
         *,
         more_leaves: int,
     ) -> Found:
-        """Answer by `scann_allowed`.
+        """Answer by `scann_allowed`, and queries for which it found too little by `leaves`.
 
-        From `more_leaves` leaves more than a search without a filter, where nothing was measured for more hits.
+        If settings were measured for ten hits only, ScaNN searches `more_leaves` leaves more than without a filter.
         """
-        # The first k of a tenth of the rows are spread as the first 10 k of all; by chance they go somewhat deeper.
+        # The first k hits among a tenth of the rows lie as deep as the first 10 k of all, by chance somewhat deeper.
         depth = settings.at(self._depth(k, allowed))
         leaves = max(depth.leaves, settings.leaves_for(k))
         if not settings.others:
@@ -156,11 +178,11 @@ class Planner:
 
     @staticmethod
     def _depth(k: int, allowed: AllowedRows) -> int:
-        """Return among how many of all rows, nearest first, the first k that are allowed most probably are."""
+        """Return how many of all rows, nearest first, most probably include the first k allowed ones."""
         return math.ceil((k + LIKELY * math.sqrt(k)) / allowed.share)
 
     def warm_up(self, query_1D: np.ndarray, allowed: AllowedRows) -> None:
-        """Have all kernels compiled for arrays like these."""
+        """Compile all kernels for the types of these arrays."""
         settings = SearchSettings(leaves=1, rescore=1)
         for queries_QD in (query_1D, np.repeat(query_1D, 2, axis=0)):
             self.propose(queries_QD, 1, allowed, settings, 0.9, more_leaves=0)
@@ -192,7 +214,7 @@ def exact_found(
     allowed: AllowedRows | None,
     ranks_N: np.ndarray,
 ) -> Found:
-    """Answer by scoring all rows, or all that are allowed."""
+    """Return the best k rows by scoring all rows, or all allowed ones; arguments as `exact_search`."""
     rows = len(vectors_ND) if allowed is None else allowed.count
     chosen = None if allowed is None else allowed.numbers_or_mask()
     rows_QK, scores_QK = exact_search(vectors_ND, queries_QD, k, distance, chosen, ranks_N)
@@ -204,7 +226,7 @@ def exact_found(
 
 
 def _exact(queries: int, rows: int, share: float, k: int) -> str:
-    """Return the only plan of a segment whose plans were not timed."""
+    """Return `exact_allowed`, the only plan of a segment whose plans were not timed."""
     return "exact_allowed"
 
 
@@ -220,7 +242,7 @@ def _joined(blocks: list[Found]) -> Found:
 
 
 def replace(found: Found, queries: np.ndarray, better: Found) -> None:
-    """Write the answers of some queries over those that were found before."""
+    """Overwrite the results of some queries, given by number, with better ones; rows scored are added up."""
     found.rows_QK[queries] = better.rows_QK
     found.scores_QK[queries] = better.scores_QK
     found.leaves_Q[queries] = better.leaves_Q

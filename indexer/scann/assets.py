@@ -1,7 +1,7 @@
-"""ScaNN's files as parts of a segment, and back.
+"""Convert ScaNN's files to parts of a segment, and back.
 
-Arrays with an entry per row become Parquet columns; the small rest (partitioner, codebook, config) rides in
-the file's metadata. ScaNN's searcher has no vectors of its own: candidates are rescored from the segment's.
+Arrays with an entry per row become Parquet columns; the small other files (partitioner, codebook, config) are stored in
+the metadata. ScaNN's searcher has no vectors: candidates are rescored with those of the segment.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ NATIVE_COLUMNS = (LEAF_COLUMN, CODES_COLUMN, SOAR_LEAF_COLUMN, SOAR_CODES_COLUMN
 _TOKENS = "datapoint_to_token.npy"
 _CODES = "hashed_dataset.npy"
 _SOAR_CODES = "hashed_dataset_soar.npy"
-# Files that a segment may carry in its metadata. A name from a file becomes a path, so the set is closed.
+# Files that a segment may have in its metadata. Names from metadata become paths, so only known names are allowed.
 MIDDLE_FILE = "middle.npy"
-"""What to subtract from queries, where ScaNN was trained on vectors less their mean. A reader that knows nothing of it
-refuses the segment, instead of searching it in the wrong place."""
+"""The vector to subtract from queries, if ScaNN was trained on vectors less their mean. Releases that do not know the
+name refuse the segment, instead of searching for wrong queries."""
 _SIDECAR = (
     MIDDLE_FILE,
     "ah_codebook.pb",
@@ -50,8 +50,9 @@ _SIDECAR = (
 )
 _FREE_BYTES = 64 << 20
 _BYTES_PER_CODE = 32
-"""The largest file is the partitioner: 4 bytes for each component of a leaf. There are fewer leaves than rows, and a
-byte of a row's code stands for 2 or 4 components."""
+"""Bounds on the size of a decompressed file: _FREE_BYTES plus this for each byte of the rows' codes. The largest file
+is the partitioner, with 4 bytes for each component of a leaf; there are fewer leaves than rows, and a byte of a row's
+code encodes 2 or 4 components."""
 _KNOWN = {_TOKENS, _CODES, _SOAR_CODES, *_SIDECAR}
 
 
@@ -64,11 +65,13 @@ def pack_columns(folder: Path, order: np.ndarray) -> dict[str, pa.Array]:
     """Return ScaNN's per-row arrays as columns, permuted by `order`.
 
     Raises:
-        CorruptError: ScaNN wrote a file that this format has no place for.
+        CorruptError: ScaNN wrote a file that the format does not include.
     """
     unknown = {path.name for path in folder.iterdir()} - _KNOWN
     if unknown:
-        raise CorruptError(f"ScaNN wrote files this format has no place for: {', '.join(sorted(unknown))}")
+        raise CorruptError(
+            f"ScaNN wrote files that the format does not include: {', '.join(sorted(unknown))}"
+        )
     tokens = _tokens(folder)[order]
     columns = {LEAF_COLUMN: pa.array(tokens[:, 0]), CODES_COLUMN: _binary(mapped(folder / _CODES)[order])}
     if tokens.shape[1] == 2:
@@ -78,9 +81,12 @@ def pack_columns(folder: Path, order: np.ndarray) -> dict[str, pa.Array]:
 
 
 def pack_sidecar(folder: Path, middle_D: np.ndarray | None = None) -> dict[str, str]:
-    """Return ScaNN's small files, by name, as base64 of zstd: Parquet metadata is text.
+    """Return ScaNN's small files by name, compressed by zstd and base64-encoded, since Parquet metadata is text.
 
-    `middle_D` was subtracted from the vectors that ScaNN was trained on.
+    Args:
+        folder: with ScaNN's files.
+        middle_D: vector that was subtracted from the vectors in training; None: none was.
+
     """
     files = {name: (folder / name).read_bytes() for name in _SIDECAR if (folder / name).exists()}
     if middle_D is not None:
@@ -95,16 +101,16 @@ def unpack_assets(folder: Path, table: pa.Table, sidecar: Mapping[str, str]) -> 
     """Write ScaNN's files to the empty `folder`, for the rows of `table` in their stored order.
 
     Raises:
-        CorruptError: a file has a name that this format does not have, or is not what `pack_sidecar` makes.
+        CorruptError: a file has an unknown name, or does not decompress.
 
     """
     for name, text in sidecar.items():
         if name not in _SIDECAR:
-            raise CorruptError(f"the segment carries an unknown ScaNN file {name!r}")
+            raise CorruptError(f"the segment has an unknown ScaNN file {name!r}")
         most_bytes = _FREE_BYTES + _BYTES_PER_CODE * table.column(CODES_COLUMN).nbytes
         (folder / name).write_bytes(_unpacked(name, text, most_bytes))
     leaves = [table.column(n).to_numpy() for n in (LEAF_COLUMN, SOAR_LEAF_COLUMN) if n in table.column_names]
-    # With SOAR, the two leaves of a row stand side by side.
+    # With SOAR, the two leaves of a row are adjacent.
     np.save(folder / _TOKENS, np.stack(leaves, axis=1).ravel())
     np.save(folder / _CODES, _bytes(table.column(CODES_COLUMN)))
     if SOAR_CODES_COLUMN in table.column_names:
@@ -125,7 +131,7 @@ def _unpacked(name: str, text: str, most_bytes: int) -> bytes:
 
 
 def _tokens(folder: Path) -> np.ndarray:
-    """Return the leaves of each row, int32 (rows, 1), or (rows, 2) with SOAR: -1 where a row has no second."""
+    """Return the leaves of each row, int32 (rows, 1), or (rows, 2) with SOAR: -1 if a row has no second leaf."""
     return mapped(folder / _TOKENS).reshape(len(mapped(folder / _CODES)), -1)
 
 

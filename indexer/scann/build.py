@@ -1,4 +1,4 @@
-"""Run a ScaNN build and its tuning in child processes, so that their death is an error and not ours."""
+"""Run a ScaNN build and its tuning in child processes: if one crashes, the caller gets an error."""
 
 from __future__ import annotations
 
@@ -25,34 +25,29 @@ __all__ = ["QUERIES_FILE", "VECTORS_FILE", "ScannBuild", "Tuning"]
 VECTORS_FILE = "vectors.npy"
 QUERIES_FILE = "queries.npy"
 _STDERR_SHOWN = 2000
-# By its path, so that it need not import our packages.
+# Run by its path: as a module it would import the package.
 _SCRIPT = Path(__file__).with_name("build_child.py")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What the tuner measured."""
+    """Result of the tuner."""
 
     curve: tuple[CurvePoint, ...]
-    """For ten hits."""
+    """Settings for ten hits."""
     depth_curves: tuple[DepthCurve, ...]
-    """For other numbers of hits."""
+    """Settings for other numbers of hits."""
     seconds: float
-    """Of what came after the build."""
+    """Time of tuning after the build, in seconds."""
     fresh_recall: float | None
-    """Of the setting that meets the target recall, for queries that were not part of the curve; None: not measured."""
+    """Recall of the default setting for queries that were not used in tuning; None: not measured."""
 
 
 class ScannBuild:
-    """A ScaNN searcher over the vectors in `folder`: a context manager, whose children end with it.
+    """A build of a ScaNN searcher: a context manager, whose child processes are killed at its end.
 
-    The vectors lie there as VECTORS_FILE: float32 (rows, dimensions), finite, of length 1 for `cosine`. Queries to tune
-    for, of any length, may lie beside them as QUERIES_FILE. `name` stands for the shard in errors. With `rescore`,
-    no other number of candidates is tried. `measured_for` is a target recall: the setting that it picks is measured
-    again.
-
-    Two children share the work: one trains and ends. The other, which tunes, looks up meanwhile what an exact search
-    finds, and measures settings when the first is done.
+    One child trains the searcher. Another child tunes: meanwhile it finds the true hits of its queries by exact search,
+    and measures settings after training.
     """
 
     def __init__(
@@ -67,8 +62,22 @@ class ScannBuild:
         rescore: int | None = None,
         measured_for: float | None = None,
     ) -> None:
+        """Write the job file.
+
+        Args:
+            config: of the searcher.
+            distance: of the index.
+            folder: has VECTORS_FILE: float32 (rows, dimensions), finite, of length 1 for `cosine`; optionally also
+                QUERIES_FILE, queries to tune for, of any length.
+            name: of the shard, for errors.
+            threads: None: all cores.
+            seed: of held-out queries.
+            rescore: the only number of candidates to try; None: several.
+            measured_for: target recall whose setting is measured again with other queries; None: none.
+
+        """
         self.folder = folder / "scann"
-        """ScaNN's own files, in the order of the vectors given, once `train` has returned."""
+        """ScaNN's files, with rows in the order of VECTORS_FILE; complete when `train` has returned."""
         self._place, self._name = folder, name
         self._threads = threads or len(os.sched_getaffinity(0))
         job = {
@@ -93,10 +102,10 @@ class ScannBuild:
         _end(self._tuner)
 
     def train(self) -> float:
-        """Train and serialize the searcher; return the seconds that took.
+        """Train and serialize the searcher; return the time that took, in seconds.
 
         Raises:
-            BuildError: the child failed or died.
+            BuildError: the child failed or was killed.
 
         """
         trainer = self._start(_SCRIPT, "train")
@@ -108,16 +117,16 @@ class ScannBuild:
         return seconds
 
     def tune(self) -> None:
-        """Let the tuner begin to measure what was trained."""
+        """Tell the tuner that training is complete."""
         assert self._tuner.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died, which `tuned` will say
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which `tuned` reports
             self._tuner.stdin.close()
 
     def tuned(self) -> Tuning:
-        """Return what the tuner measured, when it is done.
+        """Wait for the tuner, and return its result.
 
         Raises:
-            BuildError: the child failed or died.
+            BuildError: the child failed or was killed.
 
         """
         self._finish(self._tuner, "tune", "tuning")
@@ -132,8 +141,8 @@ class ScannBuild:
         )
 
     def _start(self, program: str | Path, log: str) -> subprocess.Popen[bytes]:
-        # ScaNN has threads of its own. The linear algebra of the tuner is to use one core: that of the thread that
-        # asks for it, whose priority is low.
+        # ScaNN makes its own threads. The linear algebra of the tuner uses the calling thread only, since that has a
+        # low priority.
         threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         with (self._place / f"{log}.txt").open("wb") as output:
             return subprocess.Popen(
@@ -147,11 +156,11 @@ class ScannBuild:
     def _finish(self, process: subprocess.Popen[bytes], log: str, what: str) -> None:
         if status := process.wait():
             tail = (self._place / f"{log}.txt").read_bytes()[-_STDERR_SHOWN:].decode("utf-8", "replace")
-            raise BuildError(f"{self._name}: {what} {_fate(status)}; it said last:\n{tail}")
+            raise BuildError(f"{self._name}: {what} {_fate(status)}; end of its output:\n{tail}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()  # of no effect on one that has ended
+    process.kill()  # no effect if it has ended
     process.wait()
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
@@ -159,18 +168,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _most_bytes(config: ScannConfig, distance: Distance, vectors: Path) -> int:
-    """Return the memory that a build may take, far above what it needs."""
+    """Return the bytes of memory that a build may use, far above its need."""
     vectors_ND = mapped(vectors)
     codebooks = 0
     if distance == "squared_l2":
-        # ScaNN serializes a copy of the codebook for each leaf, and takes some 320 bytes for each of its centres.
+        # ScaNN serializes a copy of the codebook for each leaf, and needs about 320 bytes for each of its centres.
         blocks = math.ceil(vectors_ND.shape[1] / config.dimensions_per_block)
         codebooks = config.leaves * blocks * 16 * 640
     return int((2 << 30) + 10 * vectors_ND.nbytes + codebooks)
 
 
 def _fate(status: int) -> str:
+    """Return how a process ended, from its exit status other than 0."""
     if status >= 0:
         return f"failed with status {status}"
     hint = " (out of memory?)" if -status in (signal.SIGKILL, signal.SIGABRT) else ""
-    return f"was ended by {signal.Signals(-status).name}{hint}"
+    return f"was killed by {signal.Signals(-status).name}{hint}"

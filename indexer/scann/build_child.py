@@ -1,8 +1,8 @@
-"""The process of a ScaNN build, a script that reads `FOLDER/job.json` and `vectors.npy` and leaves `scann/` there.
+"""The process of a ScaNN build: a script that reads `FOLDER/job.json` and `vectors.npy` and writes `scann/` there.
 
-ScaNN ends its process on some bad input, and keeps memory after a build. In a child the first becomes an exit
-status, and the second goes back to the system. It imports nothing of Scannery: that would be 130 MiB beside what
-ScaNN needs. What tunes the result (tuning/tune_process.py) is a process of its own.
+ScaNN aborts its process on some bad input, and does not free all memory after a build. A child process turns the first
+into an exit status, and frees the memory. It does not import Scannery, which would take 130 MiB. Another process tunes
+the result (tuning/tune_process.py).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from scann.scann_ops.py import scann_ops_pybind
 
 
 def main(folder: Path) -> None:
-    """Build and serialize the searcher that the job asks for."""
+    """Build and serialize the searcher of the job."""
     job = json.loads((folder / "job.json").read_text())
     _end_with(job["parent"])
-    # A build that runs away should end as its own error, before it takes the memory of others.
+    # A build that needs too much memory should fail, before it takes the memory of other processes.
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = job["most_bytes"] if hard == resource.RLIM_INFINITY else min(job["most_bytes"], hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
@@ -38,15 +38,15 @@ def main(folder: Path) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel end this process with the thread that waits for it: a killed build leaves nothing running."""
+    """Have the kernel kill this process when the thread that started it ends: it must not outlive its parent."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
-        sys.exit("the process that wants the result is gone")
+    if os.getppid() != parent:  # it ended before prctl
+        sys.exit("the parent process has ended")
 
 
 def _build(vectors: Path, job: dict[str, Any]) -> Any:
-    # Unmapped when this returns: serializing takes memory of its own, and the pages that were read would count too.
+    # Unmapped when this returns: otherwise its pages would add to the memory that serializing needs.
     vectors_ND = np.load(vectors, mmap_mode="r")
     config, threshold = job["config"], job["config"]["anisotropic_threshold"]
     builder = scann_ops_pybind.builder(

@@ -1,10 +1,10 @@
-"""Search with ScaNN: it proposes candidates from quantized codes, and we score those exactly.
+"""Search with ScaNN: it proposes candidates from quantized codes, and kernels rescore them exactly.
 
-ScaNN could rescore by itself, but only from a copy of the vectors on its heap, per process. Ours are memory-mapped:
-shared by all processes, used by exact and filtered search too, and never copied when a segment opens. At 200,000 × 128
-both ways take the same time in batches and give the same recall; heap after load is 1 MB against 109 MB.
+ScaNN could rescore too, but only from a copy of the vectors on the heap of each process. The segment's vectors are
+memory-mapped: shared by all processes, also used by exact and filtered search, and not copied when a segment opens. At
+200,000 × 128 both ways take the same time in batches and give the same recall; heap after load is 1 MB against 109 MB.
 
-Shapes: Q queries, D dimensions, C candidates, K hits.
+Shapes: Q queries, N rows, D dimensions, C candidates, K hits.
 """
 
 from __future__ import annotations
@@ -25,30 +25,31 @@ from scannery.indexer.vectors.tie_order import BY_ROW, Ties
 __all__ = ["ScannSearcher", "load_kernels", "load_searcher"]
 
 _ALL_ROWS = np.zeros(0, bool)
-_ALL_ROWS.setflags(write=False)  # as masks are: for each kind of array, code is compiled apart
+_ALL_ROWS.setflags(write=False)  # read-only like all masks: writable arrays would be compiled separately
 MOST_REPEATED = 0.75
-"""If more of the candidates than this repeat the vector of another row, they are too few: 400 equal rows near a query
-took all places of better ones, which the settings were not measured for."""
+"""If a larger share of the candidates repeats the vector of another row, they are too few: 400 equal rows near a query
+displaced all better ones, and the settings were not measured for that."""
 WIDENING = 4
+"""Factor on the number of candidates when such a query is repeated."""
 WIDENED = 3
-"""So many times, such a query is asked again for that many times as many candidates."""
+"""Most repetitions."""
 
 
 class Rescored(NamedTuple):
-    """What a search found."""
+    """Rescored candidates."""
 
     rows_QK: np.ndarray
-    """int64, NO_ROW where there are fewer."""
+    """int64, best first; NO_ROW after the last hit."""
     scores_QK: np.ndarray
-    """float32, best first."""
+    """float32; minus infinity after the last hit."""
     scored_Q: np.ndarray
-    """Candidates that were allowed, and so scored with their vectors."""
+    """Allowed candidates, which were scored with their vectors."""
     depth_Q: np.ndarray
-    """Among how many candidates, most promising first, the first k of these were."""
+    """Number of candidates, in ScaNN's order, up to the k-th allowed one."""
 
 
 class ScannSearcher:
-    """An immutable ScaNN searcher with the vectors it was built from. Safe to use from several threads."""
+    """A ScaNN searcher with the vectors it was built from. Immutable; safe to use from several threads."""
 
     def __init__(
         self,
@@ -58,8 +59,17 @@ class ScannSearcher:
         ties: Ties,
         middle_D: np.ndarray | None = None,
     ) -> None:
-        """Take ScaNN's searcher, which rows tie, and what was subtracted from the vectors that it was trained on."""
-        # The wrapped searcher: the wrapper maps docids, which we never have.
+        """Keep the parts of a searcher.
+
+        Args:
+            searcher: of the library `scann`.
+            vectors_ND: of the segment, as they are searched.
+            distance: of the index.
+            ties: of the segment.
+            middle_D: vector that was subtracted from the vectors in training; None: none was.
+
+        """
+        # The native searcher: its Python wrapper only adds a map of docids, which are not used here.
         self._native = searcher.searcher
         self._vectors_ND = vectors_ND
         self._squared = distance == "squared_l2"
@@ -69,9 +79,14 @@ class ScannSearcher:
     def search(
         self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows_QK int64 (NO_ROW where fewer than k were found) and scores_QK float32, best first.
+        """Return rows_QK int64 (NO_ROW after the last hit) and scores_QK float32, best first.
 
-        Queries are contiguous float32, of length 1 for cosine. `rescore` candidates come from `leaves` leaves.
+        Args:
+            queries_QD: contiguous float32, of length 1 for cosine.
+            k: hits per query.
+            rescore: candidates to rescore; at least k are.
+            leaves: leaves to search.
+
         """
         if len(queries_QD) == 1:
             return self._search_one(queries_QD[0], k, rescore, leaves, _ALL_ROWS)[:2]
@@ -81,10 +96,7 @@ class ScannSearcher:
     def search_allowed(
         self, queries_QD: np.ndarray, k: int, *, rescore: int, leaves: int, allowed_N: np.ndarray = _ALL_ROWS
     ) -> Rescored:
-        """Return what `search` does, of allowed rows (bool mask, read-only; empty: all).
-
-        `rescore` candidates come from `leaves` leaves, and those that are not allowed are dropped.
-        """
+        """Search as `search` does, and drop candidates that are not allowed (bool mask, read-only; empty: all are)."""
         if len(queries_QD) == 1:
             rows_1K, scores_1K, scored, depth = self._search_one(queries_QD[0], k, rescore, leaves, allowed_N)
             return Rescored(rows_1K, scores_1K, np.array([scored]), np.array([depth]))
@@ -103,7 +115,7 @@ class ScannSearcher:
         self, query_D: np.ndarray, k: int, rescore: int, leaves: int, allowed_N: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, int, int]:
         count = min(max(rescore, k), len(self._vectors_ND))
-        # As many candidates as there are, without padding. A batch of one would cost half as much again.
+        # A single search returns candidates without padding. A batch of one would take half as much time again.
         asked_D = query_D if self._middle_D is None else query_D - self._middle_D
         candidates_C, _ = self._native.search(asked_D, count, count, leaves)
         if self._ties.twins_2N.shape[1]:
@@ -124,7 +136,7 @@ class ScannSearcher:
         return rows_1K, scores_1K, scored, depth
 
     def _widened(self, asked_D: np.ndarray, candidates_C: np.ndarray, count: int, leaves: int) -> np.ndarray:
-        """Return the candidates, or more of them where most have the vector of another one."""
+        """Return the candidates; if most repeat the vector of another one, those of a search for more."""
         for _ in range(WIDENED):
             if len(candidates_C) < count or not self._repeating(candidates_C[None]):
                 break
@@ -133,7 +145,7 @@ class ScannSearcher:
         return candidates_C
 
     def _repeating(self, candidates_QC: np.ndarray) -> list[int]:
-        """Return the queries most of whose candidates have the vector of another row."""
+        """Return the numbers of the queries with more than MOST_REPEATED repeated vectors in their candidates."""
         twins_2N = self._ties.twins_2N
         if not twins_2N.shape[1]:
             return []
@@ -145,14 +157,14 @@ class ScannSearcher:
         ]
 
     def propose(self, queries_QD: np.ndarray, count: int, *, leaves: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return candidates as rows_QC int64 (NO_ROW where there are fewer), most promising first, and their scores.
+        """Return candidates in ScaNN's order, rows_QC int64 (NO_ROW after the last), and their exact scores.
 
-        The first of them are the candidates that a search for fewer rescores.
+        The first of them are the candidates of a search for fewer.
         """
         candidates_QC = self._candidates(queries_QD, count, leaves)
         scores_QC = np.empty(candidates_QC.shape, np.float32)
         for query_D, candidates_C, scores_C in zip(queries_QD, candidates_QC, scores_QC, strict=True):
-            # NO_ROW, which is no candidate, is scored as the first row.
+            # NO_ROW is scored as row 0, and overwritten below.
             rows_C = np.maximum(candidates_C, 0)
             row_kernels.score_rows(self._vectors_ND, rows_C, query_D, self._squared, scores_C)
         scores_QC[candidates_QC == NO_ROW] = -np.inf
@@ -187,7 +199,7 @@ def _rescored(
 
 
 def load_kernels(vectors_ND: np.ndarray, distance: Distance) -> None:
-    """Load the kernels of searches in batches, which takes a third of a second, before there is anything to search."""
+    """Load the kernels of batch searches, which takes a third of a second, before the first search."""
     squared = distance == "squared_l2"
     query_1D = np.zeros((1, vectors_ND.shape[1]), np.float32)
     candidates_11 = np.zeros((1, 1), np.int64)
@@ -198,10 +210,16 @@ def load_kernels(vectors_ND: np.ndarray, distance: Distance) -> None:
 def load_searcher(
     folder: Path, vectors_ND: np.ndarray, distance: Distance, ties: Ties = BY_ROW
 ) -> ScannSearcher:
-    """Return the ScaNN searcher whose files are in `folder`. Their hashes must have been checked before.
+    """Return the ScaNN searcher whose files are in `folder`. The caller must have checked their hashes.
+
+    Args:
+        folder: with ScaNN's files.
+        vectors_ND: of the segment, as they are searched.
+        distance: of the index.
+        ties: of the segment.
 
     Raises:
-        CorruptError: ScaNN refuses the files.
+        CorruptError: ScaNN cannot load the files.
     """
     from scann.scann_ops.py import scann_ops_pybind
 

@@ -1,1 +1,1 @@
-"""Segments: one self-contained Parquet file each, written once, opened from a local cache."""
+"""Segments: self-contained Parquet files, written once, and opened through a local cache."""

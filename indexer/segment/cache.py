@@ -1,11 +1,11 @@
-"""The local cache of opened segments: their parts as files that can be memory-mapped.
+"""The local cache of unpacked segments, as files that processes memory-map.
 
-A segment is unpacked once per machine, into a folder named by its SHA-256, and mapped from there by every process.
-Each folder has `checks.json` with the size and SHA-256 of the other files; they are compared before anything is
-mapped or handed to native code, and a folder that fails is unpacked again from the store. The cache belongs to the user
-who runs this, and only that user can write there.
+A segment is unpacked once per machine, into a folder named by its SHA-256, and every process maps it from there. Each
+folder has `checks.json` with the size and SHA-256 of the other files; they are compared before a file is mapped or read
+by native code, and a folder that differs is unpacked again from the store. Only the user of this process can write to
+the cache.
 
-A folder is locked while it is opened, so that eviction leaves it alone meanwhile.
+A folder is locked while it is opened, so that it is not evicted meanwhile.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _CHECKS = "checks.json"
 _DRAFT = "draft-"
 _TRIES = 10
 _DRAFT_AGE_S = 24 * 3600
-"""From which on a draft is one of a process that was killed: unpacking takes minutes at most."""
-# Unpacked parts depend on the code that unpacks; a change of their layout takes a new folder.
+"""Age above which a draft is one of a killed process: unpacking takes minutes at most."""
+# Version of the unpacked files: code that changes their layout uses another folder.
 _LAYOUT = "v6"
 
 
@@ -46,18 +46,29 @@ def default_cache_folder() -> Path:
 
 
 class SegmentCache:
-    """Folders of unpacked segments, least recently opened first out when they exceed `max_bytes`."""
+    """Folders of unpacked segments; the least recently opened are evicted when all exceed `max_bytes`."""
 
     def __init__(self, folder: Path | None = None, *, max_bytes: int = 64 << 30) -> None:
-        # Absolute from now on: the process may go to another folder.
+        """Set the place and size; folders are created when they are needed.
+
+        Args:
+            folder: None: `default_cache_folder()`.
+            max_bytes: size of all segments above which some are evicted.
+
+        """
+        # Absolute, since the process may change its current folder.
         self.folder = (folder or default_cache_folder()).absolute() / "segments" / _LAYOUT
         self.max_bytes = max_bytes
 
     @contextlib.contextmanager
     def opened(self, sha256: str, unpack: Callable[[Path], None]) -> Iterator[Path]:
-        """Give the checked folder of a segment; `unpack` fills an empty one if there is none.
+        """Give the checked folder of a segment, which no process removes within the context.
 
-        Within the context no process removes it. What is mapped by its end stays readable, even if it is removed then.
+        Files that were mapped within the context stay readable after it, even if they are removed.
+
+        Args:
+            sha256: of the segment.
+            unpack: fills an empty folder; called if the cache does not have the segment.
 
         Raises:
             StoreError: the cache belongs to another user.
@@ -73,26 +84,26 @@ class SegmentCache:
             lock = self._filled(final, unpack)
             lock = self._found(final) if lock is None else lock
         if lock is None:
-            raise StoreError(f"cached segment {sha256[:12]} is removed by others as soon as it is there")
+            raise StoreError(f"other processes remove cached segment {sha256[:12]} each time it is unpacked")
         try:
             os.utime(final)
             yield final
         finally:
-            _let_go(lock)
+            _release(lock)
 
     def _found(self, final: Path) -> int | None:
-        """Return the folder, intact, open and locked; None if there is none."""
-        lock = _held(final, fcntl.LOCK_SH)
+        """Return a locked descriptor of the folder; None if it does not exist, or is damaged and was removed."""
+        lock = _locked(final, fcntl.LOCK_SH)
         if lock is None or _intact(final):
             return lock
         _LOG.warning("cached segment %s is damaged; unpacking it again", final.name[:12])
         if _is(final, lock):
             _discard(final)
-        _let_go(lock)
+        _release(lock)
         return None
 
     def _filled(self, final: Path, unpack: Callable[[Path], None]) -> int | None:
-        """Unpack, and return the folder, open and locked; None if another process was faster."""
+        """Unpack into the folder, and return its locked descriptor; None if another process was faster."""
         draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=self.folder))
         lock = None
         try:
@@ -102,11 +113,11 @@ class SegmentCache:
                 for path in _files(draft)
             }
             (draft / _CHECKS).write_text(json.dumps(checks))
-            # The lock is on the folder, whatever it is called.
-            lock = _held(draft, fcntl.LOCK_SH)
+            # The lock is on the folder, and renaming keeps it.
+            lock = _locked(draft, fcntl.LOCK_SH)
             draft.rename(final)
         except OSError:
-            _let_go(lock)
+            _release(lock)
             if not final.exists():
                 raise
             return None
@@ -128,16 +139,16 @@ class SegmentCache:
         for path in sorted(folders, key=_changed_at):
             if total <= self.max_bytes:
                 return
-            if path == keep or (lock := _held(path, fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
-                continue  # somebody is opening it
-            # Processes that mapped its files keep them: an unlinked file lives until it is unmapped.
+            if path == keep or (lock := _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
+                continue  # another process is opening it
+            # Processes that mapped its files can still read them: an unlinked file is kept until it is unmapped.
             _discard(path)
-            _let_go(lock)
+            _release(lock)
             total -= sizes[path]
 
 
-def _held(folder: Path, how: int) -> int | None:
-    """Return the folder, open and locked; None if it is not there, or is locked by others and `how` does not wait."""
+def _locked(folder: Path, how: int) -> int | None:
+    """Return a locked descriptor of the folder; None if it does not exist, or another lock conflicts with LOCK_NB."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -148,17 +159,19 @@ def _held(folder: Path, how: int) -> int | None:
         os.close(descriptor)
         return None
     except OSError:
-        pass  # a file system without locks: a segment may be removed while it is opened, and is opened again then
+        pass  # a file system without locks: a segment may be evicted while it is opened, which then is repeated
     if _is(folder, descriptor):
         return descriptor
-    _let_go(descriptor)  # removed while we waited
+    _release(descriptor)  # removed while this call waited
     return None
 
 
-def _let_go(lock: int | None) -> None:
+def _release(lock: int | None) -> None:
     if lock is not None:
         with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open, too
+            fcntl.flock(
+                lock, fcntl.LOCK_UN
+            )  # closing does not suffice: a forked process may have it open too
         os.close(lock)
 
 
@@ -171,7 +184,7 @@ def _is(folder: Path, descriptor: int) -> bool:
 
 def _intact(folder: Path) -> bool:
     try:
-        # Its checks vouch for the files, and its owner for the checks.
+        # Other users must not be able to change both a file and its checksum.
         if not is_private(folder):
             return False
         checks = json.loads((folder / _CHECKS).read_text())
@@ -186,13 +199,13 @@ def _intact(folder: Path) -> bool:
 def _size(folder: Path) -> int:
     size_bytes = 0
     for path in _files(folder):
-        with contextlib.suppress(FileNotFoundError):  # another process evicts, too
+        with contextlib.suppress(FileNotFoundError):  # evicted by another process
             size_bytes += path.stat().st_size
     return size_bytes
 
 
 def _changed_at(folder: Path) -> float:
-    """Return seconds since 1970; 0 if it is gone."""
+    """Return the time of the last change in seconds since 1970; 0 if the folder does not exist."""
     try:
         return folder.stat().st_mtime
     except FileNotFoundError:
@@ -200,15 +213,15 @@ def _changed_at(folder: Path) -> float:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    # Unlike `rglob`, no error where another process removes a folder meanwhile.
+    # Not `rglob`, which fails if another process removes a folder meanwhile.
     return (
         path for place, _, names in os.walk(folder) for name in names if (path := Path(place, name)).is_file()
     )
 
 
 def _discard(folder: Path) -> None:
-    # Renamed first, so that nobody finds it half removed.
-    grave = folder.with_name(f"{_DRAFT}{folder.name}-{uuid.uuid4().hex}")
+    # Renamed first, so that no process finds it partly removed.
+    draft = folder.with_name(f"{_DRAFT}{folder.name}-{uuid.uuid4().hex}")
     with contextlib.suppress(OSError):
-        folder.rename(grave)
-    shutil.rmtree(grave, ignore_errors=True)
+        folder.rename(draft)
+    shutil.rmtree(draft, ignore_errors=True)

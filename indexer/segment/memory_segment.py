@@ -1,6 +1,6 @@
-"""A segment in memory: the newest datapoints of an index, searchable by the code that searches what was built.
+"""A segment in memory for the newest datapoints of an index, with the search interface of stored segments.
 
-Shapes: N rows, I ids that are looked for.
+Shapes: N rows, D dimensions.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from scannery.indexer.vectors.vector_files import search_vectors
 __all__ = ["MemorySegment"]
 
 MAX_CHUNKS = 16
-"""Pieces that a column may lie in: each costs some time whenever another one is added."""
+"""Most chunks of a column: each chunk adds time to every later merge."""
 
 
 class MemorySegment(Segment):
     """Datapoints in memory, searched exactly. Immutable, like every segment.
 
-    What a write does not need (columns in one piece, the inverted index of words) is made when a query first does.
+    Parts that only queries need (contiguous columns, the inverted index of words) are made by the first query.
     """
 
     def __init__(
@@ -45,7 +45,17 @@ class MemorySegment(Segment):
         documents: np.ndarray,
         size_bytes: int | None = None,
     ) -> None:
-        """Take what `of` and `merged` make."""
+        """Keep the parts; use `MemorySegment.of` or `MemorySegment.merged`.
+
+        Args:
+            parts: columns in any number of chunks, with words if the index has them.
+            spec: of the index.
+            scaled: vectors scaled to length 1, in row order, if they differ from those in `parts`; else None.
+            ids: of `sorted_hashes`, for the ids.
+            documents: of `sorted_hashes`, for the document ids.
+            size_bytes: of `parts`; None: computed.
+
+        """
         name = secrets.token_hex(32)
         self.spec = spec
         self.distance = spec.distance
@@ -57,7 +67,7 @@ class MemorySegment(Segment):
         self.leaves = None
         self._hashes_2N = ids
         self._documents_2N = documents
-        # Not validated: there is one for every write, and it never leaves the process.
+        # Not validated: every write makes one, and it stays in the process.
         self.entry = SegmentEntry.model_construct(
             key=f"segments/{name}.parquet",
             shard=0,
@@ -69,17 +79,17 @@ class MemorySegment(Segment):
 
     @cached_property
     def whole(self) -> pa.Table:
-        """All columns, in one chunk each: vectors and words too."""
+        """All columns, vectors and words included, in one chunk each."""
         return self._parts.combine_chunks()
 
     @cached_property
     def given_ND(self) -> np.ndarray:  # type: ignore[override]  # noqa: N802  an attribute elsewhere
-        """The vectors as their user gave them, float32."""
+        """The vectors as they were given, float32 (N, D)."""
         return vectors_of(self.whole)
 
     @cached_property
     def searched_ND(self) -> np.ndarray:  # type: ignore[override]  # noqa: N802  an attribute elsewhere
-        """The vectors as they are searched, float32."""
+        """The vectors as they are searched (length 1 for cosine), float32 (N, D)."""
         return self.given_ND if self._scaled is None else _joined(self._scaled)
 
     @cached_property
@@ -100,12 +110,12 @@ class MemorySegment(Segment):
 
     @cached_property
     def postings(self) -> Postings | None:  # type: ignore[override]  # an attribute of other segments
-        """Where each word occurs; None if the index has no words."""
+        """The inverted index of words; None if the index has none."""
         return Postings(invert(self.whole)) if self.spec.lexical else None
 
     @cached_property
     def sparse(self) -> SparsePostings | None:  # type: ignore[override]  # an attribute of other segments
-        """Where each dimension of the sparse vectors occurs; None if the index has none."""
+        """The inverted index of sparse vectors; None if the index has none."""
         has_sparse = INDICES_COLUMN in self._parts.column_names
         return SparsePostings(invert_sparse(self.whole)) if has_sparse else None
 
@@ -117,23 +127,27 @@ class MemorySegment(Segment):
 
     @cached_property
     def records(self) -> Records:  # type: ignore[override]  # made when a hit is first read
-        """The same columns as places in one buffer."""
+        """The columns of `table`, each in one buffer."""
         return Records.of(self.table)
 
     def rows_of_document(self, document_id: str) -> np.ndarray:
-        """Return the rows of a document, int64, ascending; also those that are not part of the index any more."""
+        """Return the rows of a document, int64, ascending, deleted ones included."""
         rows = self._rows_with(self._documents_2N, self._parts.column("document_id"), document_id)
         return np.fromiter(rows, np.int64)
 
     def warm(self) -> None:
-        """Make now what a query needs and would wait for, where there are many rows."""
+        """Make the parts that queries need, so that no query waits for them."""
         _ = self.searched_ND, self.ties, self.postings, self.sparse, self.records
 
     @classmethod
     def of(cls, table: pa.Table, spec: IndexSpec, *, hashes_N: np.ndarray | None = None) -> MemorySegment:
-        """Return a segment of some rows: the columns of `datapoint_schema`, and others that begin with `_`.
+        """Return a segment of the rows of a table.
 
-        `hashes_N` are the `id_hashes` of the rows, for whoever has them already.
+        Args:
+            table: the columns of `datapoint_schema`, and others whose names begin with `_`.
+            spec: of the index.
+            hashes_N: `id_hashes` of the rows, uint64; None: computed.
+
         """
         whole = with_terms(table, spec.lexical).replace_schema_metadata(None).combine_chunks()
         given_ND = vectors_of(whole)
@@ -151,9 +165,12 @@ class MemorySegment(Segment):
 
     @classmethod
     def merged(cls, parts: Sequence[MemorySegment], alive: Sequence[np.ndarray | None]) -> MemorySegment:
-        """Return one segment with the rows of several, in order; `alive` says which rows of each, None all.
+        """Return one segment with the rows of several, in order. Hashes, scaled vectors and words are reused.
 
-        Nothing is hashed, scaled or analysed again, and what all rows have is not copied before it is read.
+        Args:
+            parts: the segments.
+            alive: for each segment a mask of the rows to keep, bool (N,); None: all.
+
         """
         whole = pa.concat_tables(
             [
@@ -164,9 +181,9 @@ class MemorySegment(Segment):
         scaled = None
         if any(part._scaled is not None for part in parts):
             scaled = [
-                piece
+                block_ND
                 for part, mask_N in zip(parts, alive, strict=True)
-                for piece in (
+                for block_ND in (
                     (part._scaled or [part.given_ND]) if mask_N is None else [part.searched_ND[mask_N]]
                 )
             ]
@@ -175,7 +192,7 @@ class MemorySegment(Segment):
         ids = _merged_hashes([part._hashes_2N for part in parts], alive)
         own = all(part._documents_2N is part._hashes_2N for part in parts)
         documents = ids if own else _merged_hashes([part._documents_2N for part in parts], alive)
-        # To add it up over all columns takes as long as everything else here.
+        # Summed here, since computing it from the columns takes as long as the rest of this function.
         size_bytes = (
             sum(part.entry.size_bytes for part in parts) if all(mask is None for mask in alive) else None
         )
@@ -183,7 +200,7 @@ class MemorySegment(Segment):
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return rows one behind the other, read-only: kernels are compiled for read-only arrays apart."""
+    """Return the concatenated rows, read-only: kernels are compiled for read-only arrays."""
     if len(parts) == 1:
         return parts[0]
     joined_ND = np.concatenate(parts)

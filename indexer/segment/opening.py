@@ -1,4 +1,4 @@
-"""Open a segment of a store: from the local cache, which it is unpacked into if it is not there."""
+"""Open a segment of a store through the local cache."""
 
 from __future__ import annotations
 
@@ -24,12 +24,18 @@ __all__ = ["open_segment"]
 
 
 def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
-    """Return a segment, opened from the local cache or unpacked into it.
+    """Return an open segment; it is unpacked into the local cache if that does not have it.
+
+    Args:
+        store: the store.
+        index: name of the index.
+        entry: of the segment in a manifest.
+        cache: the local cache.
 
     Raises:
         NotFoundError: the file is not in the store.
-        CorruptError: the file is not what the manifest says, or no segment.
-        FormatError: the file is of a later format.
+        CorruptError: its size or hash is not the one in the manifest, or it is not a segment.
+        FormatError: it has a later format.
         StoreError: it cannot be read, or not be unpacked into the local cache (disk full, no permission).
 
     """
@@ -41,7 +47,7 @@ def open_segment(store: Store, index: str, entry: SegmentEntry, cache: SegmentCa
 def _opened(store: Store, key: str, entry: SegmentEntry, cache: SegmentCache) -> Segment:
     size = store.size(key)
     if size != entry.size_bytes:
-        raise CorruptError(f"{key} has {size} bytes, the manifest says {entry.size_bytes}")
+        raise CorruptError(f"{key} has {size} bytes, {entry.size_bytes} in the manifest")
 
     unpacked = False
 
@@ -58,20 +64,20 @@ def _opened(store: Store, key: str, entry: SegmentEntry, cache: SegmentCache) ->
             (folder / COSTS).write_text(costs.to_json())
 
     with cache.opened(entry.sha256, unpack) as folder, COMPILING:
-        if not unpacked:  # or the machine has just as much to do
+        if not unpacked:  # right after the first measurement, the load of the machine is the same
             _time_again(entry, folder)
         return Segment(entry, folder)
 
 
 @contextlib.contextmanager
 def _explained(key: str) -> Iterator[None]:
-    """Turn what the system and the libraries that read a segment raise into our errors."""
+    """Turn errors of the system, and of the libraries that read a segment, into an IndexerError."""
     try:
         yield
     except IndexerError:
         raise
     except OSError as error:
-        if error.errno is None:  # Arrow's, of what is in the file
+        if error.errno is None:  # raised by Arrow for the content of the file
             raise CorruptError(f"{key} is not a segment: {error}") from error
         raise StoreError(f"{key} cannot be opened through the local cache: {error.strerror}") from error
     except (ValueError, LookupError, TypeError, pa.ArrowException) as error:
@@ -81,18 +87,18 @@ def _explained(key: str) -> Iterator[None]:
 
 
 def _time_again(entry: SegmentEntry, folder: Path) -> None:
-    """Time the plans again that were timed while the machine was busy, and keep what came out if it was less so.
+    """Time the plans again if the machine was busy before, and keep the less disturbed costs.
 
-    And those that another version timed, which may have had other plans.
+    Also if another release timed them, which may have had other plans.
     """
     known = latest_costs(folder / COSTS)
-    if known is None and not (folder / COSTS).exists():  # there is only one plan
+    if known is None and not (folder / COSTS).exists():  # the segment has only one plan
         return
     if known is not None and not known.disturbed:
         return
     costs = Segment(entry, folder).time_plans()
     if costs and (known is None or costs.pressure < known.pressure):
-        # Opening it must not fail for want of room.
+        # A full disk must not make opening fail.
         with (
             contextlib.suppress(OSError),
             tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as draft,

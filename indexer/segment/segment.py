@@ -1,4 +1,4 @@
-"""An open segment: immutable, memory-mapped, searchable by any number of threads (opening.py makes them).
+"""An open segment: immutable, memory-mapped, safe to search from several threads. Made by opening.py.
 
 Shapes: Q queries, N rows of the segment, D dimensions, K hits.
 """
@@ -42,24 +42,34 @@ __all__ = ["Segment"]
 
 _TIMED_TARGET = 0.95
 MOST_ROWS = 0.8
-"""From such a share of allowed rows on, a search looks at all rows first."""
+"""Share of allowed rows from which on a search first searches all rows."""
 SPARE_HITS = 4
-"""How many more hits it asks for than would do if rows were allowed evenly."""
+"""Hits that it requests beyond the number that suffices if allowed rows are spread evenly."""
 
 
 class Segment:
     """Datapoints of one shard, open for search. Made by `open_segment`."""
 
     def __init__(self, entry: SegmentEntry, folder: Path) -> None:
+        """Map the files, and compile the kernels.
+
+        Args:
+            entry: of the segment in a manifest.
+            folder: of the local cache, with checked files.
+
+        Raises:
+            CorruptError: a file cannot be read.
+
+        """
         info = json.loads((folder / files.INFO).read_text())
         self.entry = entry.model_copy(update={"deleted": None})
-        """As in the manifest, without what a version has deleted: that is `OpenIndex.alive`."""
+        """As in the manifest, without deleted rows, which differ between versions: see `OpenIndex.alive`."""
         self.distance: Distance = info["distance"]
         self.searched_ND = mapped(folder / files.VECTORS)
-        """The vectors as they are searched (length 1 for cosine), float32, memory-mapped."""
+        """The vectors as they are searched (length 1 for cosine), float32 (N, D), memory-mapped."""
         given = folder / files.GIVEN
         self.given_ND = mapped(given) if given.exists() else self.searched_ND
-        """The vectors as their user gave them, float32, memory-mapped."""
+        """The vectors as they were given, float32 (N, D), memory-mapped."""
         self.records = Records.map(folder / files.COLUMNS)
         """All columns but the vectors, memory-mapped, in row order."""
         self.ties = Ties.map(folder / files.TIES)
@@ -74,12 +84,12 @@ class Segment:
         )
         self.leaves = Leaves.load(folder / files.LEAVES) if self._searcher else None
         self._all_leaves: int = info["leaves"]
-        """Leaves of ScaNN's tree, those without rows included."""
+        """Number of leaves of ScaNN's tree, empty ones included."""
         self._planner = self._planner_of(folder / COSTS)
         self.postings = Postings.map(folder / files.WORDS) if (folder / files.WORDS).exists() else None
-        """Where each word occurs; None if the segment was built without."""
+        """The inverted index of words; None if the segment has none."""
         self.sparse = SparsePostings.map(folder / files.SPARSE) if (folder / files.SPARSE).exists() else None
-        """Where each dimension of the sparse vectors occurs; None if the segment was built without."""
+        """The inverted index of sparse vectors; None if the segment has none."""
         with COMPILING:
             self._warm_up()
 
@@ -90,7 +100,7 @@ class Segment:
 
     @property
     def rows(self) -> int:
-        """Datapoints in the segment."""
+        """Number of rows, deleted ones included."""
         return self.entry.rows
 
     @property
@@ -113,23 +123,26 @@ class Segment:
         return taken(table, np.asarray(rows, np.int64))
 
     def searched_texts(self, rows: Sequence[int] | np.ndarray) -> list[str]:
-        """Return title and text of the given rows, of transcripts only what is spoken; empty where there is neither."""
+        """Return title and text of each row, for transcripts only the spoken text; "" if a row has neither."""
         known = [name for name in SEARCHED_COLUMNS if name in self.table.column_names]
         points = searched_text(self.take(rows, known)).to_pylist()
         return ["\n".join(part for part in (point["title"], point["text"]) if part) for point in points]
 
     def vectors(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the vectors of the given rows as their user gave them, float32 `(len(rows), D)`."""
+        """Return the vectors of some rows as they were given, float32 `(len(rows), D)`."""
         return np.asarray(self.given_ND[np.asarray(rows, np.int64)])
 
     def row_of(self, identifier: str) -> int | None:
-        """Return the row of an id, or None; also of one that a version has deleted."""
+        """Return the row of an id, also if it is deleted; None if the segment does not have the id."""
         return next(self._rows_with(self._hashes_2N, self.ids, identifier), None)
 
     def rows_of(self, identifiers: Sequence[str], hashes_I: np.ndarray) -> np.ndarray:
-        """Return the row of each id, int64, NO_ROW where there is none; as `row_of`, and far cheaper for many.
+        """Return the row of each id, int64, NO_ROW if the segment does not have it; far faster than `row_of` for many.
 
-        `hashes_I` is what `id_hashes` gives: one look into it serves every segment.
+        Args:
+            identifiers: the ids.
+            hashes_I: their `id_hashes`, which callers compute once for all segments.
+
         """
         hashes_N, rows_N = self._hashes_2N
         rows_I = np.full(len(identifiers), NO_ROW, np.int64)
@@ -147,12 +160,12 @@ class Segment:
         return rows_I
 
     def rows_of_document(self, document_id: str) -> np.ndarray:
-        """Return the rows of a document, int64, ascending; also those that a version has deleted."""
+        """Return the rows of a document, int64, ascending, deleted ones included."""
         rows = self._rows_with(self._documents_2N, self.column("document_id"), document_id)
         return np.fromiter(rows, np.int64)
 
     def documents_without(self, rows: Sequence[int] | np.ndarray) -> int:
-        """Return how many documents the other rows are of."""
+        """Return the number of documents that have a row other than the given ones."""
         left_N = np.ones(self.rows, bool)
         left_N[np.asarray(rows, np.int64)] = False
         return int(pc.count_distinct(self.column("document_id").filter(pa.array(left_N))).as_py())
@@ -169,18 +182,18 @@ class Segment:
             position += 1
 
     def settings_for(self, target_recall: float) -> SearchSettings | None:
-        """Return the cheapest measured settings that meet a target recall; None where the search has to be exact.
+        """Return the cheapest measured settings that meet a target recall.
 
-        That is in segments without ScaNN, and where no setting meets the target.
+        None if the search must be exact: the segment has no ScaNN data, or no setting meets the target.
         """
         return pick_settings(self.entry, target_recall)
 
     def closest_settings(self, target_recall: float) -> SearchSettings | None:
-        """Return the same, or the settings of best recall where none meets the target; None without ScaNN."""
+        """Return `settings_for`, or the settings of best recall if none meets the target; None without ScaNN data."""
         return pick_settings(self.entry, target_recall, anyway=True)
 
     def allow(self, allowed: np.ndarray) -> AllowedRows:
-        """Return some rows as `find` takes them, by a mask (bool, read-only) or few by number; worth keeping."""
+        """Return allowed rows for `find` from a mask (bool (N,), read-only) or row numbers. Callers should reuse it."""
         return AllowedRows(allowed, self.leaves, self.rows)
 
     def find(
@@ -193,10 +206,18 @@ class Segment:
         target_recall: float = 0.95,
         ready: bool = False,
     ) -> Found:
-        """Return what `search` does, and how it was found; with `allowed`, by the cheapest plan for so many rows.
+        """Return the best k rows of each query as `search` does, with the work that found them.
 
-        Without settings, or with a target recall of 1, the search is exact. Settings chosen for a search without a
-        filter say how many candidates ScaNN's codes need; the leaves are those that the target recall needs.
+        The search is exact without settings, or with a target recall of 1. With `allowed`, the cheapest plan is used.
+
+        Args:
+            queries_QD: float32, finite, of any length.
+            k: hits per query.
+            settings: ScaNN's settings for a search without a filter; None: exact search.
+            allowed: rows to search; None: all.
+            target_recall: of a search among allowed rows, 0 to 1.
+            ready: whether the queries are as `search_ready` returns them.
+
         """
         queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
         searcher = self._searcher
@@ -205,7 +226,7 @@ class Segment:
         if not settings.reaches(k):
             return self._exact_found(queries_QD, k, allowed)
         if allowed is None:
-            return self._noted(searcher, queries_QD, k, settings)
+            return self._searched_all(searcher, queries_QD, k, settings)
         if allowed.count < MOST_ROWS * self.rows or not settings.reaches(self._asked(k, allowed)):
             return self._planner.search(queries_QD, k, allowed, settings, target_recall)
         found, short_Q = self._most_allowed(searcher, queries_QD, k, allowed, settings)
@@ -223,32 +244,32 @@ class Segment:
         allowed: AllowedRows,
         settings: SearchSettings,
     ) -> tuple[Found, np.ndarray]:
-        """Search all rows for a few more hits, and drop those that are not allowed; also return who got too few.
+        """Search all rows for a few more hits, and drop those that are not allowed; also return queries with too few.
 
-        Of rows deleted here and there a search should cost next to nothing. Where the k-th hit is among the first
-        few beyond k of all rows, the settings for k do for it; near a document that was deleted as a whole it is
-        not, and the query needs a plan.
+        If few rows are deleted, a search should cost hardly more. The settings for k suffice if the k-th allowed hit is
+        among the first few beyond k of all rows. Near a document that was deleted as a whole it is not, and the planner
+        answers the query.
         """
-        noted = self._noted(searcher, queries_QD, self._asked(k, allowed), settings)
-        rows_QA, scores_QA = noted.rows_QK, noted.scores_QK
+        all_rows = self._searched_all(searcher, queries_QD, self._asked(k, allowed), settings)
+        rows_QA, scores_QA = all_rows.rows_QK, all_rows.scores_QK
         kept_QA = (rows_QA != NO_ROW) & allowed.mask_N[rows_QA]
         if not kept_QA[:, :k].all():
             first_QA = np.argsort(~kept_QA, axis=1, kind="stable")
             rows_QA, scores_QA = (
                 np.take_along_axis(values, first_QA, axis=1) for values in (rows_QA, scores_QA)
             )
-        plans = ["exact_allowed" if plan == "exact" else "scann_allowed" for plan in noted.plans]
-        found = dataclasses.replace(noted, rows_QK=rows_QA[:, :k], scores_QK=scores_QA[:, :k], plans=plans)
+        plans = ["exact_allowed" if plan == "exact" else "scann_allowed" for plan in all_rows.plans]
+        found = dataclasses.replace(all_rows, rows_QK=rows_QA[:, :k], scores_QK=scores_QA[:, :k], plans=plans)
         return found, np.flatnonzero(np.count_nonzero(kept_QA, axis=1) < k)
 
     def _asked(self, k: int, allowed: AllowedRows) -> int:
-        """Return for how many hits to search all rows, where k allowed ones are wanted and most are allowed."""
+        """Return the number of hits to search among all rows for k allowed ones, if most rows are allowed."""
         return max(k, min(math.ceil(k * self.rows / max(allowed.count, 1)) + SPARE_HITS, self.rows))
 
-    def _noted(
+    def _searched_all(
         self, searcher: ScannSearcher, queries_QD: np.ndarray, k: int, settings: SearchSettings
     ) -> Found:
-        """Return what `_proposed` does, and how much of the segment was looked at for it."""
+        """Search as `_proposed` does, and return the work too."""
         depth = settings.at(k)
         leaves = min(depth.leaves, self._all_leaves)
         rows_QK, scores_QK, scored_Q, _ = searcher.search_allowed(
@@ -278,16 +299,15 @@ class Segment:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the best k rows of each query: rows_QK int64 and scores_QK float32, best first, equal scores by id.
 
-        A query without k hits has row -1 and score minus infinity at the end; that happens only when the segment, or
-        what `allowed` leaves of it, has fewer than k rows. Bigger scores are better: inner products, or minus
-        the squared distance. Queries (float32, finite) need not be normalised.
+        Bigger scores are better: inner products, or minus squared distances. After the last hit, the row is -1 and the
+        score minus infinity; there are fewer than k hits only if fewer rows are allowed.
 
         Args:
-            queries_QD: the queries.
+            queries_QD: float32, finite, of any length.
             k: hits per query.
-            settings: ScaNN's knobs; None searches exactly.
-            allowed: bool (N,); other rows are not returned. The search is exact then.
-            ready: the queries are as `search_ready` returns them.
+            settings: ScaNN's settings; None: exact search.
+            allowed: bool (N,): rows to search, exactly; None: all.
+            ready: whether the queries are as `search_ready` returns them.
 
         """
         queries_QD = queries_QD if ready else search_ready(queries_QD, self.distance)
@@ -305,7 +325,7 @@ class Segment:
             leaves, rescore = depth.leaves, depth.rescore
         leaves = min(leaves, self._all_leaves)
         rows_QK, scores_QK = searcher.search(queries_QD, k, rescore=rescore, leaves=leaves)
-        # Of one query, without what NumPy takes to begin with.
+        # For one query, without the fixed cost of NumPy's `min`.
         if (rows_QK[0, -1] if len(rows_QK) == 1 else rows_QK[:, -1].min()) >= 0:
             return rows_QK, scores_QK
         short_Q = self._short(rows_QK)
@@ -314,7 +334,7 @@ class Segment:
         return rows_QK, scores_QK
 
     def _short(self, rows_QK: np.ndarray) -> np.ndarray:
-        """Return the queries whose leaves held fewer rows than they can have hits: they need an exact search."""
+        """Return the numbers of queries whose leaves have fewer rows than hits are possible; they need exact search."""
         return np.flatnonzero(rows_QK[:, min(rows_QK.shape[1], self.rows) - 1] == NO_ROW)
 
     def _exact(
@@ -326,7 +346,7 @@ class Segment:
         return exact_found(self.searched_ND, queries_QD, k, self.distance, allowed, self.ties.ranks_N)
 
     def _measured_recall(self, depth: Depth) -> float:
-        """Return the recall that the tuner measured for settings that cost no more; 0 if it tried none."""
+        """Return the best recall measured for settings with no more leaves and candidates than `depth`; 0 if none."""
         curves = [(TUNED_K, self.entry.curve), *((each.k, each.curve) for each in self.entry.depth_curves)]
         enough = [(k, curve) for k, curve in curves if k >= depth.k] or curves
         _, curve = min(enough, key=lambda each: abs(each[0] - depth.k))
@@ -350,16 +370,16 @@ class Segment:
         )
 
     def time_plans(self) -> Costs | None:
-        """Return what each plan of a filtered search costs here, None where there is only one."""
+        """Return the costs of the plans of a filtered search on this machine; None if there is only one plan."""
         settings = self.settings_for(_TIMED_TARGET)
         if self._planner is None or self.leaves is None or settings is None:
             return None
         return measure_costs(self._planner, self.searched_ND, self.leaves, settings)
 
     def _warm_up(self) -> None:
-        """Compile the kernels, or load them from numba's cache: no query should wait a third of a second for that.
+        """Compile the kernels, or load them from numba's cache, so that no query waits a third of a second for it.
 
-        With the very arrays of the segment, since code is compiled for read-only memory apart.
+        Uses the arrays of the segment, since kernels for read-only arrays are compiled separately.
         """
         if self.rows:
             query_1D = search_ready(np.array(self.searched_ND[:1]), self.distance)

@@ -1,4 +1,4 @@
-"""The folder of a segment in the local cache: its file taken apart into arrays that can be mapped."""
+"""The folder of a segment in the local cache: its file unpacked into arrays that processes memory-map."""
 
 from __future__ import annotations
 
@@ -53,14 +53,20 @@ LEAVES = "leaves"
 TIES = "ties"
 
 _READING = threading.Lock()
-"""One segment is decoded at a time: decoding uses all cores by itself, and memory twice over otherwise."""
+"""Held while a segment is decoded: decoding uses all cores, and two at once would need twice the memory."""
 
 
 def unpack(path: Path, folder: Path, key: str) -> None:
-    """Write what is in a segment file, whose hash was checked, into a folder; `key` names it in errors.
+    """Write the parts of a segment file into a folder.
+
+    Args:
+        path: the segment file; the caller must have checked its hash.
+        folder: an empty folder.
+        key: name of the segment, for errors.
 
     Raises:
-        FormatError: the file is of a later format.
+        FormatError: the file has a later format.
+        CorruptError: a part of it is damaged.
 
     """
     with _READING:
@@ -98,7 +104,7 @@ def unpack(path: Path, folder: Path, key: str) -> None:
 
 
 def _write_vectors(file: pq.ParquetFile, folder: Path, distance: Distance) -> None:
-    """Write the vectors as they were given, and where these are others, as they are searched."""
+    """Write the vectors as they are searched, and if these differ, also as they were given."""
     shape = file.metadata.num_rows, file.schema_arrow.field("embedding").type.list_size
     unit = True
 
@@ -119,6 +125,6 @@ def _write_vectors(file: pq.ParquetFile, folder: Path, distance: Distance) -> No
 def _check_words(lexical: dict[str, Any], key: str) -> None:
     if lexical.get("analyser", 0) > ANALYSER_VERSION:
         raise FormatError(
-            f"{key} has words by version {lexical['analyser']} of the analyser; this Scannery knows up to "
+            f"{key} has words by version {lexical['analyser']} of the analyser; this Scannery has versions up to "
             f"{ANALYSER_VERSION}"
         )

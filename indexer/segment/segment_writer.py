@@ -1,4 +1,4 @@
-"""Build a segment: datapoints in, one self-contained Parquet file out (docs/format.md)."""
+"""Build a segment: datapoints to one self-contained Parquet file (docs/format.md)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ FORMAT_KEY = b"scannery.format"
 SEGMENT_KEY = b"scannery.segment"
 ROW_GROUP_ROWS = 1 << 16
 ROW_GROUP_NUMBERS = 1 << 23
-"""Components of vectors in a row group, at most: Arrow takes four bytes for each of them while it writes one."""
+"""Most vector components in a row group: Arrow needs four bytes for each while it writes the group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltSegment:
-    """A finished segment file, not yet in a store: write it to `segment_key(index, entry.key)`."""
+    """A finished segment file, not in a store yet: the caller writes it to `segment_key(index, entry.key)`."""
 
     path: Path
     entry: SegmentEntry
@@ -60,16 +60,23 @@ def build_segment(
     queries: np.ndarray | None = None,
     measured: bool = False,
 ) -> BuiltSegment:
-    """Write the datapoints of one shard as a segment file in `directory`.
+    """Write the datapoints of one shard as a segment file.
 
-    `table` has the columns of `datapoint_schema`, and may have `_spoken` and `_revision`; others are dropped. Rows
-    come out in leaf order where ScaNN is used, else in input order. The input is not changed. `queries`, float32 (any
-    number, dimensions), are like those that users will ask: the segment is tuned for them too. With `measured`, the
-    statistics have the recall of the default setting for FRESH_QUERIES queries near rows, for which it was not tuned.
+    Rows are in leaf order if ScaNN is used, else in input order. The input is not changed.
+
+    Args:
+        table: the columns of `datapoint_schema`, and optionally `_spoken` and `_revision`; others are dropped.
+        spec: of the index.
+        shard: number of the shard.
+        directory: where the file is written.
+        threads: for ScaNN; None: all cores.
+        queries: real queries to tune for, float32 (any number, dimensions); None: made from the vectors.
+        measured: whether the statistics have the recall of the default setting for FRESH_QUERIES queries near rows that
+            were not used in tuning.
 
     Raises:
-        BuildError: a vector is not finite, an id stands twice, ScaNN failed, or the file cannot be written; the message
-            names the shard.
+        BuildError: a vector is not finite, two rows have one id, ScaNN failed, or the file cannot be written; the
+            message names the shard.
 
     """
     name = f"shard {shard} of index {spec.index!r}"
@@ -86,7 +93,7 @@ def build_segment(
 def _disk_errors(name: str, directory: Path) -> Iterator[None]:
     try:
         yield
-    except OSError as error:  # the disk is full, say: Arrow raises it bare
+    except OSError as error:  # such as a full disk, which Arrow raises as OSError
         raise BuildError(f"{name}: a file in {directory} cannot be written: {error}") from error
 
 
@@ -104,7 +111,7 @@ def _scann_segment(
     with tempfile.TemporaryDirectory(prefix="scann-", dir=directory) as place:
         folder = Path(place)
         started = time.perf_counter()
-        # The child reads them from there, so that this process need not hold a scaled copy meanwhile.
+        # The child process reads them from the file, so that this process need not hold a scaled copy.
         middle_D = write_search_vectors(folder / VECTORS_FILE, table, spec.distance)
         if queries is not None:
             np.save(folder / QUERIES_FILE, queries if middle_D is None else queries - middle_D)
@@ -132,7 +139,7 @@ def _scann_segment(
 
 def _exact_segment(table: pa.Table, spec: IndexSpec, shard: int, directory: Path) -> BuiltSegment:
     seconds: dict[str, float] = {}
-    # In one chunk: the pages of a file, and so its hash, must not depend on where its rows came from.
+    # In one chunk: the pages of the file, and so its hash, must not depend on the chunks of the input.
     whole = _with_words(table, spec, seconds).combine_chunks()
     path = _write(whole, _metadata(spec, None, {}), directory, seconds)
     return BuiltSegment(path=path, entry=_entry(path, table, shard, None), statistics={"seconds": seconds})
@@ -147,7 +154,7 @@ def _write_scann(
     directory: Path,
     seconds: dict[str, float],
 ) -> tuple[Path, int]:
-    """Write the rows in leaf order with what ScaNN made of them; also return how many leaves have rows."""
+    """Write the rows in leaf order with ScaNN's data; return the path, and the number of leaves that have rows."""
     order_N = row_order(trained)
     columns = pack_columns(trained, order_N)
     table = _reordered(_with_words(table, spec, seconds), order_N)
@@ -158,7 +165,7 @@ def _write_scann(
 
 
 def _reordered(table: pa.Table, order_N: np.ndarray) -> pa.Table:
-    """Return the rows in another order. Arrow's own way takes twice the memory of the vectors for their elements."""
+    """Return the rows in another order. Arrow's `take` needs twice the memory of the vectors, for component indices."""
     place, field = table.schema.get_field_index("embedding"), table.schema.field("embedding")
     vectors_ND = np.empty((len(order_N), field.type.list_size), np.float32)
     place_N = np.argsort(order_N)
@@ -189,7 +196,7 @@ def file_sha256(path: Path) -> str:
 
 
 def is_sound(store: Store, key: str, size_bytes: int, sha256: str) -> bool:
-    """Return whether an object is there and has this size and SHA-256; reads all of it."""
+    """Return whether an object exists with this size and SHA-256; reads all of it."""
     try:
         if store.size(key) != size_bytes:
             return False
@@ -201,7 +208,7 @@ def is_sound(store: Store, key: str, size_bytes: int, sha256: str) -> bool:
 
 def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
     if table.num_rows == 0:
-        raise BuildError(f"{name}: there is nothing to build from")
+        raise BuildError(f"{name}: there are no datapoints")
     dimensions = table.schema.field("embedding").type.list_size
     schema = datapoint_schema(spec, dimensions)
     if _has_values(table, SPOKEN_COLUMN):
@@ -212,7 +219,7 @@ def _conformed(table: pa.Table, spec: IndexSpec, name: str) -> pa.Table:
     if not all(np.isfinite(block_BD).all() for block_BD in blocks_of(table)):
         raise BuildError(f"{name}: a vector has a value that is not finite")
     if pc.count_distinct(table.column("id")).as_py() != table.num_rows:
-        raise BuildError(f"{name}: an id stands twice")
+        raise BuildError(f"{name}: two datapoints have the same id")
     return table
 
 
@@ -221,7 +228,7 @@ def _has_values(table: pa.Table, name: str) -> bool:
 
 
 def _in_few_chunks(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table in this schema, all columns but the vectors in one chunk: those are not copied."""
+    """Return the table in this schema with one chunk per column, except for vectors, which are not copied."""
     if not table.schema.equals(schema):
         table = table.cast(schema)
     place, embedding = schema.get_field_index("embedding"), table.column("embedding")
@@ -241,7 +248,7 @@ def _metadata(spec: IndexSpec, config: ScannConfig | None, sidecar: dict[str, st
 
 
 def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, seconds: dict[str, float]) -> Path:
-    """Write the table under the name of its own hash."""
+    """Write the table to a file named by its SHA-256."""
     started = time.perf_counter()
     descriptor, name = tempfile.mkstemp(suffix=".parquet", dir=directory)
     os.close(descriptor)
@@ -253,9 +260,9 @@ def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, secon
         draft,
         row_group_size=max(1, min(ROW_GROUP_ROWS, ROW_GROUP_NUMBERS // dimensions)),
         compression="zstd",
-        # Dictionaries pay for attributes and ids, never for vectors and codes, which do not repeat.
+        # Dictionaries help for attributes and ids, not for vectors and codes, which do not repeat.
         use_dictionary=[f"{name}.list.element" if _is_list(table, name) else name for name in plain],
-        # Splitting floats into byte streams makes them smaller and faster to read than any other encoding.
+        # Smaller and faster to read for floats than any other encoding.
         column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"},
         write_page_checksum=True,
         write_statistics=[name for name in plain if not _is_list(table, name)],

@@ -1,1 +1,1 @@
-"""The spec: what a user says about an index, read and checked."""
+"""The spec of an index: its keys, their checks, and reading it."""

@@ -1,4 +1,4 @@
-"""Which shard a document lives in."""
+"""Sharding: the shard of a document, by a hash of its id."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shard_of(document_id: str, shards: int) -> int:
 
 
 def shards_of_ids(documents: pa.ChunkedArray, shards: int) -> np.ndarray:
-    """Return `shard_of` each id in a column of strings, int64."""
+    """Return `shard_of` for each id in a column of strings, int64."""
     if shards == 1 or not len(documents):
         return np.zeros(len(documents), np.int64)
     coded = documents.combine_chunks().dictionary_encode()  # hashed once: passages share their document's id

@@ -1,4 +1,4 @@
-"""The spec: what the user says about an index."""
+"""The spec of an index, as users write it in SPEC.yaml."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AttributeType = Literal["string", "string_list", "int", "float", "bool", "timest
 
 
 def _check_shards(value: object) -> object:
-    # Before the union is tried, whose own errors speak of both branches.
+    # Before pydantic tries the union: its own errors list both branches.
     if value == "auto" or (
         isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SHARDS
     ):
@@ -54,8 +54,8 @@ Shards = Annotated[
 INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 ATTRIBUTE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 
-# Columns that every segment has (docs/format.md). Those of our own future begin with "_", which no
-# attribute may, so that a new column never clashes with somebody's attribute.
+# Columns that every segment has (docs/format.md). Names of further columns begin with "_", which attribute names may
+# not, so that a new column never clashes with an attribute.
 RESERVED_COLUMNS = frozenset(
     {"id", "document_id", "embedding", "text", "title", "payload", "text_start", "text_end",
      "time_start_s", "time_end_s", "sparse"}
@@ -72,17 +72,17 @@ _OWN_FIELDS: dict[str, dict[str, str]] = {
                    "title": "title", "payload": "payload"},
     "managed": {"id": "id", "vector": "embedding", "payload": "embedding_metadata"},
 }  # fmt: skip
-"""Formats whose records have fields with fixed names, which a spec therefore need not repeat."""
+"""Formats with fixed field names, which a spec need not repeat."""
 
 
 class ChunkSpec(_Model):
     """How the text of a document is cut into passages."""
 
     max_tokens: Annotated[int, Field(ge=8, le=8192)] = 128
-    """Most tokens in a passage, as the encoder's tokenizer counts them, special tokens not counted."""
+    """Most tokens in a passage, counted by the encoder's tokenizer without special tokens."""
 
     overlap_tokens: Annotated[int, Field(ge=0, le=4096)] = 16
-    """Tokens at the end of a passage that the next one begins with; less than half of `max_tokens`."""
+    """Most tokens that a passage repeats from the end of the previous one; less than half of `max_tokens`."""
 
     @model_validator(mode="after")
     def _overlap_leaves_room(self) -> ChunkSpec:
@@ -95,14 +95,14 @@ class ChunkSpec(_Model):
 
 
 class SourceSpec(_Model):
-    """How input is read, and which fields of a record hold what."""
+    """The format of the input, and the fields of a record."""
 
     format: SourceFormat = "auto"
     """`auto`: by the ending of each file. `managed`: the input layout of the managed ScaNN service; `datapoints`: what
-    `scannery index export` writes. Both have field names of their own, so nothing else of `source` is needed."""
+    `scannery index export` writes. These two have fixed field names, so no other key of `source` is needed."""
 
     id: str = "id"
-    """Field with the document's id, unique in the corpus. Folders of text offer `path`."""
+    """Field with the document's id, unique in the corpus. Records of folders of text have `path`."""
 
     text: str | None = None
     """Field with the text to embed and to return."""
@@ -111,23 +111,23 @@ class SourceSpec(_Model):
     """Field with a title; it is embedded in front of each passage and returned with it."""
 
     vector: str | None = None
-    """Field with a ready vector (list of numbers); with it, nothing is embedded."""
+    """Field with a vector (list of numbers); then texts are not embedded."""
 
     vector_bytes: Literal["float16", "float32", "float64"] | None = None
-    """Type of the numbers where the vector field holds raw little-endian bytes (binary columns of Parquet)."""
+    """Type of the numbers if the vector field holds raw little-endian bytes (binary columns of Parquet)."""
 
     sparse_vector: str | None = None
-    """Field with a sparse vector of your own (of SPLADE, say): a mapping of dimensions to weights. Lexical and hybrid
-    searches can ask by one."""
+    """Field with a sparse vector, such as one of SPLADE: a mapping of dimensions to weights. Lexical and hybrid
+    searches can take one as the query."""
 
     document_id: str | None = None
-    """Field that groups records into documents, where records are passages already. Default: the id."""
+    """Field that groups records into documents, if records are passages. Default: the id."""
 
     payload: str | None = None
-    """Field with JSON that is returned and never searched."""
+    """Field with JSON that is returned and not searched."""
 
     chunk: ChunkSpec | None = None
-    """Cut the text into passages; without it, a record is one datapoint."""
+    """How to cut the text into passages; None: a record is one datapoint."""
 
     @model_validator(mode="before")
     @classmethod
@@ -163,26 +163,26 @@ class EncoderSpec(_Model):
     """A sentence-transformers model: a name, or a local folder. Never runs remote code."""
 
     device: Literal["auto", "cpu", "cuda", "xla"] = "auto"
-    """Where it runs while building; serving chooses for itself."""
+    """Device of builds; servers choose their own."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Precision of the weights; `auto` takes bfloat16 where the device is fast at it and the vectors agree."""
+    """Precision of the weights; `auto` takes bfloat16 if the device is fast at it and the vectors stay the same."""
 
     dimensions: Annotated[int, Field(ge=1, le=16384)] | None = None
-    """Keep only the first so many dimensions (Matryoshka models)."""
+    """Number of leading dimensions to keep (Matryoshka models); default: all."""
 
     query_prompt: str | None = None
-    """Put in front of every query; default: what the model names as its query prompt."""
+    """Text in front of every query; default: the model's query prompt."""
 
     document_prompt: str | None = None
-    """Put in front of every passage; default: what the model names as its document prompt."""
+    """Text in front of every passage; default: the model's document prompt."""
 
     max_tokens: Annotated[int, Field(ge=8, le=131072)] | None = None
     """Longest input in tokens, the rest is cut off; default: the model's own limit."""
 
 
 class RerankerSpec(_Model):
-    """The cross-encoder that can order the first hits of a search again. It does not change what an index holds."""
+    """The cross-encoder that can rerank the first hits of a search. It does not affect what an index stores."""
 
     model: Annotated[str, Field(min_length=1, max_length=1024)]
     """A sentence-transformers `CrossEncoder` with one output: a name, or a local folder. Never runs remote code."""
@@ -192,62 +192,62 @@ class RerankerSpec(_Model):
 
 
 class ScannSpec(_Model):
-    """How ScaNN indexes a segment. Everything is chosen by size, dimensions and distance unless it is set here."""
+    """Parameters of ScaNN. The defaults depend on the rows, dimensions and distance of a segment."""
 
     exact_below_rows: Annotated[int, Field(ge=1000, le=10_000_000)] = 20_000
-    """Segments with fewer rows are scanned, which is as fast there and needs no training."""
+    """Segments with fewer rows are scanned, which is as fast and needs no training."""
 
     leaves: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Leaves of the partitioning tree of a segment; default: twice the square root of its rows."""
 
     training_rows: Annotated[int, Field(ge=1000)] | None = None
-    """Rows that the tree is trained on; default: 100 a leaf, at least 100,000."""
+    """Rows that the tree is trained on; default: 100 per leaf, at least 100,000."""
 
     dimensions_per_block: Annotated[int, Field(ge=1, le=16)] | None = None
     """Dimensions that share a code of four bits; default: 2, or 1 for vectors below 16 dimensions."""
 
     anisotropic_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """How much errors along a vector count in its codes; not used with `squared_l2`."""
+    """Threshold of anisotropic quantization: how much errors parallel to a vector count; not used with `squared_l2`."""
 
     soar: bool | None = None
-    """Put each row into a second leaf too; default: from 100,000 rows. Never with `squared_l2`."""
+    """Whether each row is also in a second leaf; default: from 100,000 rows on. Never with `squared_l2`."""
 
     rescore: Annotated[int, Field(ge=20, le=10_000)] | None = None
-    """Candidates that are scored again with exact vectors, for ten hits; default: what tuning finds, 20 to 640."""
+    """Candidates that are rescored with exact vectors, for ten hits; default: chosen by tuning, 20 to 640."""
 
 
 class LiveSpec(_Model):
-    """When live updates leave memory and become segments, and when segments are merged."""
+    """Thresholds of live updates: for sealing new rows in memory, merging segments, and garbage collection."""
 
     seal_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 20_000
-    """New rows in memory from which on they become segments: from so many on, ScaNN is faster than a scan."""
+    """New rows in memory at which they are sealed: above this, ScaNN is faster than a scan."""
 
     seal_bytes: Annotated[int, Field(ge=1 << 20)] = 256 << 20
-    """The same in bytes: what a restart has to read again, and every worker keeps in memory."""
+    """Bytes of new rows in memory at which they are sealed; each worker holds them, and a restart reads them again."""
 
     seal_age_s: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds after which new rows become segments however few they are, so that the log stays short."""
+    """Seconds after which new rows are sealed in any number, so that the log stays short."""
 
     max_rows: Annotated[int, Field(ge=1000)] = 200_000
-    """New rows in memory at which writes are refused until some are sealed; each search compares with all of them."""
+    """New rows in memory at which writes are refused until some are sealed; each search scans all of them."""
 
     max_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
-    """The same in bytes."""
+    """Bytes of new rows in memory at which writes are refused until some are sealed."""
 
     merge_segments: Annotated[int, Field(ge=2, le=64)] = 4
-    """Segments of a shard of about the same size (within this factor) at which they are merged."""
+    """Number of segments of a shard, of sizes within this factor, at which they are merged."""
 
     merge_deleted_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Share of deleted rows in a segment at which it is written again without them."""
+    """Share of deleted rows in a segment at which it is rewritten without them."""
 
     gc_every_s: Annotated[float, Field(ge=0)] = 3600.0
-    """Seconds between two garbage collections by a server that takes writes; 0: it collects nothing."""
+    """Seconds between two garbage collections by a server that takes writes; 0: none."""
 
     gc_keep: Annotated[int, Field(ge=1)] = 3
-    """Newest versions that these keep, whatever their age."""
+    """Number of newest versions that garbage collection keeps at any age."""
 
     gc_min_age_s: Annotated[float, Field(ge=0)] = 72 * 3600.0
-    """Seconds that versions and files stay at least: how far a rollback can go back."""
+    """Least age in seconds of versions and files that are removed: how far back a rollback can go."""
 
     @model_validator(mode="after")
     def _bounds_leave_room(self) -> LiveSpec:
@@ -269,27 +269,27 @@ class LexicalSpec(_Model):
     """How words are indexed. `lexical: true` takes the defaults."""
 
     language: Language = "english"
-    """Whose rules reduce words to stems (Snowball); `none` keeps them, for mixed languages."""
+    """Language of the Snowball stemmer; `none` does not stem, for mixed languages."""
 
     stop_words: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=10_000)] = []
-    """Words that are not indexed. Frequent words count little in any case; without them, queries are faster."""
+    """Words that are not indexed. Frequent words hardly affect scores; without them, queries are faster."""
 
     analyser: Literal[1, 2] | None = None
-    """Version of the rules that make words of texts. Default: an index keeps its own, a new one gets the newest."""
+    """Version of the analyser. Default: an index keeps its version, a new one gets the newest."""
 
     @property
     def version(self) -> int:
-        """The version of the rules; indexes of before there were two have the first."""
+        """The version of the analyser; indexes from before version 2 have none stored, which means 1."""
         return self.analyser or 1
 
     @property
     def rules(self) -> dict[str, Any]:
-        """Everything that decides which words a text has, as JSON-ready values."""
+        """Everything that affects the terms of a text, as JSON-ready values."""
         return {**self.model_dump(), "analyser": self.version}
 
 
 def _lexical(value: object) -> object:
-    # Before the model is tried, so that errors do not speak of a union.
+    # Before pydantic tries the model: its own errors list the branches of a union.
     if isinstance(value, bool):
         return LexicalSpec() if value else None
     if value is None or isinstance(value, (Mapping, LexicalSpec)):
@@ -305,36 +305,36 @@ Lexical = Annotated[LexicalSpec | None, BeforeValidator(_lexical), Field(json_sc
 
 
 class IndexSpec(_Model):
-    """Everything that decides what an index is. Two equal specs over equal input make equal indexes."""
+    """The spec of an index. Equal specs over equal input make equal indexes."""
 
     index: str
     """Name: lower-case letters, digits, `-` and `_`, at most 63."""
 
     source: SourceSpec
     encoder: EncoderSpec | None = None
-    """Needed unless the source has vectors; with vectors it serves text queries."""
+    """Required unless the source has vectors; then it encodes text queries."""
 
     reranker: RerankerSpec | None = None
-    """Lets searches `rerank`."""
+    """Required for searches with `rerank`."""
 
     distance: Distance = "cosine"
     attributes: Annotated[dict[str, AttributeType], Field(max_length=256)] = {}
     """Fields of a record to keep as typed, filterable attributes."""
 
     lexical: Lexical = None
-    """Also index the words of title and text (BM25): `true`, or how."""
+    """Also index the words of title and text (BM25): `true`, or a mapping of options."""
 
     shards: Shards = "auto"
-    """Hash partitions of the datapoints; `auto`: one per million expected rows."""
+    """Number of hash partitions of the datapoints; `auto`: one per million expected rows."""
 
     target_recall: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
     """Share of the true nearest neighbours that a default search finds, on average."""
 
     scann: ScannSpec = ScannSpec()
-    """For experts: parameters of the index itself."""
+    """For experts: parameters of ScaNN."""
 
     live: LiveSpec = LiveSpec()
-    """Live updates: when they become segments."""
+    """Sealing, merging and garbage collection for live updates."""
 
     @field_validator("index")
     @classmethod
@@ -357,7 +357,7 @@ class IndexSpec(_Model):
     def _lexical_as_written(
         self, value: LexicalSpec | None, handler: SerializerFunctionWrapHandler
     ) -> bool | dict[str, Any]:
-        # As people write it, and as readers know it that only know true and false.
+        # As users write it; earlier releases read only true and false.
         if value is None or value == LexicalSpec():
             return value is not None
         written: dict[str, Any] = handler(value)

@@ -1,4 +1,4 @@
-"""Reading a spec, once, at the edge, with errors that name the key."""
+"""Read a spec from YAML or JSON, with errors that name the key."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def spec_json_schema() -> dict[str, Any]:
 
 
 def _explain(error: ValidationError) -> InvalidSpecError:
-    # A misspelt key comes as two errors, an unknown and a missing one: the first tells more.
+    # A misspelt key gives two errors, an unknown and a missing key: the first is more specific.
     first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
     field = ".".join(str(part) for part in first["loc"]) or None
     if first["type"] == "extra_forbidden":

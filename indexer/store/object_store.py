@@ -1,10 +1,9 @@
 """The object store: a folder or a bucket, with conditional puts that make publishing atomic.
 
-Keys are relative paths with `/`. A folder that is created for a store has mode 0700. Files and folders in it get the
-mode of the store's folder (without the right to execute, for files), so a folder that was there before can be shared
-with a group. On a local folder every write goes to a temporary file first, is synced to disk,
-and only then takes its name; obstore's own local store (0.12) does not sync, so a power cut could leave a
-manifest that is visible and empty.
+Keys are relative paths with `/`. A folder created for a store has mode 0700. Files and folders in it get the mode of
+the store's folder (files without the execute bits), so an existing folder can be shared with a group. In a local folder
+every write goes to a temporary file, is synced to disk, and is then renamed; obstore's own local store (0.12) does not
+sync, so a power cut could leave a visible but empty manifest.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ __all__ = ["Store", "StoredObject", "sync_folder"]
 
 _REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# Left behind by a killed writer; never listed as an object.
+# Prefix of files that are being written, or that a killed writer left; never listed as objects.
 _TEMPORARY = ".tmp-"
 _OWN = 0o700
-"""Mode of a folder that is created for a store. Not by a umask, which all threads of a process share."""
+"""Mode of a folder created for a store. Not set by a umask, which all threads of a process share."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class StoredObject:
     key: str
     size_bytes: int
     modified: datetime
-    """When it was last written, by the store's clock, UTC."""
+    """Time of the last write, by the store's clock, UTC."""
 
 
 class _Backend(Protocol):
@@ -60,22 +59,33 @@ class _Backend(Protocol):
 
 
 class Store:
-    """Named bytes under one folder or bucket prefix. Safe to use from several threads and processes."""
+    """Objects (named bytes) in one folder or bucket prefix. Safe to use from several threads and processes."""
 
     def __init__(self, uri: str, backend: _Backend) -> None:
+        """Keep the backend; use `Store.open`.
+
+        Args:
+            uri: URI, or absolute path, that opens the store.
+            backend: reads and writes its objects.
+
+        """
         self.uri = uri
-        """What opens it again from any folder: a URI, or an absolute path."""
+        """URI, or absolute path, that opens the store."""
         self._backend = backend
 
     @classmethod
     def open(cls, uri: str | Path, *, create: bool = False) -> Store:
         """Return the store at a local path, `file://`, `gs://`, `s3://` or `az://` URI.
 
-        Credentials of clouds come from their usual environment variables and files.
+        Cloud credentials come from their usual environment variables and files.
+
+        Args:
+            uri: the path or URI.
+            create: whether to create a local folder that does not exist.
 
         Raises:
-            NotFoundError: a local folder that does not exist, and `create` is false.
-            StoreError: an unknown scheme, or a path that is not a folder.
+            NotFoundError: the local folder does not exist, and `create` is false.
+            StoreError: unknown scheme, or a path that is not a folder.
 
         """
         text = str(uri)
@@ -96,11 +106,11 @@ class Store:
         return self._backend.root if isinstance(self._backend, _FolderBackend) else None
 
     def read(self, key: str) -> bytes:
-        """Return the bytes of an object."""
+        """Return the bytes of an object; NotFoundError if it does not exist."""
         return self._backend.read(_checked(key))
 
     def write(self, key: str, data: bytes) -> None:
-        """Write or replace an object; when it returns, the object is durable."""
+        """Write or replace an object. It is durable when this returns."""
         self._backend.write(_checked(key), data, only_if_absent=False)
 
     def write_file(self, key: str, path: Path) -> None:
@@ -108,7 +118,7 @@ class Store:
         self._backend.write(_checked(key), path, only_if_absent=False)
 
     def create(self, key: str, data: bytes) -> None:
-        """Write an object that must not exist yet: of several concurrent creators exactly one wins.
+        """Write an object that must not exist yet; of several concurrent calls exactly one succeeds.
 
         Raises:
             AlreadyExistsError: it exists.
@@ -117,11 +127,11 @@ class Store:
         self._backend.write(_checked(key), data, only_if_absent=True)
 
     def size(self, key: str) -> int:
-        """Return the size of an object in bytes."""
+        """Return the size of an object in bytes; NotFoundError if it does not exist."""
         return self._backend.size(_checked(key))
 
     def stamp(self, key: str) -> str:
-        """Return a text that is another one once the object was replaced; costs no reading.
+        """Return a string that changes when the object is replaced, without reading the object.
 
         Raises:
             NotFoundError: there is no such object.
@@ -130,7 +140,7 @@ class Store:
         return self._backend.stamp(_checked(key))
 
     def exists(self, key: str) -> bool:
-        """Return whether there is such an object."""
+        """Return whether an object exists."""
         try:
             self.size(key)
         except NotFoundError:
@@ -141,7 +151,7 @@ class Store:
         """Return the objects in the folder `prefix` and below, sorted by key; empty if there are none.
 
         Raises:
-            StoreError: a folder cannot be listed. What is left out would be taken for what is not there.
+            StoreError: a folder cannot be listed; a partial list would make its objects look removed.
 
         """
         return sorted(self._backend.list(_checked(prefix) if prefix else ""), key=lambda item: item.key)
@@ -151,13 +161,13 @@ class Store:
         return sorted(self._backend.folders())
 
     def delete(self, key: str) -> None:
-        """Remove an object; one that is not there is no error."""
+        """Remove an object; no error if it does not exist."""
         self._backend.delete(_checked(key))
 
     def remove_drafts(self, prefix: str, before: datetime) -> None:
-        """Remove what writers that were killed before `before` left half written (folder stores only).
+        """Remove drafts older than `before` of killed writers, in a folder and below (folder stores only).
 
-        What is being written stays, whatever its age.
+        Drafts that are being written stay.
         """
         if self.local_root is not None:
             for path in _files_below(self.local_root, _checked(prefix)):
@@ -167,9 +177,9 @@ class Store:
 
     @contextlib.contextmanager
     def open_file(self, key: str) -> Iterator[Path]:
-        """Give a local path with the object's bytes, for libraries that want a file; read-only.
+        """Give a local path with the object's bytes, for libraries that read files; read-only.
 
-        In a folder store it is the object itself, otherwise a temporary copy that lasts as long as the context.
+        In a folder store it is the object itself, otherwise a temporary copy that is removed when the context ends.
         """
         root = self.local_root
         if root is not None:
@@ -233,7 +243,7 @@ class _FolderBackend:
 
 
 class _ObjectBackend:
-    """A bucket, or any other store that obstore speaks to."""
+    """A bucket, through obstore."""
 
     def __init__(self, store: obstore.store.ObjectStore) -> None:
         self._store = store
@@ -297,12 +307,12 @@ def _files_below(root: Path, prefix: str) -> Iterator[Path]:
     """Yield all files in a folder of a store and below; none if the store has no such folder.
 
     Raises:
-        StoreError: a folder cannot be listed, or the store is gone.
+        StoreError: a folder cannot be listed, or the store does not exist any more.
 
     """
 
     def failed(error: OSError) -> None:
-        # Removed while we walk, or never there; but a store that is gone is not an empty one.
+        # A folder that does not exist, or was removed meanwhile, has no files; a store that was removed is an error.
         if not isinstance(error, (FileNotFoundError, NotADirectoryError)) or not root.is_dir():
             raise StoreError(f"{prefix or 'the store'} cannot be listed: {error.strerror}") from error
 
@@ -317,7 +327,7 @@ def _described(path: Path, root: Path) -> StoredObject:
 
 
 def _checked(key: str) -> str:
-    # Keys are made by us and read from manifests, which others may have written: they stay inside the store.
+    # Keys may come from manifests, which other users may have written: they must stay inside the store.
     parts = key.split("/")
     if not key or "\\" in key or "\0" in key or any(part in ("", ".", "..") for part in parts):
         raise StoreError(f"invalid object key {key!r}")
@@ -325,7 +335,7 @@ def _checked(key: str) -> str:
 
 
 def _make_folders(folder: Path, mode: int = 0o777) -> None:
-    """Create a folder and its parents durably: each new name is synced in its parent. The umask narrows `mode`."""
+    """Create a folder and its parents durably: each new name is synced in its parent. The umask restricts `mode`."""
     missing = [f for f in (folder, *folder.parents) if not f.exists()]
     for item in reversed(missing):
         item.mkdir(mode, exist_ok=True)
@@ -365,7 +375,7 @@ def _os_errors(key: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _failing_os(key: str) -> Iterator[None]:
-    """Turn what the system reports into a StoreError, other than that a file is gone."""
+    """Turn an OSError other than FileNotFoundError into a StoreError."""
     try:
         yield
     except FileNotFoundError:
@@ -387,5 +397,5 @@ def _object_errors(key: str) -> Iterator[None]:
 
 
 def _short(error: Exception) -> str:
-    # The library adds its own state, hundreds of words that say nothing to others; `error` is the cause and has them.
+    # Without the library's state, hundreds of words of internals; the cause of the error keeps them.
     return str(error).partition("\n\nDebug source")[0]

@@ -1,1 +1,1 @@
-"""Recall against cost: measured after a build on held-out queries, to choose search settings."""
+"""Tuning: measure recall against cost on held-out queries after a build, and choose search settings."""

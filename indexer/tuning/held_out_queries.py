@@ -1,6 +1,6 @@
-"""Held-out queries, which settings are measured with, and what an exact search finds for them.
+"""Held-out queries that measure settings, with their true hits from exact search.
 
-Shapes: Q queries, N vectors, D dimensions, K hits, C candidates.
+Shapes: Q queries, N vectors, D dimensions, K hits, X hits of the search that is measured.
 """
 
 from __future__ import annotations
@@ -23,40 +23,41 @@ from scannery.indexer.tuning.settings_choice import (
 )
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search, unit_length
 
-__all__ = ["Asked", "FreshQueries", "HeldOut", "held_out_queries"]
+__all__ = ["FreshQueries", "HeldOut", "LabelledQueries", "held_out_queries"]
 
-_NOBODY = NO_ROW - 1
-"""No row, and not NO_ROW either, which stands where there are no more hits."""
+_NO_OWN_ROW = NO_ROW - 1
+"""Own row of a query that is not a stored vector. Not NO_ROW, which marks missing hits."""
 _BLOCK = 1 << 14
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Queries of one kind, and what an exact search finds for them."""
+class LabelledQueries:
+    """Queries of one kind, with their true hits."""
 
     queries_QD: np.ndarray
+    """float32, of length 1 for cosine."""
     own_Q: np.ndarray
-    """The row that each query is, which is no answer to it; _NOBODY: none."""
+    """The row whose vector each query is, which does not count as a hit; _NO_OWN_ROW: none."""
     rows_QK: np.ndarray
-    """The true hits, best first; NO_ROW where there are fewer."""
+    """The true hits, best first; NO_ROW after the last."""
     truth_QK: np.ndarray
-    """Scores of the true hits, best first; minus infinity where there are fewer."""
+    """Scores of the true hits, best first; minus infinity after the last."""
     magnitudes_QK: np.ndarray
-    """How large the terms of each of these are (`tuning.magnitudes`)."""
+    """Magnitude of the terms of each score (`settings_choice.magnitudes`)."""
 
     @property
-    def reach_Q1(self) -> np.ndarray:  # noqa: N802  an array, as its shape says
-        """The score from which a row counts as found, (Q, 1)."""
+    def reach_Q1(self) -> np.ndarray:  # noqa: N802  an array with a shape suffix
+        """The least score of a found row that counts as a hit, (Q, 1)."""
         return score_to_reach(self.truth_QK, self.magnitudes_QK[:, -1:])
 
     @property
     def alike(self) -> float:
-        """How alike the answers are: 1 if all are the same rows, 0.01 if they are as different as 100 are."""
+        """Hits per query divided by distinct hits of all queries: 1 if all queries have the same hits."""
         return float(self.truth_QK.shape[1] / len(np.unique(self.rows_QK)))
 
-    def first(self, k: int) -> Asked:
-        """Return the same with the first k hits."""
-        return Asked(
+    def first(self, k: int) -> LabelledQueries:
+        """Return the same queries with the first k hits."""
+        return LabelledQueries(
             queries_QD=self.queries_QD,
             own_Q=self.own_Q,
             rows_QK=self.rows_QK[:, :k],
@@ -64,18 +65,18 @@ class Asked:
             magnitudes_QK=self.magnitudes_QK[:, :k],
         )
 
-    def every(self, step: int) -> Asked:
-        """Return a sample of this many queries."""
+    def every(self, step: int) -> LabelledQueries:
+        """Return every `step`-th query."""
         return self._at(slice(None, None, step))
 
-    def parts(self, count: int) -> list[Asked]:
-        """Return the same in about this many parts."""
+    def parts(self, count: int) -> list[LabelledQueries]:
+        """Return the queries in at most `count` parts of equal size, the last one smaller."""
         step = -(-len(self.queries_QD) // count)
         places = [slice(start, start + step) for start in range(0, len(self.queries_QD), step)]
         return [self._at(place) for place in places]
 
-    def _at(self, place: slice) -> Asked:
-        return Asked(
+    def _at(self, place: slice) -> LabelledQueries:
+        return LabelledQueries(
             queries_QD=self.queries_QD[place],
             own_Q=self.own_Q[place],
             rows_QK=self.rows_QK[place],
@@ -84,9 +85,12 @@ class Asked:
         )
 
     def recalls(self, rows_QX: np.ndarray, scores_QX: np.ndarray) -> np.ndarray:
-        """Return the recall of each query, by what was found: one hit more than the truth has, or any number more.
+        """Return the recall of each query, float64 (Q,), without its own row.
 
-        The query's own row is left out.
+        Args:
+            rows_QX: rows found, best first; at least one more than the true hits.
+            scores_QX: their scores.
+
         """
         others_QX = scores_QX[_without_own(rows_QX, self.own_Q)].reshape(len(scores_QX), -1)
         k = self.truth_QK.shape[1]
@@ -95,19 +99,19 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """Queries of two kinds. A setting has to satisfy both.
+    """Queries of two kinds. A setting must reach the target recall for both.
 
-    `alike` queries are stored vectors, which must find others than themselves: as in-distribution as can be.
-    `apart` queries stand for what users ask. Questions lie off the passages that answer them, so their neighbours
-    spread over more leaves: on 28,000 podcast passages, the leaves that give stored vectors a recall of 0.98 give
-    real questions 0.89.
+    `alike` queries are stored vectors; they have the distribution of the rows, and their own row does not count.
+    `apart` queries resemble those of users. A question's vector differs from those of the passages that answer it, so
+    its neighbours spread over more leaves: on 28,000 podcast passages, the leaves that give stored vectors a recall of
+    0.98 give real questions 0.89.
     """
 
-    alike: Asked
-    apart: Asked
+    alike: LabelledQueries
+    apart: LabelledQueries
 
     @property
-    def kinds(self) -> tuple[Asked, Asked]:
+    def kinds(self) -> tuple[LabelledQueries, LabelledQueries]:
         """Both kinds."""
         return self.alike, self.apart
 
@@ -117,7 +121,7 @@ class HeldOut:
         return int(self.apart.truth_QK.shape[1])
 
     def first(self, k: int) -> HeldOut:
-        """Return the same with the first k hits."""
+        """Return the same queries with the first k hits."""
         return HeldOut(alike=self.alike.first(k), apart=self.apart.first(k))
 
 
@@ -130,13 +134,22 @@ def held_out_queries(
     k: int = TUNED_K,
     count: int = QUERIES_PER_KIND,
 ) -> HeldOut:
-    """Return held-out queries for search-ready vectors (length 1 for cosine) with their k exact scores.
+    """Return held-out queries with their k true hits.
 
-    Without `apart_QD`, which knows better, these are points between two random vectors. Zero vectors are no queries:
-    to most distances all rows are alike for them, and any setting would do.
+    Zero vectors are not used as queries: by most distances all rows score the same for them, and any setting has full
+    recall.
+
+    Args:
+        vectors_ND: as they are searched (length 1 for cosine).
+        distance: of the index.
+        seed: of the random choice.
+        apart_QD: real queries, of any length; None: points between two random vectors.
+        k: true hits per query.
+        count: queries of each kind; of `apart_QD`, up to four times as many.
+
     """
     generator = np.random.default_rng(seed)
-    rows_N = _telling_rows(vectors_ND)
+    rows_N = _nonzero_rows(vectors_ND)
     count = min(count, len(rows_N))
     rows_Q, one_Q, other_Q = (np.sort(generator.choice(rows_N, count, replace=False)) for _ in range(3))
     if apart_QD is None or not len(apart_QD):
@@ -146,22 +159,22 @@ def held_out_queries(
     if distance == "cosine":
         apart_QD = unit_length(apart_QD)
     alike_QD, apart_QD = np.array(vectors_ND[rows_Q]), np.ascontiguousarray(apart_QD, np.float32)
-    # In one search: most of its time goes into reading the vectors.
+    # One search for both kinds: most of its time is spent reading the vectors.
     queries_QD = np.concatenate([alike_QD, apart_QD])
     rows_QK, scores_QK = exact_search(vectors_ND, queries_QD, k + 1, distance)
     magnitudes_QK = _magnitudes(vectors_ND, queries_QD, rows_QK, distance)
     mine_QK = _without_own(rows_QK[:count], rows_Q)
     return HeldOut(
-        alike=Asked(
+        alike=LabelledQueries(
             queries_QD=alike_QD,
             own_Q=rows_Q,
             rows_QK=rows_QK[:count][mine_QK].reshape(count, k),
             truth_QK=scores_QK[:count][mine_QK].reshape(count, k),
             magnitudes_QK=magnitudes_QK[:count][mine_QK].reshape(count, k),
         ),
-        apart=Asked(
+        apart=LabelledQueries(
             queries_QD=apart_QD,
-            own_Q=np.full(len(apart_QD), _NOBODY),
+            own_Q=np.full(len(apart_QD), _NO_OWN_ROW),
             rows_QK=rows_QK[count:, :k],
             truth_QK=scores_QK[count:, :k],
             magnitudes_QK=magnitudes_QK[count:, :k],
@@ -169,8 +182,8 @@ def held_out_queries(
     )
 
 
-def _telling_rows(vectors_ND: np.ndarray) -> np.ndarray:
-    """Return the rows that are not zero vectors; all, if there is nothing else."""
+def _nonzero_rows(vectors_ND: np.ndarray) -> np.ndarray:
+    """Return the rows that are not zero vectors; all rows if all are zero."""
     nonzero_N = np.concatenate(
         [vectors_ND[start : start + _BLOCK].any(axis=1) for start in range(0, len(vectors_ND), _BLOCK)]
     )
@@ -191,19 +204,26 @@ def _magnitudes(
 
 
 def _without_own(rows_QK: np.ndarray, own_Q: np.ndarray) -> np.ndarray:
-    """Return which hits are not the query's own row, or not the last where it was not found, bool (Q, K)."""
+    """Return a mask (Q, K) that drops one hit of each query: its own row, or the last hit if that was not found."""
     own_QK = rows_QK == own_Q[:, None]
     own_QK[~own_QK.any(axis=1), -1] = True
     return np.asarray(~own_QK)
 
 
 class FreshQueries:
-    """Queries near stored vectors, others than those that decide: they tell what the decision is worth."""
+    """Queries near stored vectors that are not used in choosing settings, to validate the choice."""
 
     def __init__(self, vectors_ND: np.ndarray, distance: Distance, *, seed: int) -> None:
-        """Take search-ready vectors, and look up what an exact search finds."""
+        """Make FRESH_QUERIES queries, and find their true hits.
+
+        Args:
+            vectors_ND: as they are searched (length 1 for cosine).
+            distance: of the index.
+            seed: of the random choice.
+
+        """
         generator = np.random.default_rng([seed, 1])
-        rows_N = _telling_rows(vectors_ND)
+        rows_N = _nonzero_rows(vectors_ND)
         rows_Q = np.sort(generator.choice(rows_N, FRESH_QUERIES))
         queries_QD = near(np.array(vectors_ND[rows_Q]), generator)
         self._queries_QD = unit_length(queries_QD) if distance == "cosine" else queries_QD
@@ -211,7 +231,7 @@ class FreshQueries:
         self._magnitudes_QK = _magnitudes(vectors_ND, self._queries_QD, rows_QK, distance)
 
     def recall(self, searcher: ScannSearcher, point: CurvePoint) -> float:
-        """Return the recall of a setting."""
+        """Return the mean recall of a setting, 0 to 1."""
         _, found_QK = searcher.search(self._queries_QD, TUNED_K, rescore=point.rescore, leaves=point.leaves)
         recalls_Q = recall_by_score(found_QK, self._truth_QK, self._magnitudes_QK[:, -1:])
         return round(float(recalls_Q.mean()), 5)

@@ -1,6 +1,6 @@
-"""Recall against cost: measured after a build, so that a target recall is a promise and not a guess.
+"""Measure recall against cost after a build, so that a target recall can be met.
 
-Shapes: Q queries, K hits, C candidates in the order that ScaNN proposes them.
+Shapes: Q queries, K hits, C candidates in the order in which ScaNN proposes them.
 """
 
 from __future__ import annotations
@@ -16,42 +16,44 @@ import numpy as np
 
 from scannery.indexer.manifest import CurvePoint, DepthCurve
 from scannery.indexer.scann.search import ScannSearcher
-from scannery.indexer.tuning.held_out_queries import Asked, HeldOut
+from scannery.indexer.tuning.held_out_queries import HeldOut, LabelledQueries
 from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.indexer.vectors.exact_search import NO_ROW
 
 __all__ = ["DEEPER", "Curves", "measure_curves"]
 
 WORTHWHILE = 0.001
-"""Gains of recall below this are not looked for."""
+"""Least gain of recall for which more candidates or leaves are tried."""
 LEAF_SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 1.0)
+"""Shares of leaves that are tried."""
 RESCORED = (20, 40, 80, 160, 320, 640, 1280, 2560, 5120)
+"""Numbers of candidates that are tried, for ten hits."""
 TIERS = (160, 640, RESCORED[-1])
-"""Most settings need no more candidates than the first; more are asked for where these still help."""
+"""Numbers of candidates requested from ScaNN: the next tier only if the last candidates of a tier still help."""
 MOST_SHARE = 0.25
-"""To score more of a segment's rows again than this share is no faster than to score them all, in their order."""
+"""Largest share of a segment's rows to rescore: above it, scoring all rows in their order is as fast."""
 EXPLORED = 3
-"""Every third query says which settings are worth to be measured with all of them."""
+"""Every third query explores the settings; those that seem best are then measured with all queries."""
 ALIKE_ERROR = 0.1
-"""Standard error of a recall that was measured with one answer; less in proportion with different ones."""
+"""Standard error of a recall if all queries have the same hits; smaller in proportion to `LabelledQueries.alike`."""
 DEEPER = (20, 50, 100, 200, 500, 1000)
-"""Numbers of hits beyond ten that are measured."""
+"""Numbers of hits above ten that are measured."""
 PER_HIT = (1, 1.5, 2, 3, 4, 6, 8, 12, 16)
-"""Candidates for each of these hits."""
+"""Numbers of candidates per hit that are tried for more than ten hits."""
 LEVELS = (0.6, 0.8, 0.9, 0.95, 0.96, 0.97, 0.98, 0.99, 0.999)
-"""For many hits, the settings that are thought cheapest for one of these recalls are measured."""
+"""For more than ten hits, the setting estimated cheapest for each of these recalls is measured."""
 PROPOSED_ROWS = 16
-"""ScaNN proposes from this many rows in the time that it takes to score one again with its vector."""
+"""Rows from which ScaNN proposes in the time of rescoring one row with its vector."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """What was measured of a segment."""
+    """Measured settings of a segment."""
 
     ten: tuple[CurvePoint, ...]
-    """For ten hits."""
+    """Settings for ten hits."""
     others: tuple[DepthCurve, ...]
-    """For other numbers of hits, ascending."""
+    """Settings for other numbers of hits, ascending."""
 
 
 def measure_curves(
@@ -66,11 +68,19 @@ def measure_curves(
 ) -> Curves:
     """Return for each number of hits the settings that no cheaper one beats, cheapest first.
 
-    Each comes with its recall and its time in one thread. Settings are tried from cheap to dear, and no further than
-    they help: more candidates until they find nothing more, more leaves until nothing is missed. They are tried with
-    some of the queries, and those that seem worth it are measured with all. `queries` are for ten hits, and the fewer
-    `deep` ones for as many hits as are measured. With `rescore`, all settings have this many candidates for ten hits,
-    and in proportion for more.
+    Each has its recall and its time in one thread. Settings are tried from cheap to expensive, with more candidates and
+    more leaves until recall gains less than WORTHWHILE. A third of the queries explores them; those that seem best are
+    measured with all queries.
+
+    Args:
+        searcher: of the segment.
+        queries: for one hit and ten.
+        deep: fewer queries, for more hits.
+        leaves: of ScaNN's tree.
+        rows: of the segment.
+        threads: searches that run at once.
+        rescore: number of candidates of all settings, for ten hits (in proportion for more); None: several are tried.
+
     """
     with ThreadPoolExecutor(threads) as pool:
         tuner = _Tuner(searcher, pool, threads, leaves=leaves, rows=rows)
@@ -86,7 +96,7 @@ class _Setting:
     recall: float
 
     def beats(self, other: _Setting) -> bool:
-        """Return whether this finds as much with no more work."""
+        """Return whether this setting has at least the recall of another one, with no more leaves and candidates."""
         cheaper = self.leaves <= other.leaves and self.rescore <= other.rescore
         return self is not other and cheaper and self.recall >= other.recall
 
@@ -115,12 +125,12 @@ class _Tuner:
         return one, ten
 
     def deeper(self, queries: HeldOut, rescore: int | None) -> dict[int, tuple[CurvePoint, ...]]:
-        """Return the curves for those numbers of hits that there are queries for."""
+        """Return the curves for all numbers of hits in DEEPER up to `queries.k`."""
         wanted = [k for k in DEEPER if k <= queries.k]
         tried: dict[int, list[_Setting]] = {k: [] for k in wanted}
         open_ks = list(wanted)
         for leaves in _leaves_searched(self._leaves):
-            # Leaves that hold less than what is looked for find too little.
+            # Only leaves that together have at least k rows are tried.
             open_ks = [k for k in open_ks if not tried[k] or tried[k][-1].recall < 1 - WORTHWHILE]
             ks = [k for k in open_ks if leaves * self._rows >= k * self._leaves]
             if not ks:
@@ -132,9 +142,9 @@ class _Tuner:
         return {k: self._deep_curve(queries, k, tried[k]) for k in wanted}
 
     def _deep_curve(self, queries: HeldOut, k: int, tried: Sequence[_Setting]) -> tuple[CurvePoint, ...]:
-        """Return what is worth it of the settings for k hits, cheapest first as far as their work tells.
+        """Return the settings for k hits that no cheaper one beats, by ascending estimated cost.
 
-        Several are measured at once, so their times are no measure of what one costs.
+        Several are measured at once, so their times are not used as costs.
         """
         measured = self._pool.map(lambda one: self._measure(queries, one, (k,))[0], self._likely(tried))
         return tuple(_rising(measured))
@@ -147,7 +157,7 @@ class _Tuner:
         return sorted({min(math.ceil(each * k), most) for each in PER_HIT})
 
     def _likely(self, settings: Sequence[_Setting]) -> list[_Setting]:
-        """Return the settings that are thought cheapest for some recall, and the one that finds most."""
+        """Return the setting estimated cheapest for each of LEVELS, and the one of highest recall."""
 
         def cost(one: _Setting) -> float:
             return one.rescore + one.leaves * self._rows / self._leaves / PROPOSED_ROWS
@@ -159,7 +169,7 @@ class _Tuner:
         return sorted(chosen, key=cost)
 
     def _worthwhile(self, queries: HeldOut, leaves: int, rescore: int | None) -> list[_Setting]:
-        """Return the settings with `leaves` leaves, up to the first whose candidates find next to nothing more."""
+        """Return the settings with `leaves` leaves, up to the first that gains less than WORTHWHILE."""
         if rescore is not None:
             return _settings(queries, self._proposed(queries, leaves, rescore), leaves, [rescore])
         most = max(TIERS[0], int(MOST_SHARE * self._rows))
@@ -174,11 +184,11 @@ class _Tuner:
     def _proposed(self, queries: HeldOut, leaves: int, count: int) -> list[np.ndarray]:
         """Return the scores of each kind's candidates (Q, C), minus infinity for a query's own row.
 
-        Many are asked for at once, and their order tells about what fewer would have found. About: where rows stand in
-        two leaves (SOAR), a search for few candidates also loses some of the first.
+        One search for many candidates estimates what searches for fewer would find, from their order. It is an estimate
+        because with rows in two leaves (SOAR), a search for few candidates also loses some of the first ones.
         """
 
-        def part(asked: Asked) -> np.ndarray:
+        def part(asked: LabelledQueries) -> np.ndarray:
             rows_QC, scores_QC = self._searcher.propose(asked.queries_QD, count, leaves=leaves)
             scores_QC[(rows_QC == NO_ROW) | (rows_QC == asked.own_Q[:, None])] = -np.inf
             return scores_QC
@@ -189,7 +199,7 @@ class _Tuner:
         return [np.concatenate(found[: len(parts[0])]), np.concatenate(found[len(parts[0]) :])]
 
     def _measure(self, queries: HeldOut, setting: _Setting, ks: Sequence[int]) -> list[CurvePoint]:
-        """Return what a setting finds of the first hits, for several numbers of these."""
+        """Return the measured point of a setting for each number of hits in `ks`."""
         leaves = setting.leaves
         started = time.perf_counter()
         found = [
@@ -220,7 +230,7 @@ class _Tuner:
 def _settings(
     queries: HeldOut, proposed: Sequence[np.ndarray], leaves: int, depths: Sequence[int]
 ) -> list[_Setting]:
-    """Return the settings with `leaves` leaves and each of these numbers of candidates, ascending."""
+    """Return the settings with `leaves` leaves and each of `depths` candidates (ascending), with estimated recalls."""
     kinds = [kind.every(EXPLORED) for kind in queries.kinds]
     hits = [scores_QC >= kind.reach_Q1 for kind, scores_QC in zip(kinds, proposed, strict=True)]
     return [
@@ -234,7 +244,7 @@ def _settings(
 
 
 def _helpful(settings: list[_Setting]) -> list[_Setting]:
-    """Return the settings up to the first whose candidates find next to nothing more."""
+    """Return the settings up to the first that gains less than WORTHWHILE over the one before."""
     for number, (less, more) in enumerate(itertools.pairwise(settings), 2):
         if more.recall - less.recall < WORTHWHILE:
             return settings[:number]
@@ -246,16 +256,16 @@ def _unbeaten(settings: Sequence[_Setting]) -> list[_Setting]:
 
 
 def _share(hits_QC: np.ndarray, true_QK: np.ndarray) -> float:
-    """Return the share of the true hits that are found; a truth is shorter than K where there are fewer rows."""
+    """Return the share of the true hits that are found; infinite scores are no hits."""
     wanted_Q = np.isfinite(true_QK).sum(axis=1)
     return float(np.minimum(hits_QC.sum(axis=1), wanted_Q).sum() / max(wanted_Q.sum(), 1))
 
 
 def _mean_and_error(recalls_Q: np.ndarray, alike: float) -> tuple[float, float]:
-    """Return the mean, and its standard error; `alike` is the part that all answers have in common.
+    """Return the mean and its standard error, at least ALIKE_ERROR times `alike` (see `LabelledQueries.alike`).
 
-    Far from the origin, inner products with any query are greatest for the same rows. Then all queries together tell
-    no more than one, and nothing of what a filter leaves.
+    If vectors are far from the origin, the same rows have the largest inner products with every query. Then all queries
+    have no more information than one, and none about rows that a filter allows.
     """
     error = float(recalls_Q.std() / math.sqrt(len(recalls_Q)))
     return float(recalls_Q.mean()), max(error, ALIKE_ERROR * alike)
@@ -270,7 +280,7 @@ def _pareto(points: Iterable[CurvePoint]) -> Iterable[CurvePoint]:
 
 
 def _rising(points: Iterable[CurvePoint]) -> Iterable[CurvePoint]:
-    """Yield the points, given cheapest first, that find more than all before them."""
+    """Yield the points, given cheapest first, whose recall is above that of all points before."""
     best = -1.0
     for point in points:
         if point.recall > best:

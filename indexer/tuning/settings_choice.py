@@ -1,4 +1,4 @@
-"""Recall: how it is counted, and which of the settings that a build measured (recall_curve.py) a target recall takes.
+"""Recall by score, and the choice of measured settings (recall_curve.py) for a target recall.
 
 Shapes: Q queries, N vectors, D dimensions, K hits.
 """
@@ -32,22 +32,28 @@ QUERIES_PER_KIND = 300
 
 
 FRESH_QUERIES = 200
-"""Queries that nothing was tuned for: their recall has a standard error of about a hundredth."""
+"""Number of queries that settings were not tuned for; their mean recall has a standard error of about 0.01."""
 NOISE = 0.3
+"""Distance of such a query from a stored vector, as a share of the vector's length (see `near`)."""
 ROUNDING = 2.0**-20
-"""Two sums of the same float32 products in different orders lie so far apart at most, as a share of their terms: eight
-times the precision of float32; 5 were seen at 4,096 dimensions."""
+"""Bound on the difference of two sums of the same float32 products in different orders, as a share of their terms:
+eight times the precision of float32; 5 times was measured at 4,096 dimensions."""
 _SQUARED_ROUNDING = 1e-9
-"""A squared distance by way of squared lengths, in float64, errs by so much less than by ROUNDING of these."""
+"""Error of a squared distance computed from squared lengths in float64, as a share of these: far below ROUNDING."""
 
 
 def recall_by_score(
     found_QK: np.ndarray, true_QK: np.ndarray, magnitude_Q1: np.ndarray | float = 0.0
 ) -> np.ndarray:
-    """Return the recall of each query, by score: a hit as good as the k-th true one counts, so ties do.
+    """Return the recall of each query, float64 (Q,): the share of hits that score at least as the k-th true hit.
 
-    Both inputs are scores, bigger is better, best first (the measure of ann-benchmarks); for `magnitude_Q1` see
-    `magnitudes`.
+    So ties count, as in ann-benchmarks.
+
+    Args:
+        found_QK: scores of the hits found, bigger is better, best first.
+        true_QK: scores of the true hits, likewise.
+        magnitude_Q1: of `magnitudes`.
+
     """
     k = true_QK.shape[1]
     hits_Q: np.ndarray = (found_QK >= score_to_reach(true_QK, magnitude_Q1)).sum(axis=1)
@@ -56,10 +62,10 @@ def recall_by_score(
 
 
 def score_to_reach(true_QK: np.ndarray, magnitude_Q1: np.ndarray | float = 0.0) -> np.ndarray:
-    """Return the score from which a found row counts as one of the true hits, float64 (Q, 1).
+    """Return the least score of a found row that counts as a true hit, float64 (Q, 1).
 
-    That is the worst true one, less what float32 can have put between two equal scores: relative to the score, or to
-    the terms that it is a sum of, which may be far larger (`magnitudes`).
+    It is the score of the worst true hit, less the rounding error of float32: relative to the score, or to the terms
+    of its sum, which can be far larger (`magnitudes`).
     """
     worst_Q1: np.ndarray = true_QK.min(axis=1, keepdims=True).astype(np.float64)
     reach_Q1: np.ndarray = worst_Q1 - ROUNDING * np.maximum(np.abs(worst_Q1), magnitude_Q1)
@@ -67,11 +73,16 @@ def score_to_reach(true_QK: np.ndarray, magnitude_Q1: np.ndarray | float = 0.0) 
 
 
 def magnitudes(queries_QD: np.ndarray, distance: Distance, lengths_Q: np.ndarray | float = 0.0) -> np.ndarray:
-    """Return how large the terms are whose sum is the worst true score of each query, float64 (Q, 1).
+    """Return the magnitude of the terms whose sum is the worst true score of each query, float64 (Q, 1).
 
-    For `dot` the length of the query by that of the row (`lengths_Q`; 0 where it is not known: rounding is taken to
-    be relative to the score), and 1 for `cosine`, whose queries are given at any length. Squared distances are sums
-    without cancellation, and need next to nothing.
+    For `dot` the length of the query times that of the row; for `cosine` 1; for `squared_l2`, whose sums have no
+    cancellation, almost 0.
+
+    Args:
+        queries_QD: of any length.
+        distance: of the index.
+        lengths_Q: length of the row of each query's worst true hit; 0: unknown, rounding is relative to the score.
+
     """
     if distance == "cosine":
         return np.ones((len(queries_QD), 1))
@@ -82,22 +93,22 @@ def magnitudes(queries_QD: np.ndarray, distance: Distance, lengths_Q: np.ndarray
 
 
 def magnitude_of(distance: Distance, row_D: np.ndarray, query_D: np.ndarray | None = None) -> float:
-    """Return the same for one query and the row of its worst true hit; a query that is not known is as long as it."""
+    """Return `magnitudes` for one query and the row of its worst true hit; None: a query as long as the row."""
     asked_D = row_D if query_D is None else query_D
     length = float(np.linalg.norm(np.asarray(row_D, np.float64)))
     return float(magnitudes(np.asarray(asked_D)[None], distance, length)[0, 0])
 
 
 def near(vectors_QD: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Return queries near given vectors, float32: each moved in a random direction.
+    """Return queries near given vectors, float32: each vector moved in a random direction.
 
-    By 0.3 of its length; or, where the vectors lie far from the origin, of its distance from their middle, as its
-    distance from another one of them tells it. Else a query would be nowhere near any vector.
+    It is moved by NOISE times its length; or, if the vectors are far from the origin, times its distance from their
+    mean, estimated from its distance from another vector. Otherwise the query would be far from all vectors.
     """
     vectors_QD = np.asarray(vectors_QD, np.float64)
     lengths_Q = np.linalg.norm(vectors_QD, axis=1)
     apart_Q = np.linalg.norm(vectors_QD - vectors_QD[generator.permutation(len(vectors_QD))], axis=1)
-    # Two vectors are apart by as much more than from their middle as a square's diagonal is longer than its side.
+    # The distance of two vectors is √2 times their distance from the mean, on average.
     middle = float(np.median(apart_Q)) / np.sqrt(2)
     moved_Q = np.where(lengths_Q > FAR * middle, np.minimum(apart_Q / np.sqrt(2), lengths_Q), lengths_Q)
     noise_QD = generator.standard_normal(vectors_QD.shape)
@@ -106,14 +117,14 @@ def near(vectors_QD: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 FAR = 2.0
-"""Vectors count as far from the origin where their length is this multiple of their distance from their mean."""
+"""A vector is far from the origin if its length is more than this multiple of the vectors' distance from their mean."""
 
 
 def pick_point(curve: Sequence[CurvePoint], target_recall: float) -> tuple[CurvePoint, bool]:
-    """Return the cheapest point that meets the target, and whether it does; else the one of best recall.
+    """Return the cheapest point that meets the target, else the one of best recall, and whether it meets the target.
 
-    A point meets the target when it does so by a standard error: the tuner's queries are a sample, and so
-    half of the points that meet it exactly would miss it on other queries.
+    A point meets the target if its recall less a standard error does: the tuner's queries are a sample, and half of
+    the points that meet the target exactly would miss it on other queries.
     """
     for point in curve:
         if point.recall - point.error >= target_recall:
@@ -125,10 +136,10 @@ def pick_point(curve: Sequence[CurvePoint], target_recall: float) -> tuple[Curve
 def pick_settings(
     entry: SegmentEntry, target_recall: float, *, anyway: bool = False
 ) -> SearchSettings | None:
-    """Return the cheapest settings of a segment that meet a target, for any number of hits.
+    """Return the cheapest settings of a segment that meet a target recall, for any number of hits.
 
-    None where none does, or where there is nothing to set: the search has to be exact. With `anyway`, those of best
-    recall instead, where there are any.
+    None if no setting meets it, or the segment has no ScaNN data: the search must be exact. With `anyway`, the settings
+    of best recall if none meets the target.
     """
     if not entry.curve:
         return None
@@ -137,7 +148,7 @@ def pick_settings(
         return None
     picked = [(depth.k, *pick_point(depth.curve, target_recall)) for depth in entry.depth_curves]
     missed = [] if anyway else [k for k, _, enough in picked if not enough]
-    # Between a number of hits that meets the target and one that does not, nothing is known.
+    # Between a number of hits at which the target is met and one at which it is missed, recall is unknown.
     too_few = max((k for k in missed if k < TUNED_K), default=0)
     too_many = min((k for k in missed if k > TUNED_K), default=None)
     others = [
@@ -160,11 +171,17 @@ def pick_settings(
 def expected_recall(
     segments: Sequence[SegmentEntry], target_recall: float, *, given_queries: str | None = None
 ) -> Recall:
-    """Return what a default search over segments will recall: each one's measure, weighted by its rows.
+    """Return the expected recall of a default search: the mean of the segments' recalls, weighted by rows.
 
-    A true neighbour is found if its own segment finds it, and it lies in a segment with a probability in
-    proportion to the segment's rows, since shards are hashed. A segment where no setting reaches the target is searched
-    exactly. `given_queries` are noted.
+    A true neighbour is found if the segment that has it finds it, and the probability that a segment has it is in
+    proportion to its rows, since shards are hashed. A segment of which no setting reaches the target is searched
+    exactly.
+
+    Args:
+        segments: of the version.
+        target_recall: of the spec.
+        given_queries: key of the user's queries that segments were tuned for; stored in the result.
+
     """
     settings = {s.key: pick_settings(s, target_recall) for s in segments}
     rows = sum(s.live_rows for s in segments)

@@ -1,8 +1,8 @@
 """The process that tunes a ScaNN build: `python -m scannery.indexer.tuning.tune_process FOLDER`.
 
-The folder has what `scann/build_child.py` reads, and perhaps `queries.npy`; this adds `tuned.json`. When standard input
-ends, `scann/` is there too. Before that it looks up what exact searches find, in the time that training leaves idle:
-in a thread of the lowest priority, since training would be a sixth slower for it otherwise.
+The folder has the input of `scann/build_child.py`, and optionally `queries.npy`; this process writes `tuned.json`. It
+starts together with training, and first finds the true hits of its queries by exact search: in a thread of the lowest
+priority, since training would take a sixth longer otherwise. End of standard input means that `scann/` is complete.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from scannery.indexer.vectors.arrays import mapped
 __all__ = ["main"]
 
 _LOWEST = 19
-"""Of a thread's niceness."""
+"""Niceness of the lowest priority."""
 _DEEP_QUERIES = 90
-"""Of each kind, for up to a thousand hits: each of them tells more than one for ten hits."""
+"""Queries of each kind for up to 1,000 hits: fewer than for ten hits, since each has more hits to measure."""
 _DEEPEST_SHARE = 0.125
-"""Searches for more of the rows than this are exact anyhow (serving)."""
+"""Largest share of a segment's rows to measure as hits: servers search for more exactly."""
 
 
 def main(folder: Path) -> None:
-    """Measure recall over settings, and write the curves."""
+    """Measure the recall of settings, and write the curves to `tuned.json`."""
     job = json.loads((folder / "job.json").read_text())
     vectors_ND = mapped(folder / VECTORS_FILE)
     given = folder / QUERIES_FILE
@@ -44,16 +44,16 @@ def main(folder: Path) -> None:
     rows = len(vectors_ND)
     deepest = max([k for k in DEEPER if k <= _DEEPEST_SHARE * rows], default=TUNED_K)
     ask = partial(held_out_queries, vectors_ND, job["distance"], seed=job["seed"], apart_QD=queries_QD)
-    with ThreadPoolExecutor(1, initializer=_give_way) as pool:
+    with ThreadPoolExecutor(1, initializer=_lower_priority) as pool:
         held_out = pool.submit(ask).result()
         deep = pool.submit(ask, k=deepest, count=_DEEP_QUERIES).result()
         fresh = (
             job["measured_for"]
             and pool.submit(FreshQueries, vectors_ND, job["distance"], seed=job["seed"]).result()
         )
-    load_kernels(vectors_ND, job["distance"])  # which no point should pay for
+    load_kernels(vectors_ND, job["distance"])  # before any time is measured
     sys.stdin.read()
-    if not (folder / "trained.json").exists():  # whoever waits for us is gone
+    if not (folder / "trained.json").exists():  # the parent process has ended
         return
     started = time.perf_counter()
     searcher = load_searcher(folder / "scann", vectors_ND, job["distance"])
@@ -76,13 +76,13 @@ def main(folder: Path) -> None:
 
 
 def _fresh_recall(fresh: FreshQueries, searcher: ScannSearcher, curves: Curves, target: float) -> float:
-    """Return the recall of the default setting; where none reaches the target, searches are exact."""
+    """Return the recall of the default setting; 1 if none reaches the target, since searches are exact then."""
     point, reached = pick_point(curves.ten, target)
     return fresh.recall(searcher, point) if reached else 1.0
 
 
-def _give_way() -> None:
-    with contextlib.suppress(OSError):  # not everywhere may threads have priorities of their own
+def _lower_priority() -> None:
+    with contextlib.suppress(OSError):  # some systems do not allow a priority per thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
 
 

@@ -1,1 +1,1 @@
-"""Arrays and exact search: scores of vectors, and the best k in a total order."""
+"""Arrays and exact search: scores of vectors, and the best k of them in a total order."""

@@ -1,9 +1,9 @@
-"""Arrays in `.npy` files, read by any number of threads; and rows of Arrow tables with more than 2 GiB of text.
+"""Thread-safe reading of `.npy` files, and rows of Arrow tables with more than 2 GiB of text.
 
-`np.load` reads a file's header with `ast.literal_eval`, and CPython 3.11 counts the depth of all syntax trees that are
-being made in one place: where a garbage collection lets another thread make one meanwhile, either may fail with
-`SystemError: AST constructor recursion depth mismatch` (https://github.com/python/cpython/issues/106905). Segments are
-opened by several threads of one process, so headers are read here without syntax trees.
+`np.load` parses a file's header with `ast.literal_eval`. CPython 3.11 has one depth counter for all syntax trees that
+are being made: if a garbage collection switches to another thread that makes one too, either can fail with
+`SystemError: AST constructor recursion depth mismatch` (https://github.com/python/cpython/issues/106905). Several
+threads of a process open segments, so headers are parsed here without syntax trees.
 
 Shapes: C chunks of a column, R rows that are taken.
 """
@@ -24,7 +24,7 @@ __all__ = ["mapped", "read_array", "taken"]
 
 Order = Literal["C", "F"]
 
-# As NumPy writes it, and ScaNN, which has no space after a colon.
+# As written by NumPy, and by ScaNN, which has no space after a colon.
 _HEADER = re.compile(
     r"\{'descr': ?'(?P<dtype>[<>|=]?[biuf]\d+)', 'fortran_order': ?(?P<fortran>True|False), "
     r"'shape': ?\((?P<shape>[\d, ]*)\),? ?\}\s*"
@@ -34,11 +34,11 @@ _HEADER = re.compile(
 def mapped(path: Path) -> np.ndarray:
     """Return the array in a file that `np.save` or ScaNN wrote, memory-mapped and read-only.
 
-    It is a plain array: calls of kernels take longer with each `np.memmap`. Nor does it keep a file open, as that does:
-    a segment has some fifteen arrays, and a process often may have no more than 1,024 open files.
+    The result is a plain array, since each `np.memmap` argument slows down the call of a kernel, and keeps a file open:
+    a segment has about fifteen arrays, and a process is often limited to 1,024 open files.
 
     Raises:
-        CorruptError: the file is no array of numbers, or shorter than its header says.
+        CorruptError: the file is not an array of numbers, or is shorter than its header says.
 
     """
     with path.open("rb") as file:
@@ -49,7 +49,7 @@ def mapped(path: Path) -> np.ndarray:
 
 
 def read_array(file: BinaryIO, name: str) -> np.ndarray:
-    """Return the array in an open file or buffer, read whole; `name` stands for it in errors.
+    """Return the array in an open file or buffer, read into memory; errors call it `name`.
 
     Raises:
         CorruptError: as `mapped`.
@@ -62,15 +62,15 @@ def read_array(file: BinaryIO, name: str) -> np.ndarray:
 def taken(table: pa.Table, rows_R: np.ndarray) -> pa.Table:
     """Return rows of a table, by their numbers, in the order given.
 
-    A string column of more than 2 GiB lies in several chunks. Arrow joins these before it takes even a single row, and
-    fails. Here rows are taken chunk by chunk.
+    A string column of more than 2 GiB has several chunks. Arrow's `take` joins them first, even for a single row, and
+    fails. This function takes rows chunk by chunk.
     """
     columns = [pa.chunked_array(_gathered(column, rows_R), column.type) for column in table.columns]
     return pa.table(columns, schema=table.schema)
 
 
 def _gathered(column: pa.ChunkedArray, rows_R: np.ndarray) -> list[pa.Array]:
-    """Return the values of some rows, in as few pieces as Arrow allows."""
+    """Return the values of some rows, halved until each array has at most the 2 GiB that Arrow allows."""
     if not len(rows_R):
         return []
     try:
@@ -83,19 +83,19 @@ def _gathered(column: pa.ChunkedArray, rows_R: np.ndarray) -> list[pa.Array]:
 
 
 def _joined(column: pa.ChunkedArray, rows_R: np.ndarray) -> pa.Array:
-    """Return the values of some rows in one piece; ArrowInvalid if they have more than 2 GiB."""
+    """Return the values of some rows as one array; ArrowInvalid if they have more than 2 GiB."""
     if column.num_chunks == 1:
         return column.chunk(0).take(pa.array(rows_R))
     ends_C = np.cumsum([len(chunk) for chunk in column.chunks])
     chunk_R = np.searchsorted(ends_C, rows_R, side="right")
     order_R = np.argsort(chunk_R, kind="stable")
-    pieces: list[pa.Array] = []
+    parts: list[pa.Array] = []
     for number in np.unique(chunk_R).tolist():
         chunk = column.chunk(number)
-        pieces.append(chunk.take(pa.array(rows_R[chunk_R == number] - (ends_C[number] - len(chunk)))))
-    if len(pieces) == 1:
-        return pieces[0]
-    return pa.concat_arrays(pieces).take(pa.array(np.argsort(order_R)))
+        parts.append(chunk.take(pa.array(rows_R[chunk_R == number] - (ends_C[number] - len(chunk)))))
+    if len(parts) == 1:
+        return parts[0]
+    return pa.concat_arrays(parts).take(pa.array(np.argsort(order_R)))
 
 
 def _array(data: pa.Buffer, dtype: np.dtype, shape: tuple[int, ...], order: Order, name: str) -> np.ndarray:
@@ -106,7 +106,7 @@ def _array(data: pa.Buffer, dtype: np.dtype, shape: tuple[int, ...], order: Orde
 
 
 def _header(file: BinaryIO, name: str) -> tuple[np.dtype, tuple[int, ...], Order]:
-    """Return type, shape and order ("C" or "F"), and leave the file where the values begin."""
+    """Return type, shape and order ("C" or "F"); the file is then at the first value."""
     magic = file.read(8)
     wide = 2 if magic[6:7] == b"\x01" else 4
     text = file.read(int.from_bytes(file.read(wide), "little")).decode("latin-1")

@@ -1,8 +1,8 @@
-"""Exact search: scores of vectors, and the best k of them, in an order that is total: by score, then by id.
+"""Exact search: the best k vectors by score in a total order: by score, then by id.
 
-Many queries are scored by a matrix product, whose sums are in another order than those of a single query. It only says
-which rows may be among the best: all within what rounding can do. Their scores come from the kernel of single queries,
-so that a row has the same score, and the same place, in a batch and alone.
+Batches of queries are scored by a matrix product, which adds in another order than the kernel for single queries. The
+product only selects rows that can be among the best, within a bound of rounding errors. Their final scores come from
+the kernel, so that a row has the same score and rank in a batch as for a single query.
 
 Shapes: Q queries, N vectors, D dimensions, K hits, R rows given by number, B rows of a block, X pairs of row and query.
 """
@@ -20,29 +20,29 @@ from scannery.indexer.vectors.tie_order import BY_ROW
 __all__ = ["FEW_HITS", "FEW_QUERIES", "NO_ROW", "all_scores", "exact_search", "search_ready", "unit_length"]
 
 NO_ROW = -1
-"""Row number where there are fewer than k hits; its score is minus infinity."""
+"""Row number in the places after the last hit, if there are fewer than k; the score there is minus infinity."""
 
-# Rows scored at once: their scores stay in the L2 cache, and their float64 copy is small.
+# Rows and queries scored at once: their scores stay in the L2 cache, and a float64 copy of the rows is small.
 BLOCK_ROWS = 1 << 14
 BLOCK_QUERIES = 256
 MANY_BETTER = 256
-"""Where more rows of a block than these may be among the best, the best of the block itself leave fewer of them."""
-# For so few queries a scan is bound by memory: the fused kernels need one core and no copy. A matrix product would wake
-# the threads of the linear algebra library for it, which cost more than they save while other queries run.
+"""If more rows of a block than this per query can be among the best, the block's own k-th score is a bound too."""
+# With fewer queries a scan is bound by memory: the fused kernels need one core and no copy. A matrix product would wake
+# the threads of the linear algebra library, which cost more than they save while other queries run.
 FEW_QUERIES = 8
 FEW_HITS = 100
-"""A kernel that keeps the best rows as it goes is faster where these are few: no scores are written and sorted."""
+"""Up to this k, a kernel that keeps the best rows as it scans is faster than writing and sorting all scores."""
 
 
 def unit_length(vectors_ND: np.ndarray) -> np.ndarray:
     """Return the vectors scaled to length 1, float32; zero vectors stay zero. The input is not changed."""
-    # float64: the square of a component of 1e15 must not overflow on its way to the sum.
+    # float64, so that the square of a component of 1e15 does not overflow.
     norms_N1 = np.sqrt(np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64))[:, None]
     return (vectors_ND / np.where(norms_N1 == 0, 1, norms_N1)).astype(np.float32)
 
 
 def search_ready(queries_QD: np.ndarray, distance: Distance) -> np.ndarray:
-    """Return queries as segments search them: contiguous, float32, scaled to length 1 for cosine."""
+    """Return queries as segments need them: contiguous, float32, scaled to length 1 for cosine."""
     queries_QD = np.ascontiguousarray(queries_QD, np.float32)
     if distance != "cosine":
         return queries_QD
@@ -63,12 +63,16 @@ def exact_search(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the k best rows of each query and their scores, best first, equal scores by rank.
 
-    With `cosine`, vectors and queries must have length 1 already. Scores are inner products, or minus the squared
-    distance for `squared_l2`. `allowed` restricts the rows: bool (N,), or row numbers, ascending. `ranks_N` are those
-    of `Ties`; without them, equal scores come by row number.
+    Args:
+        vectors_ND: float32, of length 1 for `cosine`.
+        queries_QD: float32, of length 1 for `cosine`.
+        k: hits per query.
+        distance: scores are inner products, or minus squared distances for `squared_l2`.
+        allowed: rows to search: bool (N,), or ascending row numbers; None: all.
+        ranks_N: of `Ties`; empty: equal scores are ordered by row number.
 
     Returns:
-        rows_QK int64 (NO_ROW where there are fewer) and scores_QK float32 (minus infinity there).
+        rows_QK int64 and scores_QK float32; NO_ROW and minus infinity after the last hit.
 
     """
     if len(queries_QD) < FEW_QUERIES and k <= FEW_HITS:
@@ -107,7 +111,7 @@ def _none_found(queries: int, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 _NO_ROWS = np.zeros(0, np.int64)
 _NO_MASK = np.zeros(0, bool)
-_NO_MASK.setflags(write=False)  # as masks are: for each kind of array, code is compiled apart
+_NO_MASK.setflags(write=False)  # read-only like all masks: writable arrays would be compiled separately
 
 
 def _many_best(
@@ -143,7 +147,7 @@ def _many_best(
 
 
 _Least = Callable[[np.ndarray], np.ndarray]
-"""From scores (Q,), minus infinity among them, to the least that a product may give for a row that has them: (Q,)."""
+"""From the kernel's scores (Q,), possibly minus infinity, to the least products of rows with these scores."""
 
 
 def _scored(
@@ -154,7 +158,7 @@ def _scored(
     *,
     contiguous: bool,
 ) -> Iterator[tuple[slice, np.ndarray, _Least | None]]:
-    """Yield which queries, the score of each of them and each row, float32 (Q, B), and how far it may be off."""
+    """Yield a slice of queries, their scores for each row, float32 (Q, B), and the bound of these; None if exact."""
     if len(queries_QD) < FEW_QUERIES:
         yield slice(None), _kernel_scores(vectors_ND, queries_QD, rows_B, distance), None
         return
@@ -180,12 +184,12 @@ def all_scores(vectors_BD: np.ndarray, queries_QD: np.ndarray, distance: Distanc
 def _least_product(
     lengths_Q: np.ndarray, longest: float, dimensions: int, distance: Distance, scores_Q: np.ndarray
 ) -> np.ndarray:
-    """Return the least that `all_scores` may give for a row with the given score, float64 (Q,).
+    """Return the least value that `all_scores` can give for a row with the given score, float64 (Q,).
 
     A sum of n products has an error of at most n · u / (1 - n · u) times the sum of their absolute values, in any order
     (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). For inner products that sum is at most the product of
-    the lengths, and both ways have the error. The squared distance of the kernel has it in proportion to itself; the
-    expanded one has that of float64, in proportion to the square of both lengths.
+    the two lengths, and both computations have the error. The kernel's squared distance has an error in proportion to
+    itself; the expanded one has that of float64, in proportion to the square of the sum of the lengths.
     """
     share = ROOM * (dimensions + 4) * UNIT_ROUNDOFF
     scores_Q = scores_Q.astype(np.float64)
@@ -198,19 +202,19 @@ def _least_product(
 
 UNIT_ROUNDOFF = 2.0**-24
 ROOM = 1.5
-"""Times the bound, for what it leaves out: n · u in its denominator, and the rounding of the lengths."""
+"""Factor on the bound for what it leaves out: n · u in the denominator, and the rounding of the lengths."""
 LEAST_ERROR = 1e-35
-"""Of products too small for float32."""
+"""Error of products that are too small for float32."""
 
 
 def _promising(scores_QB: np.ndarray, scores_QK: np.ndarray, least: _Least) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pairs of query and column that may be among the best, by query and column: int64 (X,) both."""
+    """Return the pairs of query and column that can be among the best, by query, then column: two int64 (X,)."""
     k = scores_QK.shape[1]
     floor_Q = least(scores_QK[:, -1])
-    # After the first blocks few rows are as good as the k-th hit: a comparison is far cheaper than a selection.
+    # After the first blocks few rows reach the k-th hit: comparing is far cheaper than selecting.
     query_X, column_X = np.nonzero(scores_QB >= floor_Q[:, None])
     if k < scores_QB.shape[1] and len(query_X) > MANY_BETTER * len(scores_QB):
-        # k rows of this block have at least the k-th of these scores, less what it may be off.
+        # At least k rows of this block have the k-th of these scores, less its error.
         place = scores_QB.shape[1] - k
         own_Q = np.partition(scores_QB, place, axis=1)[:, place]
         floor_Q = np.maximum(floor_Q, least(least(own_Q)))
@@ -250,7 +254,7 @@ def _longest(vectors_BD: np.ndarray) -> float:
 
 
 def _expanded_distances(vectors_BD: np.ndarray, queries_QD: np.ndarray) -> np.ndarray:
-    """Return minus |x|² - 2xq + |q|², in float64: in float32 it cancels, and would misorder near neighbours."""
+    """Return minus (|x|² - 2xq + |q|²), computed in float64: cancellation in float32 would misorder near neighbours."""
     vectors, queries = np.asarray(vectors_BD, np.float64), queries_QD.astype(np.float64)
     distances_QB = queries @ vectors.T
     distances_QB *= 2
@@ -267,7 +271,7 @@ def _merged(
     scores_X: np.ndarray,
     ranks_N: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the best of what was found so far and of further rows, which come by query."""
+    """Return the best of the hits so far and of the pairs X, which are sorted by query."""
     from scannery.indexer.kernels import row_kernels
 
     order_X = np.lexsort((ranks_N[rows_X] if len(ranks_N) else rows_X, -scores_X, query_X))

@@ -1,9 +1,9 @@
-"""What decides between rows of equal scores: the order of their ids, and which rows have the same vector.
+"""The order of rows with equal scores, by id, and links between rows with equal vectors.
 
-Of equal scores, the row with the smaller id comes first (by Unicode code points), at every cut: else `k` decided who is
-first, and pages repeated hits and left others out. Ids are compared once, when a segment is unpacked; a search compares
-their ranks. Of 60 rows with the same vector, ScaNN proposes any 30 when it is asked for 30 candidates; so rows with the
-same vector are linked, and a candidate stands for all of them.
+Of rows with equal scores, the one with the smaller id (by Unicode code points) comes first, for any k: otherwise the
+order would depend on k, and pages of hits would repeat some and omit others. Ids are ranked once, when a segment is
+unpacked; a search compares the ranks. Asked for 30 candidates, ScaNN proposes any 30 of 60 rows with the same vector.
+So rows with equal vectors ("twins") are linked, and a candidate stands for all of its twins.
 
 Shapes: N rows of a segment.
 """
@@ -25,13 +25,13 @@ _RANKS, _TWINS = "id_ranks.npy", "twins.npy"
 
 
 class Ties(NamedTuple):
-    """The order of rows with equal scores, as kernels take it."""
+    """The order of rows with equal scores, for kernels."""
 
     ranks_N: np.ndarray
-    """Place of each row's id among all ids of the segment, int32; empty: the row number decides."""
+    """Rank of each row's id among all ids of the segment, int32; empty: order by row number."""
     twins_2N: np.ndarray
-    """Of each row the first one with its vector, and the next one, by rank; -1: there is none. int32, (2, 0) if all
-    vectors differ."""
+    """For each row the first and the next row with the same vector, by rank, int32; -1: none. (2, 0) if all vectors
+    differ."""
 
     @classmethod
     def map(cls, folder: Path) -> Ties:
@@ -41,18 +41,20 @@ class Ties(NamedTuple):
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    array.setflags(write=False)  # kernels are compiled for read-only arrays apart
+    array.setflags(
+        write=False
+    )  # kernels are compiled for read-only arrays; writable ones would be compiled separately
     return array
 
 
 _NO_TWINS = _read_only(np.zeros((2, 0), np.int32))
 BY_ROW = Ties(_read_only(np.zeros(0, np.int32)), _NO_TWINS)
-"""Rows in the order of their numbers, all vectors taken for different ones."""
+"""Order by row number, and no twins."""
 
 
 def id_ranks(ids: pa.ChunkedArray) -> np.ndarray:
-    """Return the place of each id among all of them in order, int32 (N,), read-only."""
-    # Arrow compares the bytes of UTF-8, which is the order of code points, and Python's.
+    """Return the rank of each id in sorted order, int32 (N,), read-only."""
+    # Arrow compares UTF-8 bytes, which gives the order of code points, as in Python.
     order_N = pc.sort_indices(ids).to_numpy(zero_copy_only=False)
     ranks_N = np.empty(len(order_N), np.int32)
     ranks_N[order_N] = np.arange(len(order_N), dtype=np.int32)
@@ -68,7 +70,7 @@ def find_twins(vectors_ND: np.ndarray, ranks_N: np.ndarray) -> np.ndarray:
     order_N = np.lexsort((ranks_N, hashes_N))
     new_N = np.concatenate([[True], hashes_N[order_N][1:] != hashes_N[order_N][:-1]])
     first_N = order_N[np.flatnonzero(new_N)[np.cumsum(new_N) - 1]]
-    # Other vectors with the hash of the first are rare, and remain without twins.
+    # Different vectors with equal hashes are rare; those that differ from the first have no twins.
     same = np.flatnonzero(_are_equal(vectors_ND, order_N, first_N))
     rows_S, first_S = order_N[same], first_N[same]
     before = np.flatnonzero(first_S[1:] == first_S[:-1])
@@ -81,11 +83,11 @@ def find_twins(vectors_ND: np.ndarray, ranks_N: np.ndarray) -> np.ndarray:
 
 
 BLOCK_ROWS = 1 << 12
-"""Compared at once: their copies are small."""
+"""Rows compared at once: their copies are small."""
 
 
 def _are_equal(vectors_ND: np.ndarray, rows_N: np.ndarray, others_N: np.ndarray) -> np.ndarray:
-    """Return for each pair of rows whether they are the same row, or have the same vector: bool (N,)."""
+    """Return for each pair of rows whether they are the same row or have equal vectors, bool (N,)."""
     equal_N: np.ndarray = rows_N == others_N
     apart = np.flatnonzero(~equal_N)
     for start in range(0, len(apart), BLOCK_ROWS):
@@ -95,7 +97,7 @@ def _are_equal(vectors_ND: np.ndarray, rows_N: np.ndarray, others_N: np.ndarray)
 
 
 def write_ties(vectors_ND: np.ndarray, ids: pa.ChunkedArray, folder: Path, *, proposed: bool) -> None:
-    """Write the ties of a segment to a new folder, for `Ties.map`; `proposed`: ScaNN proposes candidates there."""
+    """Write the ties of a segment to a new folder, for `Ties.map`; twins only if ScaNN proposes candidates there."""
     folder.mkdir()
     ranks_N = id_ranks(ids)
     np.save(folder / _RANKS, ranks_N)

@@ -1,4 +1,4 @@
-"""Vectors of a segment, block by block: in files, and as they are searched. A segment's are never in memory twice.
+"""Files of vectors, read and written block by block, so that a segment's vectors are never in memory twice.
 
 Shapes: N rows, B rows of a block, D dimensions.
 """
@@ -28,8 +28,8 @@ __all__ = [
 BLOCK_ROWS = 1 << 14
 UNIT_TOLERANCE = 1e-6
 FAR = 2.0
-"""Vectors lie far from the origin if their mean does, compared with how far they lie from it. ScaNN's trees suffer from
-about 100 on; images of non-negative values have 1, and nothing changes for them."""
+"""Vectors are far from the origin if the length of their mean is more than this multiple of their distance from it.
+ScaNN's trees get worse from about 100 on; images of non-negative values have 1, and are not moved."""
 
 
 def blocks_of(table: pa.Table | pa.RecordBatch) -> Iterator[np.ndarray]:
@@ -37,20 +37,20 @@ def blocks_of(table: pa.Table | pa.RecordBatch) -> Iterator[np.ndarray]:
     column = table.column("embedding")
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     for chunk in chunks:
-        # flatten(), not .values: it respects the offset of a sliced array.
+        # flatten(), not .values, which ignores the offset of a sliced array.
         vectors_ND = chunk.flatten().to_numpy(zero_copy_only=True).reshape(-1, column.type.list_size)
         for start in range(0, len(vectors_ND), BLOCK_ROWS):
             yield vectors_ND[start : start + BLOCK_ROWS]
 
 
 def is_unit(vectors_ND: np.ndarray) -> bool:
-    """Return whether all vectors have length 1, as nearly as float32 can tell."""
+    """Return whether all vectors have length 1, within the precision of float32."""
     squares_N = np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64)
     return bool(np.abs(squares_N - 1).max(initial=0) <= 2 * UNIT_TOLERANCE)
 
 
 def search_vectors(vectors_ND: np.ndarray, distance: Distance) -> np.ndarray:
-    """Return the vectors as they are searched: scaled to length 1 for cosine, else (or if they are) as given."""
+    """Return the vectors to search: scaled to length 1 for cosine; the same array if no change is needed."""
     return vectors_ND if distance != "cosine" or is_unit(vectors_ND) else unit_length(vectors_ND)
 
 
@@ -61,10 +61,14 @@ def unit_blocks(vectors_ND: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def far_middle(blocks: Callable[[], Iterable[np.ndarray]]) -> np.ndarray | None:
-    """Return the mean of vectors that lie far from the origin, float32 (D,), else None; `blocks` gives them anew.
+    """Return the mean of vectors that are far from the origin, float32 (D,), else None.
 
-    Squared distances are the same between vectors less their mean. Far out float32 has no digits left for them, where
-    they are computed by way of squared lengths, and codes and trees waste theirs.
+    Subtracting the mean does not change squared distances. Without that, float32 has too few digits for distances that
+    are computed from squared lengths, and for ScaNN's codes and trees.
+
+    Args:
+        blocks: returns an iterator over all vectors, float32 (B, D); called three times.
+
     """
     rows = sum(len(block_BD) for block_BD in blocks())
     sums = [block_BD.sum(axis=0, dtype=np.float64) for block_BD in blocks()]
@@ -84,9 +88,9 @@ def write_vectors(path: Path, blocks: Iterable[np.ndarray], rows: int, dimension
 
 
 def write_search_vectors(path: Path, table: pa.Table, distance: Distance) -> np.ndarray | None:
-    """Write what ScaNN is trained on; also return what was subtracted from each vector (D,), if anything was.
+    """Write the vectors that ScaNN is trained on; return the mean that was subtracted from each (D,), or None.
 
-    That is what `search_vectors` returns for the `embedding` column, for `squared_l2` less the mean where it is far.
+    These are `search_vectors` of the `embedding` column; for `squared_l2` less their mean if `far_middle` returns it.
     """
     blocks, middle_D = blocks_of(table), None
     if distance == "cosine" and not all(map(is_unit, blocks_of(table))):
@@ -94,7 +98,7 @@ def write_search_vectors(path: Path, table: pa.Table, distance: Distance) -> np.
     if distance == "squared_l2":
         middle_D = far_middle(lambda: blocks_of(table))
     if middle_D is not None:
-        moved_D = middle_D  # as a closure takes it
+        moved_D = middle_D  # not None, also for the type checker within the closure
         blocks = (block_BD - moved_D for block_BD in blocks_of(table))
     write_vectors(path, blocks, table.num_rows, table.schema.field("embedding").type.list_size)
     return middle_D

@@ -1,1 +1,1 @@
-"""Versions of an index: manifests, leases, tombstones and garbage collection."""
+"""Versions of an index: commits, leases, tombstones and garbage collection."""

@@ -1,14 +1,14 @@
-"""Collect what no version needs: old versions, their files, and what builds left behind.
+"""Garbage collection: remove old versions, files that no version needs, and leftovers of builds.
 
-A file stays as long as a version that stays names it. Of the files of builds (docs/format.md), embeddings stay while
-a version that stays has documents of them, since they are what a later build need not embed again; the records of a
-build stay with its version. Everything younger than an age stays: a build writes its files before the version that
-names them. Embeddings stay seven times as long: a large build that was stopped goes on from them.
+A file is kept while a kept version names it. Of the files of builds (docs/format.md), embeddings are kept while a kept
+version has documents of them, since a later build reuses them; the records of a build are kept with its version. All
+files below a minimum age are kept: a build writes its files before the version that names them. Embeddings are kept
+seven times as long, so that a large build can be resumed.
 
-What is being worked on stays too, however old it is: versions, work units and files that a lease names, what was
-written since the work began, and segments that a record names which was written since then: a build that takes up a
-segment of an earlier one writes its record again. Removing takes minutes where there is much, so it goes in batches:
-each is announced, and then all of this is looked up again (leases.py tells why in this order).
+Files in use are kept at any age: versions, work units and files that a lease names, files written since the leased work
+began, and segments that are named by a record written since then: a build that reuses a segment of an earlier build
+writes its record again. Removing many files takes minutes, so it is done in batches: each is announced, and then all of
+these conditions are evaluated again (leases.py explains the order).
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from scannery.indexer.versions.versions import list_versions, manifest_key, read
 __all__ = ["GarbageReport", "collect_garbage"]
 
 GarbageCallback = Callable[[int, int], None]
-"""Called with the files removed so far, and all that will be."""
+"""Called with the number of files handled so far, and the total."""
 
 _SCRATCH = ("stage/reuse", "stage/deletes")
 _UNFINISHED = 7
-"""Units of a build that has not committed stay for so many times the age."""
+"""Factor on the minimum age for units of builds without a version."""
 
 BATCH = 500
-"""Files removed under one announcement. A commit that names one of them waits meanwhile: seconds, also on a bucket."""
+"""Files removed under one announcement. A commit that names one of them waits for the batch: seconds, also on a
+bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GarbageReport:
-    """What `collect_garbage` removed, or would remove."""
+    """Versions and keys of files that `collect_garbage` removed, or would remove."""
 
     versions: tuple[int, ...]
     leased: tuple[int, ...]
-    """Old versions that stay because a server has them open, or because work began from them."""
+    """Old versions that are kept because a server has them open, or a build or other work began from them."""
     segments: tuple[str, ...]
     deletes: tuple[str, ...]
-    """Files that name deleted rows."""
+    """Files of deleted rows."""
     embeddings: tuple[str, ...]
-    """Embeddings of documents that no version has any more, as far as builds tell."""
+    """Embeddings of documents that no version has, as far as the records of builds tell."""
     records: tuple[str, ...]
-    """Records, dead letters and given queries of builds of which no version is left."""
+    """Records, dead letters and given queries of builds without a version."""
     scratch: tuple[str, ...]
-    """Files that a build needs only while it runs, of builds that were killed; leases that have expired; and
-    announcements of removals that were killed."""
+    """Temporary files of killed builds, expired leases, and announcements of killed removals."""
     freed_bytes: int
 
 
@@ -69,14 +69,22 @@ def collect_garbage(
     dry_run: bool = False,
     progress: GarbageCallback | None = None,
 ) -> GarbageReport:
-    """Remove all but the newest `keep` versions and those that are leased, and all files that only they need.
+    """Remove old versions that are not leased, and all files that no other version needs.
 
-    What is younger than `min_age` stays, and what is being worked on. What others take into use meanwhile stays too,
-    so the report may have less than one of a dry run before.
+    Files that another process starts to use meanwhile are kept, so the report can have less than a dry run before.
+
+    Args:
+        store: the store.
+        index: name of the index.
+        keep: number of newest versions to keep, at least 1.
+        min_age: versions and files below this age are kept.
+        dry_run: only report what would be removed.
+        progress: called after each file.
 
     Raises:
+        ValueError: `keep` is below 1.
         NotFoundError: no such index.
-        CorruptError: a manifest that would be kept cannot be read; then nothing is removed.
+        CorruptError: the manifest of a kept version cannot be read; nothing was removed.
 
     """
     if keep < 1:
@@ -101,8 +109,8 @@ def collect_garbage(
 
 
 def _remove_versions(store: Store, index: str, versions: Sequence[int]) -> list[int]:
-    """Remove versions that are still not leased, and return which."""
-    # Before their files: a version must not outlive its segments.
+    """Remove the versions that are still not leased, and return them."""
+    # Versions are removed before their files: a version must not exist without its segments.
     leased = read_leases(store, index).versions
     going = [version for version in versions if version not in leased]
     for version in going:
@@ -117,7 +125,7 @@ def _remove_files(
     look: Callable[[], _Garbage],
     progress: GarbageCallback | None,
 ) -> dict[str, list[StoredObject]]:
-    """Remove files that are garbage still when it is their turn, and return those that were removed."""
+    """Remove files by batches, if they are still garbage; return those that were removed."""
     total, done = sum(map(len, found.values())), 0
     removed: dict[str, list[StoredObject]] = {kind: [] for kind in found}
     for kind, items in found.items():
@@ -139,13 +147,23 @@ _KINDS = ("segments", "deletes", "embeddings", "records", "scratch")
 
 
 class _Garbage:
-    """What can go once some versions are gone, at the moment when this is made."""
+    """The files that no version needs, at the time when this is made."""
 
     def __init__(
         self, store: Store, index: str, before: datetime, min_age: timedelta, going: Sequence[int] = ()
     ) -> None:
+        """Read leases and manifests.
+
+        Args:
+            store: the store.
+            index: name of the index.
+            before: files written since then are kept.
+            min_age: the age that `before` is based on.
+            going: versions that will be removed.
+
+        """
         self._store, self._index = store, index
-        # The leases first: what is committed after this is read is among the manifests.
+        # Leases are read first: the manifests then include all commits whose leases have ended.
         leases = read_leases(store, index)
         self._expired = leases.expired
         self._before = before if leases.since is None else min(before, leases.since)
@@ -157,7 +175,7 @@ class _Garbage:
         self._units = {unit for build in self._builds for unit in self._units_of(build)} | leases.units
 
     def of(self, kind: str) -> Iterator[StoredObject]:
-        """Yield the files of a kind, as `GarbageReport` has them."""
+        """Yield the garbage of a kind: the name of a field of `GarbageReport`."""
         match kind:
             case "segments" | "deletes":
                 stays = self._named | self._taken_up
@@ -182,18 +200,18 @@ class _Garbage:
         yield from (item for item in self._old("stage/segments") if _stem(item) in gone)
 
     def _has_segments(self, key: str) -> bool:
-        """Return whether the segments that a record names all stay."""
+        """Return whether kept versions name all segments of a record."""
         keys = self._recorded(key)
         return keys is not None and self._named.issuperset(keys)
 
     def _fresh_records(self) -> Iterator[Sequence[str]]:
-        """Yield the files that records name which are too young to go."""
+        """Yield the files named by each record that is below the minimum age."""
         for item in self._listed("stage/segments"):
             if item.key.endswith(".json") and item.modified >= self._before:
                 yield self._recorded(item.key) or ()
 
     def _recorded(self, key: str) -> list[str] | None:
-        """Return the files that a record of segments names; None if it is damaged or gone, and so of no use."""
+        """Return the files that a record of segments names; None if the record is damaged or does not exist."""
         try:
             _, _, body = self._store.read(key).partition(b"\n")
             files = [
@@ -207,7 +225,7 @@ class _Garbage:
             return None
 
     def _removals(self) -> Iterator[StoredObject]:
-        """Yield announcements of removals that were killed."""
+        """Yield announcements of killed removals."""
         ended = min(self._before, datetime.now(timezone.utc) - 2 * LIFETIME)
         return (item for item in self._listed("removals") if item.modified < ended)
 
@@ -229,7 +247,7 @@ class _Garbage:
 
 
 def _stem(item: StoredObject) -> str:
-    """Return the name of a file up to its first dot: records come as `x.json` and `x.dead.jsonl`."""
+    """Return the name of a file up to its first dot: records have names such as `x.json` and `x.dead.jsonl`."""
     return PurePosixPath(item.key).name.partition(".")[0]
 
 

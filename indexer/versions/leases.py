@@ -1,21 +1,19 @@
-"""Leases: what a process relies on in an index, so that garbage collection leaves it alone.
+"""Leases: versions and files of an index that a process uses, so that garbage collection keeps them.
 
     INDEX/leases/<holder>.json    {"versions": [7], "expires_at": "2026-01-31T12:00:00+00:00"}
 
-A server holds the versions that it has open. What makes a version (a build, a seal, a merge, a compaction, a rollback)
-holds the version that it begins from and the number after it, and in these further keys:
+A server leases the versions that it has open. Work that makes a version (a build, a seal, a merge, a compaction, a
+rollback) leases the version that it starts from and the number after it, and has further keys:
 
-    "since": "2026-01-31T11:00:00+00:00"    all that was written from then on stays
+    "since": "2026-01-31T11:00:00+00:00"    files written since then are kept
     "units": ["5f0c…"]                      work units whose embeddings it uses
-    "files": ["segments/…parquet"]          files that the version names which is being committed
-    "log_after": 1234                       mutations after this one stay in the log: a build wants them applied upon it
+    "files": ["segments/…parquet"]          files of the version that is being committed
+    "log_after": 1234                       mutations after this sequence are kept in the log, for a build
 
-A holder writes its lease again well before it expires, and removes it when it ends. The lease of a process that was
-killed expires.
+A holder renews its lease well before it expires, and removes it at the end. The lease of a killed process expires.
 
-Garbage collection announces in the same way what it is about to remove, in `INDEX/removals/<name>.json`: it writes the
-announcement, then reads the leases. A commit writes its lease, then reads the announcements. So at least one of them
-sees the other.
+Garbage collection announces files before it removes them, in `INDEX/removals/<name>.json`: it writes the announcement,
+then reads the leases. A commit writes its lease, then reads the announcements. So at least one of them sees the other.
 """
 
 from __future__ import annotations
@@ -51,9 +49,9 @@ __all__ = [
 ]
 
 LIFETIME = timedelta(minutes=15)
-"""Written again after a third of it: two writes may fail, or a machine may sleep, and the lease still holds."""
+"""A lease is renewed after a third of this: it is still valid if two renewals fail, or the machine sleeps meanwhile."""
 WAIT_S = 30.0
-"""A commit waits this long for a removal of files that it names."""
+"""Seconds that a commit waits for a removal of files that it names."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,9 +59,16 @@ _UNFIT = re.compile(r"[^A-Za-z0-9-]")
 
 
 class LeaseHolder:
-    """Keeps the leases of one process. A store that cannot be written to is said once, and is no error."""
+    """The leases of one process on open versions. If the store cannot be written, it logs one warning."""
 
     def __init__(self, store: Store, *, clock: Callable[[], datetime] | None = None) -> None:
+        """Make a holder without leases.
+
+        Args:
+            store: the store.
+            clock: returns the present time; None: that of the system, UTC.
+
+        """
         self._store = store
         self._clock = clock or _now
         self._held: dict[str, tuple[frozenset[int], datetime]] = {}
@@ -72,8 +77,8 @@ class LeaseHolder:
         self._failing = False
 
     def hold(self, index: str, versions: Collection[int]) -> None:
-        """Announce the versions of an index that are open; writes only what is new or soon expires."""
-        if self._process != os.getpid():  # forked: the leases there are the parent's
+        """Lease exactly these versions of an index; writes only a lease that changed or is due for renewal."""
+        if self._process != os.getpid():  # after a fork, the leases are those of the parent
             self._process, self._held = os.getpid(), {}
             self._name = _new_name()
         now, wanted = self._clock(), frozenset(versions)
@@ -85,10 +90,10 @@ class LeaseHolder:
             self._store.write(self._key(index), json.dumps(lease).encode())
             self._held[index], self._failing = (wanted, now), False
         except IndexerError as error:
-            # Tried again after a while: a store that is read-only should not be asked every second.
+            # Retried when the renewal is due: a read-only store should not get a write every second.
             self._held[index] = wanted, now
             if not self._failing:
-                _LOG.warning("cannot announce the open versions, gc may remove them: %s", error)
+                _LOG.warning("cannot lease the open versions, so gc may remove them: %s", error)
             self._failing = True
 
     def release(self) -> None:
@@ -104,9 +109,16 @@ class LeaseHolder:
 
 
 class WorkLease:
-    """The lease of one piece of work that is to end in a version. Made by `working`."""
+    """The lease of work that makes a version. Made by `working`."""
 
     def __init__(self, store: Store, index: str) -> None:
+        """Make a lease, which `hold` writes.
+
+        Args:
+            store: the store.
+            index: name of the index.
+
+        """
         self._store = store
         self._key = f"{index}/leases/{_new_name()}.json"
         self._content: dict[str, Any] = {"versions": [], "since": _now().isoformat()}
@@ -117,18 +129,18 @@ class WorkLease:
 
     @property
     def key(self) -> str:
-        """Where it is in the store."""
+        """Its key in the store."""
         return self._key
 
     def keep_log(self, after: int) -> None:
-        """Hold all mutations after a sequence, besides the rest: whoever cuts the log leaves them there.
+        """Also lease all mutations after a sequence, so that they are not removed from the log.
 
         Raises:
             StoreError: the lease cannot be written.
 
         """
         with self._lock:
-            self._note_lapse()
+            self._check_expiry()
             self._content["log_after"] = after
             self._expires_at = _now() + LIFETIME
         self._write()
@@ -136,37 +148,40 @@ class WorkLease:
     def hold(
         self, *, parent: int | None = None, units: Collection[str] = (), files: Collection[str] = ()
     ) -> None:
-        """Hold other things than before: a parent version and the number after it, work units, files.
+        """Replace what is leased, except for the log, and write the lease to the store.
 
-        Keys of files are relative to the store. When this returns, the lease is in the store.
+        Args:
+            parent: a version; the number after it is leased too.
+            units: work units.
+            files: keys of files, relative to the store.
 
         Raises:
             StoreError: the lease cannot be written.
 
         """
-        # The number after the parent too: a commit relies on it being taken if somebody else was faster.
+        # The number after the parent too: the commit fails only if a faster one still has that number.
         versions = [version for version in (parent, (parent or 0) + 1) if version]
         with self._lock:
-            self._note_lapse()
+            self._check_expiry()
             self._content |= {"versions": versions, "units": sorted(units), "files": sorted(files)}
             self._expires_at, self._lapsed = _now() + LIFETIME, False
         self._write()
 
     def lapsed(self) -> bool:
-        """Return whether the lease expired at some moment since `hold`, as when the process was stopped."""
+        """Return whether the lease has expired at any time since `hold`, as when the process was stopped."""
         with self._lock:
             return self._lapsed or _now() >= self._expires_at
 
     def renew_until_ended(self) -> None:
-        """Write the lease again and again before it expires, until `end`."""
+        """Renew the lease before it expires, until `end`."""
         while not self._ended.wait(LIFETIME.total_seconds() / 3):
             try:
                 self._write()
-            except IndexerError as error:  # two more attempts follow before it expires
+            except IndexerError as error:  # tried twice more before it expires
                 _LOG.warning("cannot renew the lease %s: %s", self._key, error)
 
     def end(self) -> None:
-        """Remove the lease; one that cannot be removed expires."""
+        """Remove the lease; if that fails, it expires."""
         self._ended.set()
         with self._lock, contextlib.suppress(IndexerError):
             self._store.delete(self._key)
@@ -174,15 +189,15 @@ class WorkLease:
     def _write(self) -> None:
         with self._lock:
             if not self._ended.is_set():
-                self._note_lapse()
+                self._check_expiry()
                 expires_at = _now() + LIFETIME
                 lease = self._content | {"expires_at": expires_at.isoformat()}
                 self._store.write(self._key, json.dumps(lease).encode())
-                self._note_lapse()
+                self._check_expiry()
                 self._expires_at = expires_at
 
-    def _note_lapse(self) -> None:
-        """Look whether the lease has expired: the machine slept, say, and the log and files may be gone."""
+    def _check_expiry(self) -> None:
+        """Record if the lease has expired, as after the machine slept: log and files may have been removed."""
         if _now() >= self._expires_at:
             self._lapsed = True
             self._content.pop("log_after", None)
@@ -192,9 +207,15 @@ class WorkLease:
 def working(
     store: Store, index: str, *, parent: int | None = None, files: Collection[str] = ()
 ) -> Iterator[WorkLease]:
-    """Hold what a piece of work relies on while the context lasts; a thread renews the lease.
+    """Give a lease for work that makes a version; a thread renews it until the context ends.
 
-    All that is written in the index from now on stays, whatever its age.
+    All files written in the index within the context are kept at any age.
+
+    Args:
+        store: the store.
+        index: name of the index.
+        parent: version that the work starts from.
+        files: keys of files that it uses, relative to the store.
 
     Raises:
         StoreError: the lease cannot be written.
@@ -213,24 +234,29 @@ def working(
 
 @dataclass(frozen=True, kw_only=True)
 class Leases:
-    """What processes rely on in an index at one moment."""
+    """The union of all leases of an index at one time."""
 
     versions: frozenset[int]
     since: datetime | None
-    """What was written from then on stays; None: no work is being done."""
+    """Files written since then are kept; None: no lease of work."""
     units: frozenset[str]
+    """Work units whose embeddings are kept."""
     files: frozenset[str]
-    """Keys relative to the store."""
+    """Keys of files, relative to the store."""
     log_after: int | None
-    """Mutations after this one stay in the log; None: nobody needs any."""
+    """Mutations after this sequence are kept in the log; None: no lease needs them."""
     expired: tuple[str, ...]
-    """Keys of leases that have expired."""
+    """Keys of expired leases."""
 
 
 def read_leases(store: Store, index: str, now: datetime | None = None) -> Leases:
-    """Return what is leased in an index.
+    """Return the leases of an index. A lease that cannot be read expires LIFETIME after it was written.
 
-    A lease that cannot be read counts as expired if it is older than leases live.
+    Args:
+        store: the store.
+        index: name of the index.
+        now: present time; None: that of the system, UTC.
+
     """
     now = now or _now()
     alive: list[dict[str, Any]] = []
@@ -239,7 +265,7 @@ def read_leases(store: Store, index: str, now: datetime | None = None) -> Leases
         try:
             lease = _parsed(store.read(item.key))
             is_alive = lease["until"] > now
-        except NotFoundError:  # it ended this moment
+        except NotFoundError:  # its holder removed it meanwhile
             continue
         except (IndexerError, ValueError, TypeError, KeyError):
             lease, is_alive = {"log_after": 0}, item.modified + LIFETIME > now
@@ -250,7 +276,7 @@ def read_leases(store: Store, index: str, now: datetime | None = None) -> Leases
     since = [lease["since"] for lease in alive if lease.get("since")]
     return Leases(
         versions=frozenset(version for lease in alive for version in lease.get("versions", ())),
-        # The clocks of two machines differ.
+        # Earlier by LIFETIME, since the clocks of two machines differ.
         since=min(since) - LIFETIME if since else None,
         units=frozenset(unit for lease in alive for unit in lease.get("units", ())),
         files=frozenset(file for lease in alive for file in lease.get("files", ())),
@@ -262,7 +288,7 @@ def read_leases(store: Store, index: str, now: datetime | None = None) -> Leases
 
 
 def keeps_log(store: Store, key: str, after: int) -> bool:
-    """Return whether a lease has held all mutations after a sequence from when it was told to until now."""
+    """Return whether the lease `key` has kept all mutations after a sequence, without expiring since `keep_log`."""
     try:
         lease = _parsed(store.read(key))
     except (IndexerError, ValueError, TypeError, KeyError):
@@ -271,7 +297,7 @@ def keeps_log(store: Store, key: str, after: int) -> bool:
 
 
 def leased_versions(store: Store, index: str, now: datetime | None = None) -> tuple[set[int], list[str]]:
-    """Return the versions of an index that are leased, and the keys of leases that have expired."""
+    """Return the leased versions of an index, and the keys of expired leases."""
     leases = read_leases(store, index, now)
     return set(leases.versions), list(leases.expired)
 
@@ -291,18 +317,17 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def removing(store: Store, index: str, files: Collection[str]) -> Iterator[Callable[[], bool]]:
-    """Announce that some files are about to be removed, as long as the context lasts.
+    """Announce the removal of some files within the context.
 
-    Gives a function that tells whether the announcement still holds; when it does not, nothing more may be removed
-    under it.
+    Gives a function that returns whether the announcement is still valid; if not, the caller must not remove more.
     """
-    # Half of it for the difference of clocks.
+    # Half of the lifetime is left for the difference of clocks.
     until_s, until = time.monotonic() + LIFETIME.total_seconds() / 2, _now() + LIFETIME / 2
     key = f"{index}/removals/{_new_name()}.json"
     content = {"files": sorted(files), "expires_at": (_now() + LIFETIME).isoformat()}
     store.write(key, json.dumps(content).encode())
     try:
-        # Both: one clock stands still while a machine sleeps, the other can be set back.
+        # Both clocks: the monotonic one stops while a machine sleeps, the other one can be set back.
         yield lambda: time.monotonic() < until_s and _now() < until
     finally:
         with contextlib.suppress(IndexerError):
@@ -320,8 +345,8 @@ def wait_for_removals(store: Store, index: str, files: Collection[str], *, wait_
     while going := wanted & _announced(store, index):
         if time.monotonic() >= end_s:
             raise StoreError(
-                f"{min(going)} is being removed by garbage collection; run this again when that has ended "
-                f"(at most {LIFETIME.total_seconds() / 60:.0f} minutes after it was killed)"
+                f"garbage collection is removing {min(going)}; run this again when it has ended "
+                f"(at most {LIFETIME.total_seconds() / 60:.0f} minutes, if it was killed)"
             )
         time.sleep(0.1)
 
@@ -329,7 +354,7 @@ def wait_for_removals(store: Store, index: str, files: Collection[str], *, wait_
 def _announced(store: Store, index: str) -> set[str]:
     found: set[str] = set()
     for item in store.list(f"{index}/removals"):
-        with contextlib.suppress(IndexerError, ValueError, TypeError, KeyError):  # it ended meanwhile
+        with contextlib.suppress(IndexerError, ValueError, TypeError, KeyError):  # it has ended meanwhile
             removal = json.loads(store.read(item.key))
             if datetime.fromisoformat(removal["expires_at"]) > _now():
                 found |= set(removal["files"])

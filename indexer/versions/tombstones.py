@@ -1,8 +1,8 @@
-"""Tombstones: which rows of a segment are no longer part of the index.
+"""Tombstones: files that name the deleted rows of a segment.
 
-A segment never changes, so that it can be shared by versions and trained once. What an update removes from it is
-named by a file beside it, which belongs to a version: `deletes/<sha256>.parquet`, one column `row` (uint32,
-ascending). The same rows make the same file, so that two builds which remove the same write the same.
+A segment never changes, so versions can share it. The rows that a version deletes from it are in a separate file,
+`deletes/<sha256>.parquet`, with one column `row` (uint32, ascending). Equal rows give the same file, so two builds that
+delete the same rows write the same file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read_deleted(store: Store, index: str, entry: SegmentEntry) -> np.ndarray:
 
     Raises:
         NotFoundError: the file is not in the store.
-        CorruptError: it is not what the manifest says.
+        CorruptError: its content does not match the manifest.
 
     """
     deleted = entry.deleted
@@ -49,7 +49,7 @@ def read_deleted(store: Store, index: str, entry: SegmentEntry) -> np.ndarray:
 
 
 def read_live_mask(store: Store, index: str, entry: SegmentEntry) -> np.ndarray | None:
-    """Return which rows of a segment are part of the index, bool (rows,), read-only; None if all are.
+    """Return a mask of the rows of a segment that are not deleted, bool (rows,), read-only; None if none is deleted.
 
     Raises:
         NotFoundError, CorruptError: as `read_deleted`.
@@ -71,17 +71,17 @@ def with_deleted(
     *,
     documents: int | None = None,
 ) -> SegmentEntry:
-    """Return the entry with further rows deleted, whose names are in the store when this returns.
+    """Return the entry of a segment with further deleted rows, after writing their file.
 
     Args:
-        store: where the file is written.
-        index: the index.
-        entry: the segment; rows that it has deleted already stay so.
-        rows: row numbers, in any order, also such that are deleted already.
-        documents: distinct documents that are left, if the caller knows.
+        store: the store.
+        index: name of the index.
+        entry: the segment, with its rows that are deleted already.
+        rows: row numbers in any order; deleted ones are allowed.
+        documents: number of distinct documents that are left; None: unknown.
 
     Raises:
-        ValueError: a row number that the segment does not have.
+        ValueError: the segment does not have a row.
 
     """
     wanted_R = np.asarray(rows, np.int64)
@@ -109,22 +109,22 @@ def next_version(
     log_sequence: int,
     documents: Mapping[str, int] | None = None,
 ) -> Manifest:
-    """Return what follows a version after some mutations, ready to `commit`: more segments, fewer rows of the old ones.
+    """Return the manifest of the next version after some mutations, ready to `commit`.
 
-    Segments without any row left are dropped. Nothing but the files that name deleted rows is written; the segments
-    in `added` must be in the store.
+    Segments without live rows are dropped. Only files of deleted rows are written; the segments in `added` must be in
+    the store.
 
     Args:
-        store: where the index lives.
-        parent: the version that the mutations came upon.
-        added: segments with the new rows.
-        dead_rows: by key of a segment (of the parent or added), the rows that are deleted or replaced, besides those
-            that the parent has deleted already.
-        log_sequence: mutations up to this one are in the result.
-        documents: by key of a segment with dead rows, the distinct documents that are left, where the caller knows.
+        store: the store.
+        parent: the version that the mutations are applied to.
+        added: segments with new rows.
+        dead_rows: by key of a segment (of the parent or added), its rows that are deleted or replaced, besides those
+            that are deleted in the parent.
+        log_sequence: the result includes mutations up to this one.
+        documents: by key of a segment with dead rows, the number of distinct documents that are left, if known.
 
     Raises:
-        ValueError: a key or row that there is not, or a sequence before the parent's.
+        ValueError: unknown key, unknown row, or a sequence below that of the parent.
 
     """
     if log_sequence < parent.log_sequence:
@@ -153,7 +153,7 @@ def next_version(
 def _encoded(rows_R: np.ndarray) -> bytes:
     table = pa.table([pa.array(rows_R.astype(np.uint32))], schema=_SCHEMA)
     sink = pa.BufferOutputStream()
-    # Differences of ascending numbers are small: about a byte a row.
+    # Differences of ascending numbers are small: about a byte per row.
     pq.write_table(
         table, sink, compression="zstd", use_dictionary=False,
         column_encoding={"row": "DELTA_BINARY_PACKED"}, write_page_checksum=True, store_schema=False,

@@ -1,4 +1,4 @@
-"""Versions of an index: numbered manifests, of which the highest is current."""
+"""Versions of an index: numbered manifests. The highest number is the current version."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ __all__ = [
 ]
 
 ATTEMPTS = 10
+"""Most attempts to lease the current version."""
 MAX_CHECKS = 5
-"""How often a commit looks at its files again where its process was stopped for longer than its lease lives."""
+"""Most repetitions of a commit's checks, if its process was stopped for longer than the lifetime of a lease."""
 _MANIFEST = re.compile(r"[^/]+/versions/(?P<version>[0-9]{8})\.json")
 
 
@@ -63,7 +64,7 @@ def read_manifest(store: Store, index: str, version: int | None = None) -> Manif
     """Return the manifest of a version, by default the current one.
 
     Raises:
-        NotFoundError: no such index or version; the message names those that exist.
+        NotFoundError: no such index or version; the message lists those that exist.
         CorruptError, FormatError: the manifest cannot be read.
 
     """
@@ -85,11 +86,17 @@ def read_manifest(store: Store, index: str, version: int | None = None) -> Manif
 def hold_current(
     store: Store, index: str, lease: WorkLease, *, units: Collection[str] = ()
 ) -> Manifest | None:
-    """Return the current version, held by a lease: gc cannot remove it any more. None if there is no such index.
+    """Return the current version and lease it, so that gc keeps it; None if there is no such index.
+
+    Args:
+        store: the store.
+        index: name of the index.
+        lease: the lease to use.
+        units: work units to lease too.
 
     Raises:
         CorruptError, FormatError: its manifest cannot be read.
-        AlreadyExistsError: others publish and remove versions all the time.
+        AlreadyExistsError: in each of ATTEMPTS attempts, a newer version was published meanwhile.
 
     """
     for _ in range(ATTEMPTS):
@@ -99,26 +106,29 @@ def hold_current(
             return None
         with contextlib.suppress(NotFoundError):
             manifest = read_manifest(store, index, version)
-            # Else gc may have looked for leases before, and be about to remove it: others have published after it.
+            # If a newer version exists, gc may have read the leases before this one was written, and remove it.
             if latest_version(store, index) == version:
                 return manifest
-    raise AlreadyExistsError(f"index {index!r}: each version was removed before it could be held; try again")
+    raise AlreadyExistsError(
+        f"index {index!r}: newer versions were published before one could be leased; try again"
+    )
 
 
 def commit(store: Store, manifest: Manifest) -> Manifest:
-    """Publish a manifest as the next version after its parent; from then on it is the current one.
+    """Publish a manifest as the next version after its parent. It is then the current version.
 
-    The files that it names must be in the store already. The conditional put is the commit: of two builders that
-    started from the same parent one wins. That alone does not suffice, since garbage collection frees the numbers of
-    old versions: the parent must be the newest version right before the put, and no other may lie above right after.
+    The files that it names must be in the store. The commit is a conditional put: of two builds with the same parent
+    one succeeds. Since garbage collection frees the numbers of old versions, two more conditions are checked: the
+    parent is the newest version right before the put, and no other version has a higher number right after it.
 
     Returns:
         The manifest as published, with its version and time.
 
     Raises:
-        AlreadyExistsError: somebody else published a version since the parent; nothing was changed.
+        AlreadyExistsError: another process published a version after the parent; nothing was changed.
         MissingFileError: a file that the manifest names is not in the store.
-        ReplacedError: the index that the manifest was made for is gone, and another one has its name.
+        ReplacedError: another index has replaced the one that the manifest was made for.
+        StoreError: garbage collection is removing a file that the manifest names.
 
     """
     files = _files(manifest)
@@ -127,7 +137,7 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
         for _ in range(MAX_CHECKS):
             if not lease.lapsed():
                 break
-            # This process was stopped, and gc may have removed what was there.
+            # The lease expired while this process was stopped, so gc may have removed files.
             lease.hold(parent=manifest.parent, files=files)
             published = _checked(store, manifest, files)
         key, data = manifest_key(published.index, published.version), published.to_json()
@@ -136,7 +146,7 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
         except AlreadyExistsError as error:
             raise _overtaken(manifest) from error
         if not _is_in_line(store, published, data):
-            # Never the current version: a higher one was there before.
+            # It was never the current version: a higher number existed before.
             store.delete(key)
             raise _overtaken(manifest)
         if lease.lapsed():
@@ -145,7 +155,7 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
 
 
 def _checked(store: Store, manifest: Manifest, files: Mapping[str, int | None]) -> Manifest:
-    """Return the manifest as it is to be published, once its parent and its files are seen to be there."""
+    """Return the manifest to publish, after checking that its parent is the newest version and its files exist."""
     wait_for_removals(store, manifest.index, files)
     published, parent = _next(store, manifest)
     _check_files(store, files, known=set() if parent is None else _files(parent).keys())
@@ -153,7 +163,7 @@ def _checked(store: Store, manifest: Manifest, files: Mapping[str, int | None]) 
 
 
 def _check_again(store: Store, published: Manifest, files: Mapping[str, int | None]) -> None:
-    """Take a version back whose files went between their check and its put; no process can have opened it."""
+    """Remove a version whose files were removed between the check and the put; no process can have opened it."""
     try:
         _check_files(store, files, known=())
     except MissingFileError:
@@ -162,7 +172,7 @@ def _check_again(store: Store, published: Manifest, files: Mapping[str, int | No
 
 
 def _files(manifest: Manifest) -> dict[str, int | None]:
-    """Return the store keys of all files that a manifest names, with their sizes in bytes where it has them."""
+    """Return the store keys of all files that a manifest names, with their sizes in bytes, None if it has no size."""
     entries = [file for entry in manifest.segments for file in (entry, entry.deleted) if file]
     files: dict[str, int | None] = {
         segment_key(manifest.index, file.key): file.size_bytes for file in entries
@@ -173,20 +183,22 @@ def _files(manifest: Manifest) -> dict[str, int | None]:
 
 
 def _check_files(store: Store, files: Mapping[str, int | None], *, known: Collection[str]) -> None:
-    """Raise MissingFileError if a file is not in the store; `known` are those of the parent, which gc keeps."""
+    """Raise MissingFileError if a file is not in the store; files in `known` are the parent's, which gc keeps."""
     new = {key: size_bytes for key, size_bytes in files.items() if key not in known}
     folders = {key.rpartition("/")[0] for key in new}
     stored = {item.key: item.size_bytes for folder in folders for item in store.list(folder)}
     for key, size_bytes in new.items():
         if key not in stored or size_bytes not in (None, stored[key]):
             found = f"has {stored[key]} bytes, not {size_bytes}" if key in stored else "is not in the store"
-            raise MissingFileError(f"{key} {found}; nothing was published, run this again to make it anew")
+            raise MissingFileError(
+                f"{key} {found}; nothing was published, run this again to write the file again"
+            )
 
 
 def _next(store: Store, manifest: Manifest) -> tuple[Manifest, Manifest | None]:
-    """Return the manifest as it is to be published, if its parent is the newest version; and the parent.
+    """Return the manifest to publish, and its parent; AlreadyExistsError if the parent is not the newest version.
 
-    A parent that cannot be read is None: a rollback is made of what was before it.
+    The parent is None if it cannot be read, as when a rollback replaces a damaged version.
     """
     number, parent, digest = manifest.parent, None, None
     if latest_version(store, manifest.index) != number:
@@ -195,7 +207,7 @@ def _next(store: Store, manifest: Manifest) -> tuple[Manifest, Manifest | None]:
         key = manifest_key(manifest.index, number)
         try:
             data = store.read(key)
-        except NotFoundError as error:  # collected, so there is a later one by now
+        except NotFoundError as error:  # removed by gc, so there is a newer version
             raise _overtaken(manifest) from error
         digest = hashlib.sha256(data).hexdigest()
         with contextlib.suppress(CorruptError, FormatError):
@@ -213,7 +225,7 @@ def _next(store: Store, manifest: Manifest) -> tuple[Manifest, Manifest | None]:
 
 
 def _is_in_line(store: Store, published: Manifest, data: bytes) -> bool:
-    """Return whether no version lies above one that was just put, or only such as were made from it."""
+    """Return whether all versions above the one just put were made from it."""
     above = [v for v in list_versions(store, published.index) if v > published.version]
     if not above:
         return True
@@ -237,32 +249,32 @@ def new_index_id() -> str:
 
 
 def inherited_id(store: Store, manifest: Manifest) -> str:
-    """Return the id of the index that a manifest is to be a version of; a new one where it has none so far.
+    """Return the id of the index of a manifest: that in the store, else that of the manifest, else a new one.
 
     Raises:
-        ReplacedError: it was made for another index of the same name.
+        ReplacedError: the manifest was made for another index with the same name.
 
     """
     known = _known_id(store, manifest.index)
     if known and manifest.index_id and known != manifest.index_id:
         raise ReplacedError(
-            f"index {manifest.index!r} was made anew or restored meanwhile: this version was made for the index with "
-            f"id {manifest.index_id}, the store has {known}; run this again"
+            f"index {manifest.index!r} was created again or restored meanwhile: this version was made for the index "
+            f"with id {manifest.index_id}, the store has {known}; run this again"
         )
     return known or manifest.index_id or new_index_id()
 
 
 def _known_id(store: Store, index: str) -> str | None:
-    """Return the id in the newest version that has one: those of early days, and of older releases, have none."""
+    """Return the id in the newest version that has one; versions of the first releases have none."""
     for version in reversed(list_versions(store, index)):
-        with contextlib.suppress(CorruptError, FormatError, NotFoundError):  # damaged, or collected meanwhile
+        with contextlib.suppress(CorruptError, FormatError, NotFoundError):  # damaged, or removed meanwhile
             if found := read_manifest(store, index, version).index_id:
                 return found
     return None
 
 
 def segment_key(index: str, key: str) -> str:
-    """Return the store key of a segment named in the manifest of `index`."""
+    """Return the store key of a file that a manifest of `index` names by a relative key."""
     return f"{index}/{key}"
 
 

@@ -44,7 +44,7 @@ class Document:
     title: str | None
     text: str | None
     spoken: str | None
-    """What is searched of the text of a record with a vector, where that is a transcript; see `Piece`."""
+    """The searched text of a record with a vector, if its text is a transcript; see `Passage.spoken`."""
 
     vector: np.ndarray | None
     """float32, `(dimensions,)`."""

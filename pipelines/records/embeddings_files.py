@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from scannery.embed.text.documents import Piece, piece_id
+from scannery.embed import Passage
+from scannery.embed.text.documents import passage_id
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, datapoint_schema
 from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS
 from scannery.indexer.spec.sharding import shards_of_ids
@@ -78,8 +79,8 @@ def table_of(documents: Iterable[EmbeddedDocument], spec: IndexSpec, dimensions:
     vectors = [np.empty((0, dimensions), np.float32)]
     for record, embedded in enumerate(documents):
         vectors.append(embedded.vectors)
-        for number, piece in enumerate(embedded.pieces):
-            for name, value in _row(record, embedded, number, piece, spec).items():
+        for number, passage in enumerate(embedded.passages):
+            for name, value in _row(record, embedded, number, passage, spec).items():
                 columns[name].append(value)
     vectors_ND = np.concatenate(vectors).astype(np.float32, copy=False)
     kind = schema.field("embedding").type
@@ -91,26 +92,26 @@ def table_of(documents: Iterable[EmbeddedDocument], spec: IndexSpec, dimensions:
 
 
 def _row(
-    record: int, embedded: EmbeddedDocument, number: int, piece: Piece, spec: IndexSpec
+    record: int, embedded: EmbeddedDocument, number: int, passage: Passage, spec: IndexSpec
 ) -> dict[str, Any]:
     document, has_sparse = embedded.document, spec.source.sparse_vector is not None
-    speakers = list(piece.speakers) or None
+    speakers = list(passage.speakers) or None
     attributes = dict(document.attributes)
     if spec.attributes.get(SPEAKERS) == "string_list" and attributes[SPEAKERS] is None:
         attributes[SPEAKERS] = speakers
     return {
-        "id": document.id if spec.source.chunk is None else piece_id(document.id, number),
+        "id": document.id if spec.source.chunk is None else passage_id(document.id, number),
         "document_id": document.document_id,
         "title": document.title,
-        "text": piece.text,
-        "text_start": piece.start,
-        "text_end": piece.end,
-        "time_start_s": piece.time_start_s,
-        "time_end_s": piece.time_end_s,
+        "text": passage.text,
+        "text_start": passage.start,
+        "text_end": passage.end,
+        "time_start_s": passage.time_start_s,
+        "time_end_s": passage.time_end_s,
         "payload": document.payload,
         **(dict(zip(SPARSE_COLUMNS, document.sparse or (None, None), strict=True)) if has_sparse else {}),
         **attributes,
-        SPOKEN_COLUMN: piece.spoken,
+        SPOKEN_COLUMN: passage.spoken,
         "_content_hash": embedded.content_hash,
         "_speakers": speakers,
         "_record": record,

@@ -8,8 +8,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from scannery.embed import Chunker, Encoder
-from scannery.embed.text.documents import Piece, cut_all, encode_pieces, given_piece
+from scannery.embed import Chunker, Encoder, Passage
+from scannery.embed.text.documents import cut_all, encode_passages, uncut
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
@@ -27,7 +27,7 @@ class EmbeddedDocument:
 
     document: Document
     content_hash: bytes | None
-    pieces: Sequence[Piece]
+    passages: Sequence[Passage]
     vectors: np.ndarray
     """float32, `(P, dimensions)`."""
 
@@ -55,16 +55,16 @@ def embed_documents(
     known = catalogue.find(hashes) if catalogue is not None else {}
     done = {
         i: EmbeddedDocument(
-            documents[i], value, [Piece(*row) for row in known[value].rows], known[value].vectors
+            documents[i], value, [Passage(*row) for row in known[value].rows], known[value].vectors
         )
         for i, value in enumerate(hashes)
         if value in known
     }
     new = [i for i in range(len(documents)) if i not in done]
-    pieces = cut_all([documents[i].text for i in new], chunker, [documents[i].title for i in new])
-    vectors, problems, work = _encoded([documents[i] for i in new], pieces, encoder, chunker)
+    passages = cut_all([documents[i].text for i in new], chunker, [documents[i].title for i in new])
+    vectors, problems, work = _encoded([documents[i] for i in new], passages, encoder, chunker)
     letters = []
-    for i, own, vectors_PD, problem in zip(new, pieces, vectors, problems, strict=True):
+    for i, own, vectors_PD, problem in zip(new, passages, vectors, problems, strict=True):
         if problem is None:
             done[i] = EmbeddedDocument(documents[i], hashes[i], own, vectors_PD)
         else:
@@ -106,22 +106,23 @@ def with_own_vector(document: Document) -> EmbeddedDocument:
     """Return a document with the vector that its record has, as its only passage."""
     if document.vector is None:
         raise ValueError(f"document {document.id!r} has no vector")
-    piece = dataclasses.replace(given_piece(document.text, document.span), spoken=document.spoken)
-    return EmbeddedDocument(document, None, [piece], document.vector[None, :])
+    passage = dataclasses.replace(uncut(document.text, document.span), spoken=document.spoken)
+    return EmbeddedDocument(document, None, [passage], document.vector[None, :])
 
 
 def _encoded(
     documents: Sequence[Document],
-    pieces: Sequence[Sequence[Piece]],
+    passages: Sequence[Sequence[Passage]],
     encoder: Encoder,
     chunker: Chunker | None,
 ) -> tuple[list[np.ndarray], list[str | None], Work]:
     """Return for each document the vectors of its passages and the encoder's objection, if any; and the work."""
     before = encoder.statistics()
-    vectors, refused = encode_pieces([document.title for document in documents], pieces, encoder, chunker)
+    titles = [document.title for document in documents]
+    vectors, refused = encode_passages(titles, passages, encoder, chunker)
     after = encoder.statistics()
     work = Work(
-        sum(map(len, pieces)), after.tokens - before.tokens, after.padding_tokens - before.padding_tokens,
+        sum(map(len, passages)), after.tokens - before.tokens, after.padding_tokens - before.padding_tokens,
         after.seconds - before.seconds,
     )  # fmt: skip
     return vectors, refused, work

@@ -30,8 +30,8 @@ def company() -> Iterator[Neighbours]:
     company = Neighbours(4)
     live_with(company, 0)
     yield company
-    neighbours._Here.neighbours = None
-    neighbours._Here.wary_until_s = 0.0
+    neighbours._State.neighbours = None
+    neighbours._State.one_core_until_s = 0.0
 
 
 def in_a_thread(work: Callable[[], T]) -> T:
@@ -121,7 +121,7 @@ def test_wary_for_a_while_after_others_computed(company: Neighbours, monkeypatch
     assert not undisturbed()
     company.work(3, works=False)
     assert not undisturbed()
-    now_s[0] += 1.1 * neighbours.WARY_S
+    now_s[0] += 1.1 * neighbours.ONE_CORE_S
     assert undisturbed()
 
 

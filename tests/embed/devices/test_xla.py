@@ -66,7 +66,7 @@ def test_an_unplanned_shape_is_an_error_and_not_a_silent_compilation(
     tokens = encoder._documents
     items, _ = tokens.prepare(["one text"])
     batch = Batch(np.arange(1), Bucket(1, 17, fixed=True))
-    with pytest.raises(RecompilationError, match="not planned"):
+    with pytest.raises(RecompilationError, match="not compiled"):
         encoder._device.run(iter([(batch, lambda: tokens.collate(items, batch.bucket))] * 2), lambda *_: None)
 
 

@@ -88,7 +88,7 @@ def test_a_model_never_runs_code_of_its_own(folder: Path) -> None:
     modules = json.loads((folder / "modules.json").read_text())
     for wanted in ("evil.Pooling", "os.path", "sentence_transformers_evil.Pooling", ""):
         (folder / "modules.json").write_text(json.dumps([{**modules[0], "type": wanted}, *modules[1:]]))
-        with pytest.raises(InvalidModelError, match="code of its own"):
+        with pytest.raises(InvalidModelError, match="custom code"):
             Encoder.load(folder, device="cpu")
     (folder / "modules.json").write_text(json.dumps([{**modules[0], "path": "../elsewhere"}]))
     with pytest.raises(InvalidModelError, match="leads out of"):
@@ -177,13 +177,13 @@ def test_the_weights_of_each_module_are_checked(folder: Path) -> None:
         ("modules.json", {"type": "sentence_transformers.models.WordEmbeddings"}, "reads pickles"),
         # One that names further ones in a file of its own (router_config.json).
         ("modules.json", {"type": "sentence_transformers.base.modules.router.Router"}, "reads pickles"),
-        ("modules.json", {"type": "sentence_transformers.util.misc.import_from_string"}, "code of its own"),
+        ("modules.json", {"type": "sentence_transformers.util.misc.import_from_string"}, "custom code"),
         ("2_Dense/config.json", {"activation_function": "os.getcwd"}, "activation function"),
         ("2_Dense/config.json", {"activation_function": "torch.hub.list"}, "activation function"),
         ("config.json", {"sentence_transformers": {"activation_fn": "os.getcwd"}}, "activation function"),
         ("config.json", {"text_config": {"_attn_implementation": "hub/kernel"}}, "from a hub"),
-        ("sentence_bert_config.json", {"model_args": {"trust_remote_code": True}}, "code of its own"),
-        ("tokenizer_config.json", {"trust_remote_code": True}, "code of its own"),
+        ("sentence_bert_config.json", {"model_args": {"trust_remote_code": True}}, "custom code"),
+        ("tokenizer_config.json", {"trust_remote_code": True}, "custom code"),
     ],
 )
 def test_what_configuration_names_is_on_a_list(

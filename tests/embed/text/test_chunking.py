@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scannery.embed import Chunker, Encoder, InvalidArgumentError, InvalidTextError
-from scannery.embed.text.documents import cut, encode_pieces
+from scannery.embed.text.documents import cut, encode_passages
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +126,8 @@ def test_the_end_of_a_passage_counts_behind_any_title(minilm: Encoder) -> None:
     ends = ("volcanoes erupt and lava flows", "bread is baked in the oven daily")
     vectors = []
     for end in ends:
-        pieces = cut("one two three four five " * 37 + end, chunker, title)
-        [vectors_PD], [problem] = encode_pieces([title], [pieces], minilm, chunker)
+        passages = cut("one two three four five " * 37 + end, chunker, title)
+        [vectors_PD], [problem] = encode_passages([title], [passages], minilm, chunker)
         assert problem is None
         vectors.append(vectors_PD[-1])
     assert float(vectors[0] @ vectors[1]) < 0.9999

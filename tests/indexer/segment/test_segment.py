@@ -269,7 +269,7 @@ def test_damage_in_the_store_is_an_error(tmp_path: Path):
         with pytest.raises(CorruptError, match="SHA-256"):
             small.open(tmp_path / "cache")
     path.write_bytes(original[:-1])
-    with pytest.raises(CorruptError, match="bytes, the manifest says"):
+    with pytest.raises(CorruptError, match=r"bytes, \d+ in the manifest"):
         small.open(tmp_path / "cache")
     path.unlink()
     with pytest.raises(NotFoundError):
@@ -285,9 +285,9 @@ def test_bad_input_names_the_shard(tmp_path: Path):
     with pytest.raises(BuildError, match="shard 7 of index 't': a vector has a value that is not finite"):
         build_segment(datapoints(spec, vectors), spec=spec, shard=7, directory=tmp_path)
     twice = datapoints(spec, clustered(2, 4), ids=["a", "a"])
-    with pytest.raises(BuildError, match="shard 0 .*: an id stands twice"):
+    with pytest.raises(BuildError, match="shard 0 .*: two datapoints have the same id"):
         build_segment(twice, spec=spec, shard=0, directory=tmp_path)
-    with pytest.raises(BuildError, match="nothing to build"):
+    with pytest.raises(BuildError, match="no datapoints"):
         build_segment(datapoint_schema(spec, 4).empty_table(), spec=spec, shard=0, directory=tmp_path)
 
 
@@ -298,7 +298,7 @@ def test_a_native_death_is_an_error_that_names_the_shard(tmp_path: Path):
     np.save(tmp_path / "vectors.npy", vectors)
     config = choose_config(ROWS, 4, "dot", ScannSpec())
     assert config is not None
-    died = r"shard 3: the ScaNN build (was ended by SIG|failed with status)"
+    died = r"shard 3: the ScaNN build (was killed by SIG|failed with status)"
     with (
         ScannBuild(config, "dot", folder=tmp_path, name="shard 3") as build,
         pytest.raises(BuildError, match=died),

@@ -84,7 +84,7 @@ def test_a_store_that_is_read_only_is_said_once(store: Store, caplog, monkeypatc
         holder.hold("t", {1})
         clock.now += LIFETIME
     assert [record.message for record in caplog.records] == [
-        "cannot announce the open versions, gc may remove them: read-only"
+        "cannot lease the open versions, so gc may remove them: read-only"
     ]
 
 
@@ -239,7 +239,7 @@ def test_a_file_that_is_being_committed_is_not_removed(store: Store, monkeypatch
 def test_a_removal_that_was_killed_is_waited_for_a_while_only(store: Store):
     with removing(store, "t", ["t/segments/a.parquet"]):
         wait_for_removals(store, "t", ["t/segments/b.parquet"])
-        with pytest.raises(StoreError, match=r"t/segments/a\.parquet is being removed by garbage collection"):
+        with pytest.raises(StoreError, match=r"garbage collection is removing t/segments/a\.parquet"):
             wait_for_removals(store, "t", ["t/segments/a.parquet"], wait_s=0.2)
     wait_for_removals(store, "t", ["t/segments/a.parquet"])
     store.write("t/removals/killed.json", b"{}")

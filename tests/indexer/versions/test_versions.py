@@ -305,7 +305,7 @@ def of_a_later_release(store: Store, version: int) -> None:
 def test_a_version_of_a_later_release_is_not_called_damaged(store: Store):
     of_a_later_release(store, 1)
     with pytest.raises(
-        FormatError, match=r"later Scannery: spec.live.of_tomorrow is not known here; upgrade"
+        FormatError, match=r"later Scannery: spec.live.of_tomorrow is unknown to this one; upgrade"
     ):
         read_manifest(store, "pods")
 
