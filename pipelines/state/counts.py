@@ -1,4 +1,4 @@
-"""What stages count and hand on: plain sums that travel as JSON with the work itself."""
+"""Counts of the stages: sums that travel as JSON with the work itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Counts:
     """Records that passed validation."""
 
     passages: int = 0
-    """Datapoints made of them."""
+    """Datapoints made from them."""
 
     embedded: int = 0
     """Passages that went through the encoder."""
@@ -36,13 +36,13 @@ class Counts:
     """Documents that an update `added`, `replaced`, `removed` or found `unchanged`."""
 
     record_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The same by the category of the managed service, for records of its layout."""
+    """The same by the managed service's category, for records in its layout."""
 
     ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Records that have something under a name which the spec leaves out, by name (managed layout)."""
+    """Records by namespace that the spec does not name (managed layout)."""
 
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Time by stage, summed over workers."""
+    """Seconds by stage, summed over workers."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -61,19 +61,19 @@ class Counts:
         )
 
     def without_work(self) -> Counts:
-        """Return the same content with no time and no embedding: what a unit that was done before adds."""
+        """Return the counts without times and embeddings: those of a unit that an earlier run finished."""
         return dataclasses.replace(self, embedded=0, tokens=0, padding_tokens=0, seconds={})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnitOutcome:
-    """A unit is done."""
+    """Outcome of a finished unit."""
 
     key: str
     ordinal: int
     counts: Counts
     row_groups: Mapping[int, int]
-    """Row group of the embeddings file that holds the rows of a shard; shards without rows are left out."""
+    """Shard → its row group in the embeddings file; shards without rows are left out."""
 
     sha256: str = ""
     """Of the embeddings file."""
@@ -96,14 +96,14 @@ class UnitOutcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardOutcome:
-    """The segments of a shard are in the store."""
+    """Outcome of a shard whose segments are in the store."""
 
     key: str
-    """Hash of what it was made of."""
+    """Hash of the inputs that it was made from."""
 
     shard: int
     entries: tuple[SegmentEntry, ...]
-    """The big one and a small one of later changes, at most; none if the shard turned out to be empty."""
+    """At most a large segment and a small one with later changes; none if the shard is empty."""
 
     counts: Counts
     """Duplicates among the documents, and time."""
