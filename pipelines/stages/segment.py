@@ -105,8 +105,8 @@ def finished_shard(key: str, job: Job, store: Store) -> ShardOutcome | None:
     text = read_stage(store, job.index, "segments", key)
     if text is None:
         return None
-    # The files may be old and in no version. Writing the record again marks them as in use for gc (garbage_collection.py). It is
-    # written before the files are looked up: otherwise gc could remove them after they were found.
+    # The files may be old and in no version. Writing the record again marks them as in use (garbage_collection.py). It
+    # is written before the files are looked up: otherwise gc could remove them after they were found.
     store.write(stage_key(job.index, "segments", f"{key}.json"), sealed(text))
     outcome = ShardOutcome.from_json(text)
     files = [file for entry in outcome.entries for file in (entry, entry.deleted) if file]

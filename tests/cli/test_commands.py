@@ -278,7 +278,7 @@ def test_a_reader_that_leaves_early_is_no_error(library: Path) -> None:
 
 
 def test_every_error_of_every_room_has_an_exit_code() -> None:
-    for room in ("client", "indexer", "serving", "embed", "pipelines"):
+    for room in ("client", "indexer", "runtime", "embed", "pipelines"):
         module = importlib.import_module(f"scannery.{room}.errors")
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if issubclass(kind, Exception):

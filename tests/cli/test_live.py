@@ -111,7 +111,7 @@ def test_a_log_that_an_earlier_release_made_is_shown(store: Path, capsys: pytest
         client.index("library").upsert([point(0)])  # type: ignore[list-item]
     (store / "library" / "log.json").unlink()  # earlier releases registered none
     status, out, _ = run(capsys, "index", "log", "library", "--store", str(store))
-    assert (status, "has a log that an earlier release made" in out, "no log" in out) == (0, True, False)
+    assert (status, "has a log made by an earlier release" in out, "no log" in out) == (0, True, False)
     assert "1 mutations, up to 1, are not sealed" in out
 
 
