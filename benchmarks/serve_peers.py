@@ -138,7 +138,7 @@ def milvus(vectors_ND: np.ndarray) -> Iterator[Callable[[int, int], Ask]]:
 def ours(
     store: str, name: str, vectors_ND: np.ndarray, queries_QD: np.ndarray, seconds: float
 ) -> Iterator[list[object]]:
-    """Yield the rows of Scannery: as it is tuned, for queries that are harder than these, and with a knob turned.
+    """Yield the rows of Scannery: with its tuned settings, which suit harder queries, and with a lower setting.
 
     Each as the SDK has it by default (the native protocol), and over gRPC alone.
     """

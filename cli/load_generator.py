@@ -32,6 +32,7 @@ class Latencies:
     """A histogram of latencies; the counts of two histograms can be added."""
 
     counts: Counter[int] = field(default_factory=Counter)
+    """Number of calls by step of 1%."""
 
     def add(self, seconds: float) -> None:
         """Count a latency."""

@@ -28,7 +28,11 @@ class CompactReport:
     """Result of `compact`."""
 
     index: str
+    """Name of the index."""
+
     version: int
+    """The current version after the run."""
+
     up_to_date: bool
     """No shard had several segments or deleted rows, so no version was made."""
 
@@ -36,13 +40,28 @@ class CompactReport:
     """Shards whose segments were merged or rewritten."""
 
     segments_before: int
+    """Number of segments of the version before."""
+
     segments: int
+    """Number of segments of the new version."""
+
     rows: int
+    """Live datapoints."""
+
     size_bytes_before: int
+    """Size of the segments before."""
+
     size_bytes: int
+    """Size of the segments of the new version."""
+
     recall: float | None
+    """Expected recall@10 at default settings; None if not measured."""
+
     recall_reached: bool
+    """Whether every segment has a setting that reaches the target recall."""
+
     seconds: float
+    """Wall time of the run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready values."""

@@ -50,16 +50,26 @@ class DeadLetter:
     """A key of `REASONS`."""
 
     message: str
+    """The problem, as one sentence."""
+
     source: str
     """URI or path of the input file."""
 
     line: int | None = None
+    """Line of the record, from 1; None in formats with rows."""
+
     row: int | None = None
+    """Row of the record, from 1; None in formats with lines."""
+
     field: str | None = None
     """The wrong input field; None if the whole record is wrong."""
 
     id: str | None = None
+    """Id of the record, if it could be read."""
+
     excerpt: str = ""
+    """Start of the record, at most 400 characters."""
+
     category: str | None = None
     """The managed service's name for the error; None for other layouts and for errors without such a name."""
 

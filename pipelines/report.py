@@ -19,7 +19,11 @@ class BuildReport:
 
     index: str
     store: str
+    """URI or absolute path of the store."""
+
     version: int
+    """Number of the current version after the build."""
+
     up_to_date: bool
     """Whether nothing had changed, so that no version was made."""
 
@@ -27,6 +31,8 @@ class BuildReport:
     """`full`: the input is the whole index; `upsert`: the input updated the index."""
 
     files: int
+    """Number of input files."""
+
     documents: int
     """Records of the input that passed validation."""
 
@@ -40,6 +46,8 @@ class BuildReport:
     """Passages whose vectors existed already: those of finished units and of documents embedded before."""
 
     tokens: int
+    """Tokens encoded in this run, without padding."""
+
     padding_share: float
     """Padding tokens as a share of all computed tokens."""
 
@@ -47,10 +55,20 @@ class BuildReport:
     """Embedded passages per second of encoding; None where nothing was embedded."""
 
     tokens_per_s: float | None
+    """Tokens per second of encoding; None if nothing was embedded."""
+
     device: str | None
+    """Device of the encoder; None if nothing was embedded."""
+
     dtype: str | None
+    """Number type of the encoder's weights; None if nothing was embedded."""
+
     dimensions: int
+    """Components of a vector."""
+
     shards: int
+    """Number of hash partitions."""
+
     input_bytes: int
     """Size of the input files as stored: compressed files count compressed."""
 
@@ -79,6 +97,8 @@ class BuildReport:
     """Recall@10 of all segments together, for queries that no segment was tuned for; None if not measured."""
 
     recall_reached: bool
+    """Whether every segment has a setting that reaches the target recall; others are searched exactly."""
+
     target_recall: float
     seconds: Mapping[str, float]
     """Seconds of this run by stage, and `wall` for the whole run."""

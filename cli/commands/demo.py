@@ -43,6 +43,7 @@ class Answer:
     question: Question
     hits: list[Hit]
     milliseconds: float
+    """Time of the call, server and transport included."""
 
 
 def demo(

@@ -42,6 +42,8 @@ class Evaluation:
     """Metrics of one search mode."""
 
     name: str
+    """Name of the mode."""
+
     query_ids: tuple[str, ...]
     """Queries with a relevant document, in the order of the queries file."""
     values: Mapping[str, np.ndarray]
@@ -61,7 +63,10 @@ class Difference:
 
     query_id: str
     one: float
+    """Value of the metric in the first mode."""
+
     other: float
+    """Value in the second mode."""
 
 
 def evaluate(

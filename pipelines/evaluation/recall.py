@@ -32,8 +32,14 @@ class RecallReport:
     """Recall and times of a set of queries."""
 
     k: int
+    """Hits per query."""
+
     queries: int
+    """Number of queries."""
+
     recall: Interval
+    """Mean recall@k."""
+
     worst: float
     """Recall of the worst query."""
     short: int

@@ -70,9 +70,14 @@ class ExportedFile:
     """One file that an export wrote."""
 
     name: str
+    """Path relative to the output folder, or the output's own name."""
+
     rows: int
+    """Number of datapoints."""
+
     size_bytes: int
     sha256: str
+    """Of the file, in hex."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,12 +86,20 @@ class ExportReport:
 
     index: str
     version: int
+    """Number of the exported version."""
+
     output: str
+    """Path or URI, as given."""
+
     format: str
     """`parquet`, `jsonl`, `jsonl.gz` or `jsonl.zst`."""
 
     rows: int
+    """Number of datapoints."""
+
     dimensions: int
+    """Components of a vector."""
+
     vectors: bool
     """Whether the files contain the vectors."""
 
@@ -95,6 +108,7 @@ class ExportReport:
     """A spec that builds an equal index from the files; None without vectors."""
 
     seconds: float
+    """Wall time of the export."""
 
     @property
     def size_bytes(self) -> int:
@@ -220,7 +234,7 @@ class _Target:
         if self.name is not None:
             if not overwrite and self.folder.exists(self.name):
                 raise OutputError(
-                    f"output: {self.name} is there already; overwrite replaces it", field="output"
+                    f"output: {self.name} exists already; overwrite replaces it", field="output"
                 )
             return
         names = self._names()

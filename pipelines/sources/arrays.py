@@ -50,6 +50,8 @@ class _Layout:
 
     dimensions: int
     component: np.dtype[Any]
+    """Type of a component in the file."""
+
     has_sizes: bool = False
     """Whether each row begins with its number of dimensions, an int32."""
 

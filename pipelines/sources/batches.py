@@ -31,6 +31,8 @@ class Batch:
     """Name of the spec's vector column."""
 
     source: str
+    """Path or URI of the file."""
+
     row: int
     """Number of the first row, counted from 1."""
 

@@ -36,6 +36,8 @@ class InputFile:
     """The file relative to `base`, with `/`; it is the id of a text file's document."""
 
     size_bytes: int
+    """Size of the file as stored."""
+
     tag: str | None
     """The object store's tag of the content; None for local files, whose bytes are hashed instead."""
 

@@ -41,7 +41,11 @@ class Part:
     """The file relative to `base`, with `/`."""
 
     format: str
+    """Name of the format, such as `jsonl` or `parquet`."""
+
     compression: str = ""
+    """`gz`, `zst` or empty."""
+
     start: int = 0
     """First byte (lines, CSV; after decompression) or first row (Parquet, Avro)."""
 
@@ -55,6 +59,8 @@ class Part:
     """Approximate number of records: for estimates only."""
 
     size_bytes: int = 0
+    """Uncompressed size of the part, estimated for formats with rows."""
+
     digest: str = ""
     """Hash of the content, or the object store's tag of the file."""
 
@@ -71,6 +77,7 @@ class Part:
     """Dead-letter reason why the file could not be opened for planning; `message` has the details."""
 
     message: str = ""
+    """Details of the `problem`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "companions", tuple(self.companions))  # JSON gives a list back
@@ -92,10 +99,19 @@ class Fields:
     """The input fields that a spec needs; other columns are not read."""
 
     id: str
+    """Field of the id."""
+
     vector: str | None
+    """Field of the vector; None if texts are embedded."""
+
     names: frozenset[str]
+    """All needed fields."""
+
     attributes: Mapping[str, AttributeType]
+    """Attribute types by name."""
+
     sparse_vector: str | None = None
+    """Field of the sparse vector, if the spec names one."""
 
     @classmethod
     def of(cls, spec: IndexSpec) -> Fields:
@@ -113,9 +129,17 @@ class Record:
     """One record of a file, before any validation."""
 
     fields: Mapping[str, Any]
+    """Values by field name."""
+
     source: str
+    """Path or URI of the file."""
+
     line: int | None = None
+    """Line of the record, from 1, in formats with lines."""
+
     row: int | None = None
+    """Row of the record, from 1, in formats with rows."""
+
     ignored: tuple[str, ...] = ()
     """Namespaces of the record that the spec does not name (managed layout)."""
 

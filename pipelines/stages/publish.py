@@ -41,10 +41,19 @@ class BuildRecord:
     """`committed`, `unchanged` (equal to the current version), `empty` or `too_many_dead_letters`."""
 
     version: int | None
+    """Number of the committed or unchanged version; None without one."""
+
     counts: Counts
+    """Sums over all units and shards."""
+
     statistics: Mapping[str, Any]
+    """Figures for the report and the manifest."""
+
     units: Sequence[str]
+    """Keys of the build's units."""
+
     segments: Sequence[str]
+    """Keys of the version's segment files."""
 
     def to_json(self) -> bytes:
         """Return the record as JSON."""
@@ -101,10 +110,10 @@ def read_record(job: Job, store: Store) -> BuildRecord:
 
 def _entries(job: Job, parent: Manifest | None, shards: Sequence[ShardOutcome]) -> tuple[SegmentEntry, ...]:
     """Return the segments of the new version; shards that an update did not change keep theirs."""
-    touched = {shard.shard for shard in shards}
+    changed = {shard.shard for shard in shards}
     entries = [entry for shard in shards for entry in shard.entries]
     if job.mode == "upsert" and parent is not None:
-        entries += [entry for entry in parent.segments if entry.shard not in touched]
+        entries += [entry for entry in parent.segments if entry.shard not in changed]
     return tuple(sorted(entries, key=lambda entry: (entry.shard, -entry.rows, entry.key)))
 
 

@@ -57,8 +57,14 @@ class RowGroup(NamedTuple):
     """Reference to the rows that one unit has for one shard; the shuffle moves these instead of vectors."""
 
     ordinal: int
+    """Position of the unit in the input."""
+
     unit: str
+    """Key of the unit."""
+
     group: int
+    """Row group in the unit's embeddings file."""
+
     lost: tuple[int, ...] = ()
     """Rows of the group that are duplicates of records in other shards (resolve.py)."""
 

@@ -105,6 +105,8 @@ class _ParentSegment(NamedTuple):
     """A segment of the parent version."""
 
     entry: SegmentEntry
+    """Its entry in the parent's manifest."""
+
     table: pa.Table
     """Its live rows: all columns, or only ids if these suffice to find the changes."""
 
@@ -130,6 +132,7 @@ class _Plan(NamedTuple):
     """Rows of the new segment."""
 
     counts: dict[str, int]
+    """Documents `added`, `replaced`, `removed` and `unchanged`."""
 
 
 def update_shard(
@@ -166,10 +169,15 @@ class _Update(NamedTuple):
     """The input of an update of one shard."""
 
     key: str
+    """Hash of everything that the outcome depends on."""
+
     shard: int
     rows: Sequence[RowGroup]
+    """References to the new rows."""
+
     shard_changes: Sequence[ShardChange]
     base: Sequence[SegmentEntry]
+    """The shard's segments in the parent version."""
 
     @classmethod
     def of(cls, shard: int, values: Sequence[str], parent: Manifest, job: Job) -> _Update:

@@ -26,9 +26,17 @@ class Counts:
     """Passages that went through the encoder."""
 
     tokens: int = 0
+    """Tokens encoded, without padding."""
+
     padding_tokens: int = 0
+    """Tokens encoded only to fill up batches."""
+
     input_bytes: int = 0
+    """Uncompressed size of the parts read."""
+
     embeddings_bytes: int = 0
+    """Size of the embeddings files."""
+
     dead_letters: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Refused records by reason."""
 
@@ -36,7 +44,7 @@ class Counts:
     """Documents that an update `added`, `replaced`, `removed` or found `unchanged`."""
 
     record_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The same by the managed service's category, for records in its layout."""
+    """Refused records by the managed service's category, for records in its layout."""
 
     ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Records by namespace that the spec does not name (managed layout)."""
@@ -70,7 +78,11 @@ class UnitOutcome:
     """Outcome of a finished unit."""
 
     key: str
+    """Key of the unit."""
+
     ordinal: int
+    """Position of the unit in the input."""
+
     counts: Counts
     row_groups: Mapping[int, int]
     """Shard → its row group in the embeddings file; shards without rows are left out."""
@@ -79,7 +91,10 @@ class UnitOutcome:
     """Of the embeddings file."""
 
     device: str | None = None
+    """Device of the encoder; None without one."""
+
     dtype: str | None = None
+    """Number type of the encoder's weights; None without one."""
 
     def to_json(self) -> str:
         """Return the outcome as one line of JSON."""
@@ -109,6 +124,7 @@ class ShardOutcome:
     """Duplicates among the documents, and time."""
 
     statistics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Times and parameters of the segment's build; empty if none was built."""
 
     def to_json(self) -> str:
         """Return the outcome as one line of JSON."""

@@ -40,7 +40,11 @@ class Job:
 
     spec: IndexSpec
     dimensions: int
+    """Components of a vector."""
+
     shards: int
+    """Number of hash partitions."""
+
     fingerprint: dict[str, Any] | None
     """Fingerprint of the index's encoder; None if the source has vectors and the spec names no encoder for queries."""
 
@@ -48,6 +52,8 @@ class Job:
     """Everything besides the input that decides the content of embeddings files; part of their keys."""
 
     build_id: str
+    """Name of the build; builds that do the same work have the same name."""
+
     parent: int | None
     """Version that was current when the build began."""
 
@@ -81,6 +87,8 @@ class Job:
     """Number of documents that the caller wants removed."""
 
     has_catalogue: bool = False
+    """Whether the launcher has written a catalogue of documents embedded before."""
+
     max_dead_letters: float | None = None
     """Most dead letters allowed: a number from 1 (or 0), or a share of the records below 1."""
 
@@ -88,6 +96,7 @@ class Job:
     """When the build began, in seconds since the epoch."""
 
     plan_seconds: float = 0.0
+    """Time of planning, for the report."""
 
     @property
     def index(self) -> str:

@@ -42,7 +42,10 @@ class WorkUnit:
     """Position in the input: of two records with one id, the one in the earlier unit wins."""
 
     key: str
+    """Hash of the parts and the recipe; names the unit's files."""
+
     parts: tuple[Part, ...]
+    """Parts of the input, in order."""
 
     def to_json(self) -> str:
         """Return the unit as the string that travels through Beam."""

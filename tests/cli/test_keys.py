@@ -1,4 +1,4 @@
-"""`scannery keys`, and a server that asks for them, as somebody would type it."""
+"""`scannery keys`, and a server that requires them, through the command line."""
 
 from __future__ import annotations
 
