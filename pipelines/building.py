@@ -101,7 +101,9 @@ def build(
     gone = {identifier(value, field="deletes") for value in deletes}
     _check_mode(mode, inputs, gone)
     files = arrange(find_files(inputs), spec.source) if inputs else []
-    gone |= ids_to_delete(files) if mode == "upsert" else set()  # a full build has what its input has
+    gone |= (
+        ids_to_delete(files) if mode == "upsert" else set()
+    )  # a full build removes all ids without a record
     store = Store.open(store_uri, create=bool(inputs))
     parent = _current(store, spec.index, needed=not inputs)
     if parent is not None and before is not None:

@@ -57,7 +57,7 @@ def lines_of(blocks: Iterator[bytes], limit: int = MAX_RECORD_BYTES) -> Iterator
 
 
 class _Decoder(Protocol):
-    """What zlib's and zstandard's streaming decoders share."""
+    """Common interface of zlib's and zstandard's streaming decoders."""
 
     @property
     def eof(self) -> bool: ...

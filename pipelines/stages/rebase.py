@@ -76,7 +76,7 @@ def _carried(
     job: Job,
     store: Store,
 ) -> Sequence[SegmentEntry]:
-    """Return the segments of a shard: the merged one and those added since, or the current ones."""
+    """Return the segments of a shard: the merged one and later ones, or the current ones if it stays as it is."""
     merged = {entry.key for entry in before}
     known = {entry.key: entry for entry in now}
     if not merged <= known.keys() or any(

@@ -139,7 +139,7 @@ def _pieces_in(path: Path) -> pa.Table:
     columns = [*PIECE_COLUMNS, "embedding", "_content_hash", "_record"]
     if SPOKEN_COLUMN in pq.read_schema(path).names:
         return pq.read_table(path, columns=columns)
-    # Files of before: what they have is no transcript, or its hash is another now.
+    # Files of earlier releases: their rows are no transcripts, or have an outdated content hash.
     table = pq.read_table(path, columns=[name for name in columns if name != SPOKEN_COLUMN])
     return table.append_column(SPOKEN_COLUMN, pa.nulls(table.num_rows, pa.string()))
 
@@ -154,7 +154,7 @@ def _documents_in(
                 return None
             table = pq.read_table(path, columns=["_content_hash", "_record"])
     except (StageDamagedError, pa.ArrowException, OSError):
-        return None  # a file that cannot be read is no reason not to build
+        return None  # an unreadable file must not prevent the build
     hashes, starts_N, _ = _runs(table)
     starts_N = starts_N[[hashes[row].is_valid for row in starts_N.tolist()]] if len(starts_N) else starts_N
     if not len(starts_N):

@@ -60,7 +60,7 @@ def with_whole_recall(manifest: Manifest, job: Job, store: Store, encoder: Encod
         return manifest
     try:
         index = open_manifest(store, manifest)
-    except OSError as error:  # no room for the cache, which says nothing about the version
+    except OSError as error:  # no space for the cache, which is no fault of the version
         _LOG.warning("the recall of the whole index was not measured: %s", error)
         return manifest
     queries_QD = _queries(index, job, store, encoder)
