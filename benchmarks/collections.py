@@ -15,7 +15,7 @@ __all__ = ["COLLECTIONS", "Collection", "cisi", "cranfield"]
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents as (id, title, text), queries by id, and judgements by query (bigger is more relevant)."""
+    """Documents as (id, title, text), queries by id, and judgements by query (a higher level is more relevant)."""
 
     name: str
     documents: tuple[tuple[str, str, str], ...]
@@ -49,7 +49,7 @@ def cranfield() -> Collection:
     return Collection(
         "Cranfield",
         tuple(_documents(folder / "cran.all.1400")),
-        # The judgements count the queries; the numbers in the file have gaps.
+        # The judgements number the queries consecutively; the numbers in the file have gaps.
         {str(number): text for number, text in enumerate(queries, 1)},
         judgements,
     )
@@ -71,7 +71,7 @@ COLLECTIONS = {"cranfield": cranfield, "cisi": cisi}
 
 def _documents(path: Path) -> Iterator[tuple[str, str, str]]:
     for name, fields in _entries(path):
-        # Two documents of Cranfield are empty; an index has no place for those.
+        # Two documents of Cranfield are empty and cannot be indexed.
         if fields.get("W"):
             yield name, fields.get("T", ""), fields["W"]
 

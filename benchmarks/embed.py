@@ -4,7 +4,7 @@
     PYTHONPATH=src:. PJRT_DEVICE=CPU .venv-xla/bin/python -m benchmarks.embed xla        (after `make test-xla`)
 
 Real passages: the podcast transcripts of the real data folder, as paragraphs (mixed lengths) and as the chunker
-cuts them. Peers run side by side in one process, in turns; what counts are the ratios.
+cuts them. Peers run in turns in one process; compare the ratios.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHOWS = ("gotime", "founderstalk", "practicalai")
 
 
 def main() -> None:
-    """Run the parts that are named on the command line."""
+    """Run the parts named on the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def speed(arguments: argparse.Namespace) -> None:
-    """Passages a second, in turns with SentenceTransformer.encode, and the share of the processor's own limit."""
+    """Measure passages per second, in turns with SentenceTransformer.encode, and the share of the processor's peak."""
     import torch
 
     reference = sentence_transformer()
@@ -105,7 +105,7 @@ def in_turns(
 ) -> tuple[dict[str, list[tuple[float, float]]], Any]:
     """Return seconds of wall and of CPU time per call and round, and the vectors.
 
-    Callers take turns so that all see the same machine.
+    The calls take turns, so that all run under the same load of the machine.
     """
     vectors = {name: call() for name, call in calls.items()}  # also the warm-up
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
@@ -118,7 +118,7 @@ def in_turns(
 
 
 def gemm_peak(dtype: Any) -> float:
-    """Return the best FLOP/s this machine reaches, all cores, on the model's largest matrices laid out beforehand."""
+    """Return this machine's peak FLOP/s on all cores, for the model's largest matrices in prepacked layout."""
     import torch
 
     x, weight = torch.randn(4096, 384).to(dtype), torch.randn(1536, 384).to(dtype)
@@ -135,7 +135,7 @@ def gemm_peak(dtype: Any) -> float:
 
 
 def linear_flop_per_token(model: Any) -> int:
-    """Return the floating-point operations of all Linear layers of the transformer for a token."""
+    """Return the floating-point operations of all Linear layers of the transformer per token."""
     import torch
 
     linears = [m for n, m in model[0].named_modules() if isinstance(m, torch.nn.Linear) and "pooler" not in n]
@@ -146,7 +146,7 @@ def linear_flop_per_token(model: Any) -> int:
 
 
 def quality(_: argparse.Namespace) -> None:
-    """nDCG@10 with the fast path and with float32, on two classic collections."""
+    """Measure nDCG@10 with the fast path and with float32, on two classic collections."""
     rows = []
     exact, fast = Encoder.load(MODEL, device="cpu", dtype="float32"), Encoder.load(MODEL, device="cpu")
     for name, (documents, queries, relevant) in {"Cranfield": cranfield(), "CISI": cisi()}.items():
@@ -223,7 +223,7 @@ def smart(text: str) -> dict[int, str]:
 
 
 def memory(_: argparse.Namespace) -> None:
-    """Peak memory of a process that streams passages; it must not depend on how many."""
+    """Measure the peak memory of a process that streams passages, which must not depend on their number."""
     rows: list[list[object]] = []
     peaks: list[int] = []
     for count in (10_000, 100_000):
@@ -235,7 +235,7 @@ def memory(_: argparse.Namespace) -> None:
 
 
 def peak_rss_kib(count: int) -> int:
-    """Return this process' peak memory after a stream of `count` beginnings of passages, short to take less time."""
+    """Return this process' peak memory after a stream of `count` passages, cut short to take less time."""
     import resource
 
     encoder = Encoder.load(MODEL, device="cpu")
@@ -250,7 +250,7 @@ def peak_rss_kib(count: int) -> int:
 
 
 def latency(_: argparse.Namespace) -> None:
-    """Time of one short query, and the time to load."""
+    """Measure the time of one short query, and the load time."""
     started = time.perf_counter()
     encoder = Encoder.load(MODEL, device="cpu")
     loaded = time.perf_counter() - started
@@ -269,7 +269,7 @@ def latency(_: argparse.Namespace) -> None:
 
 
 def timed(call: Callable[[], Any]) -> float:
-    """Return how long `call` takes, in seconds."""
+    """Return the duration of `call` in seconds."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
@@ -279,11 +279,11 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def xla(_: argparse.Namespace) -> None:
-    """Compilations after warm-up, difference to the CPU, padding, and the two ways to compile."""
+    """Measure compilations after warm-up, the difference to the CPU, padding, and both methods of compilation."""
     from scannery.embed.devices import xla as device
     from scannery.embed.devices.xla import compilations
 
-    device.BUDGET_TOKENS = 2048  # what a TPU likes would take a CPU half a minute a batch
+    device.BUDGET_TOKENS = 2048  # a TPU's batch size would take a CPU half a minute per batch
     here = Encoder.load(MODEL, device="cpu", dtype="float32")
     there = Encoder.load(MODEL, device="xla")
     corpus = chunks(here)
@@ -353,7 +353,7 @@ def both_ways(encoder: Encoder) -> dict[str, float]:
 
 
 def sentence_transformer() -> Any:
-    """Return the reference, as its own library loads it."""
+    """Return the reference model, loaded by sentence-transformers."""
     from sentence_transformers import SentenceTransformer
 
     return SentenceTransformer(str(find_model(MODEL)), device="cpu", local_files_only=True)
@@ -375,7 +375,7 @@ def chunks(encoder: Encoder) -> list[str]:
 
 
 def transcripts() -> Iterator[str]:
-    """Yield some of the transcripts, the same at every run."""
+    """Yield some of the transcripts, the same in every run."""
     for show in SHOWS:
         with tarfile.open(shared_data("podcasts-changelog", f"{show}.tar.gz")) as archive:
             members = sorted(

@@ -1,4 +1,4 @@
-"""The floor of a server in Python: a gRPC handler that does nothing. Every call gets the bytes in a file as its answer.
+"""Baseline of a Python server: an empty gRPC handler, which answers every call with the bytes of a file.
 
 python -m benchmarks.empty_server FILE
 """

@@ -2,7 +2,7 @@
 
     python -m benchmarks.index [fashion] [large] [norms] [podcasts] [--rounds 2] [--store STORE]
 
-A data set takes some minutes each. `podcasts` is the index of that name in --store (see docs/podcasts.md), asked with
+Each data set takes some minutes. `podcasts` is the index of that name in --store (see docs/podcasts.md), queried with
 questions from TREC Podcasts.
 """
 
@@ -40,7 +40,7 @@ QUERIES = 2000
 
 @dataclass(frozen=True)
 class Collection:
-    """Vectors to index and queries to ask."""
+    """Vectors to index, and queries."""
 
     name: str
     distance: Distance
@@ -65,7 +65,7 @@ def fashion_mnist() -> Collection:
 
 
 def varying_norms(rows: int = 100_000, dimensions: int = 128) -> Collection:
-    """Clustered vectors with log-normal lengths; queries are drawn anew from the same distribution."""
+    """Clustered vectors with log-normal lengths; queries are further draws from the same distribution."""
     generator = np.random.default_rng(5)
     centres = generator.standard_normal((1000, dimensions))
 
@@ -79,7 +79,7 @@ def varying_norms(rows: int = 100_000, dimensions: int = 128) -> Collection:
 
 
 def unit_vectors() -> Collection:
-    """The same clusters, five times as many vectors, of length 1."""
+    """The same clusters with five times as many vectors, of length 1."""
     generated = varying_norms(500_000)
     return dataclasses.replace(
         generated,
@@ -93,7 +93,7 @@ COLLECTIONS = {"fashion": fashion_mnist, "large": unit_vectors, "norms": varying
 
 
 def topics() -> list[str]:
-    """Return the queries and descriptions of the TREC Podcasts topics: real questions to podcasts."""
+    """Return the queries and descriptions of the TREC Podcasts topics: real questions about podcasts."""
     texts = []
     for path in sorted(shared_data("trec-podcasts-topics").glob("*.xml")):
         for topic in ElementTree.parse(path).getroot().iter("topic"):
@@ -102,7 +102,7 @@ def topics() -> list[str]:
 
 
 def recall_rows(name: str, index: OpenIndex, queries_QD: np.ndarray) -> Iterator[list[object]]:
-    """Measure each target over all segments, merged as a search does."""
+    """Measure each target recall over all segments, merged as in a search."""
     truth = best([segment.search(queries_QD, 10)[1] for segment in index.segments])
     for target in TARGETS:
         settings = [segment.settings_for(target) for segment in index.segments]
@@ -125,7 +125,7 @@ def best(scores: list[np.ndarray]) -> np.ndarray:
 
 @dataclass
 class Report:
-    """Rows of the tables, as they come."""
+    """Collects the rows of the tables."""
 
     build: list[list[object]] = dataclasses.field(default_factory=list)
     open: list[list[object]] = dataclasses.field(default_factory=list)

@@ -1,8 +1,8 @@
-"""Builds and opens of the index benchmark (index.py), each timed in processes of its own.
+"""Builds and opens of the index benchmark (index.py), each timed in separate processes.
 
 Three builds of the same file, one after the other in each round: ScaNN alone (raw_scann.py), a segment
-(`build_segment`), and `scannery build` from a shell, which also starts Beam, keeps what it read for the next build,
-hashes, commits, and measures the recall of what it made.
+(`build_segment`), and `scannery build` from a shell, which also starts Beam, stores embeddings files for later builds,
+hashes, commits, and measures recall.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from scannery.indexer.scann.config import SOAR_LAMBDA, choose_config
 INDEX = "bench"
 MIB = 2**20
 
-# A process that is about to be another one counts what its parent had: so this small one starts it.
+# A forked process inherits its parent's peak memory until it executes a program: so this small process starts it.
 _LAUNCH = """
 import json, resource, subprocess, sys, time
 started = time.perf_counter()
@@ -51,7 +51,7 @@ print(json.dumps({"status": done.returncode, "seconds": seconds, "peak_mib": pea
 
 @dataclass(frozen=True)
 class Run:
-    """What a command took: wall time, and the memory of the largest process that it started or was."""
+    """Wall time of a command, and the peak memory of its largest process."""
 
     seconds: float
     peak_mib: float
@@ -77,7 +77,7 @@ def spec_of(distance: Distance) -> dict[str, Any]:
 
 
 def prepare(folder: Path, vectors_ND: np.ndarray, distance: Distance) -> None:
-    """Write what all builds read."""
+    """Write the input of all builds."""
     spec = spec_of(distance)
     rows, dimensions = vectors_ND.shape
     config = choose_config(rows, dimensions, distance, parse_spec(spec).scann)
@@ -116,7 +116,7 @@ def table_of(spec: IndexSpec, vectors_ND: np.ndarray) -> pa.Table:
 
 
 def segment_from(folder: Path, place: Path) -> None:
-    """Child process: read the vectors, build a segment, and print how that went."""
+    """Child process: read the vectors, build a segment, and print the measurements."""
     spec = parse_spec(json.loads((folder / "spec.json").read_text()))
     table = table_of(spec, np.load(folder / "vectors.npy"))
     segment = build_segment(table, spec=spec, shard=0, directory=place)
@@ -124,7 +124,7 @@ def segment_from(folder: Path, place: Path) -> None:
 
 
 def open_once(store: str, cache: str) -> None:
-    """Child process: open the index, answer a query, and print what that took."""
+    """Child process: open the index, answer a query, and print the times."""
     before = anonymous_mib()
     started = time.perf_counter()
     index = open_index(Store.open(store), INDEX, cache=SegmentCache(Path(cache)))
@@ -155,7 +155,7 @@ def build_rows(name: str, runs: Sequence[dict[str, Run]], raw_bytes: int) -> lis
 
 
 def opened(folder: Path, store: Path, vectors_ND: np.ndarray) -> list[object]:
-    """Return cold, warm, reading, their ratio, and bytes a vector on disk, in the cache, on the heap, and raw."""
+    """Return times of cold and warm opens and of reading, their ratio, and bytes per vector by place, and raw."""
     cache = folder / "cache"
     child = ours("--open", str(store), str(cache))
     cold = json.loads(run(*child).output)

@@ -1,12 +1,12 @@
-"""Live updates: how fast writes are, how soon they are seen, and what queries notice of them.
+"""Live updates: speed of writes, time until they are visible, and their effect on queries.
 
     python -m benchmarks.live writes      upserts/s, single upserts against one fsync, visibility in another process
     python -m benchmarks.live queries     latency of queries: quiet, during writes, a seal, a merge, a new version
     python -m benchmarks.live runbook final_runbook.yaml [--points 60000] [--every 10]
 
-Servers are processes of their own, with two workers, on loopback. The runbooks are those of the streaming track of
-NeurIPS'23, with their point numbers scaled to Fashion-MNIST, whose images are put in the order of their classes: the
-runbooks that go by cluster then go by class.
+Servers are separate processes with two workers, on loopback. The runbooks are those of the streaming track of
+NeurIPS'23, with their point numbers scaled to Fashion-MNIST, whose images are ordered by class, so that runbooks by
+cluster become runbooks by class.
 """
 
 from __future__ import annotations

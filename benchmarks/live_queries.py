@@ -1,4 +1,4 @@
-"""What queries notice of writes, seals, merges and new versions."""
+"""Latency of queries during writes, seals, merges and moves to new versions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def measure_queries(folder: Path) -> None:
     publish(Store.open(folder / "other" / "store", create=True), spec, vectors_ND[:50_000], folder / "other")
     rows: list[list[str]] = []
     with (
-        # So that merges happen when they are measured, and not before.
+        # Merges must happen only when they are measured.
         locked(folder / "store", "queries", "merge"),
         serving(folder / "store") as address,
         serving(folder / "other" / "store") as other_address,
@@ -58,11 +58,11 @@ def measure_queries(folder: Path) -> None:
                 time.sleep(pause_s)
             return done
 
-        # What it costs to share the cores, whoever the others are.
+        # The cost of sharing the cores with any other work.
         elsewhere = probe.during(lambda: write(10, index=other.index("queries")))
-        rows.append(_phase("as many upserts as it takes, at another server", elsewhere, quiet))
+        rows.append(_phase("upserts at full speed, at another server", elsewhere, quiet))
         rows.append(_phase("1,000 upserts/s", probe.during(lambda: write(10, 0.09)), quiet))
-        rows.append(_phase("as many upserts as it takes", probe.during(lambda: write(10)), quiet))
+        rows.append(_phase("upserts at full speed", probe.during(lambda: write(10)), quiet))
         rows.append(_phase("20,000 rows in memory, no writes", probe.during(lambda: time.sleep(5)), quiet))
         rows.append(
             _phase("seal and the move to its version", probe.during(lambda: _nicely("seal", folder)), quiet)
@@ -79,7 +79,7 @@ def measure_queries(folder: Path) -> None:
 
 
 def _nicely(task: str, folder: Path) -> None:
-    # The very process that a server starts.
+    # The same process as a server starts.
     with locked(folder / "store", "queries", "seal"):
         command = ["-m", PROGRAM, task, "queries"]
         places = ["--store", str(folder / "store"), "--log", str(folder / "store"), "--lock", "0"]
@@ -96,7 +96,7 @@ def _back(store: Store) -> None:
 
 
 class _Probe:
-    """Asks single queries, one after the other, and notes what each took."""
+    """Sends single queries in sequence, and records the time of each."""
 
     def __init__(self, address: str, vectors_ND: np.ndarray) -> None:
         self._client = scannery.connect(address)

@@ -20,7 +20,7 @@ __all__ = ["measure_runbook"]
 
 
 def fashion() -> tuple[np.ndarray, np.ndarray]:
-    """Return 60,000 × 784 images in the order of their classes, and 10,000 others."""
+    """Return 60,000 × 784 images ordered by class, and 10,000 others."""
     folder = shared_data("vec-fashion-mnist")
 
     def read(name: str, offset: int) -> np.ndarray:
@@ -44,7 +44,7 @@ def measure_runbook(folder: Path, name: str, points: int, every: int, dataset: s
     scale = len(vectors_ND) / most
     spec = spec_of("runbook", "squared_l2", seal_rows=5_000, max_rows=40_000)
     store = Store.open(folder / "store", create=True)
-    # An index needs a row; this one is far from everything, and deleted at once.
+    # An index needs a row; this one is far from all others, and is deleted at once.
     publish(store, spec, np.full((1, vectors_ND.shape[1]), 1e4, np.float32), folder)
     recalls, where, searches, started = [], np.full(len(vectors_ND), -1), 0, time.perf_counter()
     with serving(folder / "store") as address, scannery.connect(address, timeout_s=120) as client:
@@ -116,7 +116,7 @@ def _recall(
     found = index.search_many(queries_QD, K, fields=[])
     took = time.perf_counter() - started
     place = {f"p{identifier}": position for position, identifier in enumerate(ids.tolist())}
-    # By distance, so that ties count; without the queries' own lengths, distances may be negative.
+    # Compared by distance, so that ties count; without the queries' own lengths, distances may be negative.
     allowed_Q = cut_Q + 1e-6 * np.abs(cut_Q)
     right = [
         sum(distances_QN[q, place[hit.id]] <= allowed_Q[q] for hit in hits) / k

@@ -1,4 +1,4 @@
-"""What the benchmarks of live updates share: an index, servers of it, and times."""
+"""Common parts of the benchmarks of live updates: an index, its servers, and timing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast writes are, and how soon they are seen."""
+"""Speed of writes, and the time until they are visible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["measure_writes"]
 
 
 def fsyncs(folder: Path, size_bytes: int, count: int = 200) -> list[float]:
-    """Return how long it takes to append so many bytes to a file and sync it."""
+    """Return the times in seconds to append `size_bytes` bytes to a file and sync it."""
     data = os.urandom(size_bytes)
     with (folder / "probe").open("wb", buffering=0) as file:
 
@@ -108,7 +108,7 @@ def _batches(name: str, index: Any, vectors_ND: np.ndarray, *, threads: int, sec
 
 
 class _Singles:
-    """Single upserts, each beside a bare fsync and a bare record: a disk is not the same from minute to minute."""
+    """Single upserts, each next to a bare fsync and a bare record, since the speed of a disk changes by the minute."""
 
     def __init__(self, folder: Path, vectors_ND: np.ndarray) -> None:
         self.rows: list[list[str]] = []
@@ -143,7 +143,7 @@ class _Singles:
 
 
 def _visibility(folder: Path, vectors_ND: np.ndarray, count: int = 300) -> None:
-    """Measure from the acknowledgement of a write to its first sight through another server of the same store."""
+    """Measure the time from a write's acknowledgement until another server of the same store shows it."""
     took, own = [], 0
     with (
         serving(folder / "store", 1) as one,

@@ -1,4 +1,4 @@
-"""Databases that the benchmark of peers asks: pgvector, chroma, lancedb.
+"""Databases of the benchmark of peers: pgvector, chroma, lancedb.
 
 Shapes: N rows, D dimensions, K hits.
 """
@@ -69,7 +69,7 @@ class Pgvector:
 
 
 class Chroma:
-    """HNSW of the client in this process."""
+    """Chroma's client in this process, with HNSW."""
 
     efforts: Sequence[int] = (16, 64, 256, 1024)
 
@@ -103,7 +103,7 @@ class Chroma:
     def searcher(self, chosen: Filter, effort: int) -> Ask | None:
         configuration: Any = {"hnsw": {"ef_search": effort}}
         self._rows.modify(configuration=configuration)
-        self._reopen()  # an index that is loaded stays as it was
+        self._reopen()  # a loaded index keeps its settings
         where: Any = chosen.where
 
         def ask(query_D: np.ndarray) -> Sequence[int]:
@@ -117,7 +117,7 @@ class Chroma:
 
 
 class Lance:
-    """IVF with product quantisation, its own partitions, B-trees, and filters before the search."""
+    """IVF with product quantisation, default partitions, B-trees, and filters before the search."""
 
     efforts: Sequence[int] = (5, 10, 20, 40, 80, 160, 320)
 

@@ -1,4 +1,4 @@
-"""Engines in this process, and what the benchmark of peers asks of any engine.
+"""Engines in this process, and the protocol of engines in the benchmark of peers.
 
 Shapes: N rows, D dimensions, K hits.
 """
@@ -33,7 +33,7 @@ class Filter:
 
     @property
     def where(self) -> dict[str, Any] | None:
-        """The filter in Scannery's words."""
+        """The filter in Scannery's syntax."""
         names = {"<": "$lt", ">=": "$gte"}
         return {self.column: {names[self.operator]: self.bound}} if self.column else None
 
@@ -55,23 +55,23 @@ class Engine(Protocol):
     """One engine over one collection; rows are its ids."""
 
     efforts: Sequence[int]
-    """Values of its knob, ascending."""
+    """Values of the engine's recall setting, ascending."""
 
     def build(self, collection: Collection, numbers: dict[str, np.ndarray], folder: Path) -> None:
-        """Index the vectors and the numbers to filter by, in a folder that is there."""
+        """Index the vectors and the numbers to filter by, in an existing folder."""
 
     def open(self, collection: Collection, numbers: dict[str, np.ndarray], folder: Path) -> None:
-        """Get ready to answer."""
+        """Prepare for queries."""
 
     def searcher(self, chosen: Filter, effort: int) -> Ask | None:
-        """Return what answers a query; None if it has no such filter."""
+        """Return a function that answers a query; None if the engine has no such filter."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
 
 
 class Scannery:
-    """A server on this machine, or the engine in this process."""
+    """A Scannery server on this machine, or the engine in this process."""
 
     efforts: Sequence[int] = (0,)
 
@@ -104,7 +104,7 @@ class Scannery:
 
 
 class Scann:
-    """ScaNN alone, as its authors' examples build it; it has no filters."""
+    """ScaNN alone, built as in its authors' examples; it has no filters."""
 
     efforts: Sequence[int] = (5, 10, 20, 40, 80, 160)
 

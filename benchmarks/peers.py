@@ -4,10 +4,10 @@
                                [--folder FOLDER [--build]]
 
 Needs the extra `bench`. NAMEs choose engines (default: all that are installed). The data are generated vectors, or the
-passages of an index and runs of their own words as queries. Every engine is asked one query at a time, and turns its
-own knob up until recall@10 is 0.95, separately for each filter; Scannery has no knob turned, and is asked through a
-server on this machine (`scannery`) and in the process (`embedded`). With a folder, what was built stays there, and the
-next run takes it; `--build` only builds.
+passages of an index with runs of their own words as queries. Every engine gets one query at a time; its recall setting
+is raised until recall@10 is 0.95, separately for each filter. Scannery runs with its defaults, as a server on this
+machine (`scannery`) and in the process (`embedded`). With a folder, built indexes are kept there and reused by the next
+run; `--build` only builds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENGINES: dict[str, tuple[str, str, Callable[[], Engine]]] = {
     "chroma": ("chromadb", "chromadb", Chroma),
     "lancedb": ("lancedb", "lancedb", Lance),
 }
-"""Name → the module and the package it needs, and how to make it."""
+"""Name → the required module and package, and the constructor."""
 
 
 def filters() -> Iterator[Filter]:
@@ -77,7 +77,7 @@ def passages(store: str, name: str) -> Collection:
 
 
 def saved(folder: Path, make: Callable[[], Collection]) -> Collection:
-    """Return the collection that lies in a folder, made if it does not."""
+    """Return the collection in a folder, made if it is missing."""
     vectors, queries, tuned = (folder / f"{name}.npy" for name in ("vectors", "queries", "tuned"))
     if not queries.exists():
         collection = make()
@@ -96,7 +96,7 @@ def saved(folder: Path, make: Callable[[], Collection]) -> Collection:
 
 
 def built(name: str, collection: Collection, numbers: dict[str, np.ndarray], folder: Path) -> Path:
-    """Return the folder of an engine's index, built if it was not."""
+    """Return the folder of an engine's index, built if it is missing."""
     place = folder / ENGINES[name][1]
     if not (place / "built").exists():
         place.mkdir()
@@ -114,7 +114,7 @@ def measured(
     chosen: Filter,
     queries_QD: np.ndarray,
 ) -> list[object] | None:
-    """Return recall, whether no hit is missing, and queries/s, by the least effort that has the recall."""
+    """Return recall, whether no hit is missing, and queries/s, at the least setting that reaches the recall."""
     mask_N = chosen.mask(numbers)
     matches = min(K, len(collection.vectors_ND) if mask_N is None else int(mask_N.sum()))
     truth_QK = exact_search(collection.vectors_ND, queries_QD, matches, "dot", mask_N)[1]
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--store", help="a store with real passages, instead of generated vectors")
     parser.add_argument("--index", default="podcasts")
     parser.add_argument("--queries", type=int, default=100)
-    parser.add_argument("--folder", type=Path, help="keep here what is built, and take what was")
+    parser.add_argument("--folder", type=Path, help="folder in which built indexes are kept and reused")
     parser.add_argument("--build", action="store_true", help="only build, into the folder")
     options = parser.parse_args()
     names = [name for name in options.names or ENGINES if find_spec(ENGINES[name][0])]

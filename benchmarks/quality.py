@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality [cranfield] [cisi] [--model MODEL]
 
-Every collection is built twice, in one shard and in eight, and asked through the SDK.
+Every collection is built twice, in one shard and in eight, and queried through the SDK.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def ask(index: scannery.Index, mode: scannery.client.Mode, fusion: scannery.clie
 
 
 def measure(collection: Collection, model: str, folder: Path) -> list[Evaluation]:
-    """Return what each way to search achieves."""
+    """Return the metrics of each search mode."""
     collection.write(folder)
     results = evaluate({"bm25s": reference(collection)}, collection.queries, collection.judgements, k=K)
     for shards in (1, 8):

@@ -2,9 +2,9 @@
 
     python -m benchmarks.query [overhead] [filters] [--rows N] [--queries N] [--folder FOLDER]
 
-On Fashion-MNIST (squared L2) and on N generated vectors (cosine). Everything is asked through the handlers as the
-server calls them: a message in, the bytes of the answer out, and no wire. With a folder, the indexes that are built
-stay there, and the next run takes them.
+On Fashion-MNIST (squared L2) and on N generated vectors (cosine). Queries go through the handlers as the server calls
+them: a message in, the bytes of the answer out, without a network. With a folder, built indexes are kept there and
+reused by the next run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TARGET = 0.95
 
 @dataclass(frozen=True)
 class Collection:
-    """Vectors with numbers to filter by: `part` has nothing to do with them, `side` is a direction in them."""
+    """Vectors with numbers to filter by: `part` is independent of them, `side` is a projection of them."""
 
     name: str
     distance: Distance
@@ -61,7 +61,7 @@ class Collection:
     """Queries like these, which an index may be tuned for."""
 
     def quantiles(self) -> dict[str, np.ndarray]:
-        """Return both numbers of each vector, even in 0 to 1."""
+        """Return both numbers of each vector as quantiles, 0 to 1."""
         direction_D = np.random.default_rng(0).standard_normal(self.vectors_ND.shape[1])
         rows = len(self.vectors_ND)
         side_N = np.empty(rows)
@@ -69,7 +69,7 @@ class Collection:
         return {"part": np.random.default_rng(1).permutation(rows) / rows, "side": side_N}
 
     def on_one_side(self, count: int) -> np.ndarray:
-        """Return the queries that lie farthest out where `side` is near 1."""
+        """Return the queries with the largest `side`."""
         direction_D = np.random.default_rng(0).standard_normal(self.vectors_ND.shape[1])
         return self.queries_QD[np.argsort(-(self.queries_QD @ direction_D))[:count]]
 
@@ -121,7 +121,7 @@ def generated(rows: int, dimensions: int = 128) -> Collection:
 
 @contextmanager
 def opened(collection: Collection, folder: Path) -> Iterator[Opened]:
-    """Build one segment, if it is not there, and serve it."""
+    """Build one segment, if it does not exist, and yield its handlers."""
     if not (folder / "store").exists():
         opened_store(collection, folder)
     catalog = Catalog.open(folder / "store")
@@ -165,9 +165,9 @@ def opened_store(collection: Collection, folder: Path) -> Store:
 
 
 def seconds(*ways: Sequence[Callable[[], object]], repeats: int = 5) -> list[float]:
-    """Return the seconds that all calls of each way take, the fastest of some rounds.
+    """Return the seconds of all calls of each way, in the fastest of several rounds.
 
-    The ways take turns: a machine that others use is faster and slower by the minute.
+    The ways take turns, because the speed of a shared machine changes by the minute.
     """
     best = [float("inf")] * len(ways)
     for _ in range(repeats):
@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=["overhead", "filters"])
     parser.add_argument("--rows", type=int, default=500_000, help="generated vectors; 0: none")
     parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--folder", type=Path, help="keep the indexes here, and take those that are there")
+    parser.add_argument("--folder", type=Path, help="folder in which built indexes are kept and reused")
     options = parser.parse_args()
     print(environment("scann", "numba", "numpy", "pyarrow"), "\n")
     makers: dict[str, Callable[[], Collection]] = {

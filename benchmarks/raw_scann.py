@@ -1,7 +1,7 @@
-"""What a build of vectors is measured against: read them, build with ScaNN alone at our parameters, write both.
+"""Baseline of a build of vectors: read them, build with ScaNN alone at Scannery's parameters, write both.
 
 `python -m benchmarks.raw_scann FOLDER` reads `vectors.npy` and `job.json`, and writes to `raw/`. It imports nothing of
-ours, which would be part of its time and memory.
+Scannery, which would add to its time and memory.
 """
 
 from __future__ import annotations

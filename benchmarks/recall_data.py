@@ -1,4 +1,4 @@
-"""Vectors of many kinds, with queries of the same kind that are not among them: what recall_matrix.py asks about.
+"""Data of recall_matrix.py: vectors of many kinds, with queries of the same kind that are not among them.
 
 Shapes: N vectors, Q queries, D dimensions.
 """
@@ -34,7 +34,7 @@ class Sample:
     alive: float = 1.0
     """Share of the vectors that are not marked as deleted."""
     tuned_QD: np.ndarray | None = None
-    """Queries that the index is tuned for, where a build makes some besides its own: questions, of texts."""
+    """Further tuning queries, if a build makes some: questions, for texts."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Kind:
 
     about: str
     draw: Callable[[int, int, np.random.Generator], Sample]
-    """(vectors, queries, generator) → both; real collections may have fewer."""
+    """(number of vectors, number of queries, generator) → both; real collections may have fewer."""
     distances: tuple[Distance, ...] = ALL
 
 
 def _drawn(
     make: Callable[[int, np.random.Generator], np.ndarray], alive: float = 1.0
 ) -> Callable[..., Sample]:
-    """Return what draws vectors and queries by one function, which returns a number of float vectors."""
+    """Return a function that draws vectors and queries by `make`, which returns `count` float vectors."""
 
     def draw(rows: int, queries: int, generator: np.random.Generator) -> Sample:
         both_ND = np.ascontiguousarray(make(rows + queries, generator), np.float32)
@@ -74,7 +74,7 @@ def _latent(count: int, generator: np.random.Generator) -> np.ndarray:
 
 
 def _duplicates(count: int, generator: np.random.Generator) -> np.ndarray:
-    """Nine of ten are one of 500; each query is a vector of its own."""
+    """Nine of ten vectors are copies of one of 500; the queries are distinct vectors."""
     vectors_ND = _gaussian(count, generator)
     copies = generator.random(count) < 0.9
     vectors_ND[copies] = _gaussian(500, generator)[generator.integers(0, 500, int(copies.sum()))]
@@ -119,7 +119,7 @@ def _sift(rows: int, queries: int, generator: np.random.Generator) -> Sample:
     vectors_ND = np.loadtxt(folder / "sift-dataset-5k.tsv", np.float32, usecols=range(128))
     raw = np.fromfile(folder / "siftsmall_query.fvecs", np.float32).reshape(-1, 129)
     asked_QD = np.ascontiguousarray(raw[:, 1:])
-    # Of other images, and so unlike all rows: as with `scannery build --queries`, the index is tuned for half of them.
+    # Descriptors of other images, unlike all rows: as with `scannery build --queries`, half of them tune the index.
     return Sample(vectors_ND[:rows], asked_QD[1::2][:queries], tuned_QD=asked_QD[::2])
 
 
@@ -128,14 +128,14 @@ PASSAGE_WORDS = 60
 
 
 def _passages(rows: int, queries: int, generator: np.random.Generator) -> Sample:
-    """Real passages of podcasts, asked with real questions to podcasts."""
+    """Real passages of podcasts, with real questions as queries."""
     from scannery.embed import Encoder
 
     encoder = Encoder.load("sentence-transformers/all-MiniLM-L6-v2", device="cpu")
     passages = list(_texts(shared_data("podcasts-changelog")))
     chosen = generator.choice(len(passages), min(rows, PASSAGES, len(passages)), replace=False)
     texts = [passages[number] for number in sorted(chosen.tolist())]
-    # As a build of texts does.
+    # As in a build of texts.
     questions_QD = questions_of(pa.table({"text": texts}), lambda: encoder)
     queries_QD = encoder.encode_queries(topics()[:queries])
     return Sample(encoder.encode_documents(texts), queries_QD, tuned_QD=questions_QD)

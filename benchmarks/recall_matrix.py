@@ -2,10 +2,10 @@
 
     python -m benchmarks.recall_matrix [KIND ...] [--rows 60000] [--target 0.95] [--distance D ...] [--queries 800]
 
-Each query is asked alone, by the plan that a server would choose, with the default settings of a fresh build. Printed
-is the least recall over the filters for each number of hits, and each cell that lies below the target less 0.01 by more
-than a standard error; where there is one, the exit status is 1. A kind takes about a minute for each distance; without
-KIND all are measured in turn.
+Each query is searched alone, by the plan that a server would choose, with the default settings of a new build. Printed
+are the least recall over the filters for each number of hits, and each cell that is below the target less 0.01 by more
+than a standard error; if there is one, the exit status is 1. A kind takes about a minute per distance; without KIND all
+are measured in turn.
 
 Shapes: Q queries, N vectors, D dimensions, K hits.
 """
@@ -52,29 +52,29 @@ SLACK = 0.01
 HITS = (1, 10, 100, 1000)
 SHARES = (None, 0.5, 0.2, 0.05, 0.01, 0.001)
 ASKED = {1: 1.0, 10: 0.4, 100: 0.15, 1000: 0.05}
-"""Share of the queries that are asked for a number of hits: each query for more hits tells more."""
+"""Number of hits → share of the queries used: a query for more hits carries more information."""
 LEAST_SCANN = 1000
 USUAL_SCANN = 20_000
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of question to one index."""
+    """One combination of hits and filter for one index."""
 
     k: int
     share: float | None
-    """Of the rows, that a filter allows; None: no filter."""
+    """Share of the rows that the filter allows; None: no filter."""
     recall: float
     told: float
-    """What the answers say of themselves."""
+    """Expected recall in the answers."""
     error: float
     """Standard error of `recall`."""
     short: int
-    """Queries that got fewer hits than there are."""
+    """Number of queries that got fewer hits than exist."""
     plans: Counter[str]
 
     def holds(self, target: float) -> bool:
-        """Return whether the target is met, as far as these queries can tell, and no hit is missing."""
+        """Return whether the target is met within the standard error, and no hit is missing."""
         return self.recall + self.error >= target - SLACK and not self.short
 
 
@@ -115,7 +115,7 @@ def built(
     *,
     queries_QD: np.ndarray | None = None,
 ) -> Segment:
-    """Return an open segment of vectors, with ScaNN, also where these are few."""
+    """Return an open segment of vectors, with ScaNN also for few vectors."""
     least = USUAL_SCANN if len(vectors_ND) >= USUAL_SCANN else LEAST_SCANN
     spec = parse_spec(
         {
@@ -146,7 +146,7 @@ def _table(spec: IndexSpec, vectors_ND: np.ndarray) -> pa.Table:
 
 
 def _true_scores(segment: Segment, queries_QD: np.ndarray) -> np.ndarray:
-    """Return the score of each query and row, float64 (Q, N), from the vectors as they were given."""
+    """Return the score of each query and row, float64 (Q, N), from the input vectors."""
     vectors_ND = np.asarray(segment.given_ND, np.float64)
     queries_QD = np.asarray(queries_QD, np.float64)
     if segment.distance == "squared_l2":
@@ -244,7 +244,7 @@ def _failures(measured: Measured, target: float) -> Iterator[str]:
 
 
 def main() -> int:
-    """Measure what the command line names; return 1 if a cell misses the target."""
+    """Measure the kinds named on the command line; return 1 if a cell misses the target."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

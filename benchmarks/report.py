@@ -1,4 +1,4 @@
-"""What every report begins with: the machine and the versions it was measured on."""
+"""Common parts of reports: machine and versions, tables, and the folder of real data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def shared_data(*parts: str) -> Path:
-    """Return a path in the folder of real data; ends the benchmark with a message if it is not there."""
+    """Return a path in the folder of real data; ends the benchmark with a message if it does not exist."""
     default = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
     path = Path(os.environ.get("SCANNERY_DATA", default)).joinpath(*parts)
     if not path.exists():

@@ -1,8 +1,8 @@
-"""The server, through the SDK and over loopback: throughput and latency beside the segments themselves.
+"""The server, through the SDK and over loopback: throughput and latency compared with searches of its segments.
 
     python -m benchmarks.serve STORE INDEX [vectors] [sharing] [texts] [workers] [start] [overload] [--seconds 2]
 
-STORE is a copy of a real store. `benchmarks.serve_peers` asks other engines the same.
+STORE is a copy of a real store. `benchmarks.serve_peers` measures other engines with the same queries.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from scannery.v1.types_pb2 import Datapoint
 
 
 def vectors(store: str, name: str, seconds: float) -> None:
-    """Vector search: unary, in batches, and beside the segments themselves."""
+    """Vector search: single queries, batches, and searches of the segments in process."""
     opened = open_index(Store.open(store), name)
     vectors_ND, queries_QD = queries_of(opened)
     with (
@@ -67,7 +67,7 @@ def vectors(store: str, name: str, seconds: float) -> None:
 
 
 def _batches(servers: dict[str, Index], opened: OpenIndex, queries_QD: np.ndarray, seconds: float) -> str:
-    """Return a table of SearchMany, and of the same batches in this process; they take turns."""
+    """Return a table of SearchMany, and of the same batches in this process, measured in turns."""
     raws: dict[str, list[float]] = {"segments in process, two threads": [], "ScaNN alone, in parallel": []}
     rates: dict[str, list[float]] = {label: [] for label in servers}
     for _ in range(ROUNDS):
@@ -83,7 +83,7 @@ def _batches(servers: dict[str, Index], opened: OpenIndex, queries_QD: np.ndarra
 
 
 def recall_of(index: Index, vectors_ND: np.ndarray, queries_QD: np.ndarray) -> float:
-    """Return the recall; hits as good as the last true one count."""
+    """Return the recall; a hit counts if its score reaches that of the last true hit."""
     found = index.search_many(queries_QD, K, fields=[])
     true_QK = exact_search(vectors_ND, queries_QD, K, "cosine")[1]
     shares = [
@@ -99,7 +99,7 @@ def _calls(
     queries_QD: np.ndarray,
     seconds: float,
 ) -> str:
-    """Return a table of single calls, of a handler that does nothing, and of the search alone; they take turns."""
+    """Return a table of single calls, of an empty handler, and of the search alone, measured in turns."""
     pid, index = servers["a worker per core"]
     with (
         tempfile.NamedTemporaryFile() as answer,
@@ -152,7 +152,7 @@ def _calls(
 def _empty(
     index: Index, queries_QD: np.ndarray, place: Path
 ) -> AbstractContextManager[tuple[int, str, float]]:
-    """Give a server that answers every search with the same finished hits, without looking at it."""
+    """Yield a server that answers every search with the same prepared hits."""
     hits = index.search(queries_QD[0], K, fields=[])
     answer = SearchResponse()
     for hit in hits:
@@ -172,7 +172,7 @@ def _alone_us(opened: OpenIndex, queries_QD: np.ndarray) -> float:
 
 
 def _segments(opened: OpenIndex, queries_QD: np.ndarray) -> Callable[[int], object]:
-    """Return what asks the segments a hundred queries, merged by nobody."""
+    """Return a function that searches the segments for a hundred queries, without merging."""
     settings = opened.settings_for(None)
 
     def ask(number: int) -> None:
@@ -183,7 +183,7 @@ def _segments(opened: OpenIndex, queries_QD: np.ndarray) -> Callable[[int], obje
 
 
 def _scann(opened: OpenIndex, queries_QD: np.ndarray) -> Callable[[int], object]:
-    """Return what has ScaNN find the candidates of a hundred queries on all cores; nothing compares them exactly."""
+    """Return a function that finds a hundred queries' candidates with ScaNN on all cores, without rescoring."""
     settings = opened.settings_for(None)
 
     def ask(number: int) -> None:
@@ -191,7 +191,7 @@ def _scann(opened: OpenIndex, queries_QD: np.ndarray) -> Callable[[int], object]
             assert knobs is not None
             assert segment._searcher is not None
             count = knobs.rescored_for(K)
-            # What `search_batched_parallel` of ScaNN's Python does.
+            # As `search_batched_parallel` in ScaNN's Python.
             segment._searcher._native.search_batched(
                 hundred(queries_QD, number), count, count, knobs.leaves, True, 50
             )
@@ -200,7 +200,7 @@ def _scann(opened: OpenIndex, queries_QD: np.ndarray) -> Callable[[int], object]
 
 
 def texts(store: str, name: str, seconds: float) -> None:
-    """Text queries: one alone, many at once, and those that were asked before."""
+    """Text queries: single, concurrent, and repeated."""
     from scannery.embed import Encoder
 
     opened = open_index(Store.open(store), name)
@@ -269,7 +269,7 @@ def workers(store: str, name: str, seconds: float) -> None:
 
 
 def start(store: str, name: str, seconds: float) -> None:
-    """From the start of the command until it answers, with a warm page cache."""
+    """Measure the time from the start of the command to its first answer, with a warm page cache."""
     times = []
     for _ in range(ROUNDS):
         with served(store) as (pid, _, ready_s):

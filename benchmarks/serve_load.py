@@ -1,4 +1,4 @@
-"""Servers in processes of their own, callers, and what both of them cost."""
+"""Servers in separate processes, callers, and the processor time and memory of both."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ K = 10
 CALLERS = 8
 QUERIES = 500
 ROUNDS = 5
-"""Of each measurement; those that are compared take turns, and medians are told."""
+"""Rounds of each measurement; compared ones take turns, and medians are reported."""
 
 
 @contextmanager
 def started(module: str, *arguments: str) -> Iterator[tuple[int, str, float]]:
-    """Give the process of a server, its address, and how long it took until it was ready, in seconds."""
+    """Yield the process id of a server, its address, and its start time in seconds."""
     started_s = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
@@ -63,7 +63,7 @@ def started(module: str, *arguments: str) -> Iterator[tuple[int, str, float]]:
 
 
 def served(store: str, *options: str) -> AbstractContextManager[tuple[int, str, float]]:
-    """Give a server of a store, as `started` does."""
+    """Yield a server of a store, as `started` does."""
     arguments = ("--store", store, "--listen", "127.0.0.1:0", "--recall-share", "0", *options)
     return started("scannery.cli.main", "serve", *arguments)
 
@@ -90,7 +90,7 @@ def throughput(ask: Callable[[int], object], callers: int, seconds: float) -> tu
 
 
 def queries_of(index: OpenIndex) -> tuple[np.ndarray, np.ndarray]:
-    """Return all vectors, and queries like them: real ones with a little noise; all of length 1."""
+    """Return all vectors, and queries: stored vectors with a little noise; all of length 1."""
     vectors_ND = np.concatenate([segment.vectors(np.arange(segment.rows)) for segment in index.segments])
     generator = np.random.default_rng(0)
     picked_QD = vectors_ND[generator.choice(len(vectors_ND), QUERIES, replace=False)]
@@ -104,12 +104,12 @@ def queries_of(index: OpenIndex) -> tuple[np.ndarray, np.ndarray]:
 
 
 def unary(index: Index, queries_QD: np.ndarray, fields: Sequence[str] | None) -> Callable[[int], object]:
-    """Return what asks one query, by number."""
+    """Return a function that sends the query of a number."""
     return lambda number: index.search(queries_QD[number % len(queries_QD)], K, fields=fields)
 
 
 def batched(index: Index, queries_QD: np.ndarray) -> Callable[[int], object]:
-    """Return what asks a hundred queries in one call, by number."""
+    """Return a function that sends a hundred queries in one call, from a number on."""
     return lambda number: index.search_many(hundred(queries_QD, number), K, fields=[])
 
 
@@ -134,6 +134,6 @@ def children(pid: int) -> list[int]:
 
 
 def private_mib(pid: int) -> float:
-    """Return the memory that a process shares with nobody."""
+    """Return the private memory of a process in MiB."""
     sizes = dict(re.findall(r"(\w+): +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text()))
     return (int(sizes["Private_Dirty"]) + int(sizes["Private_Clean"])) / 1024

@@ -1,4 +1,4 @@
-"""A server that gets more than it can take, and one whose processes die or are exchanged, seen through the SDK."""
+"""A server under overload, and during deaths and reloads of its processes, measured through the SDK."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from scannery.indexer import Store, open_index
 __all__ = ["overload"]
 
 UNLOADED = 0.2
-"""Share of the capacity that leaves a server idle most of the time."""
+"""Share of the capacity at which a server is idle most of the time."""
 KEPT = 0.95
 
 
 def overload(store: str, name: str, seconds: float) -> None:
-    """Three times the capacity, open loop, and then at once little again; and deaths and reloads under load."""
+    """Measure three times the capacity, open loop, then a low rate at once; and deaths and reloads under load."""
     seconds = max(3.0, seconds)
-    # New texts, which have to be encoded: callers on the same cores could not send three times as many vectors.
+    # New texts, which must be encoded: callers on the same cores could not send three times the capacity in vectors.
     numbers = itertools.count()
     with served(store, "--workers", "auto") as (_, address, _):
 
         def step(rate: float) -> Step:
-            # Each process asks some of them: of so many, rarely the same.
+            # Each process draws from them at random; the list is long, so repeated texts are rare.
             count = 20 * int(rate * seconds)
             asked = [
                 f"what did they say about topic {next(numbers)} in the last episode" for _ in range(count)
@@ -54,7 +54,7 @@ def overload(store: str, name: str, seconds: float) -> None:
 
 
 def _capacity(step: Callable[[float], Step]) -> float:
-    """Return the most answers per second, at rates that double until the server does not keep up."""
+    """Return the highest number of answers per second, at rates that double until the server falls behind."""
     rate, most = 60.0, 0.0
     while True:
         answered = step(rate).answered_per_s
@@ -72,7 +72,7 @@ def _figures(step: Step) -> tuple[str, ...]:
 
 
 def _failures(store: str, name: str, seconds: float) -> None:
-    """Kill a worker, and reload, while callers ask through the SDK; tell what they see of it."""
+    """Kill a worker, and reload, while callers search through the SDK; report their errors and latencies."""
     _, queries_QD = queries_of(open_index(Store.open(store), name))
     for label, number in (("kill -9 of a worker", signal.SIGKILL), ("reload (SIGHUP)", signal.SIGHUP)):
         with (
@@ -89,7 +89,7 @@ def _failures(store: str, name: str, seconds: float) -> None:
 
 
 def _asked(ask: Callable[[int], object], seconds: float) -> tuple[int, list[float]]:
-    """Return how many calls failed, and how long each took, in seconds."""
+    """Return the number of failed calls, and the time of each call in seconds."""
     failures: list[Exception] = []
 
     def asked(number: int) -> None:

@@ -1,10 +1,9 @@
-"""Vector servers asked by concurrent callers: the same passages, queries, machine and run.
+"""Vector servers with concurrent callers: the same passages, queries, machine and run.
 
     python -m benchmarks.serve_peers STORE INDEX [scannery] [pgvector] [chroma] [milvus] [--seconds 4]
 
-Needs the extra `bench`, and milvus-lite with pymilvus. Every server is a process of its own and is asked on this
-machine by threads with a connection each; it turns its knob up until recall@10 is 0.95. STORE is a copy of a real
-store.
+Needs the extra `bench`, and milvus-lite with pymilvus. Every server is a separate process; threads on this machine
+query it with a connection each. Its recall setting is raised until recall@10 is 0.95. STORE is a copy of a real store.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ TARGET = 0.95
 
 Ask: TypeAlias = Callable[[np.ndarray], Sequence[int]]
 Peer: TypeAlias = Callable[[np.ndarray], Any]
-"""From the vectors to a context of: a function from a value of its knob and the number of a caller to what asks."""
+"""From vectors to a context with a function: (value of the recall setting, number of a caller) → query function."""
 
 
 @contextmanager
@@ -139,7 +138,7 @@ def milvus(vectors_ND: np.ndarray) -> Iterator[Callable[[int, int], Ask]]:
 def ours(
     store: str, name: str, vectors_ND: np.ndarray, queries_QD: np.ndarray, seconds: float
 ) -> Iterator[list[object]]:
-    """Yield the rows of Scannery: as it is tuned, for queries that are harder than these, and with a knob turned.
+    """Yield the rows of Scannery: with its tuned settings, which suit harder queries, and with a lower setting.
 
     Each as the SDK has it by default (the native protocol), and over gRPC alone.
     """
@@ -162,7 +161,7 @@ def ours(
 
 
 def _ids_of(index: Index, queries_QD: np.ndarray, leaves: int | None) -> Callable[[int], object]:
-    """Return what asks one query, by number, and reads the ids, as the peers are asked."""
+    """Return a function that sends the query of a number and reads the ids, as for the peers."""
 
     def ask(number: int) -> object:
         return [
@@ -175,7 +174,7 @@ def _ids_of(index: Index, queries_QD: np.ndarray, leaves: int | None) -> Callabl
 def measured(
     label: str, peer: Peer, vectors_ND: np.ndarray, queries_QD: np.ndarray, seconds: float
 ) -> list[object]:
-    """Return name, knob, recall, queries/s of 8 callers and p50 in ms, at the least effort that has the recall."""
+    """Return name, setting, recall, queries/s of 8 callers and p50 in ms, at the least setting with the recall."""
     true_QK = exact_search(vectors_ND, queries_QD, K, "dot")[1]
     with peer(vectors_ND) as asking:
         for effort in (10, 16, 24, 32, 48, 64, 96, 128, 256, 512):
@@ -196,7 +195,7 @@ def measured(
 
 
 def _rates(asks: Sequence[Callable[[int], object]], seconds: float) -> list[tuple[str, str]]:
-    """Return queries per second and p50 in ms, of 8 callers, of each; they take turns."""
+    """Return queries per second and p50 in ms of 8 callers for each, measured in turns."""
     rates: list[list[float]] = [[] for _ in asks]
     halves: list[list[float]] = [[] for _ in asks]
     for _ in range(ROUNDS):
@@ -233,7 +232,7 @@ PEERS: dict[str, tuple[Peer, str]] = {
     "chroma": (chroma, "chromadb"),
     "milvus": (milvus, "milvus-lite"),
 }
-"""Name → its server, and the package it is from."""
+"""Name → its server, and the package that it needs."""
 
 
 def main() -> None:

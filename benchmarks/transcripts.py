@@ -1,4 +1,4 @@
-"""Retrieval quality of transcripts: judged collections as WebVTT, five words a cue, against the same as plain text.
+"""Retrieval quality of transcripts: judged collections as WebVTT, five words per cue, against plain text.
 
     python -m benchmarks.transcripts [cranfield] [cisi] [--model MODEL]
 
@@ -37,7 +37,7 @@ def as_webvtt(text: str) -> str:
 
 
 def measure(collection: Collection, model: str, folder: Path) -> list[Evaluation]:
-    """Return what each way to search achieves on plain texts, and on the same texts as transcripts."""
+    """Return the metrics of each search mode on plain texts, and on the same texts as transcripts."""
     results = []
     for name, form in (("plain", str), ("WebVTT", as_webvtt)):
         index = _built(collection, model, form, folder / name)

@@ -1,1 +1,1 @@
-"""The scannery command: thin, it parses and prints."""
+"""The `scannery` command: parses arguments and prints results."""

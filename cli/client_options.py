@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options shared by the commands that query or change an index."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ __all__ = [
 
 IndexOption = Annotated[str, typer.Option("--index", "-i", help="Name of the index.")]
 TargetOption = Annotated[
-    str | None, typer.Option("--target", "-t", metavar="HOST:PORT", help="Ask this server.")
+    str | None, typer.Option("--target", "-t", metavar="HOST:PORT", help="Address of a server.")
 ]
 StoreOption = Annotated[
     str | None,
     typer.Option(
-        "--store", "-s", metavar="URI", help="Ask a store in this process: a folder, gs://, s3://, az://."
+        "--store", "-s", metavar="URI", help="A store, opened in this process: a folder, gs://, s3://, az://."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FieldsOption = Annotated[
     list[str] | None,
     typer.Option("--field", help="Return only this field or attribute; may be given several times."),
 ]
-TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Give up after so long.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Deadline of a call.")]
 
 
 def connected(target: str | None, store: str | None, *, timeout_s: float) -> Client:
-    """Return the client that --target or --store names; exactly one of them must be given.
+    """Return the client for --target or --store; exactly one of them must be given.
 
-    Credentials for a server are taken from the environment (`remote_options`).
+    Credentials for a server come from the environment (`remote_options`).
     """
     if (target is None) == (store is None):
         raise typer.BadParameter("give either --target HOST:PORT or --store URI")
@@ -54,15 +54,15 @@ def connected(target: str | None, store: str | None, *, timeout_s: float) -> Cli
                 f"--target must be HOST:PORT, got {target!r}; a folder goes with --store"
             )
         return connect(target, timeout_s=timeout_s, **remote_options())
-    # Paths that look like host:port are folders here: the option says what is meant.
+    # A path that looks like host:port is a folder here, because the option names a store.
     uri = store if store is None or "://" in store else f"./{store}" if ":" in store else store
     return connect(str(uri), timeout_s=timeout_s)
 
 
 def remote_options() -> ConnectOptions:
-    """Return how to connect to a server, as the environment says.
+    """Return the connection options from the environment variables.
 
-    Secrets have no options of their own: what stands on a command line can be read by every process of the machine.
+    Secrets have no options: every process of the machine can read a command line.
     """
     value = {name: os.environ.get(f"SCANNERY_{name.upper()}") or None for name in _ENVIRONMENT}
     options = ConnectOptions(
@@ -81,7 +81,7 @@ _ENVIRONMENT = ("api_key", "token", "tls", "ca", "cert", "key")
 
 
 def parsed_json(text: str | None, option: str) -> Any:
-    """Return the JSON in an option; None if it was not given."""
+    """Return the parsed JSON of an option; None if the option was not given."""
     if text is None:
         return None
     try:

@@ -1,13 +1,13 @@
-"""What the command says when something goes wrong, and its exit codes.
+"""Error messages and exit codes of the command.
 
 | code | meaning |
 | ---: | --- |
 | 0 | done |
-| 1 | done, and the answer is no: a check that found damage, a build that indexed nothing |
-| 2 | wrong usage or bad input; trying again will not help |
+| 1 | done, with a negative result: a check that found damage, a build that indexed nothing |
+| 2 | wrong usage or bad input; a retry does not help |
 | 3 | not found: store, index, datapoint, model, input file |
-| 4 | not now: no server there, no answer in time, overload, a faster writer, no store within reach, a full disk |
-| 5 | something is damaged or has a defect |
+| 4 | not now: no server, deadline exceeded, overload, a concurrent writer, store unreachable, disk full |
+| 5 | damaged data or a defect |
 | 6 | not allowed |
 | 130 | interrupted |
 """
@@ -22,7 +22,7 @@ NO, USAGE, NOT_FOUND, NOT_NOW, DEFECT, NOT_ALLOWED = range(1, 7)
 UNEXPECTED = DEFECT
 INTERRUPTED = 130
 
-# By name, so that looking up an error of one room does not import all the others. The nearest base counts.
+# By name, so that the lookup imports no other package. The nearest base class counts.
 EXIT_CODES: dict[str, int] = {
     "scannery.client.errors.ScanneryError": DEFECT,
     "scannery.client.errors.InvalidArgumentError": USAGE,
@@ -81,7 +81,7 @@ EXIT_CODES: dict[str, int] = {
     "scannery.pipelines.errors.NothingToIndexError": NO,
     "scannery.pipelines.errors.TooManyDeadLettersError": NO,
     "builtins.KeyboardInterrupt": INTERRUPTED,
-    # Of files that the user named, or of the machine.
+    # Errors of files that the user named, or of the machine.
     "builtins.FileNotFoundError": NOT_FOUND,
     "builtins.IsADirectoryError": USAGE,
     "builtins.NotADirectoryError": USAGE,
@@ -92,23 +92,23 @@ EXIT_CODES: dict[str, int] = {
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code for an error."""
-    if _is_of_the_disk(error):
+    if _is_disk_error(error):
         return NOT_NOW
     return next((EXIT_CODES[name] for name in _names(error) if name in EXIT_CODES), UNEXPECTED)
 
 
 def is_expected(error: BaseException) -> bool:
-    """Return whether the error's own text says all there is to say."""
-    return any(name in EXIT_CODES for name in _names(error)) or _is_of_the_disk(error)
+    """Return whether the error's message is sufficient, without its type or a traceback."""
+    return any(name in EXIT_CODES for name in _names(error)) or _is_disk_error(error)
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error on one line; with its type where that is news."""
+    """Return the message of an error on one line, with its type if the error is unexpected."""
     text = " ".join(_text(error).split()) or type(error).__name__
     return text if is_expected(error) else f"{type(error).__name__}: {text}"
 
 
-def _is_of_the_disk(error: BaseException) -> bool:
+def _is_disk_error(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 

@@ -1,4 +1,4 @@
-"""Processes that send requests at a rate, for `scannery bench serve`, and what comes of that."""
+"""Load generator of `scannery bench serve`: processes that send requests at a fixed rate and count the answers."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ __all__ = ["Latencies", "Step", "main", "run_step"]
 _PROGRAM = "scannery.cli.load_generator"
 _START_S = 120.0
 
-# Latencies are kept in steps of 1%, as in an HDR histogram: exact enough, and the same few hundred counters for ever.
+# Latencies are counted in steps of 1%, as in an HDR histogram: precise enough, with a few hundred counters.
 _PRECISION = math.log(1.01)
 _LEAST_S = 1e-5
 
 
 @dataclass
 class Latencies:
-    """A histogram of latencies, which can be added to others."""
+    """A histogram of latencies; the counts of two histograms can be added."""
 
     counts: Counter[int] = field(default_factory=Counter)
+    """Number of calls by step of 1%."""
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count a latency."""
         self.counts[max(0, round(math.log(max(seconds, _LEAST_S) / _LEAST_S) / _PRECISION))] += 1
 
     def quantile(self, share: float) -> float:
-        """Return the latency that a share of the calls stayed within, in seconds; NaN without calls."""
+        """Return the quantile `share` (0 to 1) in seconds; NaN without calls."""
         wanted, seen = share * self.counts.total(), 0
         for bucket in sorted(self.counts):
             seen += self.counts[bucket]
@@ -49,26 +50,26 @@ class Latencies:
 
 @dataclass
 class Step:
-    """What came of one rate."""
+    """Results of one rate."""
 
     rate: float
     """Requests due per second."""
     seconds: float
-    """From the first that was due until the last answer."""
+    """Time from the first due request to the last answer."""
     latencies: Latencies = field(default_factory=Latencies)
-    """Of requests that were answered."""
+    """Latencies of answered requests."""
     failed: Counter[str] = field(default_factory=Counter)
-    """Others, by error."""
+    """Failed requests by error."""
     failures: Latencies = field(default_factory=Latencies)
-    """Of those."""
+    """Latencies of failed requests."""
 
     @property
     def answered_per_s(self) -> float:
-        """Throughput."""
+        """Answered requests per second."""
         return self.latencies.counts.total() / self.seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures."""
+        """Return the results as JSON values."""
         return {
             "rate": self.rate,
             "answered_per_s": round(self.answered_per_s, 1),
@@ -92,21 +93,21 @@ def run_step(
     processes: int = 2,
     timeout_s: float = 10.0,
 ) -> Step:
-    """Keep up a rate for a while, from several processes.
+    """Send requests at a fixed rate from several processes.
 
     Args:
-        target: the server.
-        index: the index.
-        asked: texts to ask, or the dimensions of random vectors.
+        target: address of the server, HOST:PORT.
+        index: name of the index.
+        asked: texts to search for, or the number of dimensions of random vectors.
         rate: requests due per second, of all processes together.
-        seconds: how long.
-        k: hits wanted.
-        processes: that send.
-        timeout_s: after which a request fails.
+        seconds: duration.
+        k: hits per request.
+        processes: number of sending processes.
+        timeout_s: deadline of a request.
 
     """
-    # By processes of their own, since gRPC does not like to be forked while it runs; not by `multiprocessing`, which
-    # looks for itself in the current folder first.
+    # Separate processes, because gRPC must not be forked while it runs; not `multiprocessing`, whose child imports from
+    # the current folder first.
     job = {"target": target, "index": index, "asked": asked, "rate": rate / processes, "seconds": seconds, "k": k,
            "timeout_s": timeout_s}  # fmt: skip
     with ThreadPoolExecutor(processes) as pool:
@@ -120,11 +121,11 @@ def run_step(
 
 
 def _sent(job: Mapping[str, Any]) -> Step:
-    """Return what one process counted.
+    """Run one sending process and return its results.
 
     Raises:
-        ScanneryError: what it could not begin for.
-        RuntimeError, TimeoutExpired: it ended without a word, or not at all.
+        ScanneryError: the process could not begin.
+        RuntimeError, TimeoutExpired: it ended without results, or did not end in time.
 
     """
     from scannery.client import errors
@@ -140,7 +141,7 @@ def _sent(job: Mapping[str, Any]) -> Step:
         timeout=job["seconds"] + job["timeout_s"] + _START_S,
     )
     if done.returncode:
-        raise RuntimeError(f"a process that sends ended with status {done.returncode}")
+        raise RuntimeError(f"a sending process ended with status {done.returncode}")
     found = json.loads(done.stdout)
     if "error" in found:
         raise getattr(errors, found["error"])(found["message"], field=found["field"])
@@ -151,7 +152,7 @@ def _sent(job: Mapping[str, Any]) -> Step:
 
 
 def main() -> None:
-    """Send what the job on standard input says, and write what came of it to standard output, both JSON."""
+    """Run the job given as JSON on standard input, and write its results as JSON to standard output."""
     from scannery.client.errors import ScanneryError
 
     try:
@@ -183,7 +184,7 @@ async def _sending(
     step, tasks = Step(rate, seconds), set()
     queries = _queries(asked, number)
     options = remote_options()
-    options["retries"] = False  # refusals and failures are what is measured
+    options["retries"] = False  # refusals and failures are to be counted
     options["coalesce"] = False  # and each request by itself
     async with aio.connect(target, timeout_s=timeout_s, **options) as client:
         handle = client.index(index)

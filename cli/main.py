@@ -33,7 +33,7 @@ __all__ = ["app", "main", "run"]
 app = typer.Typer(
     name="scannery",
     no_args_is_help=True,
-    # Errors are ours to print: one line, and a traceback only with --debug.
+    # This module prints errors: on one line, with a traceback only with --debug.
     pretty_exceptions_enable=False,
     help="Turn a corpus into a search service.",
 )
@@ -43,7 +43,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         import apsw
 
-        # Live updates depend on it (scannery.live.log.database).
+        # The mutation log depends on SQLite's version (scannery.live.log.database).
         typer.echo(f"scannery {scannery.__version__} (SQLite {apsw.sqlite_lib_version()})")
         raise typer.Exit
 
@@ -64,7 +64,7 @@ def options(
     )
 
 
-# One line per command; each sits in a module of its own, which imports what is slow only when it runs.
+# One line per command; each module imports slow packages only when its command runs.
 app.command(no_args_is_help=True)(build)
 app.command(no_args_is_help=True)(search)
 app.command(no_args_is_help=True)(get)
@@ -83,41 +83,41 @@ app.command()(demo)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, print what went wrong, and return the exit code (`scannery.cli.errors` has the table)."""
+    """Run the command, print its error, and return the exit code (table: `scannery.cli.errors`)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         status = app(arguments, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (`| head`) has enough; the interpreter must not complain about it at exit.
+        # The reader (`| head`) has closed the pipe; the interpreter must not report that at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (KeyboardInterrupt, typer.Abort):
         typer.echo("interrupted", err=True)
         return INTERRUPTED
-    except Exception as error:  # noqa: BLE001  the last line of defence: no traceback without --debug
+    except Exception as error:  # noqa: BLE001  every other error: no traceback without --debug
         return _failed(error, debug=_debug(arguments))
-    if status == INTERRUPTED:  # typer's word for Ctrl-C
+    if status == INTERRUPTED:  # typer's exit code for Ctrl-C
         typer.echo("interrupted", err=True)
     return status if isinstance(status, int) else 0
 
 
 def run() -> NoReturn:
-    """Be the command: `main`, and then the end of the process."""
+    """Entry point of the command: run `main`, then end the process."""
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
     if status == INTERRUPTED:
-        # Threads of torch may still compute; a normal exit would destroy them while they run, which aborts.
+        # Torch's threads may still compute; a normal exit would destroy them while they run, and abort.
         os._exit(status)
-    gc.freeze()  # or the interpreter looks for cycles among all modules before it ends: half a second, with Beam
+    gc.freeze()  # without it a last collection over all modules takes half a second, with Beam
     sys.exit(status)
 
 
 def _failed(error: Exception, *, debug: bool) -> int:
     usage = getattr(error, "format_message", None)
-    if usage is not None:  # a usage error; which class that is depends on the version of typer
-        if message := " ".join(usage().split()):  # without arguments the help is all there is to say
+    if usage is not None:  # a usage error, whose class depends on typer's version
+        if message := " ".join(usage().split()):  # empty without arguments, where typer has printed the help
             typer.echo(f"error: {message}{_help_hint(error)}", err=True)
         return 2
     if debug:

@@ -1,4 +1,4 @@
-"""Hits and datapoints on paper: JSON for machines, a table on a terminal, plain text elsewhere."""
+"""Print hits and datapoints: as JSON, as a table on a terminal, or as plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = [
 ]
 
 WIDE = 200
-"""Columns where there is no terminal: a file or a pipe has room for whole names."""
+"""Width in characters without a terminal, so that files and pipes get whole names."""
 
 PASSAGE_LINES = 3
-"""Lines of a passage in the table; `--json` and plain text have all of it."""
+"""Lines of a passage in the table; `--json` and plain text print the whole passage."""
 
 
 def console() -> Console:
-    """Return where text for people goes: as wide as the terminal, and wide enough to cut nothing off elsewhere."""
+    """Return the console for text: as wide as the terminal, and `WIDE` elsewhere."""
     found = Console(highlight=False)
     if found.is_terminal or "COLUMNS" in os.environ:
         return found
@@ -42,12 +42,12 @@ def console() -> Console:
 
 
 def print_json(value: object) -> None:
-    """Print JSON, indented, as it is: without escapes for other scripts."""
+    """Print indented JSON, without escapes for non-ASCII characters."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size for people: 5.2 MiB."""
+    """Return a size as text, such as 5.2 MiB."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -75,7 +75,7 @@ def point_json(point: Datapoint) -> dict[str, Any]:
 
 
 def print_hits(hits: Hits) -> None:
-    """Print hits for people: a table on a terminal, else a block of plain text for each."""
+    """Print hits: a table on a terminal, else a block of plain text for each."""
     out = console()
     if not hits:
         typer.echo("No hits.")
@@ -89,7 +89,7 @@ def print_hits(hits: Hits) -> None:
 
 
 def print_explanation(explanation: Explanation) -> None:
-    """Print how a query was answered: a line for each segment, then the times and the expected recall."""
+    """Print how a query was answered: a line per segment, then the times and the expected recall."""
     typer.echo("\nHow it was answered")
     for plan in explanation.segments:
         leaves = f", {plan.leaves_searched:,} leaves" if plan.leaves_searched else ""
@@ -102,7 +102,7 @@ def print_explanation(explanation: Explanation) -> None:
 
 
 def print_points(points: Iterable[Datapoint]) -> None:
-    """Print datapoints for people, one block each."""
+    """Print datapoints as text, one block each."""
     for point in points:
         typer.echo("\n   ".join(_lines(point)))
 
@@ -124,7 +124,7 @@ def _table(hits: Hits, columns: int) -> Table:
 
 
 def _scores(hit: Hit) -> list[str]:
-    """Return the score, and those by which hybrid and reranked hits are in their order."""
+    """Return the score, and the scores that order hybrid and reranked hits."""
     sides = {"rerank": hit.rerank_score, "dense": hit.dense_score, "lexical": hit.lexical_score}
     return [
         f"{hit.score:.4f}",
@@ -174,7 +174,7 @@ def _plain(value: object) -> object:
 
 
 def _one_line(text: str) -> str:
-    # Control characters of a stranger's text must not reach the terminal.
+    # Control characters of indexed text must not reach the terminal.
     return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))
 
 

@@ -1,4 +1,4 @@
-"""Plots for people; matplotlib is the extra `plot`."""
+"""Plots; matplotlib is the extra `plot`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def plot_curves(manifest: Manifest, path: Path) -> None:
     """Draw the recall curve of each ScaNN segment, with the target, to an image file.
 
     Raises:
-        typer.BadParameter: matplotlib is not installed, every segment is searched exactly, or the file's ending is none
-            of an image.
+        typer.BadParameter: matplotlib is not installed, every segment is searched exactly, or matplotlib does not know
+            the file's ending.
         OSError: the file cannot be written.
 
     """
@@ -46,5 +46,5 @@ def plot_curves(manifest: Manifest, path: Path) -> None:
     axes.legend(loc="lower right")
     try:
         figure.savefig(path, dpi=130)
-    except ValueError as error:  # an ending that it does not know
+    except ValueError as error:  # a file ending that matplotlib does not know
         raise typer.BadParameter(str(error), param_hint="--plot") from error

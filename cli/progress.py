@@ -1,4 +1,4 @@
-"""Progress of long commands: bars on a terminal; elsewhere, of builds, a line now and then."""
+"""Progress of long commands: bars on a terminal; for builds, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["counting_bar", "stage_bar"]
 STAGES = {"plan": "reading input", "embed": "embedding", "segment": "building segments", "done": "done"}
 
 LINE_EVERY_S = 30.0
-"""Between two lines where there is no terminal: a log of a long build stays readable, one of a short build empty."""
+"""Interval of lines without a terminal: the log of a long build stays readable, that of a short build empty."""
 
 
 @contextmanager
 def counting_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Give a callback (done, total) that draws a bar on a terminal, and None elsewhere."""
+    """Yield a callback (done, total) that draws a bar on a terminal, and None elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None
@@ -37,7 +37,7 @@ def counting_bar(label: str) -> Iterator[Callable[[int, int], None] | None]:
 
 @contextmanager
 def stage_bar() -> Iterator[ProgressCallback]:
-    """Give a callback that says on standard error where a pipeline stands: a bar on a terminal, lines elsewhere."""
+    """Yield a callback that shows a pipeline's progress on standard error: a bar on a terminal, lines elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines(console)
@@ -50,11 +50,16 @@ def stage_bar() -> Iterator[ProgressCallback]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        yield _Drawing(bar)
+        yield _Bar(bar)
 
 
 class _Stage:
-    """The stage that runs, and how fast: what an earlier run finished does not count."""
+    """The running stage and its rate, without work that an earlier run finished.
+
+    Args:
+        first: progress when the stage began.
+
+    """
 
     def __init__(self, first: BuildProgress) -> None:
         self.name, self._first, self._started = first.stage, first, time.monotonic()
@@ -72,13 +77,13 @@ class _Stage:
         return ", ".join(parts)
 
     def seconds_left(self, now: BuildProgress) -> float | None:
-        """Return about how long the stage will take, None while that is unknown."""
+        """Return the estimated rest of the stage in seconds, None while unknown."""
         done = now.done - self._first.done
         return (time.monotonic() - self._started) * (now.total - now.done) / done if done else None
 
 
-class _Drawing:
-    """Draws where a build stands; a new stage starts a new bar, with a rate of its own."""
+class _Bar:
+    """Draws a build's progress; each stage has a new bar, with its own rate."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -96,7 +101,7 @@ class _Drawing:
 
 
 class _Lines:
-    """Prints where a build stands, for logs."""
+    """Prints a build's progress as lines, for logs."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

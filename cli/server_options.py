@@ -1,4 +1,4 @@
-"""Options of the commands that serve, and what they mean."""
+"""Options of `scannery serve` and `scannery encoder`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 _SECURITY = "Security"
 
 
-def _secured(*names: str, **options: Any) -> Any:
+def _security_option(*names: str, **options: Any) -> Any:
     return typer.Option(*names, rich_help_panel=_SECURITY, **options)
 
 
@@ -51,13 +51,11 @@ WorkersOption = Annotated[
 ]
 DeviceOption = Annotated[Literal["auto", "cpu", "cuda", "xla"], typer.Option(help="Where texts are encoded.")]
 DrainOption = Annotated[
-    float, typer.Option(metavar="SECONDS", help="How long running requests may finish after a stop.")
+    float, typer.Option(metavar="SECONDS", help="Time for running requests to finish after a stop.")
 ]
 CachedQueriesOption = Annotated[
     int,
-    typer.Option(
-        help="Vectors of queries to remember. 0: none, so that times of answers reveal no earlier query."
-    ),
+    typer.Option(help="Query vectors to cache. 0: none, so that response times reveal no earlier query."),
 ]
 MetricsOption = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics here, at /metrics.")
@@ -71,35 +69,39 @@ NativeOption = Annotated[
     ),
 ]
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log one JSON object per line.")]
-KeysOption = Annotated[str, _secured(metavar="FILE", help="Ask for an API key (scannery keys).")]
-JwksOption = Annotated[str, _secured(metavar="FILE", help="Ask for a JSON Web Token; the issuer's keys.")]
-JwtIssuerOption = Annotated[str, _secured(metavar="ISS", help="Issuer of the tokens.")]
-JwtAudienceOption = Annotated[str, _secured(metavar="AUD", help="Audience of the tokens.")]
-TlsCertOption = Annotated[str, _secured(metavar="FILE", help="Certificate chain, PEM.")]
-TlsKeyOption = Annotated[str, _secured(metavar="FILE", help="Its private key, PEM.")]
+KeysOption = Annotated[
+    str, _security_option(metavar="FILE", help="Require an API key from this file (scannery keys).")
+]
+JwksOption = Annotated[
+    str, _security_option(metavar="FILE", help="Require a JSON Web Token; file with the issuer's keys.")
+]
+JwtIssuerOption = Annotated[str, _security_option(metavar="ISS", help="Issuer of the tokens.")]
+JwtAudienceOption = Annotated[str, _security_option(metavar="AUD", help="Audience of the tokens.")]
+TlsCertOption = Annotated[str, _security_option(metavar="FILE", help="Certificate chain, PEM.")]
+TlsKeyOption = Annotated[str, _security_option(metavar="FILE", help="Private key of the certificate, PEM.")]
 BehindTlsOption = Annotated[
     bool,
-    _secured(
-        "--behind-tls", help="Something in front of this server ends TLS: take keys in the clear from it."
+    _security_option(
+        "--behind-tls", help="A proxy in front of this server ends TLS: accept keys over plain connections."
     ),
 ]
 ClientCaOption = Annotated[
-    str, _secured(metavar="FILE", help="Ask callers for a certificate of this authority.")
+    str, _security_option(metavar="FILE", help="Require client certificates of this authority.")
 ]
-PublicHealthOption = Annotated[bool, _secured(help="Answer health probes without credentials.")]
+PublicHealthOption = Annotated[bool, _security_option(help="Answer health probes without credentials.")]
 ReflectionOption = Annotated[
     bool | None,
-    _secured(
-        help="Serve gRPC reflection; by default only where no credentials are asked for.", show_default=False
+    _security_option(
+        help="Serve gRPC reflection; by default only without authentication.", show_default=False
     ),
 ]
 InsecureOption = Annotated[
-    bool, _secured("--insecure", help="Allow an address beyond loopback without authentication.")
+    bool, _security_option("--insecure", help="Allow an address beyond loopback without authentication.")
 ]
 
 
 def security(**given: Any) -> SecurityConfig:
-    """Return what the options of the security panel say, by their names."""
+    """Return the security configuration from the options, by their names."""
     from scannery.serving import SecurityConfig
 
     return SecurityConfig(
@@ -122,7 +124,7 @@ def security(**given: Any) -> SecurityConfig:
 
 
 def become_server(log_json: bool) -> None:
-    """Log what happens (tools say only what goes wrong), and have room for many connections."""
+    """Raise the log level to INFO (other commands log warnings), and the limit of open files for many connections."""
     from scannery.serving.process.os_calls import allow_open_files
 
     allow_open_files()
@@ -135,7 +137,7 @@ def become_server(log_json: bool) -> None:
 
 
 def worker_count(text: str) -> int:
-    """Return the number of processes that --workers means."""
+    """Return the number of processes for --workers; `auto`: the available cores."""
     from scannery.serving.process.os_calls import available_cores
 
     if text == "auto":
@@ -146,5 +148,5 @@ def worker_count(text: str) -> int:
 
 
 def announce(address: str) -> None:
-    """Say that requests are answered, and where."""
+    """Print the address once requests are answered."""
     typer.echo(f"Serving on {address}; Ctrl-C stops.")

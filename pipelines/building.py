@@ -30,7 +30,7 @@ from scannery.pipelines.planning.compatibility import check_compatible, needs_re
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.report import BuildReport
 from scannery.pipelines.sources import Part, arrange, find_files, ids_to_delete
-from scannery.pipelines.stages.update import Touch, write_deletes
+from scannery.pipelines.stages.update import ShardChange, write_deletes
 from scannery.pipelines.state.job import Job, Mode
 from scannery.pipelines.state.progress import ProgressCallback
 from scannery.pipelines.state.work_units import WorkUnit, group, key_of
@@ -41,8 +41,8 @@ __all__ = ["MODES", "build", "build_id", "new_job"]
 MODES: tuple[Mode, ...] = ("upsert", "full")
 
 ATTEMPTS = 4
-"""How often a build starts from the current version, if others commit while it works. Nothing is embedded twice: what
-it repeats is to compare its input with the shards, and to write those that change."""
+"""Attempts to commit on top of the current version when others commit during the build. A repetition compares the
+input with the shards again and writes those that change; it embeds nothing twice."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,35 +63,35 @@ def build(
 ) -> BuildReport:
     """Build the index that `spec` describes from all records in `inputs`, and commit it as a new version.
 
-    Where the index exists it is updated: documents of the input are added, or replaced with all of their passages,
-    and all others stay. What earlier runs finished is not done again, so a build that was killed goes on where it
-    stood, and one whose input changed embeds what changed. Where somebody else commits a version meanwhile, the build
-    goes on from that one. Records that cannot be indexed become dead letters.
+    An existing index is updated: documents of the input are added, or replaced with all of their passages, and all
+    others stay. Work that an earlier run finished is reused, so a killed build resumes, and a build whose input changed
+    embeds only the changes. If another process commits a version during the build, the build is applied on top of that
+    version. Records that cannot be indexed become dead letters.
 
     Args:
         spec: what to build.
         inputs: files, folders and patterns, local or in object stores (sources.find_files). May be empty if there
             are `deletes`; the spec of the index stays as it is then.
         store_uri: where the index lives; a local folder is created.
-        mode: `upsert` as above, or `full`: the input is the whole index, and what it has no longer is removed.
-        deletes: ids of documents to remove from an existing index (of datapoints, where these are not parts of
-            documents). Ids that are not there are counted. One that is in the input too is removed all the same.
+        mode: `upsert` as above, or `full`: the input is the whole index, and documents missing from it are removed.
+        deletes: ids of documents to remove from an existing index (of datapoints, where the source has no documents).
+            Unknown ids are counted. An id that the input also has is removed as well.
         runner: which engine runs the pipeline (runners.RUNNERS); default `local`, in this process.
         runner_options: options for that engine, as on a command line.
-        progress: called from another thread as work gets done.
+        progress: called from another thread as work is finished.
         max_dead_letters: fail without a version if more records are refused: a number from 1 (or 0), or a share of
             all records below 1.
-        queries: a file of queries as users will ask them (tuning/tuning_queries.py), to tune the index for in place
-            of such as are made of its own rows. They are kept, for later builds too.
+        queries: a file of queries as users will ask them (tuning/tuning_queries.py). The index is tuned for these
+            instead of queries made from its own rows. They are stored and used by later builds.
         before: called with the store and the name of an index that exists, before the build reads its version. The
             command line seals live updates there, so that the build replaces them.
 
     Raises:
         InvalidSpecError: `spec` is a mapping that does not describe an index.
         InvalidRecordError: an id in `deletes` cannot be one.
-        PipelineError: see errors.py; a build that fails leaves no version, and what was finished is reused.
+        PipelineError: see errors.py; a failed build leaves no version, and the next run reuses its finished work.
         EmbedError: the encoder cannot be loaded.
-        AlreadyExistsError: others committed a version each time that this build was about to.
+        AlreadyExistsError: another process committed a version before this build did, in every attempt.
         IndexerError: the store failed, or a segment could not be built.
 
     """
@@ -101,13 +101,15 @@ def build(
     gone = {identifier(value, field="deletes") for value in deletes}
     _check_mode(mode, inputs, gone)
     files = arrange(find_files(inputs), spec.source) if inputs else []
-    gone |= ids_to_delete(files) if mode == "upsert" else set()  # a full build has what its input has
+    gone |= (
+        ids_to_delete(files) if mode == "upsert" else set()
+    )  # a full build removes all ids without a record
     store = Store.open(store_uri, create=bool(inputs))
     parent = _current(store, spec.index, needed=not inputs)
     if parent is not None and before is not None:
         before(store, spec.index)
     with working(store, spec.index) as lease:
-        parent = _held(store, spec.index, lease)
+        parent = _hold_parent(store, spec.index, lease)
         began_at = parent.log_sequence if parent is not None else 0
         if parent is not None and not files:
             spec = parent.spec
@@ -129,22 +131,22 @@ def build(
             )
             _check_overtaken(job, parent)
             units = group(parts, limit, job.recipe)
-            touches = _touches(job, store, gone if parent else (), parent)
+            shard_changes = _shard_changes(job, store, gone if parent else (), parent)
             if not units and not gone:
                 raise NothingToIndexError("no record could be indexed (the input is empty)")
-            job = dataclasses.replace(job, build_id=build_id(job, units, touches))
+            job = dataclasses.replace(job, build_id=build_id(job, units, shard_changes))
             lease.hold(parent=job.parent, units=[unit.key for unit in units])
             try:
-                record = execute(job, store, units, touches, engine, progress)
+                record = execute(job, store, units, shard_changes, engine, progress)
                 break
             except (AlreadyExistsError, MissingFileError) as error:
                 if attempt == ATTEMPTS:
                     raise
-                _LOG.info("%s; going on from there", error)
+                _LOG.info("%s; starting again from the current version", error)
                 held = [unit.key for unit in units]
                 parent = hold_current(store, spec.index, lease, units=held)
                 if before is not None and parent is not None and parent.log_sequence < began_at:
-                    # A build that began earlier: what was sealed before this one is in the log again.
+                    # A build that began earlier has committed: updates sealed before this build are in the log again.
                     before(store, spec.index)
                     parent = hold_current(store, spec.index, lease, units=held)
         check_record(record, job)
@@ -153,23 +155,26 @@ def build(
     return BuildReport.of(record, manifest, store=job.store_uri, files=files, seconds=seconds)
 
 
-def _held(store: Store, index: str, lease: WorkLease) -> Manifest | None:
-    """Return the current version, with a lease of it and of all that the log has after it."""
+def _hold_parent(store: Store, index: str, lease: WorkLease) -> Manifest | None:
+    """Return the current version, with a lease on it and on the log after it."""
     for _ in range(ATTEMPTS):
         parent = hold_current(store, index, lease)
         lease.keep_log(parent.log_sequence if parent else 0)
-        # Whoever makes the version after the next one cuts the log here, and looks at leases after its commit.
+        # The commit of the version after the next one cuts the log here, and that process checks leases only after its
+        # commit: so the lease is safe only if at most one version was committed meanwhile.
         if (latest_version(store, index) or 0) <= (parent.version if parent else 0) + 1:
             return parent
-    raise AlreadyExistsError(f"index {index!r} gets new versions all the time; run this again")
+    raise AlreadyExistsError(
+        f"index {index!r}: new versions were committed in each of {ATTEMPTS} attempts; run this again"
+    )
 
 
 def _check_overtaken(job: Job, parent: Manifest | None) -> None:
-    """Refuse to go on where live updates that were sealed while the build ran could not be kept.
+    """Refuse to publish where live updates that were sealed during the build would be lost.
 
     Raises:
-        SpecConflictError: they are of another space, or of other types.
-        AlreadyExistsError: they came before another build or a rollback, so the log is not applied again from there.
+        SpecConflictError: their vector space or attribute types differ from the build's.
+        AlreadyExistsError: another build or a rollback followed them, so the log cannot be replayed from there.
 
     """
     if parent is None or job.newer_than is None or job.keep_rows or job.mode != "full":
@@ -180,11 +185,11 @@ def _check_overtaken(job: Job, parent: Manifest | None) -> None:
     retyped = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
     if retyped or not _same_space(parent, job.dimensions, job.fingerprint):
         raise SpecConflictError(
-            f"{what}, and do not fit its {', '.join(retyped) or 'encoder and dimensions'}; nothing was published: "
-            "run it again while nothing is written"
+            f"{what}, and do not fit its {', '.join(retyped) or 'encoder and dimensions'}; nothing was published. "
+            "Pause writes and run it again"
         )
     if parent.log_floor > job.newer_than:
-        raise AlreadyExistsError(f"{what}, and so did another build or a rollback; run this one again")
+        raise AlreadyExistsError(f"{what}, and another build or a rollback was committed; run this one again")
 
 
 class _Clock:
@@ -221,10 +226,10 @@ def _job(
     parent: Manifest | None,
     mode: Mode,
 ) -> Job:
-    """Return the job, without what the caller chose and without the name that depends on its input.
+    """Return the job without the caller's options and without the build id, which depends on the input.
 
     Raises:
-        SpecConflictError: rows of the index and of the spec do not mix.
+        SpecConflictError: rows of the index do not fit the spec (compatibility.py).
 
     """
     updates = mode == "upsert" and parent is not None
@@ -251,7 +256,7 @@ def _job(
 
 
 def _can_keep_rows(job: Job, parent: Manifest) -> bool:
-    """Return whether the segments of an index are as this job would make them of the same rows."""
+    """Return whether this job would make the same segments from the same rows as the index has."""
     try:
         check_compatible(job.spec, parent, dimensions=job.dimensions, fingerprint=job.fingerprint)
     except SpecConflictError:
@@ -271,11 +276,10 @@ def new_job(
     mode: Mode,
     queries: str | None = None,
 ) -> Job:
-    """Return a job, without what the caller of `build` chose and without a name.
+    """Return a job without the caller's options and without a build id.
 
-    The words of the index are made by the rules that it has, unless the spec names others.
-
-    Without `queries` to tune for, those that the parent was tuned for stay, if they are of the same encoder.
+    An index keeps its analyser version unless the spec names another. Without `queries`, the job keeps the parent's
+    tuning queries if they were encoded by the same encoder.
     """
     spec = _with_rules(spec, parent if mode == "upsert" else None)
     known = None if parent is None else queries_of(parent)
@@ -309,13 +313,13 @@ def new_job(
 
 
 TEXT_VERSION = 2
-"""Part of the recipe where there are texts: raise it when some text would be embedded or searched in another way.
+"""Part of the recipe of indexes with texts: raise it when some text would be embedded or searched differently.
 
-Units are made again then; documents whose content hash stays (records/passages.py) are not embedded again."""
+Units are then made again; documents with an unchanged content hash (records/passages.py) are not embedded again."""
 
 
 def _with_rules(spec: IndexSpec, parent: Manifest | None) -> IndexSpec:
-    """Return the spec with the version of the rules for words: that of the index, of a new one the newest."""
+    """Return the spec with an analyser version: the index's own, or the newest for a new index."""
     if spec.lexical is None or spec.lexical.analyser is not None:
         return spec
     old = None if parent is None else parent.spec.lexical
@@ -328,16 +332,16 @@ def _same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] |
     return dimensions == parent.dimensions and digests[0] == digests[1]
 
 
-def build_id(job: Job, units: Sequence[WorkUnit], touches: Mapping[int, Touch]) -> str:
-    """Return the name of a build: equal for builds that do the same."""
-    # Not of the mode: a first build and its repetition, which is an update, are one build.
+def build_id(job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange]) -> str:
+    """Return the name of a build; builds that do the same work have the same name."""
+    # Without the mode: a first build is `full` and its repetition `upsert`, and both must have one name.
     spec, keys = job.spec.model_dump(mode="json"), [unit.key for unit in units]
-    changes = sorted((shard, touch.key) for shard, touch in touches.items())
+    changes = sorted((shard, change.key) for shard, change in shard_changes.items())
     return key_of("build", spec, job.recipe, keys, job.merge, job.queries, changes)[:16]
 
 
 def _fingerprint(encoder: PlannedEncoder | None, parent: Manifest | None) -> dict[str, Any] | None:
-    """Return the encoder's fingerprint; as the index has it if it is the same, under whatever name it was loaded."""
+    """Return the encoder's fingerprint; the index's record of it if the digests are equal, whatever the model name."""
     if encoder is None:
         return None
     known = parent.encoder if parent is not None else None
@@ -345,17 +349,21 @@ def _fingerprint(encoder: PlannedEncoder | None, parent: Manifest | None) -> dic
     return known if same else encoder.fingerprint.to_dict()
 
 
-def _touches(job: Job, store: Store, gone: Iterable[str], parent: Manifest | None) -> dict[int, Touch]:
-    """Return what happens to shards besides new rows: deletes, and making anew what the spec has changed."""
+def _shard_changes(
+    job: Job, store: Store, gone: Iterable[str], parent: Manifest | None
+) -> dict[int, ShardChange]:
+    """Return the changes to shards besides new rows: deletes, and shards to rewrite because the spec changed."""
     by_shard: dict[int, list[str]] = {}
     for document in gone:
         by_shard.setdefault(shard_of(document, job.shards), []).append(document)
-    touches = {shard: Touch(write_deletes(store, job.index, ids)) for shard, ids in by_shard.items()}
-    # Rows that live updates wrote while a full build ran stay, also in shards of which its input has nothing.
+    shard_changes = {
+        shard: ShardChange(write_deletes(store, job.index, ids)) for shard, ids in by_shard.items()
+    }
+    # Rows that live updates wrote during a full build stay, also in shards for which the input has no row.
     keeps_newer = job.newer_than is not None and job.keep_rows
     if (job.merge or keeps_newer) and parent is not None:
-        touches = {entry.shard: Touch() for entry in parent.segments} | touches
-    return touches
+        shard_changes = {entry.shard: ShardChange() for entry in parent.segments} | shard_changes
+    return shard_changes
 
 
 def _current(store: Store, index: str, *, needed: bool) -> Manifest | None:

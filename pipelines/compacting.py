@@ -1,4 +1,4 @@
-"""Compact an index: every shard with several segments, or with deleted rows, gets one segment without any."""
+"""Compact an index: rewrite every shard that has several segments or deleted rows as one segment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scannery.pipelines.building import build_id, new_job
 from scannery.pipelines.execution.run import Engine, execute
 from scannery.pipelines.execution.runners import check_engine
 from scannery.pipelines.stages.rebase import rebase
-from scannery.pipelines.stages.update import Touch, update_shard
+from scannery.pipelines.stages.update import ShardChange, update_shard
 from scannery.pipelines.state.progress import ProgressCallback
 
 __all__ = ["CompactReport", "compact"]
@@ -25,10 +25,14 @@ __all__ = ["CompactReport", "compact"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompactReport:
-    """What `compact` did."""
+    """Result of `compact`."""
 
     index: str
+    """Name of the index."""
+
     version: int
+    """The current version after the run."""
+
     up_to_date: bool
     """No shard had several segments or deleted rows, so no version was made."""
 
@@ -36,13 +40,28 @@ class CompactReport:
     """Shards whose segments were merged or rewritten."""
 
     segments_before: int
+    """Number of segments of the version before."""
+
     segments: int
+    """Number of segments of the new version."""
+
     rows: int
+    """Live datapoints."""
+
     size_bytes_before: int
+    """Size of the segments before."""
+
     size_bytes: int
+    """Size of the segments of the new version."""
+
     recall: float | None
+    """Expected recall@10 at default settings; None if not measured."""
+
     recall_reached: bool
+    """Whether every segment has a setting that reaches the target recall."""
+
     seconds: float
+    """Wall time of the run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready values."""
@@ -59,34 +78,41 @@ def compact(
 ) -> CompactReport:
     """Make one segment of every shard that has several or deleted rows, and commit the result as a new version.
 
-    The datapoints are the same before and after. A run that was killed goes on where it stood. Versions that others
-    commit meanwhile are built upon; a shard that they have rewritten is left as it is.
+    The datapoints are the same before and after. A killed run resumes. If other processes commit versions meanwhile,
+    the result is committed on top of them; a shard that they have rewritten is left as it is.
+
+    Args:
+        index: name of the index.
+        store_uri: where it lives.
+        runner: which engine runs the pipeline (runners.RUNNERS); default `local`, in this process.
+        runner_options: options for that engine, as on a command line.
+        progress: called from another thread as work is finished.
 
     Raises:
         NotFoundError: no such store or index, or a segment is missing.
         CorruptError: a segment is damaged.
-        AlreadyExistsError: others committed a version each time that this was about to.
+        AlreadyExistsError: another process committed a version before this run did, in every attempt.
         BuildError: ScaNN failed.
 
     """
     started, started_at = time.perf_counter(), time.time()
     check_engine(runner, runner_options, [store_uri])
     store = Store.open(store_uri)
-    read_manifest(store, index)  # a clear NotFoundError
+    read_manifest(store, index)  # raises a clear NotFoundError
     engine = Engine(runner=runner, options=runner_options)
     with working(store, index) as lease:
         before = hold_current(store, index, lease)
         assert before is not None
-        shards = _worn(before)
+        shards = _shards_to_compact(before)
         after = _compacted(before, shards, store, engine, progress, started_at) if shards else before
     return _report(before, after, shards, time.perf_counter() - started)
 
 
-def _worn(manifest: Manifest) -> tuple[int, ...]:
+def _shards_to_compact(manifest: Manifest) -> tuple[int, ...]:
     """Return the shards with several segments or deleted rows."""
     counts = Counter(entry.shard for entry in manifest.segments)
-    worn = {entry.shard for entry in manifest.segments if entry.deleted or counts[entry.shard] > 1}
-    return tuple(sorted(worn))
+    found = {entry.shard for entry in manifest.segments if entry.deleted or counts[entry.shard] > 1}
+    return tuple(sorted(found))
 
 
 def _compacted(
@@ -99,14 +125,14 @@ def _compacted(
 ) -> Manifest:
     job = new_job(before.spec, store, dimensions=before.dimensions, shards=before.shards,
                   fingerprint=before.encoder, parent=before, mode="upsert")  # fmt: skip
-    touches = {shard: Touch() for shard in shards}
+    shard_changes = {shard: ShardChange() for shard in shards}
     job = dataclasses.replace(job, merge=True, started_at=started_at)
-    job = dataclasses.replace(job, build_id=build_id(job, [], touches))
+    job = dataclasses.replace(job, build_id=build_id(job, [], shard_changes))
     try:
-        record = execute(job, store, [], touches, engine, progress)
+        record = execute(job, store, [], shard_changes, engine, progress)
         return read_manifest(store, before.index, record.version)
     except AlreadyExistsError:
-        outcomes = [update_shard(shard, [Touch().to_json()], before, job, store) for shard in shards]
+        outcomes = [update_shard(shard, [ShardChange().to_json()], before, job, store) for shard in shards]
         return rebase(outcomes, before, job, store)
 
 

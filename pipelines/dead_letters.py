@@ -1,7 +1,7 @@
-"""Dead letters: every record that does not become a datapoint, with the reason: nothing is lost silently.
+"""Dead letters: a record of every input record that did not become a datapoint, with the reason.
 
-They are JSON lines, one per record or file. `source` and `line` (JSONL, CSV) or `row` (Parquet, Avro) say where
-it was, both counted from 1; `excerpt` is the start of the record as it was read.
+They are JSON lines, one per record or file. `source` and `line` (JSONL, CSV) or `row` (Parquet, Avro) give its
+position, both counted from 1; `excerpt` is the start of the record as it was read.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["EXCERPT_CHARACTERS", "REASONS", "DeadLetter", "count_categories", "c
            "json_lines"]  # fmt: skip
 
 REASONS: Mapping[str, str] = MappingProxyType({
-    "unreadable_file": "the file cannot be opened: permission, or gone since it was listed",
+    "unreadable_file": "the file cannot be opened: permission, or removed since it was listed",
     "damaged_file": "the file is damaged or cut off; records before the damage are kept, the rest is lost",
-    "malformed": "it cannot be parsed: not a JSON object, a row that does not fit the header, an array not of rows",
+    "malformed": "it cannot be parsed: not a JSON object, a row that does not fit the header, an array without rows",
     "encoding": "the record is not valid UTF-8",
     "too_large": "the record is larger than 64 MiB",
     "missing_id": "the id field is absent or null",
@@ -37,7 +37,7 @@ REASONS: Mapping[str, str] = MappingProxyType({
     "attribute": "an attribute does not fit its type in the spec",
     "payload": "the payload is not JSON (a CSV cell), or holds NaN or infinity",
 })  # fmt: skip
-"""The closed set of reasons, and what each means."""
+"""All reasons, each with its meaning."""
 
 EXCERPT_CHARACTERS = 400
 
@@ -50,18 +50,28 @@ class DeadLetter:
     """A key of `REASONS`."""
 
     message: str
+    """The problem, as one sentence."""
+
     source: str
     """URI or path of the input file."""
 
     line: int | None = None
+    """Line of the record, from 1; None in formats with rows."""
+
     row: int | None = None
+    """Row of the record, from 1; None in formats with lines."""
+
     field: str | None = None
-    """The input field that is wrong, or None where the record as a whole is."""
+    """The wrong input field; None if the whole record is wrong."""
 
     id: str | None = None
+    """Id of the record, if it could be read."""
+
     excerpt: str = ""
+    """Start of the record, at most 400 characters."""
+
     category: str | None = None
-    """What the managed service calls the error; None for other layouts, and where it has no such error."""
+    """The managed service's name for the error; None for other layouts and for errors without such a name."""
 
     def __post_init__(self) -> None:
         if self.reason not in REASONS:
@@ -85,7 +95,7 @@ def json_lines(letters: Iterable[DeadLetter]) -> bytes:
 
 
 def excerpt_of(record: object) -> str:
-    """Return the start of a record for a human reader: at most 400 characters, whatever the record is."""
+    """Return the start of a record as text: at most 400 characters, for any type of record."""
     if isinstance(record, bytes):
         # A character is at most four bytes, so this never cuts less than the excerpt needs.
         text = record[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "backslashreplace")
@@ -97,7 +107,7 @@ def excerpt_of(record: object) -> str:
 
 
 def count_reasons(letters: Iterable[DeadLetter]) -> dict[str, int]:
-    """Return how many dead letters have each reason; reasons without any are left out."""
+    """Return the number of dead letters by reason; reasons without any are left out."""
     counts: dict[str, int] = {}
     for letter in letters:
         counts[letter.reason] = counts.get(letter.reason, 0) + 1
@@ -105,7 +115,7 @@ def count_reasons(letters: Iterable[DeadLetter]) -> dict[str, int]:
 
 
 def count_categories(letters: Iterable[DeadLetter]) -> dict[str, int]:
-    """Return how many dead letters have each of the managed service's categories; those without are left out."""
+    """Return the number of dead letters by the managed service's category; those without a category are left out."""
     return dict(Counter(letter.category for letter in letters if letter.category is not None))
 
 

@@ -1,17 +1,17 @@
-"""What can go wrong with a pipeline as a whole; a bad record is a dead letter instead (dead_letters.py).
+"""Errors of a pipeline as a whole; a bad record becomes a dead letter instead (dead_letters.py).
 
 PipelineError
-├── InputNotFoundError        an input names no file
-├── ModeError                 arguments that do not go together: mode, inputs, deletes
+├── InputNotFoundError        an input matches no file
+├── ModeError                 arguments that exclude each other: mode, inputs, deletes
 ├── UnknownFormatError        an input file has a type that no source reads
 ├── InputChangedError         an input file changed while it was being read
-├── StageDamagedError         what an earlier run left was damaged, and was removed
-├── SpecConflictError         the spec does not fit the input or the index that is already there
-├── OutputError               an export cannot be written where it should go
+├── StageDamagedError         stage output of an earlier run was damaged, and was removed
+├── SpecConflictError         the spec does not fit the input or the existing index
+├── OutputError               an export cannot be written to its output
 ├── RunnerError               the runner is unknown, or its options are wrong
-├── CollectionError           a file of queries or judgements is wrong
+├── CollectionError           a file of queries or judgements is malformed
 ├── MissingPackageError       an optional package is not installed
-├── NothingToIndexError       every record is a dead letter, or there was none
+├── NothingToIndexError       every record is a dead letter, or the input is empty
 └── TooManyDeadLettersError   more records were refused than the caller allows
 """
 
@@ -38,8 +38,8 @@ class PipelineError(Exception):
     """Base of every error that `scannery.pipelines` raises on purpose.
 
     Attributes:
-        message: what is wrong, and what to do about it.
-        field: the argument or spec key it is about, or None.
+        message: the problem and its remedy.
+        field: the argument or spec key with the problem, or None.
 
     """
 
@@ -50,11 +50,11 @@ class PipelineError(Exception):
 
 
 class InputNotFoundError(PipelineError, LookupError):
-    """An input names no file."""
+    """An input matches no file."""
 
 
 class ModeError(PipelineError, ValueError):
-    """The mode is unknown, or does not go together with the other arguments."""
+    """The mode is unknown, or excludes another argument."""
 
 
 class UnknownFormatError(PipelineError, ValueError):
@@ -66,15 +66,15 @@ class InputChangedError(PipelineError):
 
 
 class StageDamagedError(PipelineError):
-    """Stage output of an earlier run was damaged; it was removed, and running again makes it anew."""
+    """Stage output of an earlier run was damaged and was removed; the next run makes it again."""
 
 
 class SpecConflictError(PipelineError, ValueError):
-    """The spec does not fit the input, the encoder, or the index that is already there."""
+    """The spec does not fit the input, the encoder, or the existing index."""
 
 
 class OutputError(PipelineError, ValueError):
-    """The output of an export is there already, is no place for one, or does not fit the format."""
+    """The output of an export exists already, is not a possible location, or does not fit the format."""
 
 
 class RunnerError(PipelineError, ValueError):
@@ -82,11 +82,11 @@ class RunnerError(PipelineError, ValueError):
 
 
 class CollectionError(PipelineError, ValueError):
-    """A file of queries or relevance judgements does not say what it should."""
+    """A file of queries or relevance judgements is malformed."""
 
 
 class MissingPackageError(PipelineError):
-    """An optional package is needed for this and is not installed."""
+    """A required optional package is not installed."""
 
 
 class NothingToIndexError(PipelineError):

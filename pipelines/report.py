@@ -1,4 +1,4 @@
-"""What a build did, for people and machines."""
+"""The report of a build."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ __all__ = ["BuildReport"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BuildReport:
-    """The outcome of a build that left a version behind, or found that the current one is up to date."""
+    """Result of a build that committed a version, or found the current version up to date."""
 
     index: str
     store: str
+    """URI or absolute path of the store."""
+
     version: int
+    """Number of the current version after the build."""
+
     up_to_date: bool
-    """Nothing had changed, so no version was made."""
+    """Whether nothing had changed, so that no version was made."""
 
     mode: str
-    """`full`: the input is the whole index; `upsert`: the index was updated."""
+    """`full`: the input is the whole index; `upsert`: the input updated the index."""
 
     files: int
+    """Number of input files."""
+
     documents: int
     """Records of the input that passed validation."""
 
@@ -37,22 +43,34 @@ class BuildReport:
     """Passages that went through the encoder in this run."""
 
     reused: int
-    """Passages whose vectors were there already: finished units, and documents seen before."""
+    """Passages whose vectors existed already: those of finished units and of documents embedded before."""
 
     tokens: int
+    """Tokens encoded in this run, without padding."""
+
     padding_share: float
-    """Tokens computed only to fill up batches, as a share of all that were computed."""
+    """Padding tokens as a share of all computed tokens."""
 
     passages_per_s: float | None
     """Embedded passages per second of encoding; None where nothing was embedded."""
 
     tokens_per_s: float | None
+    """Tokens per second of encoding; None if nothing was embedded."""
+
     device: str | None
+    """Device of the encoder; None if nothing was embedded."""
+
     dtype: str | None
+    """Number type of the encoder's weights; None if nothing was embedded."""
+
     dimensions: int
+    """Components of a vector."""
+
     shards: int
+    """Number of hash partitions."""
+
     input_bytes: int
-    """Size of the files as they are, compressed or not."""
+    """Size of the input files as stored: compressed files count compressed."""
 
     embeddings_bytes: int
     """Size of the embeddings files of the version."""
@@ -61,50 +79,52 @@ class BuildReport:
     """Size of its segments."""
 
     dead_letters: Mapping[str, int]
-    """Records that were refused, by reason (deadletters.REASONS)."""
+    """Refused records by reason (dead_letters.REASONS)."""
 
     dead_letters_key: str | None
-    """Object of the store that holds them, as JSON lines."""
+    """Store key of the file that holds them, as JSON lines; None without any."""
 
     record_errors: Mapping[str, int]
-    """The same by the managed service's category, for input in its layout; what it has no category for is left out."""
+    """The same by the managed service's category, for input in its layout; errors without a category are left out."""
 
     ignored: Mapping[str, int]
-    """Namespaces of such input that the spec does not name, and how many records have them."""
+    """Namespaces of such input that the spec does not name, each with its number of records."""
 
     recall: float | None
-    """Expected recall@10 at default settings, as measured for each segment; 1.0 where all are searched exactly."""
+    """Expected recall@10 at default settings, from measurements per segment; 1.0 if all are searched exactly."""
 
     whole_recall: float | None
-    """Recall@10 of all segments together, for queries that none was tuned for; None where it was not measured."""
+    """Recall@10 of all segments together, for queries that no segment was tuned for; None if not measured."""
 
     recall_reached: bool
+    """Whether every segment has a setting that reaches the target recall; others are searched exactly."""
+
     target_recall: float
     seconds: Mapping[str, float]
-    """Time by stage, in this run, and `wall` for the whole."""
+    """Seconds of this run by stage, and `wall` for the whole run."""
 
     added: int = 0
-    """Documents that an update added. This and the next are 0 for a full build."""
+    """Documents that an update added; this and `replaced` are 0 for a full build."""
 
     replaced: int = 0
     """Documents that an update replaced, with all of their passages."""
 
     unchanged: int = 0
-    """Documents that were in the index already as the input has them."""
+    """Documents that are equal in the index and in the input."""
 
     removed: int = 0
-    """Documents that the caller wanted deleted, and that were there."""
+    """Documents that the caller wanted deleted and the index had."""
 
     unknown_deletes: int = 0
-    """Those that were not."""
+    """Documents that the caller wanted deleted and the index did not have."""
 
     not_in_input: int | None = None
-    """Documents of the index that the input of an update does not mention; None for a full build, or if the index is
-    of a time when segments did not count their documents."""
+    """Documents of the index that the input of an update does not mention; None for a full build, or if the index has
+    segments of an older release, which did not count documents."""
 
     @property
     def dead(self) -> int:
-        """How many records were refused."""
+        """Number of refused records."""
         return sum(self.dead_letters.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,7 +141,7 @@ class BuildReport:
         files: Sequence[InputFile],
         seconds: Mapping[str, float],
     ) -> BuildReport:
-        """Return the report on a build from what it left in the store."""
+        """Return the report of a build from its record and its manifest."""
         own = {field.name for field in dataclasses.fields(cls)}
         taken = {name: value for name, value in record.statistics.items() if name in own}
         return cls(**taken | {

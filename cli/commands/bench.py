@@ -1,8 +1,8 @@
-"""`scannery bench serve`: how much a server takes, and how long its callers wait.
+"""`scannery bench serve`: measure a server's throughput and latencies under load.
 
-Open loop: requests are due at fixed times, whether or not those before were answered, and a latency counts from the
-time at which its request was due. A closed loop would send less when the server is slow, and so leave out just the
-waits that matter ("coordinated omission").
+Open loop: requests are due at fixed times, even if earlier ones are unanswered, and a latency counts from the time at
+which its request was due. A closed loop would send fewer requests while the server is slow, and so leave out the long
+waits ("coordinated omission").
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Latencies", "Step", "bench_app", "run_step"]
 bench_app = typer.Typer(no_args_is_help=True, help="Measure.")
 
 KNEE_KEPT = 0.95
-"""A rate is kept if so many of its requests were answered in time."""
+"""The server keeps up with a rate if it answers at least this share of the requests."""
 
 
 @bench_app.command("serve", no_args_is_help=True)
@@ -32,18 +32,18 @@ def bench_serve(
     index: IndexOption,
     rate: Annotated[
         list[float] | None,
-        typer.Option(help="Requests per second; several are tried one after the other. Default: a ramp."),
+        typer.Option(help="Requests per second; several rates are tried in order. Default: a ramp."),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="How long each rate is kept up.", min=0.5)] = 10.0,
+    seconds: Annotated[float, typer.Option(help="Duration of each rate.", min=0.5)] = 10.0,
     k: Annotated[int, typer.Option("-k", help="Hits wanted.")] = 10,
-    processes: Annotated[int, typer.Option(help="Processes that send.", min=1, max=64)] = 2,
+    processes: Annotated[int, typer.Option(help="Number of sending processes.", min=1, max=64)] = 2,
     queries: Annotated[
         Path | None, typer.Option(help="File with a text query per line. Default: random vectors.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="A request fails after so many seconds.")] = 10.0,
+    timeout: Annotated[float, typer.Option(help="Deadline of a request in seconds.")] = 10.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Send at fixed rates and report latencies; without --rate, double the rate until the server does not keep up."""
+    """Send requests at fixed rates and report latencies. Without --rate, double it until the server falls behind."""
     asked: list[str] | int
     if queries is not None:
         asked = [line for line in queries.read_text().splitlines() if line.strip()]

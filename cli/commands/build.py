@@ -1,4 +1,4 @@
-"""`scannery build`: from input files to a new version of an index."""
+"""`scannery build`: build a version of an index from input files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def build(
     deletes: Annotated[
         list[str] | None,
         typer.Option(
-            "--delete", metavar="ID|@FILE", help="Remove a document, or those named in a file's lines."
+            "--delete",
+            metavar="ID|@FILE",
+            help="Remove a document, or with @FILE those whose ids are its lines.",
         ),
     ] = None,
     runner: Annotated[
@@ -66,7 +68,7 @@ def build(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Queries to tune for: .npy, .parquet or .jsonl, or texts in lines. They are kept.",
+            help="Queries to tune for, also in later builds: .npy, .parquet, .jsonl, or a text per line.",
         ),
     ] = None,
     log: Annotated[
@@ -76,16 +78,16 @@ def build(
             help="Logs of live updates, as `scannery serve --log`; default: those in the store.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, for machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Build an index from files, or bring it up to date with them.
+    """Build an index from files, or update it from them.
 
-    An index that exists is updated: documents are added or replaced, none is removed unless --full or --delete says
-    so. What an earlier run finished is not done again. Records that cannot be indexed go to a dead-letter file.
+    In an existing index, documents are added or replaced; only --full and --delete remove any. Work that an earlier
+    run finished is reused. Records that cannot be indexed go to a dead-letter file.
     """
     limit = _limit(max_dead_letters)
     more_inputs, runner_options = _split(rest or [])
-    # Imported late: Beam and the encoder take seconds, which `scannery --help` should not.
+    # Imported late: Beam and the encoder take seconds, which `scannery --help` should not wait for.
     from scannery.indexer import load_spec
     from scannery.pipelines import build as run_build
 
@@ -112,9 +114,9 @@ def build(
 
 
 def _seal(store: Store, index: str, log: Path | None, *, repairs: bool) -> None:
-    """Bring live updates into a version, for the build to replace: those in the log are applied after it.
+    """Seal live updates into a version, so that the build can replace them; updates in the log are applied after it.
 
-    A build that `repairs` makes all anew, and so goes on where the version or its log is damaged.
+    A build that `repairs` rebuilds everything, so it continues if the version or its log is damaged.
     """
     from scannery.indexer import CorruptError, NotFoundError
     from scannery.live.maintenance.seal import seal
@@ -128,13 +130,13 @@ def _seal(store: Store, index: str, log: Path | None, *, repairs: bool) -> None:
 
 
 def _split(rest: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words that belong to --input (the shell expands `--input *.jsonl`) and the runner's options."""
+    """Return further values of --input (the shell expands `--input *.jsonl`), and the runner's options."""
     first = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
     return list(rest[:first]), list(rest[first:])
 
 
 def _deletes(values: Sequence[str]) -> list[str]:
-    """Return the ids that --delete names: each value is one, or `@` and a file with one on each line."""
+    """Return the ids of --delete: a value is an id, or `@` and a file with one id per line."""
     ids: list[str] = []
     for value in values:
         if not value.startswith("@"):
@@ -162,7 +164,7 @@ def _limit(text: str | None) -> float | None:
 
 @contextlib.contextmanager
 def quiet_beam() -> Iterator[None]:
-    """Keep Beam from logging the traceback of an error that is printed as one line anyway."""
+    """Keep Beam from logging the traceback of an error that the command prints on one line."""
     logger = logging.getLogger("apache_beam")
     before = logger.level
     if not logging.getLogger().isEnabledFor(logging.DEBUG):
@@ -191,7 +193,8 @@ def _print(report: BuildReport, store: str, *, query: str) -> None:
     if report.ignored:
         names = ", ".join(f"{name} ({count:,})" for name, count in report.ignored.items())
         out.print(
-            f"[yellow]![/yellow] left out, as the spec does not name it: {escape(names)}", soft_wrap=True
+            f"[yellow]![/yellow] left out, because the spec does not name them: {escape(names)}",
+            soft_wrap=True,
         )
     if report.not_in_input and report.files:
         out.print(
@@ -202,7 +205,7 @@ def _print(report: BuildReport, store: str, *, query: str) -> None:
     if not report.recall_reached:
         out.print(
             f"[yellow]![/yellow] no setting of ScaNN reaches the recall target {report.target_recall} in some "
-            "segment, which is searched exactly, and so more slowly (`scann` in the spec has parameters to try)",
+            "segment, so it is searched exactly, which is slower (`scann` in the spec has parameters to try)",
             soft_wrap=True,
         )
     if not report.up_to_date:

@@ -1,4 +1,4 @@
-"""`scannery demo`: the sample corpus built, served and asked, for real and in under a minute."""
+"""`scannery demo`: build, serve and query the sample corpus, in under a minute."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ from scannery.cli.commands.build import quiet_beam
 from scannery.cli.output import hit_json, print_json
 from scannery.cli.sample import EPISODES_PATH, SPEC_PATH, Question, questions, shared_words
 
-if TYPE_CHECKING:  # Torch and Beam take seconds to import, which `scannery --help` should not.
+if TYPE_CHECKING:  # Torch and Beam take seconds to import, which `scannery --help` should not wait for.
     from scannery.client import Hit, Index
     from scannery.pipelines import BuildReport
 
 __all__ = ["demo"]
 
 SNIPPET_CHARS, SHORT_CHARS = 200, 64
-"""Length of the text shown of the first hit, and of the others: one line of a narrow terminal."""
+"""Characters shown of the first hit's text, and of the others' (one line of a narrow terminal)."""
 
 _console = Console(highlight=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One question, its hits, and how long the call took, server and wire included."""
+    """One question, its hits, and the time of the call in seconds, server and transport included."""
 
     question: Question
     hits: list[Hit]
     milliseconds: float
+    """Time of the call, server and transport included."""
 
 
 def demo(
     ask: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUESTION]...", help="Your own questions instead of ours.")
+        list[str] | None,
+        typer.Argument(metavar="[QUESTION]...", help="Questions to ask instead of the bundled ones."),
     ] = None,
     store: Annotated[
         Path | None,
-        typer.Option("--store", help="Build into this folder, and keep it. Default: a temporary one."),
+        typer.Option("--store", help="Build into this folder and keep it. Default: a temporary folder."),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary store.")] = False,
     k: Annotated[int, typer.Option("-k", min=1, max=50, help="Hits to show for each question.")] = 3,
@@ -103,7 +105,7 @@ def _build(store: Path, *, quiet: bool) -> BuildReport:
 
 @contextlib.contextmanager
 def _served(store: Path, name: str) -> Iterator[tuple[Index, str]]:
-    """Serve the store on a free loopback port for as long as the context lasts."""
+    """Serve the store on a free loopback port until the context ends."""
     import scannery
     from scannery.serving import Server, ServerConfig
 
@@ -115,8 +117,8 @@ def _served(store: Path, name: str) -> Iterator[tuple[Index, str]]:
 
 
 def _ask(index: Index, asked: Sequence[Question], k: int) -> list[Answer]:
-    # The first query loads the encoder, and the first filter compiles a kernel: once in the life of a server,
-    # so their times would say nothing about the questions.
+    # The first query loads the encoder, and the first filter compiles a kernel. Both happen once per server, so they
+    # are left out of the questions' times.
     index.search("warm up", k=1, where={"minutes": {"$gte": 30}})
     return [_answer(index, question, k) for question in asked]
 
@@ -128,7 +130,7 @@ def _answer(index: Index, question: Question, k: int) -> Answer:
 
 
 def _print_report(report: BuildReport) -> None:
-    done = "was there already" if report.up_to_date else f"in {report.seconds['wall']:.1f} s"
+    done = "already built" if report.up_to_date else f"in {report.seconds['wall']:.1f} s"
     _console.print(
         f"[bold]Build[/bold]  {report.documents} podcast episodes → {report.passages} vectors of "
         f"{report.dimensions} dimensions, {done}"
@@ -199,7 +201,7 @@ def _print_next_steps(kept: Path | None, index: str) -> None:
     ]
     _console.print("[bold]Next[/bold]")
     for step in steps:
-        # Not wrapped: a command must survive being copied.
+        # Not wrapped, so that commands can be copied.
         _console.print(f"  {escape(step)}", soft_wrap=True)
 
 

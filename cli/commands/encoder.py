@@ -1,4 +1,4 @@
-"""`scannery encoder`: encode texts for servers and for anybody, in a process of its own."""
+"""`scannery encoder`: encode texts in a separate process, for servers and other callers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def encoder(
             "--store",
             "-s",
             metavar="URI",
-            help="Folder or bucket: the encoders of its indexes are served.",
+            help="Folder or bucket; the encoders of its indexes are served.",
         ),
     ] = "",
     index: Annotated[

@@ -1,4 +1,4 @@
-"""`scannery evaluate` and `scannery recall`: how good the answers of an index are."""
+"""`scannery evaluate` and `scannery recall`: measure retrieval quality and recall of an index."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ __all__ = ["evaluate", "recall"]
 BATCH = 100
 SAMPLED = 200
 
-WhereOption = Annotated[
-    str | None, typer.Option(metavar="JSON", help="Only among datapoints like this, as in search.")
-]
+WhereOption = Annotated[str | None, typer.Option(metavar="JSON", help="Filter, as in search.")]
 
 
 def evaluate(
     index: IndexOption,
     queries: Annotated[str, typer.Option(metavar="FILE", help="JSON lines with _id and text (BEIR).")],
-    qrels: Annotated[str, typer.Option(metavar="FILE", help="Judgements as BEIR or TREC have them.")],
+    qrels: Annotated[str, typer.Option(metavar="FILE", help="Judgements in BEIR's or TREC's format.")],
     target: TargetOption = None,
     store: StoreOption = None,
     mode: Annotated[
         str | None,
-        typer.Option("--mode", "-m", help="Comma-separated: dense, lexical, hybrid. Default: all there are."),
+        typer.Option(
+            "--mode", "-m", help="Comma-separated: dense, lexical, hybrid. Default: all that the index has."
+        ),
     ] = None,
     k: Annotated[int, typer.Option("-k", help="Hits per query, and the k of recall@k.")] = 100,
-    alpha: Annotated[float | None, typer.Option(help="Hybrid: weight of the dense side.")] = None,
-    fusion: Annotated[Fusion | None, typer.Option(help="Hybrid: how two rankings become one.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Hybrid: weight of dense search.")] = None,
+    fusion: Annotated[Fusion | None, typer.Option(help="Hybrid: method of combining two rankings.")] = None,
     where: WhereOption = None,
     passages: Annotated[
         bool, typer.Option("--passages", help="Judgements name datapoints, not documents.")
     ] = False,
     differences: Annotated[
-        int, typer.Option(help="Show so many queries that the modes answer most differently.")
+        int, typer.Option(help="Number of queries to show whose results differ most between modes.")
     ] = 5,
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
@@ -88,17 +88,17 @@ def recall(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="JSON lines with text or vector. Without it, vectors near stored ones, which are easier than real "
-            "queries may be.",
+            help="JSON lines with text or vector. Default: vectors near stored ones, which may be easier than real "
+            "queries.",
         ),
     ] = None,
     k: Annotated[int, typer.Option("-k", help="Hits per query.")] = 10,
     where: WhereOption = None,
-    target_recall: Annotated[float | None, typer.Option(help="Search with this target.")] = None,
+    target_recall: Annotated[float | None, typer.Option(help="Search with this target recall.")] = None,
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how much a search finds of what comparing with every allowed datapoint finds."""
+    """Measure the share of an exact search's hits that a search finds."""
     from scannery.pipelines.evaluation.judgements import read_recall_queries
     from scannery.pipelines.evaluation.recall import measure_served_recall
 
@@ -166,7 +166,7 @@ def _truth_of(index: Index, k: int, **options: Any) -> Callable[[Sequence[str | 
         )
 
     def search(queries: Sequence[str | np.ndarray]) -> list[Truth]:
-        # How far rounding goes depends on how long the vectors are.
+        # Rounding errors grow with the length of the vectors.
         found = _batched(index, queries, k, exact=True, vectors=True, **options)
         return [
             Truth([hit.score for hit in hits], magnitude(query, hits))
@@ -184,7 +184,7 @@ def _batched(index: Index, queries: Sequence[Any], k: int, **options: Any) -> li
 
 
 def _sampled(index: Index) -> list[np.ndarray]:
-    """Return vectors near some that the index has: what random directions find, moved a little."""
+    """Return vectors near stored ones: those that random directions find, moved a little."""
     from scannery.pipelines.evaluation.recall import near_vectors
 
     dimensions = index.stats().dimensions
@@ -266,5 +266,5 @@ def _print_recall(report: RecallReport, *, sampled: bool) -> None:
         f"of {report.queries} {what}"
     )
     if report.short:
-        typer.echo(f"{report.short} queries got fewer hits than there are")
+        typer.echo(f"{report.short} queries got fewer hits than exist")
     typer.echo(f"as served {report.seconds:.2f} s, exact {report.exact_seconds:.2f} s")

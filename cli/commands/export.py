@@ -1,4 +1,4 @@
-"""`scannery index export`: the datapoints of a version as Parquet or JSON lines."""
+"""`scannery index export`: export the datapoints of a version as Parquet or JSON lines."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help="parquet, jsonl, jsonl.gz or jsonl.zst; default: as the file ends, else parquet.",
+            help="parquet, jsonl, jsonl.gz or jsonl.zst; default: by the file's ending, else parquet.",
             show_default=False,
         ),
     ] = None,
     version: Annotated[int | None, typer.Option("--version", min=1, help="Default: the current one.")] = None,
-    vectors: Annotated[bool, typer.Option("--vectors/--no-vectors", help="Write the vectors, too.")] = True,
+    vectors: Annotated[
+        bool, typer.Option("--vectors/--no-vectors", help="Whether to write the vectors.")
+    ] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON, for machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Write all datapoints of a version to files: ids, vectors, texts, attributes, payloads.
 
-    A folder gets one file a segment, and a spec (`_spec.yaml`) that builds an equal index from them.
+    A folder gets one file per segment, and a spec (`_spec.yaml`) that builds an equal index from them.
     """
-    # Imported late: PyArrow takes time that `scannery --help` should not.
+    # Imported late: PyArrow takes time, which `scannery --help` should not wait for.
     from scannery.pipelines.exports.exporting import export as run_export
 
     with counting_bar("exporting") as progress:

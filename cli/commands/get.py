@@ -1,4 +1,4 @@
-"""`scannery get`: datapoints by id."""
+"""`scannery get`: print datapoints by id."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def get(
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Print datapoints; those that exist, and then an error if some do not."""
+    """Print the datapoints that exist; ends with an error if some do not."""
     with connected(target, store, timeout_s=timeout) as client:
         points = client.index(index).get(ids, vectors=vectors and as_json, fields=fields or None)
     found = [point for point in points if point is not None]

@@ -1,4 +1,4 @@
-"""`scannery index …`: look at an index at rest, check it, roll it back, clean up after it."""
+"""`scannery index …`: list, show, verify, roll back, compact and clean up stored indexes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from scannery.indexer import (
 
 __all__ = ["index_app"]
 
-index_app = typer.Typer(no_args_is_help=True, help="Look at, check, roll back and clean up indexes.")
+index_app = typer.Typer(no_args_is_help=True, help="Show, check, roll back and clean up indexes.")
 
 StoreOption = Annotated[str, typer.Option("--store", help="Folder or bucket with the indexes.")]
 NameArgument = Annotated[str, typer.Argument(metavar="INDEX", help="Name of the index.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for machines.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Default: the current one.")]
 
 
@@ -69,7 +69,7 @@ def show_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a version: counts, shards, sizes, encoder, recall, and how it was built."""
+    """Show a version: counts, shards, sizes, encoder, recall, and its build."""
     opened = Store.open(store)
     manifest = read_manifest(opened, name, version)
     if plot:
@@ -84,7 +84,7 @@ def show_command(
 def versions_command(name: NameArgument, store: StoreOption, as_json: JsonOption = False) -> None:
     """List the versions of an index; the last one is current."""
     opened = Store.open(store)
-    read_manifest(opened, name)  # a clear error if there is no such index
+    read_manifest(opened, name)  # raises a clear error for an unknown index
     manifests = [read_manifest(opened, name, number) for number in list_versions(opened, name)]
     if as_json:
         print_json([_summary(manifest) for manifest in manifests])
@@ -129,7 +129,7 @@ def verify_command(
 def rollback_command(
     name: NameArgument,
     store: StoreOption,
-    to: Annotated[int, typer.Option("--to", min=1, help="Version whose content to publish again.")],
+    to: Annotated[int, typer.Option("--to", min=1, help="Version to publish again.")],
     log: Annotated[
         Path | None,
         typer.Option(
@@ -140,8 +140,8 @@ def rollback_command(
 ) -> None:
     """Publish an earlier version again, as a new version.
 
-    Live updates that were sealed since are undone; where the current version is damaged, and the log still has them,
-    they are applied again.
+    Live updates that were sealed since then are undone. If the current version is damaged, those that the log still has
+    are applied again.
     """
     from scannery.live.maintenance.rollback import rollback
 
@@ -158,12 +158,12 @@ def gc_command(
     store: StoreOption,
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest versions to keep.")] = 3,
     min_age_hours: Annotated[
-        float, typer.Option("--min-age-hours", min=0, help="Leave what is younger.")
+        float, typer.Option("--min-age-hours", min=0, help="Keep younger files.")
     ] = 24.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove old versions, except those that servers or builds rely on, and all files that only they need."""
+    """Remove old versions that no server or build uses, and the files that only they need."""
     age = timedelta(hours=min_age_hours)
     with counting_bar("removing") as progress:
         report = collect_garbage(
@@ -181,7 +181,7 @@ def gc_command(
     )
     if report.leased:
         numbers = ", ".join(map(str, report.leased))
-        console().print(f"Kept, since servers or builds rely on them: version(s) {numbers}.")
+        console().print(f"Kept, because servers or builds use them: version(s) {numbers}.")
 
 
 @index_app.command("compact")
@@ -196,7 +196,7 @@ def compact_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make one segment of every shard that has several or deleted rows, as a new version."""
+    """Rewrite every shard with several segments or deleted rows as one segment, in a new version."""
     from scannery.pipelines import compact  # Beam takes seconds
 
     with quiet_beam(), stage_bar() as progress:
@@ -205,7 +205,7 @@ def compact_command(
         print_json(report.to_dict())
         return
     text = (
-        f"{name} has one segment a shard already, and no deleted rows: version {report.version}."
+        f"{name} already has one segment per shard, and no deleted rows: version {report.version}."
         if report.up_to_date
         else f"{name} is at version {report.version}: {report.segments_before} segments became {report.segments}, "
         f"{size_text(report.size_bytes_before)} became {size_text(report.size_bytes)}, in {report.seconds:.1f} s."

@@ -1,4 +1,4 @@
-"""`scannery index seal | merge | snapshot | restore | log`: live updates and backups, by hand."""
+"""`scannery index seal | merge | snapshot | restore | log`: maintenance of live updates, and backups."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LogOption = Annotated[
 def seal_command(
     name: NameArgument, store: StoreOption, log: LogOption = None, as_json: JsonOption = False
 ) -> None:
-    """Bring live updates from the log into segments, as a new version."""
+    """Seal live updates from the log into segments, in a new version."""
     from scannery.live.maintenance.scheduler import locked
     from scannery.live.maintenance.seal import seal
 
     opened = Store.open(store)
-    read_manifest(opened, name)  # a clear error if there is no such index
+    read_manifest(opened, name)  # raises a clear error for an unknown index
     with locked(_log_root(opened, log), name, "seal"):
         report = seal(opened, name, log_root=log)
     if as_json:
@@ -51,7 +51,7 @@ def seal_command(
 def merge_command(
     name: NameArgument, store: StoreOption, log: LogOption = None, as_json: JsonOption = False
 ) -> None:
-    """Merge small segments and drop deleted rows where the spec's thresholds say so, as new versions."""
+    """Merge small segments and drop deleted rows beyond the spec's thresholds, in new versions."""
     from scannery.live.maintenance.merge import merge
     from scannery.live.maintenance.scheduler import locked
 
@@ -68,7 +68,7 @@ def merge_command(
         merged, dropped = (sum(getattr(report, key) for report in reports) for key in ("merged", "dropped"))
         typer.echo(
             f"{name} is at version {reports[-1].version}: {merged} segments became {len(reports)}, "
-            f"{dropped:,} deleted rows are gone."
+            f"{dropped:,} deleted rows were dropped."
         )
 
 
@@ -80,7 +80,7 @@ def snapshot_command(
     log: LogOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an index, with its live updates, to another store; it may be served and written to meanwhile."""
+    """Copy an index with its live updates to another store, also while it is served and written to."""
     from scannery.live.maintenance.backup import snapshot
 
     with _taken_is_usage("--to"):
@@ -102,7 +102,7 @@ def restore_command(
     log: LogOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy an index back from a snapshot, into a store that does not have it."""
+    """Copy an index from a snapshot into a store that does not have it."""
     from scannery.live.maintenance.backup import restore
 
     with _taken_is_usage("--store"):
@@ -123,11 +123,11 @@ def log_command(
     log: LogOption = None,
     forget: Annotated[
         bool,
-        typer.Option("--forget", help="Begin a new log: the one before is lost, with what was not sealed."),
+        typer.Option("--forget", help="Begin a new log; unsealed updates in the old one are lost."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which log the live updates of an index are in, and what waits there to be sealed."""
+    """Show where the log of an index is, and how many updates in it are not sealed."""
     opened = Store.open(store)
     if forget:
         _forget(opened, name, log, as_json=as_json)
@@ -143,9 +143,9 @@ def _forget(store: Store, name: str, log: Path | None, *, as_json: bool) -> None
     if as_json:
         print_json(known and asdict(known))
     elif known is None:
-        typer.echo(f"{name} has no log that could be forgotten.")
+        typer.echo(f"{name} has no log to forget.")
     else:
-        typer.echo(f"{name} begins a new log with the next write; the one before was {known.where}.")
+        typer.echo(f"{name} begins a new log with the next write; the old one was {known.where}.")
 
 
 def _show_log(store: Store, name: str, log: Path | None, *, as_json: bool) -> None:
@@ -160,21 +160,19 @@ def _show_log(store: Store, name: str, log: Path | None, *, as_json: bool) -> No
     if known is not None:
         typer.echo(f"{name} has its live updates {known.where}.")
     elif status is not None:
-        typer.echo(
-            f"{name} has a log that an earlier release made; the next write registers it in the store."
-        )
+        typer.echo(f"{name} has a log made by an earlier release; the next write registers it in the store.")
     else:
         typer.echo(f"{name} has no log yet.")
     if status is not None:
         typer.echo(
-            f"{status.mutations:,} mutations, up to {status.sequence:,}, wait to be sealed; "
+            f"{status.mutations:,} mutations, up to {status.sequence:,}, are not sealed; "
             f"{size_text(status.size_bytes)}, written by SQLite {status.sqlite_version or 'of an unknown version'}."
         )
 
 
 @contextmanager
 def _taken_is_usage(option: str) -> Iterator[None]:
-    # Elsewhere it means that another writer was faster, and that trying again helps.
+    # Elsewhere AlreadyExistsError means a concurrent writer, and a retry helps.
     try:
         yield
     except AlreadyExistsError as error:

@@ -1,4 +1,4 @@
-"""What `scannery index show` prints about a version: facts, segments, recall against cost, how it was built."""
+"""Output of `scannery index show`: facts, segments, recall against cost, and the build of a version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["documents_of", "print_version", "time_text"]
 
 
 def print_version(console: Console, store: Store, manifest: Manifest, *, current: bool) -> None:
-    """Print a version; of the current one also how many mutations wait in the log."""
+    """Print a version, and for the current one the number of unsealed mutations in the log."""
     _print_rows(console, _facts(manifest))
     if current:
         _print_live(console, store, manifest)
@@ -29,10 +29,10 @@ def print_version(console: Console, store: Store, manifest: Manifest, *, current
 
 
 def documents_of(manifest: Manifest) -> tuple[int, bool] | None:
-    """Return how many documents a version has, and whether that is exact; None if segments were not counted.
+    """Return the number of documents of a version, and whether it is exact; None if segments have no counts.
 
-    A document is in one shard. Where a shard has several segments, passages of one document may be in two of them, so
-    the sum may be too large.
+    A document is in one shard. If a shard has several segments, passages of one document may be in two of them, so the
+    sum may be too large.
     """
     counts = [entry.documents for entry in manifest.segments]
     known = [count for count in counts if count is not None]
@@ -44,7 +44,7 @@ def documents_of(manifest: Manifest) -> tuple[int, bool] | None:
 
 
 def time_text(manifest: Manifest) -> str:
-    """Return when a version was made."""
+    """Return the time of a version as text, in UTC."""
     return manifest.created_at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -79,20 +79,20 @@ def _documents_text(manifest: Manifest) -> str:
 
 
 def _print_live(console: Console, store: Store, manifest: Manifest) -> None:
-    # As slow as a server to import.
+    # Importing this takes as long as importing a server.
     from scannery.live.log.mutation_log import WrongLogError
     from scannery.live.maintenance.lag import log_status
 
     try:
         status = log_status(store, manifest)
-    except WrongLogError as error:  # it lies elsewhere, and the version can still be shown
+    except WrongLogError as error:  # the log is elsewhere; the version can still be shown
         console.print(f"live updates: [red]{escape(error.message)}[/red]")
         return
     if status is not None:
         sqlite = f", written by SQLite {status.sqlite_version}" if status.sqlite_version else ""
         console.print(
-            f"live updates: {status.mutations:,} mutations, up to {status.sequence:,}, wait in the log "
-            f"({size_text(status.size_bytes)}{sqlite}) to be sealed; {status.merges} merge(s) due",
+            f"live updates: {status.mutations:,} mutations, up to {status.sequence:,}, in the log are not sealed "
+            f"({size_text(status.size_bytes)}{sqlite}); {status.merges} merge(s) due",
             soft_wrap=True,
         )
 
@@ -108,7 +108,7 @@ def _segments(manifest: Manifest) -> Table:
 
 
 def _print_curve(console: Console, manifest: Manifest) -> None:
-    """Print the settings of the largest segment, of which others differ little; --json and --plot have them all."""
+    """Print the curve of the largest segment, since others differ little; --json and --plot show all."""
     curves = [entry for entry in manifest.segments if entry.curve]
     if not curves:
         return
@@ -131,7 +131,7 @@ def _curve(entry: SegmentEntry, target: float) -> Table:
 
 
 def _other_hits(entry: SegmentEntry, target: float) -> Table:
-    """Return the defaults for other numbers of hits."""
+    """Return the default settings for other numbers of hits."""
     title = "the same for other numbers of hits"
     table = Table("hits", "leaves", "candidates", "recall", "µs a query", title=title, title_justify="left")
     for depth in entry.depth_curves:
@@ -147,7 +147,7 @@ def _point(point: CurvePoint) -> tuple[str, str, str, str]:
 
 
 def _build_facts(statistics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what the manifest says about its making; `statistics` is free form, so anything may be missing."""
+    """Yield facts about the build from the manifest; `statistics` is free form, so any key may be missing."""
     if "mode" in statistics:
         yield "made by", _made_by(statistics)
     if statistics.get("embedded"):

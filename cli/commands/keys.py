@@ -1,4 +1,4 @@
-"""`scannery keys`: the API keys of a server."""
+"""`scannery keys`: manage the API keys of a server."""
 
 from __future__ import annotations
 
@@ -25,25 +25,23 @@ FileOption = Annotated[
 
 @keys_app.command(no_args_is_help=True)
 def create(
-    name: Annotated[str, typer.Argument(help="What the key is for.")],
+    name: Annotated[str, typer.Argument(help="Purpose of the key.")],
     file: FileOption,
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="read, write or admin: what it allows; may be given several times. Default: read."),
+        typer.Option(help="Permission: read, write or admin; may be given several times. Default: read."),
     ] = None,
     index: Annotated[
-        list[str] | None, typer.Option(help="The only index it is for; may be given several times.")
+        list[str] | None, typer.Option(help="Restrict the key to this index; may be given several times.")
     ] = None,
-    days: Annotated[float | None, typer.Option(help="How long it is good. Default: until revoked.")] = None,
+    days: Annotated[float | None, typer.Option(help="Days until the key expires. Default: never.")] = None,
 ) -> None:
-    """Make a key and print it; the file gets only its hash, so it cannot be shown again."""
+    """Make a key and print it; the file stores only its hash, so the key cannot be shown again."""
     from scannery.serving.security import KeyFile
 
     key, text = KeyFile(file).create(name, scopes=scope or ["read"], indexes=index or None, days=days)
     typer.echo(text)
-    typer.echo(
-        f"key {key.id} ({', '.join(key.scopes)}); keep it, this is the only time it is shown", err=True
-    )
+    typer.echo(f"key {key.id} ({', '.join(key.scopes)}); save it now, it is not shown again", err=True)
 
 
 @keys_app.command("list", no_args_is_help=True)
@@ -77,7 +75,7 @@ def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key (scannery keys list).")],
     file: FileOption,
 ) -> None:
-    """Remove a key; servers refuse it within a second or two."""
+    """Remove a key; servers refuse it after at most two seconds."""
     from scannery.serving.security import KeyFile
 
     key = KeyFile(file).revoke(key_id)

@@ -1,4 +1,4 @@
-"""`scannery search`: ask an index."""
+"""`scannery search`: search an index."""
 
 from __future__ import annotations
 
@@ -25,34 +25,39 @@ __all__ = ["search"]
 
 def search(
     index: IndexOption,
-    query: Annotated[str | None, typer.Argument(help="What to look for, in words.")] = None,
+    query: Annotated[str | None, typer.Argument(help="Query text.")] = None,
     target: TargetOption = None,
     store: StoreOption = None,
     k: Annotated[int, typer.Option("-k", help="Hits wanted, 1 to 10000.")] = 10,
     where: Annotated[
         str | None,
-        typer.Option(
-            metavar="JSON", help='Only datapoints like this: \'{"show": "x", "year": {"$gte": 2020}}\''
-        ),
+        typer.Option(metavar="JSON", help='Filter: \'{"show": "x", "year": {"$gte": 2020}}\''),
     ] = None,
-    mode: Annotated[Mode, typer.Option("--mode", "-m", help="By meaning, by words, or both.")] = "dense",
+    mode: Annotated[Mode, typer.Option("--mode", "-m", help="By vectors, by words, or by both.")] = "dense",
     alpha: Annotated[
-        float | None, typer.Option(help="Hybrid: weight of the dense side, 0 to 1. Default: 0.5.")
+        float | None, typer.Option(help="Hybrid: weight of dense search, 0 to 1. Default: 0.5.")
     ] = None,
     fusion: Annotated[
-        Fusion | None, typer.Option(help="Hybrid: how two rankings become one. Default: reciprocal_rank.")
+        Fusion | None,
+        typer.Option(help="Hybrid: method of combining two rankings. Default: reciprocal_rank."),
     ] = None,
     also: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="Asked together with the query; may be given several times."),
+        typer.Option(
+            metavar="TEXT", help="Further query text, blended with the query; may be given several times."
+        ),
     ] = None,
     like: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="More like this datapoint; alone, or together with a query."),
+        typer.Option(
+            metavar="ID", help="Id of a datapoint, whose vector is the query or is blended with it."
+        ),
     ] = None,
     vector: Annotated[
         str | None,
-        typer.Option(metavar="JSON", help="A vector (list of numbers); alone, or together with a query."),
+        typer.Option(
+            metavar="JSON", help="A vector (list of numbers), which is the query or is blended with it."
+        ),
     ] = None,
     sparse: Annotated[
         str | None,
@@ -64,34 +69,38 @@ def search(
         str | None,
         typer.Option(
             metavar="JSON",
-            help="Weights of what is asked together, in the order QUERY, --also, --like, --vector. Default: equal.",
+            help="Weights of blended queries, in the order QUERY, --also, --like, --vector. Default: equal.",
         ),
     ] = None,
-    max_per_group: Annotated[int | None, typer.Option(help="At most so many hits per group.")] = None,
+    max_per_group: Annotated[int | None, typer.Option(help="Most hits per group.")] = None,
     group_by: Annotated[
-        str | None, typer.Option(help="Attribute that makes a group. Default: the document.")
+        str | None, typer.Option(help="Attribute to group by. Default: the document.")
     ] = None,
-    offset: Annotated[int, typer.Option(help="Skip so many of the best hits.")] = 0,
-    min_score: Annotated[float | None, typer.Option(help="Only hits with at least this score.")] = None,
+    offset: Annotated[int, typer.Option(help="Number of best hits to skip.")] = 0,
+    min_score: Annotated[float | None, typer.Option(help="Least score of a hit.")] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Compare with every allowed datapoint.")] = False,
-    target_recall: Annotated[float | None, typer.Option(help="Share of the true neighbours to find.")] = None,
+    target_recall: Annotated[
+        float | None, typer.Option(help="Share of the true neighbours to find, 0 to 1.")
+    ] = None,
     leaves: Annotated[int | None, typer.Option(help="Leaves to search, instead of a target recall.")] = None,
     rescore: Annotated[
         int | None, typer.Option(help="Candidates to rescore, instead of a target recall.")
     ] = None,
     rerank: Annotated[
         int | None,
-        typer.Option(metavar="HITS", help="Order so many of the best hits again with the cross-encoder."),
+        typer.Option(metavar="HITS", help="Rerank this number of best hits with the cross-encoder."),
     ] = None,
     rerank_budget: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Stop reranking after so long.")
+        float | None, typer.Option(metavar="SECONDS", help="Stop reranking after this time.")
     ] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Also say how it was answered.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also print how the query was answered.")
+    ] = False,
     fields: FieldsOption = None,
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Search an index with words, a vector, or a datapoint."""
+    """Search an index by text, vector, or datapoint."""
     asked = _query(
         [*([query] if query is not None else []), *(also or [])],
         like or [],
@@ -152,7 +161,7 @@ def _blend(parts: list[QueryLike], weights: object) -> QueryLike:
 
 
 def _dimensions(sparse: object) -> dict[int, float]:
-    # JSON has numbers as keys only in quotes.
+    # In JSON the dimensions are strings, because keys must be strings.
     if not isinstance(sparse, dict) or not all(key.isdecimal() for key in sparse):
         raise typer.BadParameter("--sparse must be an object of dimensions and weights")
     return {int(key): weight for key, weight in sparse.items()}

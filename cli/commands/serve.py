@@ -1,4 +1,4 @@
-"""`scannery serve`: answer over gRPC."""
+"""`scannery serve`: serve the indexes of a store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def serve(
         str,
         typer.Option(
             metavar="DIR",
-            help="Logs of live updates; a store that is a folder has them in itself by default.",
+            help="Folder of the logs of live updates; default: in the store, if it is a folder.",
         ),
     ] = "",
     device: options.DeviceOption = "auto",
@@ -37,17 +37,22 @@ def serve(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Have texts encoded by this process (scannery encoder), not here.",
+            help="Encode texts in this process (scannery encoder) instead.",
             rich_help_panel=_ENCODER,
         ),
     ] = "",
     encoder_key: Annotated[
-        str, typer.Option(metavar="FILE", help="File with the API key for it.", rich_help_panel=_ENCODER)
+        str,
+        typer.Option(
+            metavar="FILE", help="File with the API key for the encoder process.", rich_help_panel=_ENCODER
+        ),
     ] = "",
     encoder_ca: Annotated[
         str,
         typer.Option(
-            metavar="FILE", help="Reach it by TLS; who may sign its certificate.", rich_help_panel=_ENCODER
+            metavar="FILE",
+            help="Connect to it with TLS; file with the authority of its certificate.",
+            rich_help_panel=_ENCODER,
         ),
     ] = "",
     reranker: Annotated[
@@ -58,7 +63,7 @@ def serve(
     native: options.NativeOption = "auto",
     metrics_listen: options.MetricsOption = "",
     recall_share: Annotated[
-        float, typer.Option(help="Share of the queries asked again exactly, to estimate the recall.")
+        float, typer.Option(help="Share of queries repeated as exact searches, to estimate the recall.")
     ] = 0.001,
     cached_queries: options.CachedQueriesOption = 4096,
     log_json: options.LogJsonOption = False,
@@ -74,7 +79,7 @@ def serve(
     reflection: options.ReflectionOption = None,
     insecure: options.InsecureOption = False,
 ) -> None:
-    """Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are picked up by themselves."""
+    """Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are served without a restart."""
     given = dict(locals())
     from scannery.serving import RemoteConfig, ServerConfig
     from scannery.serving import serve as run

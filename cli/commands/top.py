@@ -1,4 +1,4 @@
-"""`scannery top`: what a server is doing, live."""
+"""`scannery top`: show a server's metrics, live."""
 
 from __future__ import annotations
 
@@ -30,10 +30,13 @@ MIB = 1 << 20
 
 def top(
     metrics: Annotated[
-        str, typer.Argument(metavar="URL", help="Of the metrics: HOST:PORT of `serve --metrics-listen`.")
+        str,
+        typer.Argument(metavar="URL", help="Address of the metrics: HOST:PORT of `serve --metrics-listen`."),
     ],
-    every: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two looks.", min=0.2)] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Show two looks' difference once, and end.")] = False,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two samples.", min=0.2)] = 1.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Show the difference of two samples once, and end.")
+    ] = False,
 ) -> None:
     """Show requests per second, latencies, load, recall and memory of a server until Ctrl-C."""
     url = metrics if "://" in metrics else f"http://{metrics}/metrics"
@@ -53,7 +56,7 @@ def top(
 
 
 def parse_metrics(text: str) -> Sample:
-    """Return what a text in the format of Prometheus says."""
+    """Return the samples in a text in Prometheus' format."""
     sample: Sample = defaultdict(dict)
     for line in text.splitlines():
         match = None if line.startswith("#") else _LINE.fullmatch(line)
@@ -64,7 +67,7 @@ def parse_metrics(text: str) -> Sample:
 
 
 def view(before: Sample, now: Sample, seconds: float) -> Group:
-    """Return what happened between two samples, so many seconds apart."""
+    """Return the tables of the changes between two samples taken `seconds` apart."""
     return Group(_server(before, now, seconds), _requests(before, now, seconds), _indexes(now))
 
 
@@ -137,7 +140,7 @@ def _indexes(now: Sample) -> Table:
 
 
 def _quantile(counts: list[tuple[float, float]], share: float) -> float:
-    """Return a quantile of a cumulative histogram, straight within its bucket."""
+    """Return a quantile of a cumulative histogram, interpolated linearly within its bucket."""
     wanted, low, below = share * counts[-1][1], 0.0, 0.0
     for bound, count in counts:
         if count >= wanted:
@@ -162,7 +165,7 @@ def _share(part: float, whole: float) -> str:
 
 def _fetched(url: str) -> Sample:
     if not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"{url!r} is no URL of metrics")
+        raise typer.BadParameter(f"{url!r} is not a URL of metrics")
     try:
         with urllib.request.urlopen(url, timeout=10) as response:
             return parse_metrics(response.read().decode())
@@ -172,6 +175,6 @@ def _fetched(url: str) -> Sample:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, http.client.HTTPException | UnicodeDecodeError):
-        return "what answers there does not speak HTTP"
+        return "the server at this address does not speak HTTP"
     reason = getattr(error, "reason", error)
     return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__

@@ -1,4 +1,4 @@
-"""`scannery upsert` and `scannery delete`: change an index while it is served."""
+"""`scannery upsert` and `scannery delete`: write to an index, also while it is served."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ __all__ = ["delete", "upsert"]
 
 MAX_BATCH = 1000
 BatchOption = Annotated[
-    int, typer.Option("--batch", min=1, max=MAX_BATCH, help="Datapoints written together: all or none.")
+    int,
+    typer.Option(
+        "--batch",
+        min=1,
+        max=MAX_BATCH,
+        help="Datapoints per batch; a batch is written completely or not at all.",
+    ),
 ]
 
 
@@ -45,9 +51,9 @@ def upsert(
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Insert or replace datapoints; each batch is durable and visible when the next one begins.
+    """Insert or replace datapoints; each batch is durable and visible before the next one begins.
 
-    A datapoint has an id, and text or a vector; and document_id, title, attributes, payload as it likes.
+    A datapoint has an id, and a text or a vector; document_id, title, attributes and payload are optional.
     """
     written, sequence, line = 0, 0, 0
     with connected(target, store, timeout_s=timeout) as client:
@@ -85,7 +91,7 @@ def delete(
     document: Annotated[
         list[str] | None,
         typer.Option(
-            "--document", "-d", help="A document, with all of its passages; may be given several times."
+            "--document", "-d", help="Delete a document with all of its passages; may be given several times."
         ),
     ] = None,
     target: TargetOption = None,
@@ -93,7 +99,7 @@ def delete(
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete datapoints or documents; what is not there is no error."""
+    """Delete datapoints or documents; unknown ids are not an error."""
     with connected(target, store, timeout_s=timeout) as client:
         done = client.index(index).delete(ids or [], document_ids=document or [])
     if as_json:

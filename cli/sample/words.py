@@ -1,4 +1,4 @@
-"""Which words two texts have in common: the yardstick for "found though no word matches"."""
+"""Words that two texts have in common: the test for "found without a matching word"."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["content_words", "shared_words"]
 
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?|\d+")
 
-# Words that say how a thing is asked rather than what about. Short on purpose: a word that is missing here
-# counts as shared, so the list can only make the claim "no word in common" harder to earn.
+# Function words, which carry no topic. The list is short on purpose: a word that it lacks counts as shared, so a
+# missing word can only refute the claim "no word in common".
 STOP_WORDS = frozenset(
     WORD.findall("""
     a about after all also am an and any are as at be been before but by can could did do does each for from
@@ -20,9 +20,9 @@ STOP_WORDS = frozenset(
 )
 
 SAME_OPENING = 5
-"""Two words that begin with the same so many letters count as one: volcano, volcanic; parent, parenting."""
+"""Words that begin with the same 5 letters count as equal: volcano, volcanic; parent, parenting."""
 
-# Longest first; what is left must keep three letters, so that "king" and "bed" stay whole.
+# Longest first; a stem must keep three letters, so that "king" and "bed" stay whole.
 SUFFIXES = (
     "nesses", "ness", "ings", "ing", "edly", "ies", "ied", "ers", "est", "ed", "er", "es", "ly", "s", "y", "e"
 )  # fmt: skip
@@ -37,8 +37,8 @@ def content_words(text: str) -> list[str]:
 def shared_words(query: str, text: str) -> list[str]:
     """Return the content words of `query` that `text` has too, inflections included, in the query's order.
 
-    Deliberately generous, since it is used to claim that nothing is shared: words match when their stems are
-    equal or their first five letters are.
+    Deliberately generous, since it backs the claim that no word is shared: words match when their stems or their
+    first five letters are equal.
 
     >>> shared_words("How do volcanoes form?", "A volcanic island, forming still.")
     ['volcanoes', 'form']
@@ -52,7 +52,7 @@ def shared_words(query: str, text: str) -> list[str]:
 def _keys(word: str) -> set[str]:
     keys = {_stem(word)}
     if len(word) >= SAME_OPENING:
-        keys.add(word[:SAME_OPENING] + "…")  # the mark keeps an opening from meeting a stem of five letters
+        keys.add(word[:SAME_OPENING] + "…")  # the mark keeps an opening from matching a stem of five letters
     return keys
 
 

@@ -1,7 +1,7 @@
-"""Retrieval quality against relevance judgements: metrics, intervals, and where the ways to search differ.
+"""Retrieval quality against relevance judgements: metrics, intervals, and differences between search modes.
 
-The metrics are those of trec_eval, through `ir_measures` (the extra `eval`). Intervals are bootstrapped over queries,
-with a fixed seed: they say how far the mean may lie from that of other queries of the same kind.
+The metrics are those of trec_eval, through `ir_measures` (the extra `eval`). Intervals are bootstrapped over queries
+with a fixed seed: they estimate how far the mean may differ for other queries of the same kind.
 
 Shapes: Q queries.
 """
@@ -21,7 +21,7 @@ from scannery.pipelines.evaluation.judgements import Judgements
 __all__ = ["Difference", "Evaluation", "Interval", "evaluate", "interval_of", "largest_differences"]
 
 Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
-"""From texts to the ids found for each, best first."""
+"""From Q texts to the ids found for each, best first."""
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -30,7 +30,7 @@ MAIN_METRIC = "nDCG@10"
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A mean over queries, and between which values it lies with 95 % confidence."""
+    """A mean over queries, and the bounds of its 95 % confidence interval."""
 
     mean: float
     low: float
@@ -39,15 +39,17 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What one way to search achieved."""
+    """Metrics of one search mode."""
 
     name: str
+    """Name of the mode."""
+
     query_ids: tuple[str, ...]
-    """Queries that have a relevant document, in the order of the queries file."""
+    """Queries with a relevant document, in the order of the queries file."""
     values: Mapping[str, np.ndarray]
-    """By metric the value of each query, float64 (Q,)."""
+    """By metric, the value of each query: float64 (Q,)."""
     seconds: float
-    """Time of all searches."""
+    """Time of all searches together."""
 
     @property
     def means(self) -> dict[str, Interval]:
@@ -57,19 +59,22 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A query that one way to search answers better than another."""
+    """A query that one search mode answers better than the other, with both values of the metric."""
 
     query_id: str
     one: float
+    """Value of the metric in the first mode."""
+
     other: float
+    """Value in the second mode."""
 
 
 def evaluate(
     searches: Mapping[str, Search], queries: Mapping[str, str], judgements: Judgements, *, k: int = 100
 ) -> list[Evaluation]:
-    """Return what each way to search achieves: nDCG@10, MRR@10 and recall@k.
+    """Return nDCG@10, MRR@10 and recall@k of each search mode.
 
-    Queries without a relevant document (a level above 0) are left out: nothing can be found for them.
+    Queries without a relevant document (a level above 0) are left out, since every answer to them scores 0.
 
     Args:
         searches: by name; each returns up to k ids per text, best first.
@@ -90,7 +95,7 @@ def evaluate(
     }
     if not judged:
         raise CollectionError(
-            "qrels: no query has a relevant document; do the ids of both files fit?", field="qrels"
+            "qrels: no query has a relevant document; do the ids of both files match?", field="qrels"
         )
     texts = [queries[name] for name in judged]
     results = []
@@ -116,7 +121,7 @@ def interval_of(values_Q: np.ndarray, *, seed: int = 0) -> Interval:
 def largest_differences(
     one: Evaluation, other: Evaluation, count: int, *, metric: str = MAIN_METRIC
 ) -> list[Difference]:
-    """Return the queries that the two answer most differently, largest difference first."""
+    """Return the `count` queries with the largest differences in the metric, largest first."""
     gaps_Q = np.abs(one.values[metric] - other.values[metric])
     order = np.argsort(-gaps_Q, kind="stable")[:count]
     return [
@@ -144,7 +149,7 @@ def _values(
 ) -> dict[str, np.ndarray]:
     import ir_measures
 
-    # Ranks as scores: trec_eval would order equal scores by its own rule.
+    # Ranks as scores, because trec_eval orders equal scores by its own rule.
     run = {
         name: {document: -float(rank) for rank, document in enumerate(documents)}
         for name, documents in zip(judged, found, strict=True)

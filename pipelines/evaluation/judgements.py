@@ -1,4 +1,4 @@
-"""Read test collections: queries as BEIR has them, relevance judgements as BEIR or TREC have them."""
+"""Read test collections: queries in BEIR's format, relevance judgements in BEIR's or TREC's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from scannery.pipelines.errors import CollectionError, InputNotFoundError
 __all__ = ["Judgements", "read_judgements", "read_queries", "read_recall_queries"]
 
 Judgements = dict[str, dict[str, int]]
-"""Query id → document id → how relevant it is; 0 is not at all."""
+"""Query id → document id → level of relevance; 0: not relevant."""
 
 
 def read_queries(path: str | Path) -> dict[str, str]:
-    """Return the texts of a queries file by id: one JSON object a line with `_id` (or `id`) and `text`.
+    """Return the texts of a queries file by id: one JSON object per line with `_id` (or `id`) and `text`.
 
     Raises:
         InputNotFoundError: there is no such file, or it cannot be read.
@@ -34,7 +34,7 @@ def read_queries(path: str | Path) -> dict[str, str]:
         if not isinstance(text, str) or not text.strip():
             raise _wrong("queries", place, "needs `text`, a string that is not empty")
         if str(identifier) in queries:
-            raise _wrong("queries", place, f"the id {identifier!r} stands twice")
+            raise _wrong("queries", place, f"the id {identifier!r} occurs twice")
         queries[str(identifier)] = text
     if not queries:
         raise CollectionError(f"queries: {path} is empty", field="queries")
@@ -42,7 +42,7 @@ def read_queries(path: str | Path) -> dict[str, str]:
 
 
 def read_recall_queries(path: str | Path) -> list[str | np.ndarray]:
-    """Return queries to measure recall with: lines with `text`, or with `vector`, a list of numbers.
+    """Return queries to measure recall with, from JSON lines with `text`, or with `vector`, a list of numbers.
 
     Raises:
         InputNotFoundError, CollectionError: as `read_queries`.
@@ -65,7 +65,7 @@ def read_recall_queries(path: str | Path) -> list[str | np.ndarray]:
 def read_judgements(path: str | Path) -> Judgements:
     """Return the judgements of a file: BEIR's (query, document, score; a header) or TREC's (query, 0, document, score).
 
-    Columns are separated by tabs or blanks. The last line about a pair counts.
+    Columns are separated by tabs or blanks. If a pair occurs in several lines, the last one counts.
 
     Raises:
         InputNotFoundError: there is no such file, or it cannot be read.

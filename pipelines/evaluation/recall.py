@@ -1,4 +1,4 @@
-"""Recall of an index as it is served: what a search finds of what an exact search finds."""
+"""Recall of an index as it is served: the share of an exact search's hits that a search finds."""
 
 from __future__ import annotations
 
@@ -19,27 +19,33 @@ QueryT = TypeVar("QueryT")
 
 @dataclass(frozen=True)
 class Truth:
-    """What an exact search found."""
+    """The hits of an exact search for one query."""
 
     scores: Sequence[float]
     """Best first."""
     magnitude: float = 0.0
-    """How large the terms are that the last of them is the sum of (`indexer.tuning.magnitudes`)."""
+    """Magnitude of the terms that the last score sums, which bounds its rounding (`indexer.tuning.magnitudes`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecallReport:
-    """What was measured."""
+    """Recall and times of a set of queries."""
 
     k: int
+    """Hits per query."""
+
     queries: int
+    """Number of queries."""
+
     recall: Interval
+    """Mean recall@k."""
+
     worst: float
     """Recall of the worst query."""
     short: int
-    """Queries that got fewer hits than the exact search: should be none."""
+    """Queries that got fewer hits than the exact search; 0 is expected."""
     seconds: float
-    """Time of the searches as they are served."""
+    """Time of the searches as served."""
     exact_seconds: float
     """Time of the exact searches."""
 
@@ -50,7 +56,15 @@ def measure_served_recall(
     queries: Sequence[QueryT],
     k: int,
 ) -> RecallReport:
-    """Return the recall of a search, which returns the scores of its k hits, best first, against an exact one."""
+    """Return the recall of `search` against `exact`.
+
+    Args:
+        search: from queries to the scores of their k hits, best first.
+        exact: from queries to the hits of an exact search.
+        queries: to measure with; at least one.
+        k: hits per query.
+
+    """
     started = time.perf_counter()
     found = search(queries)
     between = time.perf_counter()
@@ -68,7 +82,7 @@ def measure_served_recall(
 
 
 def recall_of(found: Sequence[float], truth: Truth) -> float:
-    """Return the share of the true hits that were found, by score: one as good as the last true one counts."""
+    """Return the share of the true hits found: a hit counts if its score reaches that of the last true hit."""
     if not truth.scores:
         return 1.0
     reach = float(score_to_reach(np.array([truth.scores]), truth.magnitude)[0, 0])
@@ -76,5 +90,5 @@ def recall_of(found: Sequence[float], truth: Truth) -> float:
 
 
 def near_vectors(vectors_ND: np.ndarray, *, seed: int = 1) -> np.ndarray:
-    """Return queries near given vectors, float32 (`indexer.tuning.near` says how near)."""
+    """Return queries near the given vectors, float32 (N, D) (distance: `indexer.tuning.settings_choice.near`)."""
     return near(vectors_ND, np.random.default_rng(seed))

@@ -1,13 +1,13 @@
-"""The pipeline itself: one linear chain, which every runner of Beam executes the same way.
+"""The Beam pipeline: one linear chain, which every runner executes the same way.
 
     units ─ embed ─▶ (shard, row group) ─ group ─▶ build segment ─▶ outcome ─ group ─▶ publish
 
-An update starts with touches as well, which go from the first stage to their shards (stages/update.py). Where one id
-can be in two shards, `─ group ─▶ resolve duplicates ─▶` stands before the first grouping.
+An update also starts with shard changes, which the first stage passes on to their shards (stages/update.py). Where one
+id can be in two shards, `─ group ─▶ resolve duplicates ─▶` comes before the first grouping.
 
-References to row groups are shuffled, never vectors: that takes 16 s in place of 28 s for a million vectors of 384
-dimensions, and a seventh of the memory. There are no tagged outputs, side inputs or branches, because some runners
-lose data on them in silence; so dead letters are files, and counts travel in the records under the key COUNTS.
+References to row groups are shuffled, not vectors: for a million vectors of 384 dimensions that takes 16 s instead of
+28 s, and a seventh of the memory. There are no tagged outputs, side inputs or branches, because some runners lose
+their data without an error; so dead letters are files, and counts travel in the records under the key COUNTS.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scannery.pipelines.stages.embed import embed_unit, finished_unit
 from scannery.pipelines.stages.publish import publish
 from scannery.pipelines.stages.resolve import may_move, moved_ids, needs_resolving, resolve
 from scannery.pipelines.stages.segment import RowGroup, build_shard, finished_shard, shard_key
-from scannery.pipelines.stages.update import Touch, update_shard
+from scannery.pipelines.stages.update import ShardChange, update_shard
 from scannery.pipelines.state.counts import ShardOutcome, UnitOutcome
 from scannery.pipelines.state.embedding_cache import Catalogue
 from scannery.pipelines.state.job import Job
@@ -40,19 +40,32 @@ __all__ = ["BuildSegment", "EmbedUnit", "Publish", "add_build", "new_encoder_han
 
 _LOG = logging.getLogger(__name__)
 
-# Its types are partial: every call of a transform would be one of an untyped function.
+# Beam's types are partial: mypy would refuse every call of a transform as a call of an untyped function.
 beam: Any = apache_beam
 
 COUNTS = -1
-"""In place of a shard: the records under it are outcomes of units, on their way to the last stage."""
+"""Key in place of a shard number: its records are outcomes of units, for the last stage."""
 
 
 def add_build(
-    pipeline: Any, job: Job, units: Sequence[WorkUnit], encoders: Any, touches: Mapping[int, Touch]
+    pipeline: Any,
+    job: Job,
+    units: Sequence[WorkUnit],
+    encoders: Any,
+    shard_changes: Mapping[int, ShardChange],
 ) -> None:
-    """Add the whole build to a pipeline; `touches` are changes to shards besides the units' rows."""
+    """Add the whole build to a pipeline.
+
+    Args:
+        pipeline: an empty `beam.Pipeline`.
+        job: the build.
+        units: the input.
+        encoders: from `new_encoder_handle`.
+        shard_changes: by shard, changes besides the units' rows.
+
+    """
     work = [unit.to_json() for unit in units]
-    work += [f"{shard} {touch.to_json()}" for shard, touch in sorted(touches.items())]
+    work += [f"{shard} {change.to_json()}" for shard, change in sorted(shard_changes.items())]
     embedded = (
         pipeline
         | "Units" >> beam.Create(work)
@@ -75,13 +88,19 @@ def add_build(
 
 
 def new_encoder_handle() -> Any:
-    """Return the handle by which all workers of a process find the one encoder that it loads."""
+    """Return a handle through which all workers of a process share one loaded encoder."""
     handle: Any = shared.Shared
     return handle()
 
 
 class EmbedUnit(beam.DoFn):
-    """Unit (JSON) → (shard, row group as JSON) for each shard in it, and (COUNTS, outcome as JSON)."""
+    """Unit (JSON) → (shard, row group as JSON) for each shard in it, and (COUNTS, outcome as JSON).
+
+    Args:
+        job: the build.
+        encoders: from `new_encoder_handle`; the other stages take the same.
+
+    """
 
     def __init__(self, job: Job, encoders: Any) -> None:
         self._job = job
@@ -95,14 +114,14 @@ class EmbedUnit(beam.DoFn):
         self._catalogue: Catalogue | None = None
 
     def teardown(self) -> None:
-        """Let go of the catalogue."""
+        """Close the catalogue."""
         self._open.close()
 
     def process(self, element: str) -> Iterator[tuple[int, str]]:
-        """Embed one unit, unless that was done before; hand on what concerns a shard as a whole."""
-        number, _, touch = element.partition(" ")
+        """Embed one unit unless an earlier run did; pass on a shard change unchanged."""
+        number, _, change = element.partition(" ")
         if number.isdecimal():
-            yield int(number), touch
+            yield int(number), change
             return
         unit = WorkUnit.from_json(element)
         with carried():
@@ -116,14 +135,16 @@ class EmbedUnit(beam.DoFn):
         return embed_unit(unit, self._job, self._store, self._encoder, self._catalogue)
 
     def _prepare(self) -> None:
-        """Load the encoder and the catalogue when the first unit needs them, not when all are done already."""
+        """Load the encoder and the catalogue for the first unit that needs them; finished units need neither."""
         job, spec = self._job, self._job.spec.encoder
         if job.embeds and spec is not None and self._encoder is None:
-            # One per process, however many threads the runner uses.
+            # One per process, for all threads of the runner.
             self._encoder = self._encoders.acquire(lambda: load_encoder(spec))
         if job.has_catalogue and self._catalogue is None:
             opened = Catalogue.open(self._store, job.index, job.build_id)
-            with contextlib.suppress(NotFoundError):  # a twin of this build has ended and removed it
+            with contextlib.suppress(
+                NotFoundError
+            ):  # a concurrent run of this build has ended and removed it
                 self._catalogue = self._open.enter_context(opened)
 
 
@@ -132,16 +153,16 @@ def _under_one_key(pair: tuple[int, str]) -> tuple[str, tuple[int, str]]:
 
 
 class ResolveDuplicates(beam.DoFn):
-    """All pairs that EmbedUnit made → the same, with the rows marked that lose against a record elsewhere."""
+    """All pairs from EmbedUnit → the same, with the rows marked that are duplicates of records in other shards."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def process(self, element: tuple[str, Iterable[tuple[int, str]]]) -> Iterator[tuple[int, str]]:
-        """Read the ids of all units."""
+        """Read the ids of all units and yield the marked pairs."""
         groups = []
         for shard, value in element[1]:
-            if shard == COUNTS or Touch.from_json(value):
+            if shard == COUNTS or ShardChange.from_json(value):
                 yield shard, value
             else:
                 groups.append((shard, RowGroup.from_json(value)))
@@ -152,8 +173,8 @@ class ResolveDuplicates(beam.DoFn):
             )
             for shard, group in resolved:
                 yield shard, group.to_json()
-            for shard, touch in moved_ids(resolved, self._job, store).items():
-                yield shard, touch.to_json()
+            for shard, change in moved_ids(resolved, self._job, store).items():
+                yield shard, change.to_json()
 
 
 class BuildSegment(beam.DoFn):
@@ -168,7 +189,7 @@ class BuildSegment(beam.DoFn):
         self._store = self._job.open_store()
 
     def process(self, element: tuple[int, Iterable[str]]) -> Iterator[tuple[str, str]]:
-        """Build the segment of one shard, unless it was built from the same rows before."""
+        """Build the segment of one shard, unless an earlier run built it from the same rows."""
         shard, values = element
         if shard == COUNTS:
             for value in values:
@@ -183,7 +204,7 @@ class BuildSegment(beam.DoFn):
         parent = read_parent(job, store) if job.mode == "upsert" or job.keep_rows else None
         if job.mode == "upsert" and parent is not None:
             return update_shard(shard, values, parent, job, store, encoder=encoder)
-        rows = [RowGroup.from_json(value) for value in values if Touch.from_json(value) is None]
+        rows = [RowGroup.from_json(value) for value in values if ShardChange.from_json(value) is None]
         key = shard_key(job, shard, rows)
         if (job.newer_than is None or parent is None) and (done := finished_shard(key, job, store)):
             return done
@@ -191,7 +212,7 @@ class BuildSegment(beam.DoFn):
             try:
                 return update_shard(shard, values, parent, job, store, encoder=encoder)
             except (CorruptError, NotFoundError) as error:  # a full build repairs
-                _LOG.warning("shard %d is built anew: %s", shard, error)
+                _LOG.warning("shard %d is rebuilt: %s", shard, error)
         return build_shard(key, shard, rows, job, store, encoder=encoder)
 
 

@@ -1,4 +1,4 @@
-"""Errors across workers: a runner hands on text at best, so the error travels inside the message and is restored."""
+"""Errors across workers: runners pass on text only, so the error is packed into the message and restored."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _KNOWN: dict[str, Any] = {
 
 
 class StageFailedError(Exception):
-    """A stage failed on purpose; the message holds the error in a form that `restored` reads."""
+    """A stage failed with a known error; the message holds it in a form that `restored` reads."""
 
 
 @contextlib.contextmanager
 def carried() -> Iterator[None]:
-    """Turn an error of ours into one that survives the way from a worker to whoever started the build."""
+    """Raise Scannery's errors as `StageFailedError`, which a runner can pass from a worker to the launcher."""
     try:
         yield
     except tuple(_KNOWN.values()) as error:
@@ -39,7 +39,7 @@ def carried() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        # Not in the store, which has errors of its own.
+        # Temporary files: the store raises its own errors.
         folder = tempfile.gettempdir()
         raise _packed(
             indexer_errors.StoreError(f"temporary files in {folder}: {os.strerror(error.errno)}")
@@ -54,7 +54,7 @@ def _packed(error: Exception) -> StageFailedError:
 
 
 def restored(failure: BaseException) -> Exception | None:
-    """Return the error that `carried` packed into a runner's failure, or None if it was something else."""
+    """Return the error that `carried` packed into a runner's failure, or None for any other failure."""
     match = _MARK.search(str(failure))
     if match is None:
         return None
@@ -62,6 +62,6 @@ def restored(failure: BaseException) -> Exception | None:
     kind = _KNOWN.get(data["kind"], pipeline_errors.PipelineError)
     try:
         error: Exception = kind(data["message"], field=data["field"])
-    except TypeError:  # an error that wants more than a message
+    except TypeError:  # an error class with further required arguments
         error = pipeline_errors.PipelineError(data["message"], field=data["field"])
     return error

@@ -1,4 +1,4 @@
-"""What went wrong with a build that ran to its end, as an error."""
+"""Errors for builds that ran to their end without committing a version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["check_record"]
 
 
 def check_record(record: BuildRecord, job: Job) -> None:
-    """Raise the error for a build that made no version although it ran to its end."""
+    """Raise NothingToIndexError or TooManyDeadLettersError if the build committed no version for that reason."""
     dead = ", ".join(f"{count} × {reason}" for reason, count in record.counts.dead_letters.items())
     key = record.statistics["dead_letters_key"]
     where = f"; see {job.store_uri}/{key}" if key else ""

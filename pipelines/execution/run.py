@@ -10,11 +10,11 @@ from scannery.indexer.store.object_store import Store
 from scannery.pipelines.errors import PipelineError, StageDamagedError
 from scannery.pipelines.execution.failures import restored
 from scannery.pipelines.execution.runners import new_pipeline
-from scannery.pipelines.execution.up_to_date import published_again
+from scannery.pipelines.execution.up_to_date import publish_finished
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.stages.embed import finished_unit
 from scannery.pipelines.stages.publish import BuildRecord, read_record
-from scannery.pipelines.stages.update import Touch
+from scannery.pipelines.stages.update import ShardChange
 from scannery.pipelines.state.embedding_cache import write_catalogue
 from scannery.pipelines.state.job import Job, stage_key
 from scannery.pipelines.state.progress import Progress, ProgressCallback, watched
@@ -23,36 +23,40 @@ from scannery.pipelines.state.work_units import WorkUnit
 __all__ = ["Engine", "execute"]
 
 ATTEMPTS = 3
-"""A run removes every damaged file that it meets; one that meets new ones each time has a broken disk."""
+"""Each run removes the damaged files that it meets; a run that still meets one after two repetitions fails."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Engine:
-    """What runs the chain."""
+    """The runner of the chain, with its options and the encoder."""
 
     runner: str | None = None
+    """A name in runners.RUNNERS; None: `local`."""
+
     options: Sequence[str] = ()
+    """As on a command line."""
+
     encoder: PlannedEncoder | None = None
-    """Of the job; workers in this process find it if it is loaded already."""
+    """Encoder of the job; workers in this process use it if it is already loaded."""
 
 
 def execute(
     job: Job,
     store: Store,
     units: Sequence[WorkUnit],
-    touches: Mapping[int, Touch],
+    shard_changes: Mapping[int, ShardChange],
     engine: Engine,
     progress: ProgressCallback | None,
 ) -> BuildRecord:
-    """Run the chain to its end and return what came of it.
+    """Run the chain to its end and return the build's record.
 
     Raises:
-        PipelineError, IndexerError, EmbedError: as the stage that failed raised them.
+        PipelineError, IndexerError, EmbedError: as the failed stage raised them.
 
     """
     encoder = engine.encoder.load if engine.encoder else None
-    if not published_again(job, store, units, touches, encoder):
-        _run_until_sound(job, store, units, touches, engine, progress)
+    if not publish_finished(job, store, units, shard_changes, encoder):
+        _run_until_sound(job, store, units, shard_changes, engine, progress)
     record = read_record(job, store)
     if progress is not None:
         dead = sum(record.counts.dead_letters.values())
@@ -64,7 +68,7 @@ def _run_until_sound(
     job: Job,
     store: Store,
     units: Sequence[WorkUnit],
-    touches: Mapping[int, Touch],
+    shard_changes: Mapping[int, ShardChange],
     engine: Engine,
     progress: ProgressCallback | None,
 ) -> None:
@@ -72,7 +76,7 @@ def _run_until_sound(
         planned = _with_catalogue(job, units, store)
         try:
             with watched(planned, store, units, progress), _catalogue_removed(planned, store):
-                _run(planned, units, touches, engine)
+                _run(planned, units, shard_changes, engine)
             return
         except StageDamagedError:
             if attempt == ATTEMPTS:
@@ -89,14 +93,16 @@ def _with_catalogue(job: Job, units: Sequence[WorkUnit], store: Store) -> Job:
 
 @contextlib.contextmanager
 def _catalogue_removed(job: Job, store: Store) -> Iterator[None]:
-    """Remove the catalogue after the build, which is its only reader; a killed build's is written over."""
+    """Remove the catalogue after the build, its only reader; the next run overwrites that of a killed build."""
     yield
     if job.has_catalogue:
         for suffix in (".npy", ".json"):
             store.delete(stage_key(job.index, "reuse", f"{job.build_id}{suffix}"))
 
 
-def _run(job: Job, units: Sequence[WorkUnit], touches: Mapping[int, Touch], engine: Engine) -> None:
+def _run(
+    job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], engine: Engine
+) -> None:
     pipeline = new_pipeline(engine.runner, engine.options)
     from scannery.pipelines.execution.chain import add_build, new_encoder_handle
 
@@ -104,12 +110,12 @@ def _run(job: Job, units: Sequence[WorkUnit], touches: Mapping[int, Touch], engi
     loaded = engine.encoder.loaded if engine.encoder else None
     if loaded is not None:
         encoders.acquire(lambda: loaded)
-    add_build(pipeline, job, units, encoders, touches)
+    add_build(pipeline, job, units, encoders, shard_changes)
     try:
         result = pipeline.run()
         state = result.wait_until_finish()
     except Exception as failure:
-        if str(failure).startswith("KeyboardInterrupt"):  # Beam wraps whatever ends a stage
+        if str(failure).startswith("KeyboardInterrupt"):  # Beam wraps every exception of a stage
             raise KeyboardInterrupt from failure
         error = restored(failure)
         if error is None:

@@ -1,4 +1,4 @@
-"""Which engine runs a pipeline. The default needs nothing but this machine."""
+"""Beam runners by name. The default, `local`, runs in this process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from scannery.pipelines.errors import RunnerError
 __all__ = ["RUNNERS", "check_engine", "check_runner", "import_beam", "new_pipeline"]
 
 RUNNERS = {
-    # Beam's own "DirectRunner" first looks for a binary to download, and its multi-process mode hangs for ever when
-    # a worker dies.
+    # Not Beam's "DirectRunner": it first looks for a binary to download, and its multi-process mode hangs when a worker
+    # dies.
     "local": None,
     "portable": "PortableRunner",
     "dask": "apache_beam.runners.dask.dask_runner.DaskRunner",
@@ -23,26 +23,26 @@ RUNNERS = {
     "flink": "FlinkRunner",
     "spark": "SparkRunner",
 }
-"""Names for `--runner`, and the runner of Beam that each stands for."""
+"""Names for `--runner`, each with Beam's runner."""
 
 
-# Options without which an engine would fail after minutes, or run somewhere else than meant.
+# Required options: without them an engine fails after minutes, or runs in the wrong place.
 _NEEDED = {
     "portable": ("job_endpoint",),
     "dataflow": ("project", "region", "temp_location"),
     "flink": ("flink_master",),
     "spark": ("spark_master_url",),
 }
-# Their job servers know options that Beam's Python side does not.
+# Runners whose job servers have options that Beam's Python side does not know.
 _OPEN = ("portable", "flink", "spark")
 _DEFAULTS = ("[auto]", "local[4]")
 
 
 def import_beam() -> Any:
-    """Return Beam, imported now and not before: it takes seconds, and warns about clouds that nobody asked for."""
+    """Return Beam, imported on first use: the import takes seconds, and its warnings about clouds are suppressed."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
-    # Of some hundred thousand new objects hardly one is garbage: to look for it takes a quarter of the time.
+    # The import makes hundreds of thousands of objects, hardly any garbage; collection takes a quarter of its time.
     if collects := gc.isenabled():
         gc.disable()
     try:
@@ -55,7 +55,7 @@ def import_beam() -> Any:
 
 
 def check_runner(runner: str | None) -> str:
-    """Return the name of the runner; raise RunnerError where it is unknown."""
+    """Return the name of the runner; raise RunnerError if it is unknown."""
     name = (runner or "local").lower()
     if name not in RUNNERS:
         raise RunnerError(f"unknown runner {runner!r}; use one of {', '.join(RUNNERS)}", field="runner")
@@ -63,12 +63,12 @@ def check_runner(runner: str | None) -> str:
 
 
 def check_engine(runner: str | None, options: Sequence[str], locations: Sequence[str]) -> None:
-    """Check what can be checked of a runner and its options before anything is read, started or uploaded.
+    """Check a runner and its options before anything is read, started or uploaded.
 
     Args:
         runner: its name.
         options: as on a command line.
-        locations: inputs and store; an engine in a cloud must be able to reach them.
+        locations: inputs and store; Dataflow must be able to reach them.
 
     Raises:
         RunnerError: unknown runner or option, an option is missing, or the engine cannot reach a location.
@@ -89,14 +89,14 @@ def check_engine(runner: str | None, options: Sequence[str], locations: Sequence
 
 
 def _parsed(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the options that Beam knows, and the words that it does not."""
+    """Return the options that Beam knows, by name, and the remaining words."""
     import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
     from apache_beam.runners.dask import dask_runner  # its options are known once it is imported
 
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     for kind in {PipelineOptions, dask_runner.DaskOptions, *_subclasses(PipelineOptions)}:
-        with contextlib.suppress(argparse.ArgumentError):  # options that two kinds have
+        with contextlib.suppress(argparse.ArgumentError):  # options that two classes define
             kind._add_argparse_args(parser)
     try:
         known, unknown = parser.parse_known_args(list(options))

@@ -1,4 +1,4 @@
-"""A build of which everything was done before: published without an engine, whose start takes longer than that."""
+"""Publish a build without a runner if earlier runs did all of its work: starting a runner takes longer."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from scannery.pipelines.stages.embed import finished_unit
 from scannery.pipelines.stages.publish import publish
 from scannery.pipelines.stages.resolve import moved_ids, needs_resolving
 from scannery.pipelines.stages.segment import RowGroup, finished_shard, shard_key
-from scannery.pipelines.stages.update import Touch, finished_update
+from scannery.pipelines.stages.update import ShardChange, finished_update
 from scannery.pipelines.state.counts import ShardOutcome, UnitOutcome
 from scannery.pipelines.state.job import Job
 from scannery.pipelines.state.stage_outputs import read_parent
 from scannery.pipelines.state.work_units import WorkUnit
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
 
-__all__ = ["published_again"]
+__all__ = ["publish_finished"]
 
 
-def published_again(
+def publish_finished(
     job: Job,
     store: Store,
     units: Sequence[WorkUnit],
-    touches: Mapping[int, Touch],
+    shard_changes: Mapping[int, ShardChange],
     encoder: EncoderSource | None,
 ) -> bool:
-    """Publish a build whose units and segments are all there already; return whether that was so.
+    """Publish a build if all its units and segments exist already; return whether it was published.
 
     Raises:
         AlreadyExistsError: another build published a version meanwhile.
 
     """
-    if needs_resolving(job):  # its duplicates are known to the engine's stages only
+    if needs_resolving(job):  # only the runner's stages find duplicates across shards
         return False
     outcomes = [finished_unit(unit, job, store) for unit in units]
     done = [outcome for outcome in outcomes if outcome is not None]
     if len(done) < len(units):
         return False
-    shards = _finished_shards(job, store, done, touches)
+    shards = _finished_shards(job, store, done, shard_changes)
     if shards is None:
         return False
     publish(job, store, done, shards, encoder=encoder)
@@ -48,12 +48,12 @@ def published_again(
 
 
 def _finished_shards(
-    job: Job, store: Store, units: Sequence[UnitOutcome], touches: Mapping[int, Touch]
+    job: Job, store: Store, units: Sequence[UnitOutcome], shard_changes: Mapping[int, ShardChange]
 ) -> list[ShardOutcome] | None:
     parent = read_parent(job, store) if job.mode == "upsert" or job.keep_rows else None
     values: dict[int, list[str]] = defaultdict(list)
-    for shard, touch in touches.items():
-        values[shard].append(touch.to_json())
+    for shard, change in shard_changes.items():
+        values[shard].append(change.to_json())
     groups = [
         (shard, RowGroup(unit.ordinal, unit.key, group))
         for unit in units
@@ -61,8 +61,8 @@ def _finished_shards(
     ]
     for shard, row_group in groups:
         values[shard].append(row_group.to_json())
-    for shard, touch in moved_ids(groups, job, store).items():
-        values[shard].append(touch.to_json())
+    for shard, change in moved_ids(groups, job, store).items():
+        values[shard].append(change.to_json())
     shards = []
     for shard, items in values.items():
         outcome = _finished_shard(shard, items, parent, job, store)

@@ -1,1 +1,1 @@
-"""Datapoints of a version to files that other tools read."""
+"""Export the datapoints of a version to files that other tools read."""

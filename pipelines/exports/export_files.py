@@ -1,4 +1,4 @@
-"""Tables → files of an export: Parquet, and JSON lines, plain or compressed."""
+"""Write tables to the files of an export: Parquet, or JSON lines, plain or compressed."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from scannery.indexer.datapoints.sparse import INDICES_COLUMN, SPARSE_COLUMNS, V
 __all__ = ["FORMATS", "SPARSE", "RowWriter", "exported", "exported_schema", "format_of_name", "open_writer"]
 
 SPARSE = "sparse"
-"""Column of sparse vectors. No attribute can be called so."""
+"""Column of sparse vectors. No attribute can have this name."""
 
 _SPARSE_TYPE = pa.struct({"indices": pa.list_(pa.uint32()), "values": pa.list_(pa.float32())})
 
 _ROWS_BOXED = 256
-"""Rows that are Python objects at once: a float takes eight times its size then."""
+"""Rows held as Python objects at once: a float then takes eight times its size."""
 
 FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst")
 
 
 class RowWriter(Protocol):
-    """Takes tables of one schema."""
+    """A file that takes tables of one schema."""
 
     def write(self, table: pa.Table) -> None:
         """Append the rows."""
 
 
 def exported_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of exported files: sparse vectors are one column there, as builds and updates take them."""
+    """Return the schema of exported files: sparse vectors are one column, as builds and updates read them."""
     if INDICES_COLUMN not in schema.names:
         return schema
     fields = [field for field in schema if field.name not in SPARSE_COLUMNS]
@@ -45,7 +45,7 @@ def exported_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def exported(table: pa.Table) -> pa.Table:
-    """Return rows of a segment in the schema of exported files."""
+    """Return rows of a segment in the schema of `exported_schema`."""
     if INDICES_COLUMN not in table.column_names:
         return table
     parts = [table.column(name).combine_chunks() for name in (INDICES_COLUMN, VALUES_COLUMN)]
@@ -54,13 +54,13 @@ def exported(table: pa.Table) -> pa.Table:
 
 
 def format_of_name(name: str) -> str | None:
-    """Return the format that a file of this name has, or None where it does not end like one."""
+    """Return the format for a file name's ending, or None if no format has that ending."""
     return next((format for format in FORMATS if name.endswith(f".{format}") and name != f".{format}"), None)
 
 
 @contextlib.contextmanager
 def open_writer(path: Path, format: str, schema: pa.Schema) -> Iterator[RowWriter]:
-    """Give a writer into a new file."""
+    """Yield a writer to a new file."""
     if format == "parquet":
         with _parquet(path, schema) as parquet:
             yield _ParquetRows(parquet)
@@ -76,7 +76,7 @@ def _parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
         path,
         schema,
         compression="zstd",
-        # As in segments: dictionaries never pay for vectors, and split byte streams do.
+        # As in segments: vectors get smaller by split byte streams, never by dictionaries.
         use_dictionary=plain + lists,
         column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"}
         if "embedding" in schema.names
@@ -105,16 +105,16 @@ class _JsonRows:
 
 
 def _json_row(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a datapoint as JSON values; what is null is left out.
+    """Return a datapoint as JSON values; null fields are left out.
 
-    Python writes a float32 with as many digits as its double needs, so reading it back gives the same bits.
+    Python writes a float32 with all digits that its double needs, so reading it back gives the same bits.
     """
     return {name: _json_value(name, value) for name, value in row.items() if value is not None}
 
 
 def _json_value(name: str, value: Any) -> Any:
     if name == "payload":
-        # Objects and lists as what they are; a payload that is a mere string stays JSON in a string, as in Parquet.
+        # Objects and lists become JSON values; a payload that is a string stays JSON in a string, as in Parquet.
         return json.loads(value) if value[:1] in ("{", "[") else value
     if isinstance(value, float) and math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"  # JSON has no number for it; the build reads both

@@ -1,13 +1,13 @@
-"""Export: the datapoints of a version as Parquet or JSON lines, which other tools read and `scannery build` takes back.
+"""Export the datapoints of a version as Parquet or JSON lines, which other tools and `scannery build` read.
 
-This is no Beam pipeline. An export reads each segment once, from front to back, and writes as fast as the disk takes
-it; spreading that over workers would only move the same bytes further. What a cluster would bound, a segment bounds
-already: one segment is open at a time, and a few thousand rows of it are in memory.
+An export is not a Beam pipeline: it reads each segment once, in order, and its speed is the disk's, so workers would
+only send the same bytes over a network. Its memory is bounded: one segment is open at a time, and a few thousand rows
+of it are in memory.
 
     OUTPUT.parquet, OUTPUT.jsonl, OUTPUT.jsonl.gz, OUTPUT.jsonl.zst     one file
-    OUTPUT/part-00000-of-00003.parquet                                  else a folder, with one file a segment,
-    OUTPUT/_spec.yaml                                                   a spec to build an index from them,
-    OUTPUT/_export.json                                                 and, when all is there, the report
+    OUTPUT/part-00000-of-00003.parquet                                  or a folder: one file per segment,
+    OUTPUT/_spec.yaml                                                   a spec to build an index from them, and
+    OUTPUT/_export.json                                                 the report, written last
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = ["ExportReport", "ExportedFile", "export"]
 REPORT_NAME = "_export.json"
 SPEC_NAME = "_spec.yaml"
 
-# Vectors of a batch: it is decoded, converted and encoded, so some ten times as much is in memory at once.
+# Bytes of vectors in a batch; decoded, converted and encoded copies take about ten times that memory.
 BATCH_BYTES = 1 << 24
 MAX_BATCH_ROWS = 1 << 14
 READ_BUFFER_BYTES = 1 << 20
@@ -62,7 +62,7 @@ READ_BUFFER_BYTES = 1 << 20
 _OTHER_FILES = (".json", ".csv", ".tsv", ".txt", ".npy", ".avro", ".arrow", ".feather", ".gz", ".zst", ".zip")
 
 RowsCallback = Callable[[int, int], None]
-"""Called with the rows written so far, and all rows."""
+"""Called with the number of rows written so far, and of all rows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,35 +70,49 @@ class ExportedFile:
     """One file that an export wrote."""
 
     name: str
+    """Path relative to the output folder, or the output's own name."""
+
     rows: int
+    """Number of datapoints."""
+
     size_bytes: int
     sha256: str
+    """Of the file, in hex."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """What an export wrote."""
+    """Result of an export."""
 
     index: str
     version: int
+    """Number of the exported version."""
+
     output: str
+    """Path or URI, as given."""
+
     format: str
     """`parquet`, `jsonl`, `jsonl.gz` or `jsonl.zst`."""
 
     rows: int
+    """Number of datapoints."""
+
     dimensions: int
+    """Components of a vector."""
+
     vectors: bool
-    """Whether the files have the vectors."""
+    """Whether the files contain the vectors."""
 
     files: tuple[ExportedFile, ...]
     spec: dict[str, Any] | None
     """A spec that builds an equal index from the files; None without vectors."""
 
     seconds: float
+    """Wall time of the export."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files."""
+        """Size of all files together."""
         return sum(file.size_bytes for file in self.files)
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,25 +132,25 @@ def export(
     overwrite: bool = False,
     progress: RowsCallback | None = None,
 ) -> ExportReport:
-    """Write all datapoints of a version to files. Each file appears whole or not at all.
+    """Write all datapoints of a version to files. Each file appears complete or not at all.
 
-    Mutations that a server holds in its log beyond the version are not part of it.
+    Mutations in a server's log that the version does not contain yet are not exported.
 
     Args:
         index: name of the index.
         store_uri: where it lives.
-        output: a file, if it ends like one (`.parquet`, `.jsonl`, `.jsonl.gz`, `.jsonl.zst`), else a folder; a local
-            path or a URI.
-        format: `parquet`, `jsonl`, `jsonl.gz` or `jsonl.zst`; default: as the file ends, `parquet` for a folder.
+        output: a local path or a URI; a file if its name ends in `.parquet`, `.jsonl`, `.jsonl.gz` or `.jsonl.zst`,
+            else a folder.
+        format: `parquet`, `jsonl`, `jsonl.gz` or `jsonl.zst`; default: by the file's ending, `parquet` for a folder.
         version: default: the current one.
-        vectors: leave them out with False; such files cannot be built from again without an encoder.
+        vectors: whether to write vectors; files without vectors need an encoder to be built from again.
         overwrite: replace an earlier export.
         progress: called after each batch.
 
     Raises:
         NotFoundError: no such store, index or version.
-        CorruptError: a segment is not what the manifest says; nothing of it was exported.
-        OutputError: the output exists already, is no place for an export, or does not fit `format`.
+        CorruptError: a segment does not match the manifest; none of its rows was exported.
+        OutputError: the output exists already, is not a possible location, or does not fit `format`.
 
     """
     started = time.perf_counter()
@@ -180,12 +194,12 @@ class _Written:
 
 @dataclasses.dataclass(frozen=True)
 class _Target:
-    """Where the files go."""
+    """Where the files are written."""
 
     folder: Store
     format: str
     name: str | None
-    """Of the one file; None for a folder of several."""
+    """Name of the single file; None for a folder."""
 
     @classmethod
     def of(cls, output: str, format: str | None) -> _Target:
@@ -208,7 +222,7 @@ class _Target:
         return cls(Store.open(output, create=True), format or "parquet", None)
 
     def files(self, segments: Sequence[SegmentEntry]) -> Iterator[tuple[str, Sequence[SegmentEntry]]]:
-        """Yield the files to write, each with the segments that go into it."""
+        """Yield the names of the files to write, each with its segments."""
         if self.name is not None:
             yield self.name, segments
             return
@@ -216,11 +230,11 @@ class _Target:
             yield f"part-{number:05d}-of-{len(segments):05d}.{self.format}", [entry]
 
     def prepare(self, *, overwrite: bool) -> None:
-        """Make room: files of two exports side by side would be read as one."""
+        """Remove an earlier export: the files of two exports in one folder would be read as one export."""
         if self.name is not None:
             if not overwrite and self.folder.exists(self.name):
                 raise OutputError(
-                    f"output: {self.name} is there already; overwrite replaces it", field="output"
+                    f"output: {self.name} exists already; overwrite replaces it", field="output"
                 )
             return
         names = self._names()
@@ -230,12 +244,12 @@ class _Target:
             what = "; overwrite replaces an earlier export" if ours and not others else ""
             first = (others or ours)[0]
             raise OutputError(f"output: the folder is not empty, it has {first}{what}", field="output")
-        # The report first: without it, what is there counts as unfinished.
+        # The report first: an export without a report counts as unfinished.
         for name in sorted(ours, key=lambda name: name != REPORT_NAME):
             self.folder.delete(name)
 
     def finish(self, report: ExportReport) -> None:
-        """Leave spec and report in a folder; names with `_` are not input to a build."""
+        """Write spec and report into the folder; builds do not read files whose names begin with `_`."""
         if self.name is not None:
             return
         if report.spec is not None:
@@ -245,7 +259,7 @@ class _Target:
 
     def _names(self) -> list[str]:
         root = self.folder.local_root
-        if root is not None:  # a listing would go through all folders below
+        if root is not None:  # a listing would read all folders below
             return sorted(path.name for path in root.iterdir())
         return [item.key for item in self.folder.list()]
 
@@ -305,7 +319,7 @@ def _verified(store: Store, key: str, entry: SegmentEntry) -> Iterator[pq.Parque
     with store.open_file(key) as path:
         if path.stat().st_size != entry.size_bytes or file_sha256(path) != entry.sha256:
             raise CorruptError(f"{key} is damaged: its size or SHA-256 is not the one in the manifest")
-        # Buffered ahead, all of a column would be in memory before its first row comes out.
+        # With read-ahead, a whole column would be in memory before its first row is decoded.
         with pq.ParquetFile(
             path, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True
         ) as file:
@@ -313,7 +327,7 @@ def _verified(store: Store, key: str, entry: SegmentEntry) -> Iterator[pq.Parque
 
 
 def _present(file: pq.ParquetFile, schema: pa.Schema, key: str) -> list[str]:
-    """Return the columns of the schema that the file has; an attribute that was added later is null in old segments."""
+    """Return the columns of the schema that the file has; old segments lack attributes added to the spec later."""
     present = [name for name in schema.names if name in file.schema_arrow.names]
     missing = [field.name for field in schema if not field.nullable and field.name not in present]
     if missing:
@@ -336,7 +350,7 @@ def _batch_rows(schema: pa.Schema) -> int:
 
 
 def _spec_of(spec: IndexSpec) -> dict[str, Any]:
-    """Return the spec with the exported files as its source, without what is default."""
+    """Return the spec with the exported files as its source, without default values."""
     data = spec.model_dump(mode="json", exclude_defaults=True)
     source = {"format": "datapoints"} | ({"sparse_vector": SPARSE} if spec.source.sparse_vector else {})
     return {"index": data["index"], "source": source} | {

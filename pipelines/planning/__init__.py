@@ -1,1 +1,1 @@
-"""What a build will do, before any worker starts."""
+"""Planning of a build, before any worker starts."""

@@ -1,4 +1,4 @@
-"""What a build will do, before any worker starts: cut the input, fit the spec to the index that is there."""
+"""Plan a build before any worker starts: cut the input, choose dimensions and number of shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scannery.pipelines.state.work_units import cut, expected_rows, unit_bytes
 __all__ = ["ROWS_PER_SHARD", "cut_input", "dimensions_of", "shards_of"]
 
 ROWS_PER_SHARD = 1_000_000
-"""With 384 dimensions 1.5 GB of vectors; a shard is built in one piece, in about six times that."""
+"""With 384 dimensions 1.5 GB of vectors; building a shard, which is not divided, takes about six times that memory."""
 
 SAMPLED_VECTORS = 1000
 
@@ -26,7 +26,7 @@ SAMPLED_VECTORS = 1000
 def cut_input(
     files: Sequence[InputFile], spec: IndexSpec, progress: ProgressCallback | None
 ) -> tuple[list[Part], int]:
-    """Return the parts of the input, and how large a unit should be."""
+    """Return the parts of the input, and the size limit of a work unit in bytes."""
     limit, total, done = unit_bytes(files, spec), sum(file.size_bytes for file in files), 0
     parts: list[Part] = []
     for file in files:
@@ -40,7 +40,7 @@ def cut_input(
 def dimensions_of(
     spec: IndexSpec, parts: Sequence[Part], encoder: PlannedEncoder | None, parent: Manifest | None
 ) -> int:
-    """Return the number of dimensions; that of `parent` where the input has no vector that tells.
+    """Return the number of dimensions: of the encoder or of the input's vectors, else of `parent`.
 
     Raises:
         SpecConflictError: the encoder does not fit the vectors of the source.
@@ -61,7 +61,7 @@ def dimensions_of(
 
 
 def _sampled_dimensions(spec: IndexSpec, parts: Sequence[Part]) -> int | None:
-    """Return the most common size of the first vectors: the first record alone may be the bad one."""
+    """Return the most common size of the first 1,000 vectors, since the first record may be a bad one."""
     sizes: Counter[int] = Counter()
     fields = Fields.of(spec)
     for part in parts:
@@ -71,12 +71,12 @@ def _sampled_dimensions(spec: IndexSpec, parts: Sequence[Part]) -> int | None:
                 sizes[size] += 1
             if sum(sizes.values()) >= SAMPLED_VECTORS:
                 return sizes.most_common(1)[0][0]
-    # Without any valid vector the build ends with nothing but dead letters, whatever the size.
+    # Without a valid vector all records become dead letters, so the size does not matter.
     return sizes.most_common(1)[0][0] if sizes else None
 
 
 def shards_of(spec: IndexSpec, parts: Sequence[Part], parent: Manifest | None) -> int:
-    """Return the number of hash partitions: the spec's, else that of the index, else by the size of the input."""
+    """Return the number of shards: of the spec, else of the index, else from the size of the input."""
     if spec.shards != "auto":
         return spec.shards
     if parent is not None:

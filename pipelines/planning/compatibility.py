@@ -1,4 +1,4 @@
-"""Whether an index can be updated under a spec: an update keeps rows that were made under another."""
+"""Whether a spec can update an index: an update keeps rows that were made under the earlier spec."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["check_compatible", "needs_rewriting"]
 def check_compatible(
     spec: IndexSpec, parent: Manifest, *, dimensions: int, fingerprint: Mapping[str, Any] | None
 ) -> None:
-    """Raise SpecConflictError, with both sides named, where rows of the index and rows of the spec do not mix.
+    """Raise SpecConflictError, which names both values, if new rows would not fit the rows of the index.
 
     Distance, dimensions, encoder and number of shards must be the same, and every attribute must keep its type.
-    New attributes are no conflict: older rows have none. The rest of the spec is free.
+    New attributes are allowed, and are null in older rows. The rest of the spec may change.
     """
     _same("distance", spec.distance, parent.spec.distance)
     _same("dimensions", dimensions, parent.dimensions)
     if spec.shards != "auto":
         _same("shards", spec.shards, parent.shards)
-    # Vectors of the source can get an encoder for queries at any time.
+    # An index whose vectors come from the source may get an encoder for queries at any time.
     if parent.encoder is not None or spec.source.vector is None:
         _same("encoder", *_names(fingerprint, parent.encoder))
     for name, kind in parent.spec.attributes.items():
@@ -32,7 +32,7 @@ def check_compatible(
 
 
 def needs_rewriting(spec: IndexSpec, parent: Manifest) -> bool:
-    """Return whether the segments of an index must be made anew under a spec although their rows stay."""
+    """Return whether the spec requires new segments for rows that stay the same."""
     old = parent.spec
     return (spec.attributes, spec.lexical, spec.scann) != (old.attributes, old.lexical, old.scann)
 
@@ -40,13 +40,13 @@ def needs_rewriting(spec: IndexSpec, parent: Manifest) -> bool:
 def _same(field: str, given: object, existing: object) -> None:
     if given != existing:
         raise SpecConflictError(
-            f"{field}: the spec has {given}, the index has {existing}; --full builds the whole index anew",
+            f"{field}: the spec has {given}, the index has {existing}; --full rebuilds the whole index",
             field=field,
         )
 
 
 def _names(given: Mapping[str, Any] | None, existing: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Return both encoders in words, which are equal if and only if the encoders are."""
+    """Return descriptions of both encoders; the descriptions are equal if and only if the encoders are."""
     if given and existing and given["digest"] == existing["digest"]:
         return "", ""
     sides = (given or {}, existing or {})

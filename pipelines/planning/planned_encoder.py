@@ -1,4 +1,4 @@
-"""The encoder of a build, as its launcher knows it: by its fingerprint, and loaded only if something is encoded."""
+"""The encoder of a build in the launching process: known by its fingerprint, and loaded on first use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PlannedEncoder", "load_encoder"]
 
 
 def load_encoder(spec: EncoderSpec) -> Encoder:
-    """Return the encoder that the spec asks for."""
+    """Return the encoder that the spec names, loaded."""
     from scannery.embed import Encoder
 
     return Encoder.load(
@@ -29,7 +29,12 @@ def load_encoder(spec: EncoderSpec) -> Encoder:
 
 
 class PlannedEncoder:
-    """An encoder that is loaded when it is first needed; loading takes seconds, and most builds embed little."""
+    """An encoder that is loaded on first use, since loading takes seconds and most builds embed little.
+
+    Args:
+        spec: model and options.
+
+    """
 
     def __init__(self, spec: EncoderSpec) -> None:
         self.spec = spec
@@ -37,14 +42,14 @@ class PlannedEncoder:
         """The encoder, if it has been loaded."""
 
     def load(self) -> Encoder:
-        """Return the encoder, loaded once. EmbedError if it cannot be."""
+        """Return the encoder, loaded once. Raises EmbedError if it cannot be loaded."""
         if self.loaded is None:
             self.loaded = load_encoder(self.spec)
         return self.loaded
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
-        """What it is, from the files of the model if that is enough."""
+        """The encoder's fingerprint, from the files of the model where these suffice, else from the loaded encoder."""
         from scannery.embed import Encoder
 
         spec = self.spec
@@ -59,5 +64,5 @@ class PlannedEncoder:
 
     @property
     def dimensions(self) -> int:
-        """Components of a vector."""
+        """Number of components of a vector."""
         return self.fingerprint.dimensions

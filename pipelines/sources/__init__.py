@@ -1,4 +1,4 @@
-"""Input files → records: the formats, how their files are cut into parts, and how parts are read."""
+"""Input files → records: file formats, cutting files into parts, reading parts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SUFFIXES = {
     ".npy": "npy", ".fvecs": "fvecs", ".bvecs": "bvecs",
     ".txt": "text", ".text": "text", ".md": "text", ".markdown": "text", ".vtt": "text", ".srt": "text",
 }  # fmt: skip
-"""File name endings and their formats; those of text, JSON lines and CSV may be followed by .gz or .zst."""
+"""File name endings and their formats; .gz or .zst may follow the endings of text, JSON lines and CSV."""
 
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 COMPRESSIBLE = frozenset({"jsonl", "csv", "tsv", "text"})
@@ -49,10 +49,10 @@ TYPICAL_COMPRESSION = 4
 
 
 def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
-    """Return the files that have records, each with the files that say something about it.
+    """Return the files with records, each with its companions (files of ids, or of ids to delete).
 
     Raises:
-        UnknownFormatError: no source reads a file of this type; at most five are named.
+        UnknownFormatError: no source reads files of this type; at most five are named.
         SpecConflictError: the files do not fit the spec, or each other.
 
     """
@@ -71,7 +71,7 @@ def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
 
 
 def ids_to_delete(files: Sequence[InputFile]) -> set[str]:
-    """Return the ids that files of the input say to delete (managed layout)."""
+    """Return the ids in the input's files of ids to delete (managed layout)."""
     return {id for file in files if file.layout == "managed" for id in managed.deletes_of(file)}
 
 
@@ -81,13 +81,13 @@ def _companions(file: InputFile, ids: set[str]) -> tuple[str, ...]:
 
 def _check_vectors(files: Sequence[InputFile], ids: set[str], source: SourceSpec) -> None:
     if files and source.vector is None:
-        raise SpecConflictError(f"source.vector: must be set for {files[0].source}, which has nothing but vectors",
+        raise SpecConflictError(f"source.vector: must be set for {files[0].source}, which has only vectors",
                                 field="source.vector")  # fmt: skip
     numbered = [file.source for file in files if file.source + arrays.IDS_SUFFIX not in ids]
     if len(numbered) > 1:
         raise SpecConflictError(
             f"{numbered[0]} and {numbered[1]} both number their rows from 0; give each a file of ids beside it "
-            f"(such as {numbered[0]}{arrays.IDS_SUFFIX}, one id a line)",
+            f"(such as {numbered[0]}{arrays.IDS_SUFFIX}, one id per line)",
             field="input",
         )
 
@@ -110,7 +110,7 @@ def _check_formats(files: Sequence[InputFile]) -> None:
 def split_file(file: InputFile, limit: int) -> Iterator[Part]:
     """Yield the parts of a file in order, about `limit` bytes each; an empty file has none.
 
-    A file that cannot be opened, or whose index of rows is damaged, is one part with a `problem`.
+    A file that cannot be opened, or whose row index is damaged, is one part with a `problem`.
     """
     found = managed.format_of(file.path) if file.layout == "managed" else _format_of(file.path)
     if found is None:
@@ -139,11 +139,11 @@ def read_part(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
 
 
 def read_batches(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:
-    """Yield what `read_part` does; neighbouring records of files that have columns as one.
+    """Yield the records of a part as `read_part` does, with neighbouring records of columnar files as batches.
 
     Raises:
-        InputChangedError: the file is not what it was while planning, or cannot be read any more. A dead letter
-            would be remembered under the hash of the good content.
+        InputChangedError: the file changed since planning, or cannot be read any more. This is not a dead letter,
+            because that would be stored under the hash of the earlier content.
 
     """
     if part.problem is not None:

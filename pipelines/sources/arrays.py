@@ -1,7 +1,7 @@
 """Files of bare vectors: NumPy arrays (`.npy`), and `.fvecs` and `.bvecs`.
 
-Their records are called what the file of ids beside them says (`vectors.npy.ids`, one id a line), or by the number of
-their row, counted from 0 as ground truth files do. Shapes: N rows of a block, D dimensions.
+The ids of their records are in a file beside them (`vectors.npy.ids`, one id per line); without it they are the row
+numbers, counted from 0 as in ground truth files. Shapes: N rows of a block, D dimensions.
 """
 
 from __future__ import annotations
@@ -35,36 +35,38 @@ _MAX_ID_LINE_BYTES = 65536
 
 
 class _UnfitError(Exception):
-    """The file is whole, and holds something else than rows of vectors."""
+    """The file is undamaged, but does not hold rows of vectors."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """Where the numbers of a file are."""
+    """Layout of the numbers in a file."""
 
     offset: int
     """First byte of the first row."""
 
     rows: int
-    """As the header says; where there is none, whole rows in the file."""
+    """Number of rows by the header; without a header, the number of whole rows in the file."""
 
     dimensions: int
     component: np.dtype[Any]
+    """Type of a component in the file."""
+
     has_sizes: bool = False
-    """Each row begins with its number of dimensions, an int32."""
+    """Whether each row begins with its number of dimensions, an int32."""
 
     by_column: bool = False
     """Fortran order: the first components of all rows, then the second ones, …"""
 
     @property
     def row(self) -> np.dtype[Any]:
-        """Structured type of a row; not for files by column."""
+        """Structured dtype of a row; not for files with `by_column`."""
         size = [("size", "<i4")] if self.has_sizes else []
         return np.dtype([*size, ("vector", self.component, (self.dimensions,))])
 
 
 def split(file: InputFile, kind: str, limit: int) -> Iterator[Part]:
-    """Yield ranges of rows of about `limit` bytes each; what a truncated file lacks is a part with a `problem`."""
+    """Yield ranges of rows of about `limit` bytes each; a truncated file's missing rows are a part with a `problem`."""
     try:
         with open_bytes(file.base, file.path) as raw:
             layout = _layout(raw, kind, file.size_bytes)
@@ -84,11 +86,11 @@ def split(file: InputFile, kind: str, limit: int) -> Iterator[Part]:
         yield dataclasses.replace(part, digest=own_digest, companions=file.companions, companion_start=start)
     if rows < layout.rows:
         yield Part(base=file.base, path=file.path, format=kind, problem="damaged_file", records=0, first=rows + 1,
-                   message=f"the file ends within row {rows + 1}; it and what follows were not read")  # fmt: skip
+                   message=f"the file ends within row {rows + 1}; this and later rows were not read")  # fmt: skip
 
 
 def read(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
-    """Yield the rows of a part in order, with the id and the vector under the names that the spec has for them."""
+    """Yield the rows of a part in order, with id and vector under the spec's names for them."""
     row = part.first
     lines = _ids_of(part) if part.companions else None
     try:
@@ -131,7 +133,7 @@ def _checked(
     first: int,
     fields: Fields,
 ) -> Iterator[Batch | DeadLetter]:
-    """Yield the rows from the row number `first` on, and in their places dead letters for those that are broken."""
+    """Yield the rows in order, numbered from `first`, with dead letters in place of broken ones."""
     wrong_N = sizes_N != vectors_ND.shape[1]
     undecoded = [number for number, name in enumerate(ids) if isinstance(name, bytes)]
     start = 0
@@ -152,7 +154,7 @@ def _problem(identifier: str | bytes, size: int, dimensions: int) -> tuple[str, 
             identifier.decode()
         except UnicodeDecodeError as error:
             return "encoding", f"the id is not UTF-8: {error.reason} at byte {error.start}"
-    # The next row is where it should be in any case, so a damaged number costs its own row only.
+    # Rows have a fixed size in the file, so a damaged number affects only its own row.
     return "malformed", f"the row says {size} dimensions, the first row of the file {dimensions}"
 
 
@@ -187,11 +189,11 @@ def _npy_layout(raw: BinaryIO) -> _Layout:
         version = npy.read_magic(raw)
         header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
         shape, by_column, component = header(raw)
-    except Exception as error:  # NumPy parses the header as Python and raises whatever that leads it to
+    except Exception as error:  # NumPy parses the header as Python, which can raise any error
         raise DamagedError(f"not a readable .npy file: {error}") from error
     if len(shape) != 2 or shape[1] < 1:
         raise _UnfitError(f"the array must have two dimensions, rows × components, got shape {shape}")
-    if component.kind not in "fiu":  # objects above all, which are pickles
+    if component.kind not in "fiu":  # above all objects, which are pickles
         raise _UnfitError(f"the array must hold numbers, got {component}")
     return _Layout(raw.tell(), shape[0], shape[1], component, by_column=by_column)
 
@@ -204,7 +206,7 @@ def _rows_there(layout: _Layout, size_bytes: int) -> int:
 
 
 def _blocks(raw: BinaryIO, part: Part) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the size that each row says and the vectors, some rows at a time."""
+    """Yield the stored size of each row and the vectors (N, D), some rows at a time."""
     layout = _layout(raw, part.format, part.end or 0)
     step = max(1, _BLOCK_BYTES // layout.row.itemsize)
     for start in range(part.start, part.end or 0, step):
@@ -246,12 +248,12 @@ def _check_ids(file: InputFile, rows: int) -> None:
         if len(line) > _MAX_ID_LINE_BYTES:
             raise DamagedError(f"line {lines} of {file.base}/{path} is too long for an id; no row was read")
     if lines != rows:
-        # One line too few, and every id after it would be that of its neighbour.
+        # With one line missing, every later id would be that of the next row.
         raise DamagedError(f"it has {rows} rows and {file.base}/{path} has {lines} lines; no row was read")
 
 
 def _id_ranges(file: InputFile, parts: list[Part], digest: str) -> Iterator[tuple[int, str]]:
-    """Yield for each part where its ids begin, and the hash of them and the file's `digest`."""
+    """Yield for each part the byte at which its ids begin, and the hash of its ids and the file's `digest`."""
     (path,) = file.companions
     lines, start = _lines(file.base, path), 0
     for part in parts:

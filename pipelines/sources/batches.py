@@ -1,4 +1,4 @@
-"""Records as columns: what Parquet and files of vectors give, without a Python object for each of them.
+"""Records as columns, as Parquet and files of vectors have them, without a Python object per record.
 
 Shapes: N rows, D dimensions.
 """
@@ -22,26 +22,28 @@ __all__ = ["Batch", "one_by_one"]
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Neighbouring rows of a file, few enough to be held in memory twice over."""
+    """Neighbouring rows of a file, few enough for two copies in memory."""
 
     columns: pa.RecordBatch
-    """With the names of the file's columns, as the file has them, before any validation."""
+    """Columns as in the file, under its names, before any validation."""
 
     vector: str | None
-    """Which column the spec has for the vector."""
+    """Name of the spec's vector column."""
 
     source: str
+    """Path or URI of the file."""
+
     row: int
-    """Number of the first one, as people count."""
+    """Number of the first row, counted from 1."""
 
     def __len__(self) -> int:
         return int(self.columns.num_rows)
 
     @cached_property
     def vectors(self) -> np.ndarray | None:
-        """The vector column as one array (N, D), or None where its rows are not all numbers of one size.
+        """The vector column as one array (N, D), or None if its rows are not lists of numbers of one length.
 
-        Boxing 384 floats a row costs about thirty times as much as the rest of a record.
+        Python objects for 384 floats per row take about thirty times as long as the rest of a record.
         """
         if self.vector is None or self.vector not in self.columns.schema.names or not len(self):
             return None
@@ -53,7 +55,7 @@ class Batch:
         return vectors_ND
 
     def records(self, rows: Sequence[int] | None = None) -> Iterator[Record | DeadLetter]:
-        """Yield all or some rows one by one; vectors are rows of `vectors` if there is such an array."""
+        """Yield all or some rows one by one; their vectors are rows of `vectors` unless that is None."""
         numbers = range(len(self)) if rows is None else rows
         part = self.columns if rows is None else self.columns.take(pa.array(rows, pa.int64()))
         vectors_ND = self.vectors
@@ -72,7 +74,7 @@ class Batch:
 
 
 def one_by_one(items: Iterable[Batch | Record | DeadLetter]) -> Iterator[Record | DeadLetter]:
-    """Yield the records of batches, and all others as they are."""
+    """Yield the records of batches, and all other items unchanged."""
     for item in items:
         if isinstance(item, Batch):
             yield from item.records()
@@ -99,8 +101,8 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _dicts(columns: pa.RecordBatch, rows: int) -> Iterator[Mapping[str, Any] | Exception]:
-    """Yield each row as a dictionary, or why Python cannot have it: bytes that are not UTF-8, the year 10,000."""
-    if not columns.num_columns:  # the file has none of the fields: every row is a record without them
+    """Yield each row as a dictionary, or the error of converting it to Python: not UTF-8, the year 10,000."""
+    if not columns.num_columns:  # the file has none of the spec's fields: every row is an empty record
         yield from ({} for _ in range(rows))
         return
     try:

@@ -22,7 +22,7 @@ MAX_RANGES_OF_A_GROUP = 32
 
 
 def split_parquet(file: InputFile, limit: int) -> Iterator[Part]:
-    """Yield ranges of rows of about `limit` uncompressed bytes each; none crosses a row group's end."""
+    """Yield ranges of rows of about `limit` uncompressed bytes each, each within one row group."""
     with open_bytes(file.base, file.path) as raw:
         metadata = _parquet(raw).metadata
     digest, begin = content_tag(file), 0
@@ -34,11 +34,11 @@ def split_parquet(file: InputFile, limit: int) -> Iterator[Part]:
 
 
 def split_avro(file: InputFile, limit: int) -> Iterator[Part]:
-    """Yield ranges of rows of about `limit` bytes each; blocks are counted, not decoded."""
+    """Yield ranges of rows of about `limit` bytes each; only block headers are decoded."""
     with open_bytes(file.base, file.path) as raw:
         try:
             rows = sum(block.num_records for block in fastavro.block_reader(raw))
-        except Exception as error:  # fastavro raises whatever the damaged bytes lead it to
+        except Exception as error:  # fastavro raises many errors on damaged bytes
             raise DamagedError(f"not a readable Avro file: {error}") from error
     yield from row_ranges(file, "avro", rows, file.size_bytes, limit, content_tag(file))
 
@@ -72,7 +72,7 @@ def read_avro(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
                     row += block.num_records
                 if part.end is not None and row >= part.end:
                     return
-    except Exception as error:  # noqa: BLE001 -- fastavro raises whatever the damaged bytes lead it to
+    except Exception as error:  # noqa: BLE001 -- fastavro raises many errors on damaged bytes
         yield DeadLetter(reason="damaged_file", source=part.source, row=row + 1,
                          message=f"{error}; nothing from row {row + 1} on was read")  # fmt: skip
 

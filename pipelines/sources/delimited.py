@@ -1,4 +1,4 @@
-"""CSV and TSV with a header row, plain or compressed. Cells that are empty count as absent."""
+"""CSV and TSV with a header row, plain or compressed. Empty cells count as absent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scannery.pipelines.sources.streams import lines_of, read_blocks
 
 __all__ = ["read", "split"]
 
-# A quote that is never closed swallows lines up to this bound, then the reader recovers.
+# An unclosed quote takes in lines up to this bound, then the reader recovers.
 MAX_CELL_CHARACTERS = 16 * 2**20
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 
@@ -23,7 +23,14 @@ DELIMITERS = {"csv": ",", "tsv": "\t"}
 class _Rows:
     """CSV rows of a stream of lines, with the byte offset and the number of the line after each row.
 
-    Bytes that are not UTF-8 come through as lone surrogates, so that they cost one row and not the file.
+    Bytes that are not UTF-8 become lone surrogates, so that they fail one row and not the file.
+
+    Args:
+        lines: of the file, with their newlines.
+        kind: a key of `DELIMITERS`.
+        offset: byte offset of the first line.
+        line: number of the first line.
+
     """
 
     def __init__(self, lines: Iterator[bytes], kind: str, *, offset: int = 0, line: int = 1) -> None:
@@ -62,7 +69,7 @@ def split(file: InputFile, kind: str, compression: str, limit: int) -> Iterator[
         except StopIteration:
             break
         except csv.Error:
-            pass  # the reader of the part makes the dead letter
+            pass  # reading the part makes the dead letter
         except DamagedError:
             yield part(None)
             return
@@ -78,12 +85,12 @@ def split(file: InputFile, kind: str, compression: str, limit: int) -> Iterator[
 
 
 def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
-    """Yield the rows of a part in order, as records with the header's names; `line` is a row's first line."""
+    """Yield the rows of a part in order, as records with the header's names; `line` is the first line of a row."""
     try:
         header = _header(part)
         blocks = read_blocks(part.base, part.path, part.compression, part.start, part.end)
         yield from _records(_Rows(lines_of(blocks), part.format, line=part.first), part, header, fields)
-    except (DamagedError, csv.Error) as error:  # before the first row was over
+    except (DamagedError, csv.Error) as error:  # before the end of the first row
         yield DeadLetter(reason="damaged_file", source=part.source, line=1, message=f"no header: {error}")
 
 
@@ -130,7 +137,7 @@ def _record(row: list[str], header: list[str], part: Part, line: int, fields: Fi
 
 
 def _vector(cell: str) -> object:
-    """Return the JSON list in a cell; other text is returned as it is, for the validation to refuse."""
+    """Return the JSON list in a cell; other text is returned unchanged, and validation refuses it."""
     try:
         return json.loads(cell)
     except (ValueError, RecursionError):

@@ -17,7 +17,7 @@ __all__ = ["json_record", "read", "read_lines", "split"]
 def split(file: InputFile, compression: str, limit: int) -> Iterator[Part]:
     """Yield parts of about `limit` bytes each, cut after a newline.
 
-    The cuts depend on the bytes before them only, so a file that grew keeps its earlier parts.
+    A cut depends only on the bytes before it, so a file that grew keeps its earlier parts.
     """
     start, first, offset, count, digest = 0, 1, 0, 0, blake2b(digest_size=16)
 
@@ -46,7 +46,7 @@ def split(file: InputFile, compression: str, limit: int) -> Iterator[Part]:
             offset += len(block) - begin
     except DamagedError:
         count += 1
-        yield part(None)  # its reader meets the damage too, and says where
+        yield part(None)  # reading the part meets the damage again, and makes the dead letter
         return
     if offset > start:
         count += 1
@@ -61,7 +61,7 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
 def read_lines(
     part: Part, parse: Callable[[bytes, str, int], Record | DeadLetter]
 ) -> Iterator[Record | DeadLetter]:
-    """Yield what `parse` makes of each line (its bytes, the file, its number); blank lines are passed over."""
+    """Yield the result of `parse` for each line (its bytes, the file, its number); blank lines are skipped."""
     number = part.first
     try:
         for line in lines_of(read_blocks(part.base, part.path, part.compression, part.start, part.end)):

@@ -1,4 +1,4 @@
-"""Inputs as users name them → the files they mean: local paths, globs, folders and object stores."""
+"""Find the files of inputs: local paths, globs, folders and object stores."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ class InputFile:
     """The file relative to `base`, with `/`; it is the id of a text file's document."""
 
     size_bytes: int
+    """Size of the file as stored."""
+
     tag: str | None
-    """What the object store says identifies the content; None for local files, whose bytes are hashed instead."""
+    """The object store's tag of the content; None for local files, whose bytes are hashed instead."""
 
     layout: SourceFormat = "auto"
-    """How its format is found: by its ending, or as part of a layout (SourceSpec.format)."""
+    """How the file's format is found: by its ending, or by a layout (SourceSpec.format)."""
 
     companions: tuple[str, ...] = ()
-    """Files of the input that say something about this one, relative to `base`; they have no records."""
+    """Files without records that belong to this one (its ids, or ids to delete), relative to `base`."""
 
     @property
     def source(self) -> str:
@@ -52,10 +54,10 @@ class InputFile:
 
 
 def stamp_of(base: str, path: str) -> str:
-    """Return a text that changes when the file does: without reading it, so almost always.
+    """Return a text that changes when the file does, from its size and time or tag, without reading it.
 
     Raises:
-        OSError: there is no such file any more.
+        OSError: the file does not exist any more.
 
     """
     if _SCHEME.match(base):
@@ -68,13 +70,13 @@ def stamp_of(base: str, path: str) -> str:
 
 
 def find_files(inputs: Sequence[str]) -> list[InputFile]:
-    """Return the files that `inputs` name, in the order given and by path within a folder or glob.
+    """Return the files of `inputs`, in the given order, and by path within a folder or glob.
 
     An input is a file, a folder (everything below it, except names that begin with `.` or `_`), or a pattern with
-    `*`, `?`, `[…]` and `**`; local, or in an object store (`gs://`, `s3://`, `az://`). A file named twice counts once.
+    `*`, `?`, `[…]` and `**`; local, or in an object store (`gs://`, `s3://`, `az://`). A file found twice counts once.
 
     Raises:
-        InputNotFoundError: an input names no file.
+        InputNotFoundError: an input matches no file.
 
     """
     if not inputs:
@@ -83,7 +85,7 @@ def find_files(inputs: Sequence[str]) -> list[InputFile]:
     for location in inputs:
         files = sorted(_find(str(location)), key=lambda file: file.path)
         if not files:
-            raise InputNotFoundError(f"input {location!r} names no file", field="input")
+            raise InputNotFoundError(f"input {location!r} matches no file", field="input")
         for file in files:
             found.setdefault(file.source, file)
     return list(found.values())
@@ -93,7 +95,7 @@ def open_bytes(base: str, path: str) -> BinaryIO:
     """Return a seekable reader of the file's bytes.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
 
     """
     if not _SCHEME.match(base):
@@ -106,7 +108,12 @@ def open_bytes(base: str, path: str) -> BinaryIO:
 
 
 class _RemoteFile(io.RawIOBase):
-    """An object as a file of Python's own kind, which Arrow, Avro and `with` expect."""
+    """An object of an object store as Python's raw file, which Arrow, Avro and `with` expect.
+
+    Args:
+        reader: of the object.
+
+    """
 
     def __init__(self, reader: obstore.ReadableFile) -> None:
         self._reader = reader
@@ -170,7 +177,7 @@ def _walk(base: Path, pattern: re.Pattern[str] | None, depth: int | None = None)
 
 
 def _unlisted(error: OSError) -> None:
-    """Raise InputNotFoundError for a folder that cannot be listed: a full build would remove what was in there."""
+    """Raise InputNotFoundError for a folder that cannot be listed: a full build would remove its documents."""
     if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
         raise InputNotFoundError(f"cannot list {error.filename}: {error.strerror}", field="input") from error
 
@@ -185,7 +192,7 @@ def _local_file(base: Path, path: Path) -> InputFile:
 
 
 def find_remote(location: str) -> Iterator[InputFile]:
-    """Yield the files that a URI of an object store names."""
+    """Yield the files of a URI of an object store: an object, a folder, or a pattern."""
     if _WILDCARD.search(location):
         base, pattern, _ = _split_pattern(location)
         yield from (file for file in _list(base) if pattern.fullmatch(file.path))
@@ -227,14 +234,14 @@ def _tag(meta: obstore.ObjectMeta) -> str:
 
 
 def _is_visible(name: str) -> bool:
-    # "_SUCCESS", "_temporary", ".crc", ".DS_Store": what tools leave beside data.
+    # Tools leave "_SUCCESS", "_temporary", ".crc" and ".DS_Store" beside data.
     return not name.startswith((".", "_"))
 
 
 def _split_pattern(location: str) -> tuple[str, re.Pattern[str], int | None]:
-    """Return the folder above the first wildcard, and the rest as a regular expression on relative paths.
+    """Return the folder above the first wildcard, the rest as a regular expression on relative paths, and its depth.
 
-    Third, of how many parts the paths are that it matches; None: of any number.
+    The depth is the number of parts of a matching path; None: any number.
     """
     parts = location.split("/")
     fixed = next(i for i, part in enumerate(parts) if _WILDCARD.search(part))

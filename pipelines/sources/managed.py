@@ -1,12 +1,12 @@
 """The input layout of the managed ScaNN service: files of `.json`, `.csv` and `.avro` in one folder, and `delete/`.
 
-    FOLDER/anything.json       one JSON object a line
-    FOLDER/anything.csv        id, vector, restricts: one record a line, no header (managed_csv.py)
+    FOLDER/anything.json       one JSON object per line
+    FOLDER/anything.csv        id, vector, restricts: one record per line, no header (managed_csv.py)
     FOLDER/anything.avro
-    FOLDER/delete/anything     ids, one a line
+    FOLDER/delete/anything     ids, one per line
 
-What the records become is decided in managed_records.py. A folder describes one batch: an id that is in `delete/` and
-has a record as well contradicts itself, and its record is refused.
+managed_records.py converts the records. A folder is one batch: if an id is in `delete/` and also has a record, the
+record is refused.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _DELETE = "delete"
 
 
 def arrange(files: Sequence[InputFile]) -> list[InputFile]:
-    """Return the files as parts of the layout; data files know the files in `delete/` beside them.
+    """Return the files as parts of the layout; data files have the files in `delete/` beside them as companions.
 
     Raises:
-        UnknownFormatError: a file has no place in the layout.
+        UnknownFormatError: a file does not belong to the layout.
 
     """
     unknown = [file.source for file in files if format_of(file.path) is None]
     if unknown:
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         raise UnknownFormatError(
-            f"{', '.join(unknown[:5])}{more}: the managed layout has files that end in {' '.join(_ENDINGS)} "
-            f"directly in a folder, files of ids in {_DELETE}/ below it, and nothing else",
+            f"{', '.join(unknown[:5])}{more}: the managed layout has only files that end in {' '.join(_ENDINGS)} "
+            f"directly in a folder, and files of ids in {_DELETE}/ below it",
             field="input",
         )
     deletes: dict[str, list[str]] = defaultdict(list)
@@ -68,7 +68,7 @@ def arrange(files: Sequence[InputFile]) -> list[InputFile]:
 
 
 def format_of(path: str) -> tuple[str, str] | None:
-    """Return format and compression of a file by its place in the folder; None: it has none."""
+    """Return format and compression of a file by its place in the folder; None if it does not belong to the layout."""
     if _is_delete(path):
         return "managed-delete", ""
     suffixes = [suffix.lower() for suffix in PurePosixPath(path).suffixes]
@@ -82,7 +82,7 @@ def format_of(path: str) -> tuple[str, str] | None:
 
 
 def split(file: InputFile, format: str, compression: str, limit: int) -> Iterator[Part]:
-    """Yield parts of about `limit` bytes each. A file of ids is one part, and has no records."""
+    """Yield parts of about `limit` bytes each. A file of ids is one part without records."""
     parts = (
         columns.split_avro(file, limit) if format == "managed-avro" else lines.split(file, compression, limit)
     )
@@ -96,11 +96,11 @@ def split(file: InputFile, format: str, compression: str, limit: int) -> Iterato
 
 
 def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
-    """Yield the records of a part in order, with the names of the spec."""
+    """Yield the records of a part in order, with the spec's field names."""
     if part.format == "managed-delete":
         yield from (item for item in lines.read_lines(part, _parse_id) if isinstance(item, DeadLetter))
         return
-    # Stamped as they are, and not as the data file is, so that all files of a batch share the ids.
+    # The cache key is the stamp of the id files, not of the data file, so that all files of a batch share the ids.
     deleted = _deleted(part.base, part.companions, part.stamp.partition("|")[2])
     for item in _raw(part, fields):
         result = item if isinstance(item, DeadLetter) else to_record(item, fields)
@@ -111,7 +111,7 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
 
 
 def deletes_of(file: InputFile) -> Iterator[str]:
-    """Yield the valid ids in a file of ids; other files have none. An unreadable one makes a dead letter later."""
+    """Yield the valid ids in a file of ids; other files yield none. `read` makes dead letters for unreadable files."""
     if _is_delete(file.path):
         with contextlib.suppress(OSError):
             yield from _deleted_ids(file.base, [file.path])
@@ -133,7 +133,7 @@ def _raw(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
 
 @functools.lru_cache(maxsize=2)
 def _deleted(base: str, paths: tuple[str, ...], stamp: str) -> frozenset[str]:
-    del stamp  # part of the key: other content, other ids
+    del stamp  # only part of the cache key, so that changed files are read again
     return frozenset(_deleted_ids(base, paths))
 
 

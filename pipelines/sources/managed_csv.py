@@ -1,9 +1,9 @@
-"""Lines of CSV in the managed layout → records of the same form as its JSON has.
+"""Lines of CSV in the managed layout → records in the form of its JSON.
 
-    id, components of the vector, dimension:value of a sparse one, name=value, name=!denied, #name=3i, crowding_tag=…
+    id, vector components, dimension:value (sparse), name=value, name=!denied, #name=3i, crowding_tag=…
 
-There is no header, and a line is a record, so a quoted cell may hold commas and no line breaks. Numbers are written as
-in Java: with `f` or `d` behind them, in hexadecimal (`0x1p-2`) or with `_` between digits too.
+There is no header. A line is a record, so a quoted cell may hold commas but no line breaks. Numbers have Java's syntax:
+also with a suffix `f` or `d`, in hexadecimal (`0x1p-2`), or with `_` between digits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, Record
 
 __all__ = ["csv_record", "java_float"]
 
-# The digits behind a point need the point: else a long number that is none takes time quadratic in its length.
+# Digits after a point require the point: otherwise matching a long string that is no number takes quadratic time.
 _DECIMAL = re.compile(r"[+-]?(?:\d[\d_]*(?:\.[\d_]*)?|\.\d[\d_]*)(?:[eE][+-]?\d+)?[fFdD]?")
 _HEXADECIMAL = re.compile(r"([+-]?0[xX][0-9a-fA-F_]*(?:\.[0-9a-fA-F_]*)?[pP][+-]?\d+)[fFdD]?")
 _INTEGER = re.compile(r"[+-]?\d{1,20}")
@@ -26,7 +26,14 @@ _NUMBER_KEYS = {"i": "value_int", "f": "value_float", "d": "value_double"}
 
 
 class _CsvError(ValueError):
-    """A cell is wrong; with the dead letter's reason and the service's category."""
+    """A cell is wrong.
+
+    Args:
+        message: the problem.
+        reason: of the dead letter.
+        category: the managed service's name for the error.
+
+    """
 
     def __init__(
         self, message: str, *, reason: str = "malformed", category: str = "INVALID_CSV_SYNTAX"
@@ -37,7 +44,7 @@ class _CsvError(ValueError):
 
 
 def csv_record(line: bytes, source: str, number: int) -> Record | DeadLetter:
-    """Return the record in a line: a mapping with the keys of the JSON form."""
+    """Return the record in a line, with the keys of the JSON form, or a dead letter."""
 
     def reject(reason: str, message: str, category: str | None = None) -> DeadLetter:
         return DeadLetter(reason=reason, message=message, source=source, line=number, excerpt=excerpt_of(line),
@@ -57,7 +64,7 @@ def csv_record(line: bytes, source: str, number: int) -> Record | DeadLetter:
 
 
 def java_float(text: str) -> float:
-    """Return the number that a floating-point literal of Java stands for; ValueError for anything else."""
+    """Return the value of a floating-point literal of Java; ValueError for other text."""
     text = text.strip()
     if hexadecimal := _HEXADECIMAL.fullmatch(text):
         try:
@@ -70,7 +77,7 @@ def java_float(text: str) -> float:
 
 
 def _parsed(cells: Sequence[str]) -> dict[str, Any]:
-    if not cells:  # a byte order mark alone, say
+    if not cells:  # for example a byte order mark alone
         raise _CsvError("the line is empty", category="EMPTY_LINE")
     end = next((i for i, cell in enumerate(cells) if i and (":" in cell or "=" in cell)), len(cells))
     record: dict[str, Any] = {"id": cells[0]}
@@ -98,7 +105,9 @@ def _parsed(cells: Sequence[str]) -> dict[str, Any]:
 
 def _vector(cells: Sequence[str]) -> list[float]:
     try:
-        return [float(cell) for cell in cells]  # all but a few files; what is not finite is refused later
+        return [
+            float(cell) for cell in cells
+        ]  # the common case; values that are not finite are refused later
     except ValueError:
         pass
     numbers = []
@@ -106,7 +115,7 @@ def _vector(cells: Sequence[str]) -> list[float]:
         try:
             numbers.append(java_float(cell))
         except ValueError as error:
-            message = f"cell {number} of the vector is no number: {cell[:40]!r}"
+            message = f"cell {number} of the vector is not a number: {cell[:40]!r}"
             raise _CsvError(message, reason="vector", category="INVALID_EMBEDDING") from error
     return numbers
 
@@ -115,7 +124,7 @@ def _add_sparse(record: dict[str, Any], cell: str, number: int) -> None:
     dimension, is_sparse, value = cell.partition(":")
     if not is_sparse:
         raise _CsvError(
-            f"cell {number}: neither dimension:value nor name=value, and the vector is over: {cell[:40]!r}"
+            f"cell {number}: must be dimension:value or name=value after the vector, got {cell[:40]!r}"
         )
     sparse = record.setdefault("sparse_embedding", {"values": [], "dimensions": []})
     if not _INTEGER.fullmatch(dimension):

@@ -1,15 +1,15 @@
-"""Records of the managed layout → fields that a spec names; and the service's names for what can be wrong with them.
+"""Records of the managed layout → fields that a spec names; and the service's names for errors in records.
 
 | in the record | in the index |
 | --- | --- |
-| `restricts`, allowed tokens | the attribute called like the namespace: all tokens (string_list), or the one token |
+| `restricts`, allowed tokens | the attribute named like the namespace: all tokens (string_list), or one token |
 | `restricts`, denied tokens | the attribute `<namespace>_deny`, if the spec has it; else the record is refused |
-| `numeric_restricts` | the attribute called like the namespace |
+| `numeric_restricts` | the attribute named like the namespace |
 | `crowding_tag` | the attribute `crowding_tag` |
 | `embedding_metadata` | the payload |
 | `sparse_embedding` | the sparse vector, if the spec takes one; else the record is refused |
 
-Names that the spec leaves out are counted (`Record.ignored`).
+Namespaces that the spec does not name are counted (`Record.ignored`).
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ CATEGORIES: Mapping[str, str] = MappingProxyType({
     "too_large": "PARSING_ERROR",
     "damaged_file": "PARSING_ERROR",
 })  # fmt: skip
-"""What the service calls an error, by our reason, where the record does not tell it more exactly.
+"""The managed service's category of an error by our reason, unless the record has a more exact one.
 
-It has no names for what it accepts itself (`duplicate_id`, `deny`, a sparse vector that is well formed and which the
-spec does not take), nor for files.
+The service has no category for records that it accepts itself (`duplicate_id`, `deny`, a well-formed sparse vector that
+the spec does not take), nor for errors of files.
 """
 
 _SYNTAX = {".avro": "INVALID_AVRO_SYNTAX", ".csv": "INVALID_CSV_SYNTAX"}
@@ -55,7 +55,15 @@ _NUMBERS = ("value_int", "value_float", "value_double")
 
 
 class _RefusedError(Exception):
-    """The record cannot be indexed as it is."""
+    """The record cannot be indexed.
+
+    Args:
+        reason: of the dead letter.
+        field: the wrong field.
+        what: the problem, without the field's name.
+        category: the managed service's name for the error, if it has one.
+
+    """
 
     def __init__(self, reason: str, field: str, what: str, category: str | None) -> None:
         super().__init__(f"{field}: {what}")
@@ -65,7 +73,7 @@ class _RefusedError(Exception):
 
 
 def to_record(record: Record, known: Fields) -> Record | DeadLetter:
-    """Return the record with the names of the spec, or the dead letter that says what the index cannot hold of it."""
+    """Return the record with the spec's field names, or a dead letter for content that the index cannot hold."""
     fields, placed = record.fields, _Placed(known.attributes)
     try:
         for restrict in _entries(fields, "restricts", ("allow", "deny")):
@@ -87,7 +95,7 @@ def to_record(record: Record, known: Fields) -> Record | DeadLetter:
 
 
 def with_category(letter: DeadLetter) -> DeadLetter:
-    """Return the dead letter with the service's category, if it has one for it."""
+    """Return the dead letter with the service's category for its error, if there is one."""
     if letter.category is not None:
         return letter
     category = CATEGORIES.get(letter.reason)
@@ -98,7 +106,12 @@ def with_category(letter: DeadLetter) -> DeadLetter:
 
 
 class _Placed:
-    """Attributes of one record as they are found."""
+    """Collects the attributes of one record.
+
+    Args:
+        attributes: types by name, from the spec.
+
+    """
 
     def __init__(self, attributes: Mapping[str, AttributeType]) -> None:
         self._attributes = attributes
@@ -160,7 +173,7 @@ class _Placed:
 
 
 def _entries(fields: Mapping[str, Any], field: str, keys: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield the entries of `restricts` or `numeric_restricts`, each with a namespace that no other has."""
+    """Yield the entries of `restricts` or `numeric_restricts`; each namespace may occur once."""
     entries = fields.get(field)
     if entries is None:
         return
@@ -179,10 +192,10 @@ def _entries(fields: Mapping[str, Any], field: str, keys: Sequence[str]) -> Iter
             )
         if name in seen:
             raise _RefusedError(
-                "attribute", field, f"the namespace {name!r} stands twice", "DUPLICATE_NAMESPACE"
+                "attribute", field, f"the namespace {name!r} occurs twice", "DUPLICATE_NAMESPACE"
             )
         unknown = [key for key in entry if key not in ("namespace", *keys)]
-        if unknown:  # `allow_list`, say: passing over it would lose it without a word
+        if unknown:  # for example `allow_list`: to ignore it would lose its tokens without an error
             what = f"{name!r} has an unknown key {unknown[0]!r}; known are namespace, {', '.join(keys)}"
             raise _RefusedError("attribute", field, what, "PARSING_ERROR")
         seen.add(name)
@@ -208,16 +221,16 @@ def _is_number(key: str, value: object) -> bool:
 
 
 def _sparse(sparse: object, *, taken: bool) -> Mapping[str, Any] | None:
-    """Return a sparse embedding as an index holds it, None if it says nothing.
+    """Return a sparse embedding in the index's form, None if it is empty.
 
-    One that the spec does not take is refused: left out, the record would be found by half of what it is.
+    If the spec takes none, it is refused: without it a search would find the record by half of its content only.
     """
     if sparse is None:
         return None
     field = _SPARSE
     if not isinstance(sparse, Mapping):
         raise _RefusedError("sparse_vector", field, "must be an object", "INVALID_SPARSE_EMBEDDING")
-    if not any(sparse.values()):  # of all keys: a misspelt one may hold the values
+    if not any(sparse.values()):  # of all keys, since a misspelt key may hold the values
         return None
     values, dimensions = sparse.get("values"), sparse.get("dimensions")
     if not isinstance(values, list) or not all(_is_number("value_float", value) for value in values):

@@ -1,4 +1,4 @@
-"""Files cut by row number: what Parquet, Avro and files of vectors share."""
+"""Cut files by row number, for Parquet, Avro and files of vectors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,19 @@ __all__ = ["content_tag", "file_digest", "row_ranges"]
 def row_ranges(
     file: InputFile, format: str, rows: int, size: int, limit: int, digest: str, begin: int = 0
 ) -> Iterator[Part]:
-    """Yield parts of equal length, about `limit` of the `size` bytes each, for `rows` rows from `begin` on."""
-    # A short last range would be a unit with all the overhead and little work.
+    """Yield parts with equal numbers of rows, from row `begin` on.
+
+    Args:
+        file: to cut.
+        format: of the parts.
+        rows: number of rows.
+        size: of all rows, in bytes.
+        limit: about the size of a part, in bytes.
+        digest: of the content, for every part.
+        begin: first row, counted from 0.
+
+    """
+    # Not ranges of `limit` and a short last one: that would be a unit with full overhead and little work.
     count = max(1, min(rows, math.ceil(size / limit)))
     for i in range(count if rows else 0):
         start, end = begin + rows * i // count, begin + rows * (i + 1) // count
@@ -26,7 +37,7 @@ def row_ranges(
 
 
 def content_tag(file: InputFile) -> str:
-    """Return what identifies the content of a file: the object store's tag, or a hash of all bytes."""
+    """Return an identifier of a file's content: the object store's tag, or a hash of all bytes."""
     return file.tag or file_digest(file.base, file.path)
 
 

@@ -1,4 +1,4 @@
-"""Bytes → lines: decompression that keeps everything before the damage, and lines with a bounded length."""
+"""Bytes → lines of bounded length, decompressed; everything before damage is kept."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["BLOCK_BYTES", "lines_of", "read_blocks"]
 
 BLOCK_BYTES = 1 << 20
 
-# Small, because what a call has decompressed before it meets the damage is lost with it; and because gzip compresses
-# zeros a thousandfold, so it bounds what one call can return. For zstd zstd_blocks.py does that.
+# Small, because a call that meets damage loses the output that it has decompressed; and because gzip compresses zeros a
+# thousandfold, so this bounds the output of one call. For zstd, zstd_blocks.py bounds it.
 _COMPRESSED_BYTES = 1 << 14
 
 
@@ -29,7 +29,7 @@ def read_blocks(
 
     Raises:
         OSError: the file cannot be opened or read.
-        DamagedError: it ends early or does not decompress; every block before was yielded.
+        DamagedError: it ends early or does not decompress; every earlier block was yielded.
 
     """
     with open_bytes(base, path) as raw:
@@ -57,7 +57,7 @@ def lines_of(blocks: Iterator[bytes], limit: int = MAX_RECORD_BYTES) -> Iterator
 
 
 class _Decoder(Protocol):
-    """What zlib's and zstandard's streaming decoders share."""
+    """Common interface of zlib's and zstandard's streaming decoders."""
 
     @property
     def eof(self) -> bool: ...
@@ -85,7 +85,7 @@ def _decompressed(raw: BinaryIO, compression: str) -> Iterator[bytes]:
             if block:
                 yield block
             rest = b""
-            if decoder.eof:  # files may be joined: the next member follows, or padding with zeros
+            if decoder.eof:  # files may be concatenated: another member follows, or padding with zeros
                 rest = decoder.unused_data
                 decoder, begun, first = _new_decoder(compression), False, False
     if begun:
@@ -99,7 +99,7 @@ def _compressed(raw: BinaryIO) -> Iterator[bytes]:
 
 def _plain(raw: BinaryIO) -> Iterator[bytes]:
     while block := raw.read(BLOCK_BYTES):
-        yield bytes(block)  # obstore's readers return a buffer object of their own
+        yield bytes(block)  # obstore's readers return their own buffer type
 
 
 def _skip(blocks: Iterator[bytes], size: int) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ __all__ = ["read", "split"]
 
 
 def split(file: InputFile, compression: str) -> Iterator[Part]:
-    """Yield the one part of the file."""
+    """Yield the file as one part."""
     digest, size = blake2b(digest_size=16), 0
     try:
         for block in read_blocks(file.base, file.path, compression):
@@ -32,7 +32,7 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
     try:
         data = _content(part)
     except DamagedError as error:
-        # Half a text would look whole to everybody who finds it, so none of it is indexed.
+        # A search result does not show that its text was cut off, so none of the text is indexed.
         yield DeadLetter(reason="damaged_file", source=part.source, message=str(error), id=part.path)
         return
     try:

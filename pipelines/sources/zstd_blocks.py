@@ -1,7 +1,7 @@
-"""Zstandard data cut into its blocks, each of which decompresses to 128 KiB at most (RFC 8878, section 3.1.1).
+"""Cut Zstandard data into its blocks, each of which decompresses to at most 128 KiB (RFC 8878, section 3.1.1).
 
-Four bytes of Zstandard can stand for 128 KiB of zeros, and Python's decoder returns at once all that its input stands
-for. So the input of one call must be bounded by what comes out, not by its own length.
+Four bytes of Zstandard can decompress to 128 KiB of zeros, and Python's decoder returns the whole output of its input
+at once. So the input of one call must be bounded by the size of its output.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _PIECE_BYTES = 1 << 14
 _DICTIONARY_BYTES = (0, 1, 2, 4)
 _CONTENT_SIZE_BYTES = (0, 2, 4, 8)
 _REPEATED = 1
-"""Type of a block that is one byte, repeated."""
+"""Type of a block that repeats one byte."""
 
 
 def zstd_pieces(raw: BinaryIO) -> Iterator[bytes]:
     """Yield the bytes of a file in order, at most one block of a frame in each piece.
 
-    Nothing is checked: what is no frame, or ends early, comes out as it is, for the decoder to refuse.
+    Nothing is checked: data that is not a frame or ends early is yielded unchanged, and the decoder refuses it.
     """
     while magic := raw.read(4):
         if magic == _FRAME:
@@ -31,7 +31,7 @@ def zstd_pieces(raw: BinaryIO) -> Iterator[bytes]:
             size = raw.read(4)
             yield magic + size
             yield from _passed(raw, int.from_bytes(size, "little"))
-        else:  # padding, or something else altogether
+        else:  # padding, or not Zstandard
             yield magic
             while data := raw.read(_PIECE_BYTES):
                 yield data

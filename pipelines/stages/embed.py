@@ -35,7 +35,7 @@ def finished_unit(unit: WorkUnit, job: Job, store: Store) -> UnitOutcome | None:
         store, embeddings_key(job.index, unit.key), outcome.counts.embeddings_bytes
     ):
         return None
-    # The same content may stand at another place of the input now.
+    # The same content may be at another position of the input now.
     return UnitOutcome(key=unit.key, ordinal=unit.ordinal, counts=outcome.counts.without_work(),
                        row_groups=outcome.row_groups, sha256=outcome.sha256)  # fmt: skip
 
@@ -43,10 +43,10 @@ def finished_unit(unit: WorkUnit, job: Job, store: Store) -> UnitOutcome | None:
 def embed_unit(
     unit: WorkUnit, job: Job, store: Store, encoder: Encoder | None, catalogue: Catalogue | None
 ) -> UnitOutcome:
-    """Read a unit, embed what is new in it, write its files, and return what was done.
+    """Read a unit, embed its new documents, write its files, and return its outcome.
 
     Raises:
-        InputChangedError: a file is not what it was when the build was planned.
+        InputChangedError: a file changed after the build was planned.
 
     """
     started = time.perf_counter()
@@ -75,7 +75,7 @@ def embed_unit(
         device=encoder.device if encoder else None,
         dtype=encoder.dtype if encoder else None,
     )
-    # Last, since it is what says that the unit is done.
+    # Last, since this record marks the unit as done.
     store.write(stage_key(job.index, "units", f"{unit.key}.json"), sealed(outcome.to_json()))
     return outcome
 
@@ -100,7 +100,7 @@ def _rows(unit: WorkUnit, job: Job, encoder: Encoder | None, catalogue: Catalogu
 
 
 def _bounded(counts: Counter[str]) -> dict[str, int]:
-    # Names come from the input, and reports are kept for ever.
+    # The names come from the input, and reports are never removed.
     kept = dict(counts.most_common(MAX_IGNORED_NAMES))
     rest = counts.total() - sum(kept.values())
     return kept | ({"…": rest} if rest else {})

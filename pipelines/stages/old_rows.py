@@ -1,4 +1,4 @@
-"""Rows that an index has already: read back from its segments, and compared with new ones."""
+"""Existing rows of an index: read back from its segments, and compared with new ones."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from scannery.pipelines.state.job import Job
 
 __all__ = ["newer_rows", "read_live_rows", "stored_schema", "unchanged_documents"]
 
-ABOUT = 0.01
-"""A cosine of 0.995: vectors of one text in any two types have one of 0.999, those of different texts hardly ever."""
+TOLERANCE = 0.01
+"""A cosine of 0.995: vectors of one text in two dtypes have a cosine of 0.999, those of different texts hardly ever."""
 
 
 def stored_schema(job: Job) -> pa.Schema:
-    """Return the columns that live rows have: those that are written, and the revision (null for those of a build)."""
+    """Return the columns of live rows: those of written rows, and the revision (null in rows of a build)."""
     schema = written_schema(job.spec, job.dimensions)
     return schema.append(pa.field(REVISION_COLUMN, pa.int64()))
 
@@ -35,13 +35,13 @@ def stored_schema(job: Job) -> pa.Schema:
 def read_live_rows(
     entry: SegmentEntry, job: Job, store: Store, columns: Sequence[str] | None = None
 ) -> tuple[pa.Table, np.ndarray]:
-    """Return some or all columns of the rows of a segment that are not deleted, and the numbers of these rows.
+    """Return some or all columns of a segment's rows that are not deleted, and the numbers of these rows, int64.
 
-    Columns are those of `stored_schema`; what the segment lacks is null.
+    Columns are those of `stored_schema`; columns that the segment lacks are null.
 
     Raises:
-        CorruptError: a file is not what the manifest says.
-        NotFoundError: it is missing.
+        CorruptError: a file does not match the manifest.
+        NotFoundError: a file is missing.
 
     """
     table = _read_segment(entry, job, store, columns)
@@ -73,7 +73,7 @@ def _read_segment(entry: SegmentEntry, job: Job, store: Store, columns: Sequence
 
 
 def newer_rows(table: pa.Table, job: Job) -> np.ndarray:
-    """Return which rows were written by live updates while the build ran, bool."""
+    """Return which rows live updates wrote during the build, bool (N,)."""
     if job.newer_than is None:
         return np.zeros(table.num_rows, bool)
     newer_N: np.ndarray = pc.greater(
@@ -85,8 +85,8 @@ def newer_rows(table: pa.Table, job: Job) -> np.ndarray:
 def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:
     """Return the documents that have the same rows in both tables.
 
-    Vectors that were made here may differ by what batches, devices and types make of the same text, which is no reason
-    to replace them; nor is a revision. They differ by more where a release embeds a text in another way.
+    Vectors encoded by the build may differ within `TOLERANCE`, since batches, devices and dtypes change them slightly;
+    such rows are equal, and a different revision is ignored. A release that embeds a text differently exceeds it.
     """
     columns = [name for name in new.column_names if name != REVISION_COLUMN]
     shared = _shared(old, new)
@@ -98,7 +98,7 @@ def unchanged_documents(old: pa.Table, new: pa.Table, job: Job) -> set[str]:
     )
     places = pc.index_in(new.column("id"), value_set=old.column("id").combine_chunks())
     found = pc.is_valid(places)
-    same_N = _equal_rows(taken(old, places.filter(found).to_numpy()), new.filter(found), about=job.embeds)
+    same_N = _equal_rows(taken(old, places.filter(found).to_numpy()), new.filter(found), tolerant=job.embeds)
     same = Counter(new.filter(found).filter(pa.array(same_N)).column("document_id").to_pylist())
     before, after = (Counter(table.column("document_id").to_pylist()) for table in (old, new))
     return {name for name, count in same.items() if count == before[name] == after[name]}
@@ -109,9 +109,9 @@ def _shared(old: pa.Table, new: pa.Table) -> pa.Array:
     return names.filter(pc.is_in(names, value_set=pc.unique(old.column("document_id"))))
 
 
-def _equal_rows(one: pa.Table, other: pa.Table, *, about: bool) -> np.ndarray:
-    """Return which rows of two tables with the same schema are equal, position by position; vectors maybe about."""
-    same_N = _near_vectors(one, other, ABOUT if about else 0.0)
+def _equal_rows(one: pa.Table, other: pa.Table, *, tolerant: bool) -> np.ndarray:
+    """Return which rows of two tables with the same schema are equal; vectors within `TOLERANCE` if `tolerant`."""
+    same_N = _near_vectors(one, other, TOLERANCE if tolerant else 0.0)
     for name in one.column_names:
         if name != "embedding":
             same_N &= _equal_values(one, other, name)
@@ -119,7 +119,7 @@ def _equal_rows(one: pa.Table, other: pa.Table, *, about: bool) -> np.ndarray:
 
 
 def _near_vectors(one: pa.Table, other: pa.Table, most: float) -> np.ndarray:
-    """Return where the squared distance of two vectors is at most so much of their squared length."""
+    """Return where the squared distance of two vectors is at most `most` times the squared length of the second."""
     vectors_ND, others_ND = vectors_of(one), vectors_of(other)
     apart_N = np.einsum("nd,nd->n", difference_ND := vectors_ND - others_ND, difference_ND)
     near_N: np.ndarray = apart_N <= most * np.einsum("nd,nd->n", others_ND, others_ND)

@@ -1,4 +1,4 @@
-"""Last stage: all segments of a build become a version, or the reason why not is written down."""
+"""Last stage: commit all segments of a build as a version, or record why none was committed."""
 
 from __future__ import annotations
 
@@ -29,22 +29,31 @@ __all__ = ["BuildRecord", "publish", "read_record"]
 
 
 MOST_BUILDS = 1000
-"""Builds that a version knows its documents to come from: 20 KB of its manifest. Embeddings of still older ones may be
-collected, and documents that come again from there are embedded again."""
+"""Most builds that a version lists as the origin of its documents, 20 KB of its manifest. gc may remove the embeddings
+of older builds; their documents are embedded again when an input has them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BuildRecord:
-    """What came of a build, as its last stage leaves it in the store for whoever started it."""
+    """Result of a build, which the last stage writes to the store for the launcher."""
 
     status: str
-    """`committed`, `unchanged` (the current version is this already), `empty` or `too_many_dead_letters`."""
+    """`committed`, `unchanged` (equal to the current version), `empty` or `too_many_dead_letters`."""
 
     version: int | None
+    """Number of the committed or unchanged version; None without one."""
+
     counts: Counts
+    """Sums over all units and shards."""
+
     statistics: Mapping[str, Any]
+    """Figures for the report and the manifest."""
+
     units: Sequence[str]
+    """Keys of the build's units."""
+
     segments: Sequence[str]
+    """Keys of the version's segment files."""
 
     def to_json(self) -> bytes:
         """Return the record as JSON."""
@@ -59,13 +68,13 @@ def publish(
     *,
     encoder: EncoderSource | None = None,
 ) -> BuildRecord:
-    """Commit the version, unless nothing changed or too little is left, and write the build's record.
+    """Commit the version, unless nothing changed or too many records were refused, and write the build's record.
 
-    Doing it twice is the same as doing it once: runners repeat a stage whose worker they lost.
+    Idempotent, since runners repeat a stage whose worker was lost.
 
     Raises:
-        AlreadyExistsError: another build published a version meanwhile.
-        MissingFileError: a segment is gone from the store.
+        AlreadyExistsError: another build committed a version meanwhile.
+        MissingFileError: a segment is missing from the store.
 
     """
     units = sorted(units, key=lambda unit: unit.ordinal)
@@ -100,16 +109,16 @@ def read_record(job: Job, store: Store) -> BuildRecord:
 
 
 def _entries(job: Job, parent: Manifest | None, shards: Sequence[ShardOutcome]) -> tuple[SegmentEntry, ...]:
-    """Return the segments of the new version: those of an update's untouched shards are the old ones."""
-    touched = {shard.shard for shard in shards}
+    """Return the segments of the new version; shards that an update did not change keep theirs."""
+    changed = {shard.shard for shard in shards}
     entries = [entry for shard in shards for entry in shard.entries]
     if job.mode == "upsert" and parent is not None:
-        entries += [entry for entry in parent.segments if entry.shard not in touched]
+        entries += [entry for entry in parent.segments if entry.shard not in changed]
     return tuple(sorted(entries, key=lambda entry: (entry.shard, -entry.rows, entry.key)))
 
 
 def _coverage(job: Job, counts: Counts, entries: Sequence[SegmentEntry]) -> dict[str, Any]:
-    """Return what an update did to the documents of the index, and how many its input does not mention."""
+    """Return counts of an update: documents changed, and documents of the index that its input does not mention."""
     if job.mode != "upsert":
         return {}
     changes = {name: counts.changes.get(name, 0) for name in ("added", "replaced", "unchanged", "removed")}
@@ -122,7 +131,7 @@ def _coverage(job: Job, counts: Counts, entries: Sequence[SegmentEntry]) -> dict
 
 
 def _builds(job: Job, parent: Manifest | None) -> list[str]:
-    """Return the builds that the documents of the version come from: gc keeps their embeddings."""
+    """Return the builds that the version's documents come from; gc keeps their embeddings."""
     before = parent.builds if parent is not None and job.mode == "upsert" else ()
     return list(dict.fromkeys([*before, job.build_id]))[-MOST_BUILDS:]
 
@@ -147,7 +156,7 @@ def _decide(
     try:
         return "committed", commit(store, manifest)
     except AlreadyExistsError:
-        # Our own commit, if a worker died after it and the runner repeats the stage.
+        # It may be this build's own commit: a worker died after it, and the runner repeats the stage.
         with contextlib.suppress(NotFoundError):
             current = read_manifest(store, job.index, (job.parent or 0) + 1)
             if current.statistics.get("build_id") == job.build_id and _is_same(current, manifest):
@@ -183,7 +192,7 @@ def _manifest(
 
 
 def _log_position(job: Job, parent: Manifest | None) -> dict[str, int]:
-    """Return what of the log is in the version: no more than when the build began, so that what came since wins."""
+    """Return the version's log position: at most that of the build's start, so that later live updates win."""
     if parent is None:
         return {"log_sequence": 0}
     if job.log_after is None:
@@ -193,14 +202,14 @@ def _log_position(job: Job, parent: Manifest | None) -> dict[str, int]:
 
 
 def _check_log(job: Job, store: Store, parent: Manifest | None, manifest: Manifest) -> None:
-    """Raise StoreError where the log may have been cut behind what the version needs of it."""
+    """Raise StoreError if mutations that the version needs from the log may have been cut."""
     if parent is None or manifest.log_sequence >= parent.log_sequence:
         return
     if not keeps_log(store, job.lease, manifest.log_sequence):
         raise StoreError(
-            f"index {job.index!r}: this build could not renew its lease for some time (the machine slept, or the store "
-            "did not answer), so live updates that were written and sealed meanwhile could be lost; nothing was "
-            "published, run it again"
+            f"index {job.index!r}: this build could not renew its lease in time (the machine slept, or the store did "
+            "not answer), so live updates that were sealed during the build could be lost; nothing was published. "
+            "Run it again"
         )
 
 
@@ -229,7 +238,7 @@ def _statistics(
         "documents": counts.documents,
         "passages": counts.passages,
         "embedded": counts.embedded,
-        # Of all that were read: duplicates were embedded too, and are not among `passages`.
+        # From the units' passages: duplicates were embedded too, and `passages` leaves them out.
         "reused": sum(unit.counts.passages for unit in units) - counts.embedded if job.embeds else 0,
         "tokens": counts.tokens,
         "padding_share": round(counts.padding_tokens / computed, 4) if computed else 0.0,
@@ -271,5 +280,5 @@ def _existing(store: Store, keys: Sequence[str]) -> Iterator[bytes]:
     for key in keys:
         try:
             yield store.read(key)
-        except NotFoundError:  # cleaned up by hand; the counts still tell
+        except NotFoundError:  # removed by hand; the counts are still in the record
             continue

@@ -1,8 +1,8 @@
-"""Commit a compaction on top of versions that came while it worked, without doing its work again.
+"""Commit a compaction on top of versions that were committed while it ran, without repeating its work.
 
-Merging large segments takes minutes, and live mutations are committed more often than that: a compaction that began
-anew each time would never end. Its datapoints are those that it began with, so what was deleted since can be marked
-in its result, and segments that were added since stay beside it.
+Merging large segments takes minutes, and live mutations are committed more often: a compaction that started again for
+each commit would never end. Its result holds the datapoints of its start, so later deletes are marked in its result,
+and segments that were added later stay beside it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from scannery.pipelines.tuning.tuning_queries import queries_of
 __all__ = ["rebase"]
 
 ATTEMPTS = 10
-"""Each takes moments, so somebody who commits in all of them is no longer a coincidence."""
+"""An attempt takes milliseconds; a commit by another process in each of them points to another cause than chance."""
 
 
 def rebase(outcomes: Sequence[ShardOutcome], base: Manifest, job: Job, store: Store) -> Manifest:
-    """Commit the outcomes of merging shards of `base` on top of the current version, and return what is current then.
+    """Commit merged shards of `base` on top of the current version, and return the version that is then current.
 
-    Shards whose segments somebody else has replaced meanwhile stay as they are, and those in which a rollback has
-    brought back rows, which the outcomes do not have; if that is all, nothing is committed.
+    Shards stay as they are if another process has replaced their segments meanwhile, or if a rollback has restored rows
+    in them, which the outcomes lack. If no merged shard remains, nothing is committed.
 
     Raises:
-        AlreadyExistsError: others committed a version in each of the attempts.
+        AlreadyExistsError: another process committed a version in each attempt.
 
     """
     for attempt in range(1, ATTEMPTS + 1):
@@ -76,10 +76,12 @@ def _carried(
     job: Job,
     store: Store,
 ) -> Sequence[SegmentEntry]:
-    """Return the segments of a shard: the merged one and those added since, or those of now."""
+    """Return the segments of a shard: the merged one and later ones, or the current ones if it stays as it is."""
     merged = {entry.key for entry in before}
     known = {entry.key: entry for entry in now}
-    if not merged <= known.keys() or any(_came_back(entry, known[entry.key], job, store) for entry in before):
+    if not merged <= known.keys() or any(
+        _has_restored_rows(entry, known[entry.key], job, store) for entry in before
+    ):
         return now
     gone: set[str] = set()
     for entry in before:
@@ -89,8 +91,8 @@ def _carried(
     return [*(entry for entry in marked if entry.live_rows), *added]
 
 
-def _came_back(before: SegmentEntry, now: SegmentEntry, job: Job, store: Store) -> bool:
-    """Return whether rows are part of the index again that were deleted then: a rollback does that."""
+def _has_restored_rows(before: SegmentEntry, now: SegmentEntry, job: Job, store: Store) -> bool:
+    """Return whether a rollback has restored rows that were deleted when the compaction began."""
     if before.deleted == now.deleted:
         return False
     then_R, now_R = (read_deleted(store, job.index, entry) for entry in (before, now))
@@ -98,7 +100,7 @@ def _came_back(before: SegmentEntry, now: SegmentEntry, job: Job, store: Store) 
 
 
 def _deleted_since(before: SegmentEntry, now: SegmentEntry, job: Job, store: Store) -> set[str]:
-    """Return the ids of rows that a segment had then, and has deleted now."""
+    """Return the ids of rows that were deleted since the compaction began."""
     if before.keys == now.keys:
         return set()
     table, rows_N = read_live_rows(before, job, store, ["id"])

@@ -1,9 +1,9 @@
-"""A stage in between, where there are several shards: one id in two of them.
+"""Optional stage for several shards: find ids that occur in two shards, and mark the rows that lose.
 
-Rows are sharded by document, so two rows with one id but different documents never meet in a shard. Where the source
-groups records into documents, two records can be such rows. And whatever the source is, a row of the index can be of
-another document than the record that replaces it: a live update may name any document. Here all row groups of a
-build pass through one worker, which reads their ids, and the ids of the index, and marks the rows that lose.
+Rows are sharded by document, so two rows with one id but different documents can be in different shards. Two records of
+the input can be such rows if the source groups records into documents. And a record can replace a row of the index that
+belongs to another document, since a live update may name any document. All row groups of a build pass through one
+worker, which reads their ids and the ids of the index.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scannery.indexer.hashes import id_hashes, text_hash
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.stages.old_rows import newer_rows, read_live_rows
 from scannery.pipelines.stages.segment import RowGroup, read_row_group
-from scannery.pipelines.stages.update import Touch
+from scannery.pipelines.stages.update import ShardChange
 from scannery.pipelines.state.job import Job
 from scannery.pipelines.state.stage_outputs import read_parent
 
@@ -37,16 +37,16 @@ def needs_resolving(job: Job) -> bool:
 
 
 def may_move(job: Job) -> bool:
-    """Return whether the index can have the id of a record in another shard than the record is for, and keep it."""
+    """Return whether the index can keep a row whose id a record has in another shard."""
     keeps = job.mode == "upsert" or (job.keep_rows and job.newer_than is not None)
     return keeps and job.parent is not None and job.shards > 1
 
 
 def resolve(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> Iterator[tuple[int, RowGroup]]:
-    """Yield the (shard, row group) pairs again, each with the rows that lose against an earlier record.
+    """Yield the (shard, row group) pairs, each with its rows that are duplicates of an earlier record.
 
-    Reads the ids twice: once as hashes of 8 bytes each, which all fit into memory, and once for the few ids whose
-    hash stands twice.
+    Reads the ids twice: first as hashes of 8 bytes each, which all fit into memory, then the few ids whose hash occurs
+    twice.
     """
     suspects = _repeated(np.concatenate([_hashes(group, job, store) for _, group in groups]))
     winners: dict[str, tuple[int, int]] = {}
@@ -63,12 +63,11 @@ def resolve(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> I
         yield shard, group._replace(lost=tuple(lost))
 
 
-def moved_ids(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> dict[int, Touch]:
-    """Return, by shard, what becomes of ids of the parent version whose new records are for other shards.
+def moved_ids(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> dict[int, ShardChange]:
+    """Return the changes to shards of the parent version that have ids of new records in other shards.
 
-    The rows there go, and the records come; where a live update wrote a row while the build ran, its record does not.
-
-    Holds 12 bytes for each new row, and the ids of one segment at a time.
+    The old row is removed and the record added; if a live update wrote the row during the build, the row stays and the
+    record is dropped. Holds 12 bytes per new row, and the ids of one segment at a time.
     """
     parent = read_parent(job, store) if may_move(job) and groups else None
     if parent is None:
@@ -85,7 +84,7 @@ def moved_ids(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) ->
 
 
 def _places(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> np.ndarray:
-    """Return the hash of each new id that stays, ascending, and its shard: uint64 (2, N)."""
+    """Return the hash of each new id that is not lost, ascending, and its shard: uint64 (2, N)."""
     parts = []
     for shard, group in groups:
         hashes_N = np.delete(_hashes(group, job, store), list(group.lost))
@@ -95,7 +94,7 @@ def _places(groups: Sequence[tuple[int, RowGroup]], job: Job, store: Store) -> n
 
 
 def _elsewhere(ids: Sequence[str], shard: int, places_2N: np.ndarray) -> list[str]:
-    """Return the ids of a shard that are among the new ones of another shard, as far as hashes tell."""
+    """Return the ids of a shard whose hashes are among the new ones of another shard."""
     hashes_N = id_hashes(ids)
     first_N, end_N = (np.searchsorted(places_2N[0], hashes_N, side) for side in ("left", "right"))
     return [
@@ -111,8 +110,8 @@ def _confirmed(
     groups: Sequence[tuple[int, RowGroup]],
     job: Job,
     store: Store,
-) -> dict[int, Touch]:
-    """Return the changes of ids that are indeed among the new ones of another shard: two ids can have one hash."""
+) -> dict[int, ShardChange]:
+    """Return the changes for suspects that are new ids of another shard, not other ids with an equal hash."""
     wanted = {identifier for ids in suspects.values() for identifier in ids}
     shard_of_id: dict[str, int] = {}
     for shard, group in groups if wanted else ():
@@ -127,7 +126,7 @@ def _confirmed(
                 side, place = (overwritten, wanted_in) if name in newer else (moved, shard)
                 side.setdefault(place, []).append(name)
     return {
-        shard: Touch(moved=tuple(moved.get(shard, ())), overwritten=tuple(overwritten.get(shard, ())))
+        shard: ShardChange(moved=tuple(moved.get(shard, ())), overwritten=tuple(overwritten.get(shard, ())))
         for shard in moved.keys() | overwritten.keys()
     }
 
@@ -144,7 +143,7 @@ def _hashes(group: RowGroup, job: Job, store: Store) -> np.ndarray:
 def _suspicious(
     group: RowGroup, suspects: frozenset[int], job: Job, store: Store
 ) -> Iterator[tuple[str, tuple[int, int], int]]:
-    """Yield id, place in the input and row of the rows whose id may stand twice."""
+    """Yield id, position in the input and row of the rows whose id hash occurs twice."""
     table = _ids(group, job, store)
     for row, identifier in enumerate(table.ids):
         if int(text_hash(identifier)) in suspects:

@@ -1,4 +1,4 @@
-"""Second stage: the row groups of a shard become one segment, with duplicates left out."""
+"""Second stage: build one segment from the row groups of a shard, without duplicates."""
 
 from __future__ import annotations
 
@@ -54,11 +54,17 @@ _PARALLEL_READS = 4
 
 
 class RowGroup(NamedTuple):
-    """The rows that one unit has for one shard: what goes through the shuffle in place of vectors."""
+    """Reference to the rows that one unit has for one shard; the shuffle moves these instead of vectors."""
 
     ordinal: int
+    """Position of the unit in the input."""
+
     unit: str
+    """Key of the unit."""
+
     group: int
+    """Row group in the unit's embeddings file."""
+
     lost: tuple[int, ...] = ()
     """Rows of the group that are duplicates of records in other shards (resolve.py)."""
 
@@ -69,15 +75,15 @@ class RowGroup(NamedTuple):
         return cls(ordinal, unit, group, tuple(lost))
 
     def to_json(self) -> str:
-        """Return the reference as it travels through Beam."""
+        """Return the reference as a string, for Beam."""
         return json.dumps(self)
 
 
 def shard_key(job: Job, shard: int, rows: Sequence[RowGroup]) -> str:
-    """Return the hash of everything that the segment of a shard is made of."""
+    """Return the hash of everything that a shard's segment is made from."""
     spec = job.spec
     units = [(item.unit, item.group, item.lost) for item in sorted(rows)]
-    # Without what came later and is not set: segments of before are found again.
+    # Later fields are left out while unset, so that segments of earlier releases are found.
     scann = {k: v for k, v in spec.scann.model_dump().items() if k != "rescore" or v is not None}
     words = spec.lexical and spec.lexical.rules
     return key_of(
@@ -92,7 +98,7 @@ def update_key(
     base: Sequence[SegmentEntry],
     changes: Sequence[object] = (),
 ) -> str:
-    """Return the hash of everything that the segments of a shard are made of where older ones are built upon."""
+    """Return the hash of everything that a shard's segments are made from in an update, its old segments included."""
     keys = [entry.keys for entry in base]
     return key_of("update", shard_key(job, shard, rows), job.spec.attributes, keys, changes)
 
@@ -100,13 +106,13 @@ def update_key(
 def finished_shard(key: str, job: Job, store: Store) -> ShardOutcome | None:
     """Return the outcome of a shard that an earlier run built from the same rows, or None.
 
-    A full build reads the segments again to compare their hashes: it is what repairs a damaged index.
+    A full build reads the segments and compares their hashes, because it repairs a damaged index.
     """
     text = read_stage(store, job.index, "segments", key)
     if text is None:
         return None
-    # Its files may be old and in no version. The record, written again, says that they are in use (garbage.py); first,
-    # or gc could look at it before, and remove them after they were found.
+    # The files may be old and in no version. Writing the record again marks them as in use (garbage_collection.py). It
+    # is written before the files are looked up: otherwise gc could remove them after they were found.
     store.write(stage_key(job.index, "segments", f"{key}.json"), sealed(text))
     outcome = ShardOutcome.from_json(text)
     files = [file for entry in outcome.entries for file in (entry, entry.deleted) if file]
@@ -129,13 +135,13 @@ def build_shard(
     threads: int | None = None,
     encoder: EncoderSource | None = None,
 ) -> ShardOutcome:
-    """Build the segment of a shard and put it in the store; of records with the same id the first one wins.
+    """Build the segment of a shard and write it to the store; of records with the same id the first one wins.
 
-    Holds the shard in memory: its vectors, and its texts.
+    Holds the shard's vectors and texts in memory.
 
     Raises:
         BuildError: ScaNN failed.
-        StageDamagedError: an embeddings file is damaged; it is made again by the next run.
+        StageDamagedError: an embeddings file is damaged; the next run makes it again.
 
     """
     started = time.perf_counter()
@@ -155,7 +161,7 @@ def build_shard(
         statistics=built.statistics if built else {},
     )
     outcome = record_shard(outcome, letters, job, store)
-    # An update with the same input finds by this that there is nothing to do, without reading anything.
+    # A second record, by which an update with the same input knows that nothing changes, without reading the shard.
     again = update_key(job, shard, rows, outcome.entries)
     same = {"unchanged": sum(entry.documents or 0 for entry in outcome.entries)}
     counts = dataclasses.replace(outcome.counts, changes=same)
@@ -166,26 +172,26 @@ def build_shard(
 def record_shard(
     outcome: ShardOutcome, letters: Sequence[DeadLetter], job: Job, store: Store
 ) -> ShardOutcome:
-    """Record the outcome and its dead letters, and return the outcome that counts.
+    """Record the outcome and its dead letters, and return the recorded outcome.
 
-    Training is not deterministic, so of two builds at once that made the same segment one record must win; else
-    the next run would find another segment than the version has, and commit it for nothing.
+    Training is not deterministic, so if two concurrent builds made the same segment, the first record wins; otherwise
+    the next run would find another segment than the version has, and commit a version without a change.
     """
     if letters:
         store.write(stage_key(job.index, "segments", f"{outcome.key}.dead.jsonl"), json_lines(letters))
-    # Last, since it is what says that the segments are there.
+    # Last, since this record marks the segments as complete.
     marker = stage_key(job.index, "segments", f"{outcome.key}.json")
     try:
         store.create(marker, sealed(outcome.to_json()))
     except AlreadyExistsError:
         if (earlier := finished_shard(outcome.key, job, store)) is not None:
             return earlier
-        store.write(marker, sealed(outcome.to_json()))  # damaged, or its segment is gone
+        store.write(marker, sealed(outcome.to_json()))  # the old record is damaged, or its segment is missing
     return outcome
 
 
 def new_rows(rows: Sequence[RowGroup], job: Job, store: Store) -> tuple[pa.Table, list[DeadLetter], int]:
-    """Return the rows of the first record with each id, dead letters for the others, and how many rows went."""
+    """Return the rows of the first record with each id, dead letters for the others, and the number of dropped rows."""
     table = _read(sorted(rows), job, store)
     by_document = job.spec.source.document_id is None
     keep_N = _first_of_each(table, by="document_id" if by_document else "id")
@@ -205,9 +211,9 @@ def write_segment(
     threads: int | None = None,
     encoder: EncoderSource | None = None,
 ) -> BuiltSegment:
-    """Build a segment, tuned for given queries or for questions if there is an encoder, and put it into the store."""
+    """Build a segment, tuned for the user's queries, or for questions if there is an encoder, and store it."""
     queries = None
-    # A small segment is not tuned, and needs no encoder.
+    # A small segment is not tuned, so it needs no encoder.
     if table.num_rows >= job.spec.scann.exact_below_rows:
         if job.queries is not None:
             queries = tuning_half(load_queries(store, job.index, job.queries))
@@ -221,7 +227,7 @@ def write_segment(
             directory=folder,
             threads=threads,
             queries=queries,
-            # What tuning/whole_recall.py measures otherwise, at a time when a core is idle.
+            # The measurement of tuning/whole_recall.py, made here while a core is idle.
             measured=job.shards == 1 and queries is None,
         )
         store.write_file(segment_key(job.index, built.entry.key), built.path)
@@ -229,7 +235,7 @@ def write_segment(
 
 
 def read_row_group(item: RowGroup, job: Job, store: Store, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows that one unit has for one shard.
+    """Return the rows that one unit has for one shard, in input order.
 
     Raises:
         StageDamagedError: the file is damaged; the next run makes it again.
@@ -258,7 +264,7 @@ def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:
         lost_N[list(item.lost)] = True
         table = table.append_column("_unit", pa.array(np.full(table.num_rows, number, np.int64)))
         table = table.append_column("_lost", pa.array(lost_N))
-        if SPOKEN_COLUMN not in table.column_names:  # files of before
+        if SPOKEN_COLUMN not in table.column_names:  # files of earlier releases
             table = table.append_column(SPOKEN_COLUMN, pa.nulls(table.num_rows, pa.string()))
         return table.select(schema.names).cast(schema)
 
@@ -267,7 +273,7 @@ def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:
 
 
 def _first_of_each(table: pa.Table, *, by: str) -> np.ndarray:
-    """Return which rows stay: those of the first record with each id. A record's passages share its fate."""
+    """Return which rows stay, bool: all passages of the first record with each id."""
     codes_N = pc.dictionary_encode(table.column(by).combine_chunks()).indices.to_numpy()
     units_N, records_N = table.column("_unit").to_numpy(), table.column("_record").to_numpy()
     changes = np.flatnonzero(np.diff(units_N) | np.diff(records_N)) + 1

@@ -1,9 +1,9 @@
-"""Second stage of an update: what a shard has, minus what is replaced or removed, plus what is new.
+"""Second stage of an update: a shard's rows, minus replaced and removed ones, plus new ones.
 
-A segment that loses rows stays, with the rows marked as deleted (indexer/versions/tombstones.py), and what is new goes
-into a small segment beside the big one: a small change to a large shard does not train ScaNN on it again. When too many
-rows are deleted, or the small segment has become too large, the shard becomes one new segment, which has no trace of
-removed rows. A full build does the same where it can, and removes besides what its input leaves out.
+A segment that loses rows stays, with the rows marked as deleted (indexer/versions/tombstones.py), and new rows go into
+a small segment beside the large one: a small change to a large shard does not train ScaNN again. When too many rows are
+deleted, or the small segment grows too large, the shard is rewritten as one segment without removed rows. A full build
+does the same where it can, and also removes documents that its input leaves out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from scannery.pipelines.tuning.synthetic_queries import EncoderSource
 __all__ = [
     "MOST_DELETED",
     "SMALL_SHARE",
-    "Touch",
+    "ShardChange",
     "finished_update",
     "read_deletes",
     "update_shard",
@@ -48,39 +48,39 @@ __all__ = [
 ]
 
 SMALL_SHARE = 0.1
-"""Rows that the small segment of a shard may have, as a share of the big one's; more are merged with it."""
+"""Most rows of a shard's small segment, as a share of the large one's; above it the two are merged."""
 
 MOST_DELETED = 0.2
-"""Rows of a segment that may be deleted, as a share of all; then it is rewritten. A row that changes so costs the
-writing of five at most, and a search looks at a quarter more candidates than without."""
+"""Most deleted rows of a segment, as a share of all; above it the segment is rewritten. So a changed row costs at most
+the writing of five rows, and a search compares at most a quarter more candidates."""
 
 _SHORTEST_KEY = 16
 
 
-class Touch(NamedTuple):
-    """A change to a shard besides new rows; it travels with them."""
+class ShardChange(NamedTuple):
+    """A change to a shard besides new rows; it travels through Beam with them."""
 
     deletes: str = ""
     """Key of the ids of documents to remove (`write_deletes`); empty: none."""
 
     moved: tuple[str, ...] = ()
-    """Ids of rows here that records in other shards replace (resolve.py)."""
+    """Ids of this shard's rows that records in other shards replace (resolve.py)."""
 
     overwritten: tuple[str, ...] = ()
-    """Ids of records for here that live updates wrote in other shards while the build ran."""
+    """Ids of this shard's records that live updates wrote in other shards during the build."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What the names of results depend on; as it was before the last field came, where that is empty."""
+        """The part of result keys for this change; without `overwritten` if empty, as in earlier releases."""
         return tuple(self) if self.overwritten else tuple(self)[:2]
 
     def to_json(self) -> str:
-        """Return the change as it travels through Beam."""
+        """Return the change as a string, for Beam."""
         return "touch " + json.dumps(self)
 
     @classmethod
-    def from_json(cls, text: str) -> Touch | None:
-        """Return the change that `to_json` wrote; None if the text is something else."""
+    def from_json(cls, text: str) -> ShardChange | None:
+        """Return the change that `to_json` wrote; None for another text."""
         if not text.startswith("touch "):
             return None
         deletes, moved, overwritten = json.loads(text.removeprefix("touch "))
@@ -101,35 +101,38 @@ def read_deletes(store: Store, index: str, key: str) -> list[str]:
     return deletes
 
 
-class _Old(NamedTuple):
+class _ParentSegment(NamedTuple):
     """A segment of the parent version."""
 
     entry: SegmentEntry
+    """Its entry in the parent's manifest."""
+
     table: pa.Table
-    """Its live rows: all columns, or only the ids where no more is needed to see what changes."""
+    """Its live rows: all columns, or only ids if these suffice to find the changes."""
 
     rows_N: np.ndarray
-    """The number of each of them, int64."""
+    """Row numbers of `table`'s rows, int64 (N,)."""
 
     gone_N: np.ndarray
-    """Which of them the update removes, bool."""
+    """Which of `table`'s rows the update removes, bool (N,)."""
 
     @property
-    def worn(self) -> bool:
-        """Whether too many rows are deleted for it to stay."""
+    def too_many_deleted(self) -> bool:
+        """Whether more than `MOST_DELETED` of its rows are deleted."""
         return int(np.count_nonzero(~self.gone_N)) < (1 - MOST_DELETED) * self.entry.rows
 
 
-class _Change(NamedTuple):
-    """What an update does to a shard, before anything is built."""
+class _Plan(NamedTuple):
+    """The changes of an update to a shard, before anything is built."""
 
     kept: Sequence[SegmentEntry]
-    """Segments that stay, with what is deleted from them."""
+    """Segments that stay, with their deleted rows."""
 
     rows: pa.Table
-    """What the new segment holds."""
+    """Rows of the new segment."""
 
     counts: dict[str, int]
+    """Documents `added`, `replaced`, `removed` and `unchanged`."""
 
 
 def update_shard(
@@ -141,14 +144,14 @@ def update_shard(
     *,
     encoder: EncoderSource | None = None,
 ) -> ShardOutcome:
-    """Bring a shard up to date with row groups and touches, unless that was done before.
+    """Apply row groups and changes to a shard, unless an earlier run did.
 
-    Holds the shard in memory: old rows and new ones.
+    Holds the shard's old and new rows in memory.
 
     Raises:
         BuildError: ScaNN failed.
         CorruptError, NotFoundError: a segment of the parent version is damaged or missing.
-        StageDamagedError: an embeddings file is damaged; it is made again by the next run.
+        StageDamagedError: an embeddings file is damaged; the next run makes it again.
 
     """
     update = _Update.of(shard, values, parent, job)
@@ -158,30 +161,37 @@ def update_shard(
 def finished_update(
     shard: int, values: Sequence[str], parent: Manifest, job: Job, store: Store
 ) -> ShardOutcome | None:
-    """Return what `update_shard` did with the same arguments before, or None."""
+    """Return the outcome of an earlier `update_shard` with the same arguments, or None."""
     return finished_shard(_Update.of(shard, values, parent, job).key, job, store)
 
 
 class _Update(NamedTuple):
-    """What comes upon a shard."""
+    """The input of an update of one shard."""
 
     key: str
+    """Hash of everything that the outcome depends on."""
+
     shard: int
     rows: Sequence[RowGroup]
-    touches: Sequence[Touch]
+    """References to the new rows."""
+
+    shard_changes: Sequence[ShardChange]
     base: Sequence[SegmentEntry]
+    """The shard's segments in the parent version."""
 
     @classmethod
     def of(cls, shard: int, values: Sequence[str], parent: Manifest, job: Job) -> _Update:
-        touches = sorted({touch for value in values if (touch := Touch.from_json(value))})
-        rows = sorted(RowGroup.from_json(value) for value in values if Touch.from_json(value) is None)
+        shard_changes = sorted({change for value in values if (change := ShardChange.from_json(value))})
+        rows = sorted(RowGroup.from_json(value) for value in values if ShardChange.from_json(value) is None)
         base = [entry for entry in parent.segments if entry.shard == shard]
-        return cls(update_key(job, shard, rows, base, _changes(touches, job)), shard, rows, touches, base)
+        return cls(
+            update_key(job, shard, rows, base, _changes(shard_changes, job)), shard, rows, shard_changes, base
+        )
 
 
-def _changes(touches: Sequence[Touch], job: Job) -> Sequence[object]:
-    """Return what besides rows and segments decides on the outcome."""
-    keys = [touch.key for touch in touches]
+def _changes(shard_changes: Sequence[ShardChange], job: Job) -> Sequence[object]:
+    """Return the parts of the outcome's key besides rows and segments."""
+    keys = [change.key for change in shard_changes]
     if job.newer_than is not None:
         return [keys, job.merge, job.mode, "newer than", job.newer_than]
     if job.merge:
@@ -190,45 +200,45 @@ def _changes(touches: Sequence[Touch], job: Job) -> Sequence[object]:
 
 
 def _updated(update: _Update, job: Job, store: Store, encoder: EncoderSource | None) -> ShardOutcome:
-    key, shard, rows, touches, base = update
+    key, shard, rows, shard_changes, base = update
     started = time.perf_counter()
     fresh, letters, lost = new_rows(rows, job, store)
-    change = _change(fresh, touches, base, job, store)
+    plan = _plan(fresh, shard_changes, base, job, store)
     merged = time.perf_counter()
-    built = write_segment(change.rows, shard, job, store, encoder=encoder) if change.rows.num_rows else None
+    built = write_segment(plan.rows, shard, job, store, encoder=encoder) if plan.rows.num_rows else None
     outcome = ShardOutcome(
         key=key,
         shard=shard,
-        entries=(*change.kept, *([built.entry] if built else ())),
+        entries=(*plan.kept, *([built.entry] if built else ())),
         counts=Counts(
             documents=-len(letters),
             passages=-lost,
             dead_letters=count_reasons(letters),
-            changes=change.counts,
+            changes=plan.counts,
             seconds={"merge": merged - started, "segment": time.perf_counter() - merged},
         ),
         statistics=built.statistics if built else {},
     )
     outcome = record_shard(outcome, letters, job, store)
-    if job.newer_than is None:  # else a repetition replaces what was newer this time
-        _record_repetition(outcome, rows, touches, letters, job, store)
+    if job.newer_than is None:  # otherwise a repetition would replace rows that were newer this time
+        _record_repetition(outcome, rows, shard_changes, letters, job, store)
     return outcome
 
 
 def _record_repetition(
     outcome: ShardOutcome,
     rows: Sequence[RowGroup],
-    touches: Sequence[Touch],
+    shard_changes: Sequence[ShardChange],
     letters: Sequence[DeadLetter],
     job: Job,
     store: Store,
 ) -> None:
-    """Record that the same update on top of its own result changes nothing: the next run need not read the shard."""
+    """Record that repeating the update changes nothing, so that the next run need not read the shard."""
     changes = outcome.counts.changes
     unmerged = dataclasses.replace(job, merge=False)
     same = {"unchanged": sum(changes.get(name, 0) for name in ("added", "replaced", "unchanged"))}
     again = ShardOutcome(
-        key=update_key(job, outcome.shard, rows, outcome.entries, _changes(touches, unmerged)),
+        key=update_key(job, outcome.shard, rows, outcome.entries, _changes(shard_changes, unmerged)),
         shard=outcome.shard,
         entries=outcome.entries,
         counts=Counts(
@@ -243,20 +253,24 @@ def _record_repetition(
         record_shard(again, letters, job, store)
 
 
-def _change(
-    fresh: pa.Table, touches: Sequence[Touch], base: Sequence[SegmentEntry], job: Job, store: Store
-) -> _Change:
+def _plan(
+    fresh: pa.Table,
+    shard_changes: Sequence[ShardChange],
+    base: Sequence[SegmentEntry],
+    job: Job,
+    store: Store,
+) -> _Plan:
     schema = stored_schema(job)
-    moved = {name for touch in touches for name in touch.moved}
-    overwritten = {name for touch in touches for name in touch.overwritten}
+    moved = {name for change in shard_changes for name in change.moved}
+    overwritten = {name for change in shard_changes for name in change.overwritten}
     fresh = fresh.append_column(REVISION_COLUMN, pa.nulls(fresh.num_rows, pa.int64())).select(schema.names)
-    # What only loses rows is not read whole.
+    # Without new rows only ids are read.
     columns = schema.names if fresh.num_rows or job.merge else ["id", "document_id", REVISION_COLUMN]
     olds = [(entry, *read_live_rows(entry, job, store, columns)) for entry in base]
     old_documents = _distinct([table for _, table, _ in olds])
-    removed = _removed(fresh, old_documents, touches, job, store)
-    # A record takes its id from whatever row had it, and its document the place of what that was, also where it goes
-    # itself: whether that row is in this shard or in another one must not matter.
+    removed = _removed(fresh, old_documents, shard_changes, job, store)
+    # A record replaces any row with its id, and its document replaces the earlier one, even if the record itself is
+    # removed: the result must not depend on whether the old row is in this shard or in another.
     given = fresh
     fresh = _without(fresh, document_id=removed)
     fresh, kept_documents = _without_overwritten(fresh, [table for _, table, _ in olds], overwritten, job)
@@ -277,27 +291,27 @@ def _change(
         "id": set(given.column("id").to_pylist()),
     }
     marked = [
-        # A row that moved goes in any case: its id would stand twice.
-        _Old(
+        # A moved row is always removed: otherwise its id would occur twice.
+        _ParentSegment(
             entry, table, rows_N, (_has(table, **replaced) & ~newer_rows(table, job)) | _has(table, id=moved)
         )
         for entry, table, rows_N in olds
     ]
-    kept, rewritten = _arranged(marked, fresh.num_rows, merge=job.merge)
-    left = [_left(old, schema, job, store) for old in rewritten]
+    kept, rewritten = _kept_and_rewritten(marked, fresh.num_rows, merge=job.merge)
+    left = [_kept_rows(old, schema, job, store) for old in rewritten]
     rows = pa.concat_tables([schema.empty_table(), *left, fresh])
     if rows.column(REVISION_COLUMN).null_count == rows.num_rows:
         rows = rows.drop_columns([REVISION_COLUMN])
-    return _Change([_marked(old, job, store) for old in kept], rows, counts)
+    return _Plan([_entry_of(old, job, store) for old in kept], rows, counts)
 
 
 def _without_overwritten(
     fresh: pa.Table, olds: Sequence[pa.Table], elsewhere: set[str], job: Job
 ) -> tuple[pa.Table, set[str]]:
-    """Return the new rows without those that live updates wrote while the build ran, and documents that stay whole.
+    """Return the new rows without those that live updates wrote during the build, and the documents that stay whole.
 
-    `elsewhere` are ids that they wrote in other shards. Where a record is a whole document, a live update has written
-    all of it.
+    `elsewhere` are ids that live updates wrote in other shards. If a record is a whole document, a live update has
+    written the whole document.
     """
     newer = [table.filter(pa.array(newer_rows(table, job))) for table in olds]
     documents = _distinct(newer) if job.spec.source.document_id is None else set()
@@ -306,41 +320,48 @@ def _without_overwritten(
 
 
 def _removed(
-    fresh: pa.Table, old_documents: set[str], touches: Sequence[Touch], job: Job, store: Store
+    fresh: pa.Table, old_documents: set[str], shard_changes: Sequence[ShardChange], job: Job, store: Store
 ) -> set[str]:
-    """Return the documents that go, whether the shard has them or they would have come."""
+    """Return the documents to remove, from the shard or from the new rows."""
     if job.mode == "full":
         return old_documents - _distinct([fresh])
     deletes = {
-        name for touch in touches if touch.deletes for name in read_deletes(store, job.index, touch.deletes)
+        name
+        for change in shard_changes
+        if change.deletes
+        for name in read_deletes(store, job.index, change.deletes)
     }
     return deletes & (old_documents | _distinct([fresh]))
 
 
-def _arranged(olds: Sequence[_Old], fresh: int, *, merge: bool) -> tuple[Sequence[_Old], Sequence[_Old]]:
-    """Return the segments that stay, and those whose rows go into the new one with so many fresh rows."""
+def _kept_and_rewritten(
+    olds: Sequence[_ParentSegment], fresh: int, *, merge: bool
+) -> tuple[Sequence[_ParentSegment], Sequence[_ParentSegment]]:
+    """Return the segments that stay, and those whose rows join the `fresh` new rows in a new segment."""
     big = max(olds, key=lambda old: old.entry.rows, default=None)
-    if big is None or merge or big.worn:
+    if big is None or merge or big.too_many_deleted:
         return [], olds
     others = [old for old in olds if old is not big]
     if not fresh:
-        return [big, *(old for old in others if not old.worn)], [old for old in others if old.worn]
+        return [big, *(old for old in others if not old.too_many_deleted)], [
+            old for old in others if old.too_many_deleted
+        ]
     small = fresh + sum(np.count_nonzero(~old.gone_N) for old in others)
     if big.entry.kind == "scann" and small <= SMALL_SHARE * big.entry.rows:
         return [big], others
     return [], olds
 
 
-def _marked(old: _Old, job: Job, store: Store) -> SegmentEntry:
-    """Return the entry of a segment that stays."""
+def _entry_of(old: _ParentSegment, job: Job, store: Store) -> SegmentEntry:
+    """Return the manifest entry of a segment that stays, with its deleted rows."""
     if not old.gone_N.any():
         return old.entry
     documents = len(_distinct([old.table.filter(pa.array(~old.gone_N))]))
     return with_deleted(store, job.index, old.entry, old.rows_N[old.gone_N], documents=documents)
 
 
-def _left(old: _Old, schema: pa.Schema, job: Job, store: Store) -> pa.Table:
-    """Return all columns of the rows that stay."""
+def _kept_rows(old: _ParentSegment, schema: pa.Schema, job: Job, store: Store) -> pa.Table:
+    """Return all columns of a segment's rows that stay."""
     table = old.table
     if table.schema.names != schema.names:
         table, _ = read_live_rows(old.entry, job, store)
@@ -352,13 +373,13 @@ def _distinct(tables: Sequence[pa.Table]) -> set[str]:
 
 
 def _without(table: pa.Table, **values: set[str]) -> pa.Table:
-    """Return the rows in which no column has one of the values given for it; the table itself if that is all."""
+    """Return the rows in which no column has one of its given values; the table itself if those are all rows."""
     lost_N = _has(table, **values)
     return table.filter(pa.array(~lost_N)) if lost_N.any() else table
 
 
 def _has(table: pa.Table, **values: set[str]) -> np.ndarray:
-    """Return in which rows a column has one of the values given for it, bool."""
+    """Return in which rows a column has one of its given values, bool (N,)."""
     found_N = np.zeros(table.num_rows, bool)
     for column, names in values.items():
         if names:

@@ -1,1 +1,1 @@
-"""What a build keeps in the store between its stages: job, work units, stage outputs, reuse, progress."""
+"""State of a build: job, work units, stage outputs, embedding cache, progress."""

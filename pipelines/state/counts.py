@@ -1,4 +1,4 @@
-"""What stages count and hand on: plain sums that travel as JSON with the work itself."""
+"""Counts of the stages: sums that travel as JSON with the work itself."""
 
 from __future__ import annotations
 
@@ -20,15 +20,23 @@ class Counts:
     """Records that passed validation."""
 
     passages: int = 0
-    """Datapoints made of them."""
+    """Datapoints made from them."""
 
     embedded: int = 0
     """Passages that went through the encoder."""
 
     tokens: int = 0
+    """Tokens encoded, without padding."""
+
     padding_tokens: int = 0
+    """Tokens encoded only to fill up batches."""
+
     input_bytes: int = 0
+    """Uncompressed size of the parts read."""
+
     embeddings_bytes: int = 0
+    """Size of the embeddings files."""
+
     dead_letters: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Refused records by reason."""
 
@@ -36,13 +44,13 @@ class Counts:
     """Documents that an update `added`, `replaced`, `removed` or found `unchanged`."""
 
     record_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The same by the category of the managed service, for records of its layout."""
+    """Refused records by the managed service's category, for records in its layout."""
 
     ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Records that have something under a name which the spec leaves out, by name (managed layout)."""
+    """Records by namespace that the spec does not name (managed layout)."""
 
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Time by stage, summed over workers."""
+    """Seconds by stage, summed over workers."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(
@@ -61,25 +69,32 @@ class Counts:
         )
 
     def without_work(self) -> Counts:
-        """Return the same content with no time and no embedding: what a unit that was done before adds."""
+        """Return the counts without times and embeddings: those of a unit that an earlier run finished."""
         return dataclasses.replace(self, embedded=0, tokens=0, padding_tokens=0, seconds={})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnitOutcome:
-    """A unit is done."""
+    """Outcome of a finished unit."""
 
     key: str
+    """Key of the unit."""
+
     ordinal: int
+    """Position of the unit in the input."""
+
     counts: Counts
     row_groups: Mapping[int, int]
-    """Row group of the embeddings file that holds the rows of a shard; shards without rows are left out."""
+    """Shard → its row group in the embeddings file; shards without rows are left out."""
 
     sha256: str = ""
     """Of the embeddings file."""
 
     device: str | None = None
+    """Device of the encoder; None without one."""
+
     dtype: str | None = None
+    """Number type of the encoder's weights; None without one."""
 
     def to_json(self) -> str:
         """Return the outcome as one line of JSON."""
@@ -96,19 +111,20 @@ class UnitOutcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardOutcome:
-    """The segments of a shard are in the store."""
+    """Outcome of a shard whose segments are in the store."""
 
     key: str
-    """Hash of what it was made of."""
+    """Hash of the inputs that it was made from."""
 
     shard: int
     entries: tuple[SegmentEntry, ...]
-    """The big one and a small one of later changes, at most; none if the shard turned out to be empty."""
+    """At most a large segment and a small one with later changes; none if the shard is empty."""
 
     counts: Counts
     """Duplicates among the documents, and time."""
 
     statistics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Times and parameters of the segment's build; empty if none was built."""
 
     def to_json(self) -> str:
         """Return the outcome as one line of JSON."""

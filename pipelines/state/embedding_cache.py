@@ -1,8 +1,8 @@
-"""Where the vectors of documents that were embedded before are: no document is ever embedded twice.
+"""The embedding cache: a catalogue of the vectors of documents that earlier builds embedded.
 
-A catalogue is one array of 16 bytes a document: the first 8 bytes of its content hash, sorted, and the file and row
-where its passages begin. Workers map it into memory, so they share it, and look up a unit's documents by binary
-search; the full hash is compared in the file itself.
+A catalogue is one array with 16 bytes per document: the first 8 bytes of its content hash, sorted, and the file and row
+where its passages begin. Workers map it into memory, which they share, and find a unit's documents by binary search;
+the full hash is then compared in the embeddings file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from scannery.pipelines.state.stage_outputs import open_embeddings
 __all__ = ["PIECE_COLUMNS", "Catalogue", "Known", "write_catalogue"]
 
 PIECE_COLUMNS = ("text", "text_start", "text_end", "time_start_s", "time_end_s", "_spoken", "_speakers")
-"""Columns of an embeddings file that make a passage, in the order of its fields."""
+"""Columns of an embeddings file that hold a passage, in the order of its fields."""
 
 _FILE_SHIFT = np.uint64(40)
 _ROW_MASK = np.uint64(2**40 - 1)
@@ -38,17 +38,17 @@ _ROW_MASK = np.uint64(2**40 - 1)
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """The passages of a document, as an earlier unit wrote them."""
+    """Passages of a document from an earlier unit's embeddings file."""
 
     rows: list[tuple[Any, ...]]
     """One per passage, in the order of PIECE_COLUMNS."""
 
     vectors: np.ndarray
-    """float32, a row per passage."""
+    """float32 (passages, dimensions)."""
 
 
 def write_catalogue(store: Store, index: str, build_id: str, *, dimensions: int) -> bool:
-    """Write the catalogue of all embeddings files of the index; False if there is no document to reuse."""
+    """Write the catalogue of all embeddings files of the index with these dimensions; False if it would be empty."""
     files: list[str] = []
     entries: list[np.ndarray] = []
     for item in store.list(f"{index}/embeddings"):
@@ -69,7 +69,15 @@ def write_catalogue(store: Store, index: str, build_id: str, *, dimensions: int)
 
 
 class Catalogue:
-    """An open catalogue."""
+    """An open catalogue.
+
+    Args:
+        store: where the embeddings files are.
+        index: name of the index.
+        files: store keys, by the numbers in the table.
+        table_2N: uint64 (2, N): hash prefixes in ascending order, and file and row of each.
+
+    """
 
     def __init__(self, store: Store, index: str, files: Sequence[str], table_2N: np.ndarray) -> None:
         self._store = store
@@ -80,13 +88,13 @@ class Catalogue:
     @classmethod
     @contextlib.contextmanager
     def open(cls, store: Store, index: str, build_id: str) -> Iterator[Catalogue]:
-        """Give the catalogue that `write_catalogue` wrote, mapped into memory."""
+        """Yield the catalogue that `write_catalogue` wrote, mapped into memory."""
         files = json.loads(store.read(stage_key(index, "reuse", f"{build_id}.json")))
         with store.open_file(stage_key(index, "reuse", f"{build_id}.npy")) as path:
             yield cls(store, index, files, mapped(path))
 
     def find(self, hashes: Sequence[bytes]) -> dict[bytes, Known]:
-        """Return what is known of the documents with these content hashes; those never seen are left out."""
+        """Return the stored passages by content hash; unknown documents are left out."""
         wanted: dict[int, dict[int, bytes]] = defaultdict(dict)
         for value in set(hashes):
             for file, row in self._places(value):
@@ -111,7 +119,7 @@ class Catalogue:
             with open_embeddings(self._store, self._index, PurePosixPath(key).stem) as path:
                 table = _pieces_in(path)
         except (StageDamagedError, pa.ArrowException, OSError):
-            return  # then these documents are embedded anew: nothing depends on finding them
+            return  # the documents are embedded again
         hashes, starts, ends = _runs(table)
         end_of = dict(zip(starts.tolist(), ends.tolist(), strict=True))
         vectors_ND = vectors_of(table)
@@ -131,7 +139,7 @@ def _pieces_in(path: Path) -> pa.Table:
     columns = [*PIECE_COLUMNS, "embedding", "_content_hash", "_record"]
     if SPOKEN_COLUMN in pq.read_schema(path).names:
         return pq.read_table(path, columns=columns)
-    # Files of before: what they have is no transcript, or its hash is another now.
+    # Files of earlier releases: their rows are no transcripts, or have an outdated content hash.
     table = pq.read_table(path, columns=[name for name in columns if name != SPOKEN_COLUMN])
     return table.append_column(SPOKEN_COLUMN, pa.nulls(table.num_rows, pa.string()))
 
@@ -139,14 +147,14 @@ def _pieces_in(path: Path) -> pa.Table:
 def _documents_in(
     store: Store, index: str, key: str, dimensions: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the prefix of the content hash of each document in a file, and its first row."""
+    """Return the hash prefix of each document in a file, and its first row."""
     try:
         with open_embeddings(store, index, PurePosixPath(key).stem) as path:
             if not _has_vectors(path, dimensions):
                 return None
             table = pq.read_table(path, columns=["_content_hash", "_record"])
     except (StageDamagedError, pa.ArrowException, OSError):
-        return None  # a file that cannot be read is no reason not to build
+        return None  # an unreadable file must not prevent the build
     hashes, starts_N, _ = _runs(table)
     starts_N = starts_N[[hashes[row].is_valid for row in starts_N.tolist()]] if len(starts_N) else starts_N
     if not len(starts_N):
@@ -161,7 +169,7 @@ def _has_vectors(path: Path, dimensions: int) -> bool:
 
 
 def _runs(table: pa.Table) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """Return the content hashes, and where the rows of each record begin and end."""
+    """Return the content hashes, and the first and the last row (exclusive) of each record."""
     records_N = table.column("_record").to_numpy()
     changes = np.flatnonzero(np.diff(records_N)) + 1
     starts = np.concatenate([[0], changes]).astype(np.int64)[: len(records_N)]

@@ -1,19 +1,19 @@
-"""What every worker of a build knows, and where a build keeps its files.
+"""The job that every worker of a build gets, and the store keys of a build's files.
 
     INDEX/embeddings/<unit>.parquet      vectors of one work unit, one row group per shard
-    INDEX/stage/units/<unit>.json        the unit is done: counts, row groups (written last, so it is the proof)
+    INDEX/stage/units/<unit>.json        counts and row groups; written last, so it marks the unit as done
     INDEX/stage/units/<unit>.dead.jsonl  its dead letters, if any
-    INDEX/stage/segments/<input>.json    the segment made of these row groups exists already: its manifest entry
+    INDEX/stage/segments/<input>.json    manifest entry of the segment made from these row groups
     INDEX/stage/segments/<input>.dead.jsonl   the duplicates found while it was built, if any
     INDEX/stage/deletes/<ids>.json       ids of documents that a build removes from one shard
-    INDEX/stage/reuse/<build>.npy, .json where the vectors of documents seen before are (embedding_cache.py)
-    INDEX/stage/builds/<build>.json      what came of a build, and the units and segments it consists of
-    INDEX/queries/<sha256>.npy           queries that a user gave to tune for (tuning/tuning_queries.py)
+    INDEX/stage/reuse/<build>.npy, .json catalogue of documents embedded before (embedding_cache.py)
+    INDEX/stage/builds/<build>.json      result of a build, with its units and segments
+    INDEX/queries/<sha256>.npy           a user's tuning queries (tuning/tuning_queries.py)
     INDEX/dead-letters/<build>.jsonl     all dead letters of a build, in input order
 
-Every name is a hash of what the content depends on: a file that is there need not be made again, whoever made it
-and whenever, and two builds at once can only write the same thing twice. Records of units and segments begin with
-a checksum, and a unit's has that of its embeddings file: what was damaged meanwhile is not used but made again.
+Every name is a hash of all that the content depends on: an existing file need not be made again, and concurrent builds
+write equal files. Records of units and segments begin with a checksum, and a unit's record has that of its embeddings
+file: damaged files are made again.
 """
 
 from __future__ import annotations
@@ -28,67 +28,75 @@ from scannery.indexer.store.object_store import Store
 __all__ = ["Job", "Mode", "dead_letters_key", "embeddings_key", "sealed", "stage_key", "unsealed"]
 
 Mode = Literal["full", "upsert"]
-"""`full`: the input is the whole index. `upsert`: what the input does not mention stays."""
+"""`full`: the input is the whole index. `upsert`: documents that the input does not mention stay."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """One build, as its workers see it."""
+    """One build: everything that its workers need."""
 
     store_uri: str
-    """Absolute: workers may run in another folder."""
+    """A URI or an absolute path, since workers may run in another folder."""
 
     spec: IndexSpec
     dimensions: int
+    """Components of a vector."""
+
     shards: int
+    """Number of hash partitions."""
+
     fingerprint: dict[str, Any] | None
-    """Of the encoder of the index; None where the source has vectors and the spec names no encoder for queries."""
+    """Fingerprint of the index's encoder; None if the source has vectors and the spec names no encoder for queries."""
 
     recipe: dict[str, Any]
-    """Everything besides the input that embeddings files depend on; part of their keys."""
+    """Everything besides the input that decides the content of embeddings files; part of their keys."""
 
     build_id: str
+    """Name of the build; builds that do the same work have the same name."""
+
     parent: int | None
     """Version that was current when the build began."""
 
     index_id: str | None = None
-    """Id of the index when the build began: another one of the same name is not built upon."""
+    """Id of the index when the build began: a new index of the same name is refused as parent."""
 
     mode: Mode = "full"
-    """`upsert` only where there is a parent to keep rows of."""
+    """`upsert` only if there is a parent whose rows are kept."""
 
     keep_rows: bool = False
-    """A full build that leaves rows of the parent version where they are, if the input has them as they are."""
+    """For a full build: keep rows of the parent's segments that are equal in the input."""
 
     merge: bool = False
-    """Make one segment of every shard that is touched, even where nothing changed: the spec did, or this compacts."""
+    """Rewrite every changed shard as one segment, even without new rows: the spec changed, or this is a compaction."""
 
     queries: str | None = None
-    """Key of the queries that the user wants the index tuned for (tuning/tuning_queries.py)."""
+    """Key of the user's tuning queries (tuning/tuning_queries.py)."""
 
     newer_than: int | None = None
-    """Rows of live updates with a later sequence were written while the build ran, and win over it. None: there are
-    none, the version that it goes on from has the log up to where it was when the build began."""
+    """Rows of live updates with a later sequence were written during the build and win over it. None: the parent
+    version has no such rows."""
 
     log_after: int | None = None
-    """Live updates with a later sequence are applied upon the version, also those that were sealed while the build ran:
-    so deletes win over it, too, and what was written to segments that it makes anew. None: those that the parent does
-    not hold."""
+    """The log is applied to the new version from this sequence on (exclusive). That repeats updates sealed during the
+    build, so that their deletes, and their rows in rewritten segments, win over it. None: the parent's log position."""
 
     lease: str = ""
-    """Key of the lease that keeps the log from being cut there."""
+    """Key of the lease that keeps the log after `log_after` from being cut."""
 
     deletes: int = 0
-    """How many documents the caller wants removed."""
+    """Number of documents that the caller wants removed."""
 
     has_catalogue: bool = False
+    """Whether the launcher has written a catalogue of documents embedded before."""
+
     max_dead_letters: float | None = None
-    """Most dead letters allowed: a number from 1, or a share of the records below 1."""
+    """Most dead letters allowed: a number from 1 (or 0), or a share of the records below 1."""
 
     started_at: float = 0.0
     """When the build began, in seconds since the epoch."""
 
     plan_seconds: float = 0.0
+    """Time of planning, for the report."""
 
     @property
     def index(self) -> str:
@@ -97,11 +105,11 @@ class Job:
 
     @property
     def embeds(self) -> bool:
-        """Whether the vectors are made here, and not brought by the source."""
+        """Whether the build encodes texts, rather than reading vectors from the source."""
         return self.spec.source.vector is None
 
     def open_store(self) -> Store:
-        """Return the store, in whatever process this is."""
+        """Return the store, opened in this process."""
         return Store.open(self.store_uri, create=True)
 
 
@@ -127,6 +135,6 @@ def sealed(text: str) -> bytes:
 
 
 def unsealed(data: bytes) -> str | None:
-    """Return the text of a stored record, or None if it is not what was written."""
+    """Return the text of a stored record, or None if its checksum does not match."""
     digest, _, body = data.partition(b"\n")
     return body.decode() if sha256(body).hexdigest().encode() == digest else None

@@ -1,4 +1,4 @@
-"""Progress of a build: finished files in the store are counted, since runners report only at the end."""
+"""Progress of a build, counted from finished files in the store, since runners report only at the end."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ INTERVAL_S = 0.5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a build stands."""
+    """Progress of one stage of a build."""
 
     stage: str
     """`plan`, `embed`, `segment` or `done`."""
 
     done: int
-    """Input bytes (plan, embed) or segments."""
+    """Input bytes (plan, embed) or shards (segment); `total` has the same unit."""
 
     total: int
     passages: int = 0
@@ -39,14 +39,14 @@ class Progress:
 
 
 ProgressCallback = Callable[[Progress], None]
-"""Called from a thread of its own, at most a few times a second."""
+"""Called from a separate thread, at most a few times a second."""
 
 
 @contextlib.contextmanager
 def watched(
     job: Job, store: Store, units: Sequence[WorkUnit], callback: ProgressCallback | None
 ) -> Iterator[None]:
-    """Call `callback` about twice a second with what the workers have finished, as long as the context lasts."""
+    """Call `callback` about twice a second with the workers' progress, until the context ends."""
     if callback is None:
         yield
         return
@@ -72,7 +72,7 @@ class _Watch:
 
     def run(self) -> None:
         while True:
-            # A store that does not answer for a moment must not end the build, nor its progress.
+            # A short failure of the store must end neither the build nor its progress.
             with contextlib.suppress(IndexerError):
                 self._look()
             if self.stopped.wait(INTERVAL_S):
@@ -94,7 +94,7 @@ class _Watch:
             self._tell("segment", len(self._shards), self._job.shards)
 
     def _count_shards(self) -> None:
-        """Note the shards that were finished; some leave two records: for a build, and for an update to follow."""
+        """Count finished shards; a shard may have two records: of the build, and of a following update."""
         new = self._names("segments") - self._known_segments
         for name in sorted(new):
             if text := read_stage(self._store, self._job.index, "segments", name):

@@ -1,4 +1,4 @@
-"""Stage output read back: what an earlier run left is used only if it is still what was written."""
+"""Read stage output of earlier runs; damaged output is not used."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from scannery.pipelines.state.job import Job, embeddings_key, stage_key, unseale
 __all__ = ["forget_unit", "has_hash", "has_size", "open_embeddings", "read_parent", "read_stage", "read_unit"]
 
 _SOUND: set[tuple[str, int, int, str]] = set()
-"""Files whose hash this process has checked, with their size and time: a file is read by every shard in it."""
+"""Files whose hash this process has checked, as (path, size, time, hash): each shard in a file reads it."""
 
 _MOST_SOUND = 100_000
 
 
 def read_parent(job: Job, store: Store) -> Manifest | None:
-    """Return the version that a build began from, or None if there was none.
+    """Return the parent version of a build, or None if there was none.
 
     Raises:
-        AlreadyExistsError: gc has removed it, as there are later ones: the build is to begin from one of these.
+        AlreadyExistsError: gc has removed it, so there are later versions: the build must start from the current one.
 
     """
     if job.parent is None:
@@ -36,13 +36,13 @@ def read_parent(job: Job, store: Store) -> Manifest | None:
         return read_manifest(store, job.index, job.parent)
     except NotFoundError as error:
         raise AlreadyExistsError(
-            f"index {job.index!r}: version {job.parent}, from which this build began, was removed meanwhile; "
+            f"index {job.index!r}: version {job.parent}, from which this build began, was removed during the build; "
             "run it again"
         ) from error
 
 
 def read_stage(store: Store, index: str, kind: str, name: str) -> str | None:
-    """Return a stage record, or None if it is not there or damaged."""
+    """Return a stage record, or None if it is missing or damaged."""
     try:
         return unsealed(store.read(stage_key(index, kind, f"{name}.json")))
     except NotFoundError:
@@ -50,13 +50,13 @@ def read_stage(store: Store, index: str, kind: str, name: str) -> str | None:
 
 
 def read_unit(store: Store, index: str, unit: str) -> UnitOutcome | None:
-    """Return what is recorded of a finished unit, or None."""
+    """Return the outcome of a finished unit, or None."""
     text = read_stage(store, index, "units", unit)
     return None if text is None else UnitOutcome.from_json(text)
 
 
 def has_size(store: Store, key: str, size_bytes: int) -> bool:
-    """Return whether an object is there and has this size."""
+    """Return whether an object exists with this size."""
     try:
         return store.size(key) == size_bytes
     except NotFoundError:
@@ -64,22 +64,22 @@ def has_size(store: Store, key: str, size_bytes: int) -> bool:
 
 
 def has_hash(store: Store, key: str, sha256: str) -> bool:
-    """Return whether an object, which must be there, has this SHA-256."""
+    """Return whether an existing object has this SHA-256."""
     with store.open_file(key) as path:
         return _is_sound(path, sha256)
 
 
 def forget_unit(store: Store, index: str, unit: str) -> None:
-    """Remove the record that a unit is done, so that the next run does it again."""
+    """Remove a unit's record, so that the next run makes the unit again."""
     store.delete(stage_key(index, "units", f"{unit}.json"))
 
 
 @contextlib.contextmanager
 def open_embeddings(store: Store, index: str, unit: str) -> Iterator[Path]:
-    """Give the embeddings file of a unit, with its hash checked.
+    """Yield the path of a unit's embeddings file, with its hash checked.
 
     Raises:
-        StageDamagedError: it is missing or not what was written; the unit's record is removed.
+        StageDamagedError: the file is missing or damaged; the unit's record is removed.
 
     """
     key, outcome = embeddings_key(index, unit), read_unit(store, index, unit)
@@ -91,7 +91,7 @@ def open_embeddings(store: Store, index: str, unit: str) -> Iterator[Path]:
             problem = "is missing"
         if problem:
             forget_unit(store, index, unit)
-            raise StageDamagedError(f"{key} {problem}; run the build again, which makes it anew")
+            raise StageDamagedError(f"{key} {problem}; run the build again, which makes a new one")
         yield path
 
 

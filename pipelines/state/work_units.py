@@ -1,4 +1,4 @@
-"""Work units: the input cut into bounded pieces, each with a key that says whether its work is done already."""
+"""Work units: bounded pieces of the input, each with a key by which finished work is found."""
 
 from __future__ import annotations
 
@@ -15,33 +15,37 @@ from scannery.pipelines.sources import InputFile, Part, split_file
 __all__ = ["WorkUnit", "cut", "expected_rows", "group", "key_of", "unit_bytes"]
 
 FORMAT_VERSION = 1
-"""Part of every key: raise it when the same input would make other embeddings files."""
+"""Part of every key: raise it when the same input would produce different embeddings files."""
 
 MIN_UNIT_BYTES = 2**18
-"""Of text: about 700 passages of 128 tokens, seconds on two cores, so progress moves and a kill costs little."""
+"""Least size of a unit of texts: about 700 passages of 128 tokens, embedded in seconds on two cores, so that progress
+is visible and a kill costs little."""
 
 MIN_VECTOR_UNIT_BYTES = 2**24
-"""Of records with vectors, which are only read and written: smaller units would be mostly overhead."""
+"""Least size of a unit of vectors, which are only read and written: smaller units would be mostly overhead."""
 
 MAX_UNIT_BYTES = 32 * 2**20
-"""About 64,000 passages of 128 tokens: with 1,024 dimensions 260 MB of vectors, the most a worker holds."""
+"""Most a worker holds: about 64,000 passages of 128 tokens, with 1,024 dimensions 260 MB of vectors."""
 
 WANTED_UNITS = 512
 MAX_PARTS = 1024
 
-# Measured on transcripts: 4.4 bytes a token; less in other languages, where the estimate is then low.
+# Measured on transcripts; in languages with fewer bytes per token the estimate of passages is too low.
 BYTES_PER_TOKEN = 4.4
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkUnit:
-    """What one worker does in one go: read the parts, embed, write one embeddings file."""
+    """The task of one worker: read the parts, embed, write one embeddings file."""
 
     ordinal: int
     """Position in the input: of two records with one id, the one in the earlier unit wins."""
 
     key: str
+    """Hash of the parts and the recipe; names the unit's files."""
+
     parts: tuple[Part, ...]
+    """Parts of the input, in order."""
 
     def to_json(self) -> str:
         """Return the unit as the string that travels through Beam."""
@@ -55,9 +59,9 @@ class WorkUnit:
 
 
 def unit_bytes(files: Sequence[InputFile], spec: IndexSpec) -> int:
-    """Return how large a unit of this input should be: up to 32 MiB, so that there are about 500 at most.
+    """Return the size of a unit of this input in bytes, at most 32 MiB, for about 500 units.
 
-    It is a power of two, so that an input that grows seldom changes it; a change would cut every file anew.
+    It is a power of two, so that a growing input seldom changes it: a change would cut every file differently.
     """
     wanted = sum(file.size_bytes for file in files) / WANTED_UNITS
     least = MIN_UNIT_BYTES if spec.source.vector is None else MIN_VECTOR_UNIT_BYTES
@@ -71,9 +75,9 @@ def cut(files: Iterable[InputFile], limit: int) -> Iterator[Part]:
 
 
 def group(parts: Iterable[Part], limit: int, recipe: Mapping[str, Any]) -> list[WorkUnit]:
-    """Return the units: neighbouring parts together as long as they have at most `limit` bytes.
+    """Return the units: runs of neighbouring parts of at most `limit` bytes, or one larger part.
 
-    `recipe` is everything besides the input that decides what a unit's embeddings file holds.
+    `recipe` is everything besides the input that decides the content of a unit's embeddings file.
     """
     units: list[WorkUnit] = []
     pending: list[Part] = []
@@ -90,7 +94,7 @@ def group(parts: Iterable[Part], limit: int, recipe: Mapping[str, Any]) -> list[
 
 
 def expected_rows(parts: Iterable[Part], spec: IndexSpec) -> int:
-    """Return about how many datapoints the parts will make."""
+    """Return an estimate of the number of datapoints in the parts."""
     rows = 0.0
     for part in parts:
         rows += part.records if spec.source.chunk is None else _passages(part, spec)
@@ -98,7 +102,7 @@ def expected_rows(parts: Iterable[Part], spec: IndexSpec) -> int:
 
 
 def key_of(*values: object) -> str:
-    """Return the key of anything that JSON can write: 32 hex digits of BLAKE2b."""
+    """Return the key of values that JSON can represent: 32 hex digits of BLAKE2b."""
     text = json.dumps([FORMAT_VERSION, *values], sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 

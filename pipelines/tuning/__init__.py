@@ -1,1 +1,1 @@
-"""Queries that an index is tuned with, and the recall of a whole version."""
+"""Queries for tuning an index, and the recall of a whole version."""

@@ -1,8 +1,8 @@
-"""Queries to tune an index of texts for, made of the texts themselves.
+"""Queries for tuning an index of texts, made from the texts themselves.
 
-Stored vectors are no stand-in for what people ask: on 28,000 podcast passages, 67 of 336 leaves give stored vectors a
-recall@10 of 0.98, points between two of them 0.96, and the questions of TREC Podcasts 0.89. Short runs of words,
-encoded as queries, behave like those questions at every setting (docs/benchmarks/index.md has the table).
+Stored vectors are easier to find than the questions of users: on 28,000 podcast passages, with 67 of 336 leaves,
+recall@10 is 0.98 for stored vectors, 0.96 for points between two of them, and 0.89 for the questions of TREC Podcasts.
+Short runs of words, encoded as queries, behave like those questions at every setting (table: docs/benchmarks/index.md).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["QUESTIONS", "EncoderSource", "questions_of"]
 
 EncoderSource = Callable[[], "Encoder"]
-"""Gives the encoder, and loads it only then."""
+"""Returns the encoder, loading it on the first call."""
 
 QUESTIONS = 300
-"""Questions per segment: their recall has a standard error of about a hundredth."""
+"""Questions per segment: the standard error of their recall is about 0.01."""
 WORDS = 4
 _WORD = re.compile(r"\w[\w'’-]*")
 
@@ -31,7 +31,7 @@ _WORD = re.compile(r"\w[\w'’-]*")
 def questions_of(table: pa.Table, encoder: EncoderSource, *, seed: int = 0) -> np.ndarray | None:
     """Return query vectors, float32 `(at most QUESTIONS, dimensions)`, or None if the table has no texts.
 
-    The same table gives the same questions.
+    The same table and seed give the same questions.
     """
     texts = table.column("text")
     if texts.null_count == len(texts):
@@ -45,7 +45,7 @@ def questions_of(table: pa.Table, encoder: EncoderSource, *, seed: int = 0) -> n
 
 def _run(text: str, generator: np.random.Generator) -> str:
     words = _WORD.findall(text)
-    # Scripts that do not separate words have few of them here: then the text's own beginning has to do.
+    # Scripts without spaces give few words here: then the beginning of the text is the question.
     if len(words) <= WORDS:
         return text[:40]
     start = int(generator.integers(0, len(words) - WORDS + 1))

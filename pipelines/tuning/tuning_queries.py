@@ -1,12 +1,12 @@
-"""Queries that a user gives to tune an index for: read from a file once, kept in the store by their hash.
+"""Tuning queries given by a user: read from a file once, and stored in the index by their hash.
 
-    .npy                a matrix, a query in each row
-    .parquet            the column `vector`, `embedding` or `query`, else the first one of vectors or texts
-    .jsonl              a query in each line: a text, a vector, or an object that has one under such a name or `text`
-    anything else       texts, one in each line
+    .npy                a matrix, one query per row
+    .parquet            the column `vector`, `embedding` or `query`, else the first column of vectors or texts
+    .jsonl              one query per line: a text, a vector, or an object with one under those names or `text`
+    other endings       texts, one per line
 
-Texts are encoded as the queries that they are, with the encoder of the index. Half of the queries tune segments, and
-the other half, which no segment has seen, measures the recall of the whole index.
+Texts are encoded as queries, with the encoder of the index. Half of the queries tune the segments; the other half
+measures the recall of the whole index.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 MOST_QUERIES = 2000
-"""More are thinned out evenly: the tuner compares each of them with every row."""
+"""Longer files are sampled evenly: the tuner compares each query with every row."""
 
 _NAMES = ("vector", "embedding", "query", "text")
 
@@ -68,7 +68,7 @@ def read_queries(path: str | Path, encoder: PlannedEncoder | None) -> np.ndarray
 
 
 def write_queries(store: Store, index: str, queries_QD: np.ndarray, dimensions: int) -> str:
-    """Keep queries in the store, and return their key; CollectionError if they do not have these dimensions."""
+    """Store queries, float32 (Q, dimensions), and return their key; CollectionError for other dimensions."""
     if queries_QD.shape[1] != dimensions:
         raise CollectionError(
             f"queries: have {queries_QD.shape[1]} dimensions, the index has {dimensions}", field="queries"
@@ -81,11 +81,11 @@ def write_queries(store: Store, index: str, queries_QD: np.ndarray, dimensions: 
 
 
 def load_queries(store: Store, index: str, key: str) -> np.ndarray:
-    """Return the queries that `write_queries` kept.
+    """Return the queries that `write_queries` stored, float32 (Q, D).
 
     Raises:
-        NotFoundError: they are gone.
-        CorruptError: they are not what was written.
+        NotFoundError: the file is missing.
+        CorruptError: its content does not match its hash.
 
     """
     data = store.read(f"{index}/{key}")
@@ -95,17 +95,17 @@ def load_queries(store: Store, index: str, key: str) -> np.ndarray:
 
 
 def queries_of(manifest: Manifest) -> str | None:
-    """Return the key of the queries that a user had a version tuned for, or None."""
+    """Return the key of the user's queries that a version was tuned for, or None."""
     return manifest.recall.given_queries if manifest.recall else None
 
 
 def tuning_half(queries_QD: np.ndarray) -> np.ndarray:
-    """Return the queries that segments are tuned for."""
+    """Return the half of the queries that segments are tuned for."""
     return queries_QD[::2]
 
 
 def measuring_half(queries_QD: np.ndarray) -> np.ndarray:
-    """Return the queries that measure the whole index: the others, if there are any."""
+    """Return the other half, which measures the whole index; the same query if there is only one."""
     return queries_QD[1::2] if len(queries_QD) > 1 else queries_QD
 
 

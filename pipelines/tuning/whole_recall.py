@@ -1,9 +1,9 @@
-"""Recall of a whole version, measured before it is committed: what a search finds over all segments, merged.
+"""Recall of a whole version, measured before its commit by searches over all segments, merged.
 
-The tuner measures each segment for queries that it then chooses the settings by. Here all segments are asked together,
-for queries that none was tuned for: the half of the user's that was kept back, else questions made of other passages,
-else vectors near stored ones. Of an index that is one new segment the tuner has done the last already, while ScaNN
-trained.
+The tuner measures each segment with the queries that choose its settings. Here all segments are searched together with
+queries that no segment was tuned for: the other half of the user's queries, else questions made from other passages,
+else vectors near stored ones. For an index of one new segment the tuner has made the last measurement already, while
+ScaNN trained.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from scannery.pipelines.tuning.tuning_queries import load_queries, measuring_hal
 __all__ = ["MOST_BYTES", "with_fresh_recall", "with_whole_recall"]
 
 MOST_BYTES = 2 << 30
-"""Larger versions are not measured: one worker opens all segments for it, in seconds for each gigabyte. Opening is not
-lost where this machine also serves, since segments stay in its cache."""
+"""Larger versions are not measured: one worker opens all segments, which takes seconds per gigabyte. The opened
+segments stay in the machine's cache, so a server on the same machine opens them faster."""
 
 _SEED = 1
-"""Another one than the tuner's, so that questions come from other passages."""
+"""Differs from the tuner's seed, so that the questions come from other passages."""
 
 _LOG = logging.getLogger(__name__)
 
 
 def with_fresh_recall(manifest: Manifest, shards: Sequence[ShardOutcome]) -> Manifest:
-    """Return the manifest with the recall that its only segment was built with, if it is that."""
+    """Return the manifest with the recall measured while its only segment was built, if it has one new segment."""
     recall = manifest.recall
     if recall is None or recall.whole is not None or len(manifest.segments) != 1 or recall.target >= 1:
         return manifest
@@ -49,10 +49,10 @@ def with_fresh_recall(manifest: Manifest, shards: Sequence[ShardOutcome]) -> Man
 
 
 def with_whole_recall(manifest: Manifest, job: Job, store: Store, encoder: EncoderSource | None) -> Manifest:
-    """Return the manifest with the recall of all its segments together, where that is known or can be measured.
+    """Return the manifest with the recall of all its segments together, if it is known or can be measured.
 
     Raises:
-        CorruptError, NotFoundError: a segment cannot be opened, so nobody could serve the version.
+        CorruptError, NotFoundError: a segment cannot be opened, so the version could not be served.
 
     """
     recall = manifest.recall
@@ -60,7 +60,7 @@ def with_whole_recall(manifest: Manifest, job: Job, store: Store, encoder: Encod
         return manifest
     try:
         index = open_manifest(store, manifest)
-    except OSError as error:  # no room for the cache, which says nothing about the version
+    except OSError as error:  # no space for the cache, which is no fault of the version
         _LOG.warning("the recall of the whole index was not measured: %s", error)
         return manifest
     queries_QD = _queries(index, job, store, encoder)
@@ -82,7 +82,7 @@ def _queries(index: OpenIndex, job: Job, store: Store, encoder: EncoderSource | 
 
 
 def _sample(index: OpenIndex) -> pa.Table:
-    """Return the texts of some rows of each segment, as many as its share of all rows."""
+    """Return the texts of sampled rows, from each segment in proportion to its share of all rows."""
     generator, rows = np.random.default_rng(_SEED), index.manifest.rows
     samples = []
     for segment, rows_R in index.live_rows():

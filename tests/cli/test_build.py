@@ -111,7 +111,7 @@ def test_updates_say_what_changed_and_what_was_kept(corpus):
 
 
 def test_errors_are_those_of_the_pipeline(corpus):
-    with pytest.raises(InputNotFoundError, match="names no file"):
+    with pytest.raises(InputNotFoundError, match="matches no file"):
         run(corpus, "--input", str(corpus / "none*.jsonl"))
     (corpus / "bad.jsonl").write_text("{}\n")
     with pytest.raises(NothingToIndexError, match="missing_id"):

@@ -293,7 +293,7 @@ def test_the_table_names_errors_that_exist() -> None:
         assert hasattr(importlib.import_module(module), kind), name
 
 
-def test_what_nobody_expected_is_named_by_its_type() -> None:
+def test_an_unexpected_error_is_named_by_its_type() -> None:
     assert exit_code(KeyError("x")) == 5
     assert one_line(ZeroDivisionError("a\nb")) == "ZeroDivisionError: a b"
 

@@ -60,4 +60,4 @@ def test_what_goes_wrong_is_one_line(tmp_path, store, capsys, arguments, code, s
 def test_an_export_is_not_replaced_unasked(tmp_path, store, capsys):
     arguments = ["index", "export", "films", "--store", store, "--output", str(tmp_path / "films.parquet")]
     assert [main(arguments), main(arguments), main([*arguments, "--overwrite"])] == [0, 2, 0]
-    assert "films.parquet is there already" in capsys.readouterr().err
+    assert "films.parquet exists already" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`scannery keys`, and a server that asks for them, as somebody would type it."""
+"""`scannery keys`, and a server that requires them, through the command line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_key_from_its_making_to_its_end(
     output = capsys.readouterr()
     key = output.out.strip()
     assert key.startswith("scn_")
-    assert "only time" in output.err
+    assert "not shown again" in output.err
     assert main(["keys", "list", "--file", file, "--json"]) == 0
     [listed] = json.loads(capsys.readouterr().out)
     assert (listed["name"], listed["scopes"], listed["indexes"]) == ("web", ["read"], ["library"])

@@ -80,7 +80,7 @@ def test_seal_merge_snapshot_and_restore(
         client.index("library").upsert([point(i) for i in range(5)])  # type: ignore[misc]
     status, out, _ = run(capsys, "index", "show", "library", "--store", str(store))
     assert status == 0
-    assert "live updates: 1 mutations, up to 1, wait" in out
+    assert "live updates: 1 mutations, up to 1, in the log are not sealed" in out
     status, out, _ = run(capsys, "index", "seal", "library", "--store", str(store))
     assert status == 0
     assert "is at version 2: 1 mutations, 5 new rows, 0 rows replaced or deleted" in out
@@ -111,8 +111,8 @@ def test_a_log_that_an_earlier_release_made_is_shown(store: Path, capsys: pytest
         client.index("library").upsert([point(0)])  # type: ignore[list-item]
     (store / "library" / "log.json").unlink()  # earlier releases registered none
     status, out, _ = run(capsys, "index", "log", "library", "--store", str(store))
-    assert (status, "has a log that an earlier release made" in out, "no log" in out) == (0, True, False)
-    assert "1 mutations, up to 1, wait to be sealed" in out
+    assert (status, "has a log made by an earlier release" in out, "no log" in out) == (0, True, False)
+    assert "1 mutations, up to 1, are not sealed" in out
 
 
 def test_a_log_is_shown_and_forgotten(
@@ -124,7 +124,7 @@ def test_a_log_is_shown_and_forgotten(
         client.index("library").upsert([point(0)])  # type: ignore[list-item]
     status, out, _ = run(capsys, *log)
     assert (status, "has its live updates in the store." in out) == (0, True)
-    assert "1 mutations, up to 1, wait to be sealed" in out
+    assert "1 mutations, up to 1, are not sealed" in out
     assert f"written by SQLite {apsw.sqlite_lib_version()}" in out
     status, out, _ = run(capsys, *log, "--json")
     assert (status, json.loads(out)["status"]["mutations"]) == (0, 1)

@@ -135,7 +135,7 @@ def test_a_truncated_file_keeps_the_whole_rows_before_the_end(tmp_path, name, li
     assert len(ARRAYS[name]) * 0.4 < len(records) < len(ARRAYS[name]) * 0.6
     assert np.array_equal(stacked(records), ARRAYS[name][: len(records)])
     assert [(letter.reason, letter.message) for letter in letters] == [
-        ("damaged_file", f"the file ends within row {len(records) + 1}; it and what follows were not read")
+        ("damaged_file", f"the file ends within row {len(records) + 1}; this and later rows were not read")
     ]
 
 

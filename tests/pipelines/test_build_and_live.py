@@ -60,7 +60,7 @@ def test_a_build_replaces_what_was_written_before_it(store, write, spec, mode, e
     if elsewhere:  # an embedded client finds a log in the store only
         (tmp_path / "logs" / "vectors" / "log").rename(store.local_root / "vectors" / "log")
     wanted: dict[str, Any] = expected(*records)
-    found = rows_of(store) if elsewhere else served(store)  # nobody else is shown an index without its log
+    found = rows_of(store) if elsewhere else served(store)  # other processes refuse an index without its log
     assert found == wanted | ({"d30": tuple(LIVE)} if mode == "upsert" else {})
     assert not verify(store, "vectors").problems
 

@@ -87,7 +87,7 @@ def test_a_build_whose_lease_has_lapsed_publishes_nothing(store, write, monkeypa
 
     monkeypatch.setattr(leases.WorkLease, "keep_log", kept_too_long_ago)
     overtake(monkeypatch, lambda: sealed(store, "d1", delete=("d2",)))
-    with pytest.raises(StoreError, match="run it again"):
+    with pytest.raises(StoreError, match="Run it again"):
         run(store, path := write("b.jsonl", new := vector_records(0, 10, seed=1)), spec=SPEC)
     assert latest_version(store, "vectors") == 2
     wanted: dict[str, Any] = expected(*vector_records(0, 20)) | {"d1": tuple(LIVE)}

@@ -1,4 +1,4 @@
-"""`kill -9` at any moment: the next run completes, and the index is that of a build nobody disturbed."""
+"""`kill -9` at any moment: the next run completes, and the index is that of an undisturbed build."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_a_compaction_takes_along_what_was_mutated_meanwhile(store, worn, monkey
     assert rows_of(store) == worn
 
 
-def test_a_compaction_leaves_shards_that_somebody_has_rewritten(store, write, worn, monkeypatch):
+def test_a_compaction_leaves_shards_that_others_have_rewritten(store, write, worn, monkeypatch):
     path = write("b.jsonl", vector_records(0, 100, seed=1))
 
     def rebuilt() -> None:

@@ -26,12 +26,12 @@ if _version_not_supported:
 
 
 class EmbeddingServiceStub(object):
-    """Encodes texts. Served by encoder processes, which other servers can use instead of an encoder of their own, and by
-    servers of indexes. Which encoders there are is the server's choice: requests choose among these and name no files.
+    """Encodes texts. Served by encoder processes, which servers of indexes can use instead of a local encoder, and by servers
+    of indexes. The operator chooses the encoders; requests choose among these and name no files.
 
     Statuses: INVALID_ARGUMENT (the message names the field), NOT_FOUND (no such index), FAILED_PRECONDITION (no encoder
-    here is the one that is asked for, both are named; or the choice is left open), UNAVAILABLE (the encoder process
-    behind this server cannot be reached), RESOURCE_EXHAUSTED (overload, with a retry hint), DEADLINE_EXCEEDED, INTERNAL.
+    matches, with the wanted and the loaded ones named; or several match), UNAVAILABLE (the encoder process behind this
+    server cannot be reached), RESOURCE_EXHAUSTED (overload, with a retry delay), DEADLINE_EXCEEDED, INTERNAL.
     """
 
     def __init__(self, channel):
@@ -53,23 +53,23 @@ class EmbeddingServiceStub(object):
 
 
 class EmbeddingServiceServicer(object):
-    """Encodes texts. Served by encoder processes, which other servers can use instead of an encoder of their own, and by
-    servers of indexes. Which encoders there are is the server's choice: requests choose among these and name no files.
+    """Encodes texts. Served by encoder processes, which servers of indexes can use instead of a local encoder, and by servers
+    of indexes. The operator chooses the encoders; requests choose among these and name no files.
 
     Statuses: INVALID_ARGUMENT (the message names the field), NOT_FOUND (no such index), FAILED_PRECONDITION (no encoder
-    here is the one that is asked for, both are named; or the choice is left open), UNAVAILABLE (the encoder process
-    behind this server cannot be reached), RESOURCE_EXHAUSTED (overload, with a retry hint), DEADLINE_EXCEEDED, INTERNAL.
+    matches, with the wanted and the loaded ones named; or several match), UNAVAILABLE (the encoder process behind this
+    server cannot be reached), RESOURCE_EXHAUSTED (overload, with a retry delay), DEADLINE_EXCEEDED, INTERNAL.
     """
 
     def Embed(self, request, context):
-        """The vectors of texts. Queries of concurrent callers are encoded together, and the last ones are remembered.
+        """Returns the vectors of texts. Queries of concurrent callers are encoded in batches, and recent ones are cached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListEncoders(self, request, context):
-        """The encoders that there are.
+        """Returns the loaded and known encoders.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,12 +97,12 @@ def add_EmbeddingServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EmbeddingService(object):
-    """Encodes texts. Served by encoder processes, which other servers can use instead of an encoder of their own, and by
-    servers of indexes. Which encoders there are is the server's choice: requests choose among these and name no files.
+    """Encodes texts. Served by encoder processes, which servers of indexes can use instead of a local encoder, and by servers
+    of indexes. The operator chooses the encoders; requests choose among these and name no files.
 
     Statuses: INVALID_ARGUMENT (the message names the field), NOT_FOUND (no such index), FAILED_PRECONDITION (no encoder
-    here is the one that is asked for, both are named; or the choice is left open), UNAVAILABLE (the encoder process
-    behind this server cannot be reached), RESOURCE_EXHAUSTED (overload, with a retry hint), DEADLINE_EXCEEDED, INTERNAL.
+    matches, with the wanted and the loaded ones named; or several match), UNAVAILABLE (the encoder process behind this
+    server cannot be reached), RESOURCE_EXHAUSTED (overload, with a retry delay), DEADLINE_EXCEEDED, INTERNAL.
     """
 
     @staticmethod

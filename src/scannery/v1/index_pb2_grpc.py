@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class IndexServiceStub(object):
-    """Statuses are those of SearchService; besides, FAILED_PRECONDITION for a write condition that does not hold.
+    """Statuses are those of SearchService, and FAILED_PRECONDITION for a write condition that does not hold.
     """
 
     def __init__(self, channel):
@@ -63,39 +63,39 @@ class IndexServiceStub(object):
 
 
 class IndexServiceServicer(object):
-    """Statuses are those of SearchService; besides, FAILED_PRECONDITION for a write condition that does not hold.
+    """Statuses are those of SearchService, and FAILED_PRECONDITION for a write condition that does not hold.
     """
 
     def Upsert(self, request, context):
-        """Insert or replace datapoints. All of them or none: the first problem refuses the batch.
+        """Inserts or replaces datapoints, all or none: the first error refuses the batch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpsertStream(self, request_iterator, context):
-        """Batches as they come; each is acknowledged by itself, in order.
+        """Writes batches as they arrive; each is acknowledged separately, in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Delete(self, request, context):
-        """Delete datapoints or whole documents. Ids that do not exist are no error.
+        """Deletes datapoints or whole documents. Unknown ids are not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListIndexes(self, request, context):
-        """The indexes that this server serves, by name.
+        """Returns the indexes that this server serves, by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetIndex(self, request, context):
-        """One index: what it is, and its statistics.
+        """Returns one index with its statistics.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,7 +138,7 @@ def add_IndexServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class IndexService(object):
-    """Statuses are those of SearchService; besides, FAILED_PRECONDITION for a write condition that does not hold.
+    """Statuses are those of SearchService, and FAILED_PRECONDITION for a write condition that does not hold.
     """
 
     @staticmethod

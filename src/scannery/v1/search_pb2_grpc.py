@@ -26,12 +26,13 @@ if _version_not_supported:
 
 
 class SearchServiceStub(object):
-    """Answers queries. Every call sees one snapshot of one index: never a mix of versions.
+    """Answers queries. Every call sees one snapshot of one index.
 
     Statuses: INVALID_ARGUMENT (the message names the field), NOT_FOUND (index, or the id of a query),
-    UNIMPLEMENTED (a field or call that this server does not serve), FAILED_PRECONDITION (a text query where the index
-    has no usable encoder; LEXICAL or HYBRID where it has no words or sparse vectors; rerank without a reranker), RESOURCE_EXHAUSTED (overload, with a retry hint), DEADLINE_EXCEEDED, UNAVAILABLE, DATA_LOSS
-    (a damaged index), INTERNAL.
+    UNIMPLEMENTED (a field or call that this server does not support), FAILED_PRECONDITION (a text query to an index
+    without a usable encoder; LEXICAL or HYBRID without words or sparse vectors; rerank without a reranker),
+    RESOURCE_EXHAUSTED (overload, with a retry delay), DEADLINE_EXCEEDED, UNAVAILABLE, DATA_LOSS (a damaged index),
+    INTERNAL.
     """
 
     def __init__(self, channel):
@@ -63,38 +64,39 @@ class SearchServiceStub(object):
 
 
 class SearchServiceServicer(object):
-    """Answers queries. Every call sees one snapshot of one index: never a mix of versions.
+    """Answers queries. Every call sees one snapshot of one index.
 
     Statuses: INVALID_ARGUMENT (the message names the field), NOT_FOUND (index, or the id of a query),
-    UNIMPLEMENTED (a field or call that this server does not serve), FAILED_PRECONDITION (a text query where the index
-    has no usable encoder; LEXICAL or HYBRID where it has no words or sparse vectors; rerank without a reranker), RESOURCE_EXHAUSTED (overload, with a retry hint), DEADLINE_EXCEEDED, UNAVAILABLE, DATA_LOSS
-    (a damaged index), INTERNAL.
+    UNIMPLEMENTED (a field or call that this server does not support), FAILED_PRECONDITION (a text query to an index
+    without a usable encoder; LEXICAL or HYBRID without words or sparse vectors; rerank without a reranker),
+    RESOURCE_EXHAUSTED (overload, with a retry delay), DEADLINE_EXCEEDED, UNAVAILABLE, DATA_LOSS (a damaged index),
+    INTERNAL.
     """
 
     def Search(self, request, context):
-        """The best datapoints for one query.
+        """Returns the best datapoints for one query.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SearchMany(self, request, context):
-        """Many queries in one call; they share one snapshot, and cost far less than one by one.
+        """Answers many queries in one call, which share one snapshot and cost far less than separate calls.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SearchStream(self, request_iterator, context):
-        """Queries and answers as they come, matched by `tag`; an answer may overtake another. An error of one query is an
-        answer and does not end the stream. At most 1000 queries in flight.
+        """Answers queries as they arrive, matched by `tag`, in any order. An error of one query is an answer and does not end the
+        stream. At most 1000 queries in flight.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Datapoints by id.
+        """Returns datapoints by id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,12 +134,13 @@ def add_SearchServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SearchService(object):
-    """Answers queries. Every call sees one snapshot of one index: never a mix of versions.
+    """Answers queries. Every call sees one snapshot of one index.
 
     Statuses: INVALID_ARGUMENT (the message names the field), NOT_FOUND (index, or the id of a query),
-    UNIMPLEMENTED (a field or call that this server does not serve), FAILED_PRECONDITION (a text query where the index
-    has no usable encoder; LEXICAL or HYBRID where it has no words or sparse vectors; rerank without a reranker), RESOURCE_EXHAUSTED (overload, with a retry hint), DEADLINE_EXCEEDED, UNAVAILABLE, DATA_LOSS
-    (a damaged index), INTERNAL.
+    UNIMPLEMENTED (a field or call that this server does not support), FAILED_PRECONDITION (a text query to an index
+    without a usable encoder; LEXICAL or HYBRID without words or sparse vectors; rerank without a reranker),
+    RESOURCE_EXHAUSTED (overload, with a retry delay), DEADLINE_EXCEEDED, UNAVAILABLE, DATA_LOSS (a damaged index),
+    INTERNAL.
     """
 
     @staticmethod

@@ -87,7 +87,7 @@ def test_a_missing_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_judgements_that_fit_no_query_are_an_error() -> None:
-    with pytest.raises(CollectionError, match="do the ids of both files fit"):
+    with pytest.raises(CollectionError, match="do the ids of both files match"):
         evaluate({}, {"other": "text"}, JUDGEMENTS)
 
 
@@ -138,7 +138,7 @@ def test_queries_are_json_lines(tmp_path: Path) -> None:
     [
         ('{"_id": "a"}', "line 1: needs `text`"),
         ('{"text": "a"}', "line 1: needs `_id`"),
-        ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', "line 2: the id 'a' stands twice"),
+        ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', "line 2: the id 'a' occurs twice"),
         ("{", "line 1: is not JSON"),
         ("[]", "must be a JSON object, got list"),
         ("", "is empty"),

@@ -239,7 +239,7 @@ def test_an_export_never_mixes_with_what_is_there(tmp_path, films):
     with pytest.raises(OutputError, match=r"it has mine\.txt$"):
         export("films", films.uri, tmp_path / "films", overwrite=True)
     export("films", films.uri, tmp_path / "films.jsonl")
-    with pytest.raises(OutputError, match="is there already"):
+    with pytest.raises(OutputError, match="exists already"):
         export("films", films.uri, tmp_path / "films.jsonl")
     assert export("films", films.uri, tmp_path / "films.jsonl", overwrite=True).rows == ROWS
 

@@ -334,7 +334,7 @@ def test_what_has_no_place_in_the_layout_is_refused_before_the_start(batch, stor
     (batch / name).parent.mkdir(parents=True, exist_ok=True)
     (batch / name).write_text("x")
     with pytest.raises(
-        UnknownFormatError, match=r"the managed layout has files that end in \.json \.csv \.avro"
+        UnknownFormatError, match=r"the managed layout has only files that end in \.json \.csv \.avro"
     ):
         run(store, str(batch), spec=SPEC)
 

@@ -111,7 +111,7 @@ def test_what_is_too_large_or_exact_is_not_measured(store, write, monkeypatch):
 
 
 def test_one_new_segment_was_measured_by_its_tuner(store, write, monkeypatch):
-    monkeypatch.setattr(whole_recall, "open_manifest", None)  # whoever opens the index fails
+    monkeypatch.setattr(whole_recall, "open_manifest", None)  # opening the index fails
     spec = SPEC | {"shards": 1}
     report = run(store, write("a.jsonl", vector_records(0, 1200)), spec=spec)
     manifest = manifest_of(store)
