@@ -1,4 +1,4 @@
-"""Group commit: requests that come together are appended in one turn, and share its sync.
+"""Group commit: requests that come together are appended in one transaction, and share its sync.
 
 One thread per index appends. Whoever calls waits for the outcome, at most until its deadline; what is in the queue then
 is written all the same, as with every request whose answer gets lost.
@@ -31,7 +31,7 @@ END_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A request that waits for its turn."""
+    """A request that waits to be appended."""
 
     request: Request
     size_bytes: int
@@ -89,7 +89,7 @@ class Writer:
                 raise OverloadedError("too many writes are waiting", retry_after_s=RETRY_S) from None
         timeout_s = deadline.remaining_s
         try:
-            # A disk that hangs must not keep queries from their turns; and more writes share a sync.
+            # A disk that hangs must not keep queries from their permits; and more writes share a sync.
             with self._waiting():
                 return write.outcome.result(None if timeout_s == float("inf") else timeout_s)
         except CancelledError:
@@ -97,7 +97,7 @@ class Writer:
         except FutureTimeoutError:
             if write.outcome.cancel():
                 raise DeadlineError(
-                    "the deadline passed before it was the write's turn; nothing was written"
+                    "the deadline passed before the write was begun; nothing was written"
                 ) from None
             raise DeadlineError("the deadline passed while the write was being committed") from None
 

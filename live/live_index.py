@@ -20,9 +20,9 @@ from scannery.live.log.mutation_log import (
     LogGapError,
     LogHome,
     LogReplacedError,
+    LogTransaction,
     MutationLog,
     Request,
-    Turn,
 )
 from scannery.live.log.records import Mutation, encode, rows_fit
 from scannery.live.memtable import LiveState, apply, begin
@@ -280,12 +280,14 @@ class LiveIndex(Generic[SnapshotT]):
             log = self._writable_log()
             manifest = self._state.manifest
         answers: dict[int, Answer | Exception] = {}
-        with ExitStack() as turns:
-            # The turn first: a write that waits for it must not keep others from following the log.
-            turn = turns.enter_context(log.turn(after=manifest.log_sequence, index_id=manifest.index_id))
+        with ExitStack() as stack:
+            # The transaction first: a write that waits for its lock must not keep others from following the log.
+            transaction = stack.enter_context(
+                log.transaction(after=manifest.log_sequence, index_id=manifest.index_id)
+            )
             with self._lock:
-                with turns.pop_all():  # leaving it commits
-                    state = self._appended(turn, group, answers)
+                with stack.pop_all():  # leaving it commits
+                    state = self._appended(transaction, group, answers)
                 # Durable from here on, and visible before anybody hears of it.
                 self._publish(state)
         return answers
@@ -307,21 +309,22 @@ class LiveIndex(Generic[SnapshotT]):
         self._on_gap()
 
     def _appended(
-        self, turn: Turn, group: Sequence[Write], answers: dict[int, Answer | Exception]
+        self, transaction: LogTransaction, group: Sequence[Write], answers: dict[int, Answer | Exception]
     ) -> LiveState:
         """Append what the writes come to, and return the state after them; `answers` gets that of each write."""
-        if turn.position < self._state.manifest.log_sequence:
+        if transaction.position < self._state.manifest.log_sequence:
             raise LogGapError("the index has moved to a version that the log does not reach")
-        if turn.position < self._state.sequence:
+        if transaction.position < self._state.sequence:
             raise LogReplacedError(
-                f"the log ends at sequence {turn.position}, and had {self._state.sequence} before: it was replaced"
+                f"the log ends at sequence {transaction.position}, and had "
+                f"{self._state.sequence} before: it was replaced"
             )
-        state = state_after(self._state, turn.read(self._state.sequence))
+        state = state_after(self._state, transaction.read(self._state.sequence))
         pending: list[tuple[int, Mutation]] = []
         size_bytes = 0
         for number, write in enumerate(group):
             try:
-                known = turn.answer_of(write.request) if write.request.id else None
+                known = transaction.answer_of(write.request) if write.request.id else None
                 if known is not None:
                     answers[number] = known
                     continue
@@ -329,11 +332,11 @@ class LiveIndex(Generic[SnapshotT]):
                     state, pending = apply(state, pending), []
                 mutation, data, count = write.resolve(state)
                 # The index may have moved to another version since it was prepared.
-                mutation = rows_fit(mutation, state.manifest, sequence=turn.position + 1)
+                mutation = rows_fit(mutation, state.manifest, sequence=transaction.position + 1)
             except Exception as error:  # noqa: BLE001  it is this request's alone
                 answers[number] = error
                 continue
-            sequence = turn.append(data, request=write.request, count=count)
+            sequence = transaction.append(data, request=write.request, count=count)
             pending.append((sequence, mutation))
             size_bytes += len(data)
             answers[number] = Answer(sequence, count)

@@ -140,7 +140,7 @@ def upgrade(connection: apsw.Connection) -> None:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn the errors of SQLite into ours."""
+    """LogTransaction the errors of SQLite into ours."""
     try:
         yield
     except apsw.Error as error:

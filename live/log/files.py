@@ -1,6 +1,6 @@
 """The files of a mutation log beside its database: made, marked, locked.
 
-Only one process has the turn to append. Whose it is, is decided by `flock` on a file beside the database: it wakes up
+Only one process appends at a time. Which one is decided by `flock` on a file beside the database: it wakes up
 the next one at once, while SQLite's own lock is polled. The kernel frees it when its holder dies.
 
 All files are their owner's alone. A lock file that others can read is one that they can lock, and hold for ever.
@@ -134,7 +134,7 @@ def sync_folder(folder: Path, *, files: bool = True) -> None:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[int]:
-    """Hold the turn among the processes of this machine; gives the lock's file, for `mark`."""
+    """Hold the exclusive lock among the processes of this machine; gives the lock's file, for `mark`."""
     try:
         descriptor = open_private(path.with_name(TURN_FILE))
     except OSError as error:
@@ -144,7 +144,7 @@ def exclusive(path: Path) -> Iterator[int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield descriptor
     finally:
-        # To close it is not enough: a process that was forked meanwhile has it, too, and would keep the turn.
+        # To close it is not enough: a process that was forked meanwhile has it, too, and would keep the lock.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 

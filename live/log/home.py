@@ -101,7 +101,7 @@ class LogPlace:
             log = own = SqliteLog(self._path.parent, create=True)
         try:
             self._check_index(log, manifest)
-            with log.turn(after=0, index_id=manifest.index_id):
+            with log.transaction(after=0, index_id=manifest.index_id):
                 pass  # from here on it has an id
             log_id = log.identity().log_id
             assert log_id is not None

@@ -20,9 +20,9 @@ __all__ = [
     "LogHome",
     "LogIdentity",
     "LogReplacedError",
+    "LogTransaction",
     "MutationLog",
     "Request",
-    "Turn",
     "WrongLogError",
 ]
 
@@ -83,15 +83,15 @@ class WrongLogError(IndexerError):
     """
 
 
-class Turn(Protocol):
-    """The right to append. What is appended in a turn becomes durable together, when it ends."""
+class LogTransaction(Protocol):
+    """Appends to the log that become durable together, when the transaction ends. There is one at a time."""
 
     @property
     def position(self) -> int:
         """The last sequence."""
 
     def read(self, after: int) -> Sequence[LogEntry]:
-        """Return all entries after a sequence; nobody else appends during the turn."""
+        """Return all entries after a sequence; no other process appends during the transaction."""
 
     def answer_of(self, request: Request) -> Answer | None:
         """Return what the request was answered within the last hour, or None.
@@ -108,8 +108,10 @@ class Turn(Protocol):
 class MutationLog(Protocol):
     """Batches of mutations, numbered from 1 without gaps. Safe to use from several threads and processes."""
 
-    def turn(self, *, after: int, index_id: str | None = None) -> AbstractContextManager[Turn]:
-        """Wait for the turn to append, and commit at its end; an exception inside takes everything back.
+    def transaction(
+        self, *, after: int, index_id: str | None = None
+    ) -> AbstractContextManager[LogTransaction]:
+        """Wait for the exclusive lock, and commit at the end; an exception inside rolls back.
 
         Args:
             after: sequences up to this one were used already, whatever the log knows of them.
@@ -159,7 +161,7 @@ class MutationLog(Protocol):
         """Remove the entries up to a sequence, and give back their space."""
 
     def tidy(self) -> None:
-        """Do what has to be done now and then and would hold up a commit; called after commits, outside of a turn."""
+        """Do periodic work that would hold up a commit; called after commits, outside of a transaction."""
 
     def close(self) -> None:
         """Let go of files."""

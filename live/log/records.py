@@ -122,7 +122,7 @@ def encoder_digest(manifest: Manifest) -> str | None:
 def with_words(mutation: Mutation, spec: IndexSpec) -> Mutation:
     """Return a mutation whose rows have the words that the index has of them.
 
-    It takes long for long texts, so it is done before a write's turn, and what it comes to is in the record.
+    It takes long for long texts, so it is done before the write's transaction, and what it comes to is in the record.
     """
     rules = None if spec.lexical is None else spec.lexical.rules
     if mutation.words == rules:

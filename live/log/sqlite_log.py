@@ -36,8 +36,8 @@ from scannery.live.log.files import (
 )
 from scannery.live.log.forks import check_not_inherited, no_forks, watch_forks
 from scannery.live.log.mutation_log import LogEntry, LogIdentity, LogReplacedError, WrongLogError
-from scannery.live.log.turn import (
-    SqliteTurn,
+from scannery.live.log.transaction import (
+    SqliteTransaction,
     adopt,
     entries_after,
     identify,
@@ -100,8 +100,8 @@ class SqliteLog:
                 raise LogReplacedError(f"the mutation log {self.path} was replaced while it was opened")
 
     @contextmanager
-    def turn(self, *, after: int, index_id: str | None = None) -> Iterator[SqliteTurn]:
-        """Wait for the turn to append; see MutationLog."""
+    def transaction(self, *, after: int, index_id: str | None = None) -> Iterator[SqliteTransaction]:
+        """Wait for the lock, and append in a transaction; see MutationLog."""
         self._check_file()
         with self._write_lock, exclusive(self.path) as lock, explained(self.path):
             self._check_file()
@@ -115,14 +115,14 @@ class SqliteLog:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 log_id = adopt(connection, index_id)
-                turn = SqliteTurn(connection, after, self._clock)
-                yield turn
-                turn.forget_answers()
+                transaction = SqliteTransaction(connection, after, self._clock)
+                yield transaction
+                transaction.forget_answers()
                 connection.execute("COMMIT")
                 # Again: nothing is to be acknowledged that went into a file without a name.
                 self._check_file()
-                mark(lock, turn.position, log_id)
-                self._unchecked_bytes += turn.appended_bytes
+                mark(lock, transaction.position, log_id)
+                self._unchecked_bytes += transaction.appended_bytes
             except BaseException:
                 # Whether a commit that failed took place is not known; a new connection will see.
                 self._writer = None
@@ -223,7 +223,7 @@ class SqliteLog:
             return truncated_of(self._reading())
 
     def truncate(self, up_to: int) -> None:
-        """Remove the entries up to a sequence, few at a time, so that nobody waits long for a turn."""
+        """Remove the entries up to a sequence, few at a time, so that nobody waits long for the lock."""
         if self.truncated() >= up_to:
             return
         while (low := self.truncated()) < up_to:
@@ -231,8 +231,8 @@ class SqliteLog:
         self.checkpoint(truncate=True)
 
     def _truncate_some(self, up_to: int) -> None:
-        with self.turn(after=0) as turn:
-            turn.truncate(up_to)
+        with self.transaction(after=0) as transaction:
+            transaction.truncate(up_to)
 
     def size_bytes(self) -> int:
         """Return the bytes of all files of the log."""
@@ -279,7 +279,7 @@ class SqliteLog:
                 target.close()
 
     def close(self) -> None:
-        """Close the connections; one that waits for its turn is left to the end of the process."""
+        """Close the connections; one whose transaction has not begun is left to the end of the process."""
         with self._read_lock:
             self._closed = True
             self._close_reader()

@@ -105,7 +105,7 @@ def test_a_child_does_not_keep_a_lock_after_the_death_of_its_parent(
     told, tell = os.pipe()
     said, say = os.pipe()
     if not (parent := os.fork()):
-        with suppress(BaseException), SqliteLog(folder).turn(after=0):
+        with suppress(BaseException), SqliteLog(folder).transaction(after=0):
             if not os.fork():
                 os.close(tell)
                 os.write(say, b".")

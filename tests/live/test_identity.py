@@ -142,8 +142,11 @@ def test_another_log_of_the_same_index_is_told_from_its_own(path: Path, fast: Pa
     index_id = read_manifest(Store.open(path), "live").index_id
     with opened(path, fast) as catalog:
         write(catalog, "a")
-    with closing(SqliteLog(log_of(path), create=True)) as log, log.turn(after=0, index_id=index_id) as turn:
-        turn.append(b"what an earlier release may have written")
+    with (
+        closing(SqliteLog(log_of(path), create=True)) as log,
+        log.transaction(after=0, index_id=index_id) as transaction,
+    ):
+        transaction.append(b"what an earlier release may have written")
     with (
         opened(path) as catalog,
         pytest.raises(WrongLogError, match=f"not the one .* uses, which is in {fast}"),
@@ -153,15 +156,15 @@ def test_another_log_of_the_same_index_is_told_from_its_own(path: Path, fast: Pa
 
 def test_a_log_is_compared_with_the_index_in_every_turn(path: Path) -> None:
     with closing(SqliteLog(log_of(path), create=True)) as log:
-        with log.turn(after=0, index_id="a" * 32) as turn:
-            assert turn.append(b"one") == 1
+        with log.transaction(after=0, index_id="a" * 32) as transaction:
+            assert transaction.append(b"one") == 1
         with (
             pytest.raises(LogReplacedError, match=f"with id {'a' * 32}"),
-            log.turn(after=0, index_id="b" * 32),
+            log.transaction(after=0, index_id="b" * 32),
         ):
             pass
-        with log.turn(after=0, index_id="a" * 32) as turn:
-            assert turn.append(b"two") == 2
+        with log.transaction(after=0, index_id="a" * 32) as transaction:
+            assert transaction.append(b"two") == 2
 
 
 def test_of_two_logs_that_begin_at_once_one_is_taken(path: Path, fast: Path) -> None:
@@ -395,8 +398,8 @@ def test_a_turn_that_ends_in_a_file_without_a_name_is_not_acknowledged(path: Pat
     with opened(path) as catalog:
         write(catalog, "a")
     log = SqliteLog(log_of(path))
-    with pytest.raises(LogReplacedError, match="removed"), log.turn(after=0) as turn:
-        turn.append(b"b")
+    with pytest.raises(LogReplacedError, match="removed"), log.transaction(after=0) as transaction:
+        transaction.append(b"b")
         log_of(path).rename(tmp_path / "moved")
     log.close()
 

@@ -1,4 +1,4 @@
-"""What is read and written inside of a turn: records, answers, and which log it is."""
+"""What is read and written inside of a transaction: records, answers, and which log it is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scannery.runtime.errors import InvalidRequestError
 
 __all__ = [
     "KEEP_ANSWERS_S",
-    "SqliteTurn",
+    "SqliteTransaction",
     "adopt",
     "entries_after",
     "identify",
@@ -35,8 +35,8 @@ KEEP_ANSWERS_S = 3600.0
 _SEPARATOR = "\0"
 
 
-class SqliteTurn:
-    """A `Turn` in a transaction."""
+class SqliteTransaction:
+    """A `LogTransaction` in a transaction of SQLite."""
 
     def __init__(self, connection: apsw.Connection, after: int, clock: Callable[[], float]) -> None:
         self._connection = connection
@@ -50,11 +50,11 @@ class SqliteTurn:
             self.position = after
 
     def read(self, after: int) -> Sequence[LogEntry]:
-        """Return all entries after a sequence; see Turn."""
+        """Return all entries after a sequence; see LogTransaction."""
         return entries_after(self._connection, after, None)
 
     def answer_of(self, request: Request) -> Answer | None:
-        """Return what the request was answered; see Turn."""
+        """Return what the request was answered; see LogTransaction."""
         # Answers of logs of format 1 have neither a caller nor a digest.
         row = self._connection.execute(
             "SELECT sequence, count, digest FROM answers "
@@ -73,7 +73,7 @@ class SqliteTurn:
         return Answer(sequence, count)
 
     def append(self, data: bytes, *, request: Request | None = None, count: int = 0) -> int:
-        """Append a batch and return its sequence; see Turn."""
+        """Append a batch and return its sequence; see LogTransaction."""
         sequence = self.position + 1
         self._connection.execute(
             "INSERT INTO records VALUES (?, ?, ?)", (sequence, _checksum(sequence, data), data)
@@ -102,7 +102,7 @@ class SqliteTurn:
 
 
 def adopt(connection: apsw.Connection, index_id: str | None) -> str:
-    """Make the log that of an index, inside of a turn, and return the log's own id.
+    """Make the log that of an index, inside of a transaction, and return the log's own id.
 
     Raises:
         LogReplacedError: it is of another index.
