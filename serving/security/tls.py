@@ -64,7 +64,7 @@ class TlsSockets:
         self._files = Watched("certificate", _files(config), self._read, every_s=0)
 
     def wrap(self, accepted: socket.socket) -> socket.socket:
-        """Return a TLS socket before its handshake; raises OSError."""
+        """Return a TLS socket, whose handshake is still to be done; raises OSError."""
         self._files.look()
         return self._files.value.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
 
