@@ -1,6 +1,6 @@
-"""What is to be written, as rows: texts are cut and encoded here, before anybody waits for a turn.
+"""Prepare a write as rows: chunk and encode texts before the write's transaction.
 
-Shapes: P pieces of all datapoints, D dimensions.
+Shapes: P passages of all datapoints, D dimensions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Encoders", "IndexEncoder", "PreparedUpsert", "prepare"]
 SPEAKERS = "speakers"
 """The attribute that the chunker fills, as in a build."""
 ENCODE_AT_ONCE = 64
-"""Documents between two looks at the deadline."""
+"""Documents between two checks of the deadline."""
 
 
 class IndexEncoder(Protocol):
@@ -44,52 +44,58 @@ class IndexEncoder(Protocol):
 
     @property
     def documents(self) -> DocumentEncoder:
-        """What encodes documents."""
+        """Encoder of documents."""
 
     def chunker(self, chunk: ChunkSpec) -> Chunker:
-        """Return what cuts texts as a spec says."""
+        """Return the chunker for a spec."""
 
 
 class Encoders(Protocol):
-    """Where the encoder of an index is found."""
+    """Finds the encoder of an index."""
 
     def encoder_of(self, manifest: Manifest, *, field: str) -> IndexEncoder:
-        """Return it; EncoderUnavailableError if there is none, with `field` as what needs it."""
+        """Return the encoder; EncoderUnavailableError for `field` (of the request) if there is none."""
 
 
 @dataclass(frozen=True)
 class PreparedUpsert:
-    """A batch that needs nothing more than the state that it comes upon."""
+    """A batch that is ready to be resolved against the state of the index."""
 
     mutation: Mutation
     """The datapoints that are replaced whole."""
     partial: tuple[UpsertItem, ...]
-    """Those of which only some fields change."""
+    """Items that change only some fields."""
     conditional: tuple[UpsertItem, ...]
-    """Those with a condition."""
+    """Items with a condition."""
     known: KnownTerms = field(default_factory=dict, compare=False)
-    """Words of rows that change in part, found before the turn; what changes meanwhile is looked at in it."""
+    """Terms of partially updated rows, found before the transaction; it redoes those of rows that change meanwhile."""
 
     @property
     def needs_state(self) -> bool:
-        """Whether what is written depends on what there is."""
+        """Whether the mutation depends on the state of the index."""
         return bool(self.partial or self.conditional)
 
     @cached_property
     def encoded(self) -> bytes:
-        """The mutation as a record, for batches that do not need the state."""
+        """The record of the mutation, for batches that do not need the state."""
         return encode(self.mutation)
 
 
 def prepare(
     given: Sequence[UpsertItem], manifest: Manifest, encoders: Encoders, deadline: Deadline
 ) -> PreparedUpsert:
-    """Return the rows of the datapoints that are replaced whole, and what to do about the others.
+    """Return the rows of the datapoints that are replaced whole, and the items that need the state.
+
+    Args:
+        given: the validated items.
+        manifest: of the index.
+        encoders: finds the encoder, if an item has text and no vector.
+        deadline: checked before each ENCODE_AT_ONCE documents.
 
     Raises:
-        InvalidRequestError: a text that the encoder refuses; two datapoints that share a row.
-        EncoderUnavailableError: a text, and no encoder that could encode it.
-        DeadlineError
+        InvalidRequestError: the encoder refuses a text, or two datapoints share a row.
+        EncoderUnavailableError: a text must be encoded, and the index has no usable encoder.
+        DeadlineError: the deadline passed.
 
     """
     replaced = [item for item in given if not item.mask]

@@ -1,4 +1,4 @@
-"""What a write asks for, after it was checked: datapoints to write, or ids to delete.
+"""Validated writes: datapoints to upsert, or ids to delete.
 
 Shape: D dimensions.
 """
@@ -16,18 +16,18 @@ __all__ = ["Condition", "Deletion", "UpsertItem"]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """When a write may happen."""
+    """Condition of a write."""
 
     revision: int | None
-    """Only if the stored one is this; None: only if there is no such datapoint."""
+    """Required revision of the stored datapoint; None: the datapoint must not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpsertItem:
-    """One datapoint to write, as the request has it."""
+    """One datapoint of a request."""
 
     path: str
-    """What it is called in errors."""
+    """Its place in the request, for errors."""
     id: str
     document_id: str
     title: str | None
@@ -35,21 +35,21 @@ class UpsertItem:
     payload: str | None
     """JSON text."""
     attributes: Mapping[str, Any]
-    """Typed; those that are not set are None."""
+    """All attributes of the index, typed; None: not set."""
     span: tuple[int | None, int | None, float | None, float | None] | None
-    """Where the text stands in its document: text_start, text_end, time_start_s, time_end_s."""
+    """Place of the text in its document: text_start, text_end, time_start_s, time_end_s."""
     vector: np.ndarray | None
     """float32 (D,)."""
     sparse: tuple[np.ndarray, np.ndarray] | None = None
     """Indices and values of a sparse vector."""
     mask: tuple[str, ...] = ()
-    """Fields to change of an existing datapoint; none: replace it whole."""
+    """Fields of an existing datapoint to change; empty: replace the datapoint."""
     condition: Condition | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """What a request wants deleted."""
+    """A request to delete datapoints by id and by document."""
 
     ids: tuple[str, ...]
     document_ids: tuple[str, ...]

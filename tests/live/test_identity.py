@@ -614,6 +614,6 @@ def test_writes_to_an_index_whose_place_another_has_taken_are_refused(
         path.rename(tmp_path / "aside")
         (tmp_path / "back").rename(path)
         catalog.refresh()
-        with pytest.raises(StoreError, match="made anew or restored"):
+        with pytest.raises(StoreError, match="created again or restored"):
             write(catalog, "lost")
         assert ids(catalog, "a") == [True]
