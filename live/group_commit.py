@@ -21,7 +21,7 @@ from scannery.live.memtable import LiveState
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ClosedError, DeadlineError, OverloadedError
 
-__all__ = ["Outcome", "Write", "Writer"]
+__all__ = ["Write", "Writer"]
 
 MAX_QUEUED = 128
 """Writes; further ones are refused with `retry_after_s` RETRY_S."""
@@ -44,9 +44,6 @@ class Write:
     resolve: Callable[[LiveState], tuple[Mutation, bytes, int]]
     """From the state before the write to the mutation, its record, and the number of datapoints written or deleted."""
     outcome: Future[Answer] = field(default_factory=Future)
-
-
-Outcome = Future[Answer]
 
 
 class Writer:

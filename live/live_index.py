@@ -276,8 +276,8 @@ class LiveIndex(Generic[SnapshotT]):
                 write.outcome.set_exception(answer)
             else:
                 write.outcome.set_result(answer)
-        if self._log is not None:
-            self._tidy(self._log)
+        if (log := self._log) is not None:
+            log.tidy()
 
     def _append_group(self, group: Sequence[Write]) -> dict[int, Answer | Exception]:
         """Append and publish the writes of a group; return the response to each, by its place in the group."""
@@ -346,12 +346,6 @@ class LiveIndex(Generic[SnapshotT]):
             size_bytes += len(data)
             answers[number] = Answer(sequence, count)
         return apply(state, pending).logged(size_bytes)
-
-    def _tidy(self, log: MutationLog) -> None:
-        try:
-            log.tidy()
-        except (IndexerError, ReadOnlyError) as error:
-            _LOG.warning("index %s: %s", self._state.manifest.index, error)
 
     def _open_log(self) -> MutationLog | None:
         """Return the log, None if there is none; a log that another process created is checked first."""

@@ -102,7 +102,7 @@ def begin(index: OpenIndex) -> LiveState:
 def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveState:
     """Return the state after further mutations.
 
-    They are applied together, so many small ones cost little more than one large one.
+    They are applied together: many small ones cost little more than one large one.
 
     Args:
         state: the state before them.

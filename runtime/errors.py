@@ -61,6 +61,10 @@ class ServingError(Exception):
         self.field = field
         self.retry_after_s = retry_after_s
 
+    def __str__(self) -> str:
+        # OSError, a base of some of these, formats its arguments differently.
+        return self.message
+
 
 class InvalidRequestError(ServingError, ValueError):
     """A field of the request is invalid; repeating the request cannot succeed."""
@@ -89,10 +93,6 @@ class EncoderUnavailableError(ServingError):
 
 class EncoderUnreachableError(ServingError, ConnectionError):
     """The encoder process does not respond; requests without text still succeed."""
-
-    def __str__(self) -> str:
-        # OSError formats its arguments differently.
-        return self.message
 
 
 class LexicalUnavailableError(ServingError):
@@ -133,10 +133,6 @@ class ConfigError(ServingError, ValueError):
 
 class BindError(ServingError, OSError):
     """The server cannot listen on the address."""
-
-    def __str__(self) -> str:
-        # OSError formats its arguments differently.
-        return self.message
 
 
 class ClosedError(ServingError):

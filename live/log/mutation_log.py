@@ -166,7 +166,7 @@ class MutationLog(Protocol):
         """Remove the entries up to a sequence, and free their space."""
 
     def tidy(self) -> None:
-        """Do periodic work that would hold up a commit; called after commits, outside of a transaction."""
+        """Do periodic work that would hold up a commit; called after commits, outside of a transaction. Logs errors."""
 
     def close(self) -> None:
         """Close the log's files."""

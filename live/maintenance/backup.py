@@ -98,7 +98,7 @@ def snapshot(store: Store, index: str, target: Store, *, log_root: Path | None =
             size_bytes += copy.stat().st_size
             register(target, index, fork.log_id, None)
         # Last: the manifest makes the copy visible.
-        _publish(target, fork.manifest)
+        target.create(manifest_key(index, manifest.version), fork.manifest.to_json())
     return _report(manifest, sequence, size_bytes, with_log=sequence > manifest.log_sequence)
 
 
@@ -139,7 +139,7 @@ def restore(backup: Store, index: str, store: Store, *, log_root: Path | None = 
             sequence = max(sequence, _place_log(path, folder, fork))
             register(store, index, fork.log_id, folder)
             size_bytes += path.stat().st_size
-    _publish(store, fork.manifest)
+    store.create(manifest_key(index, manifest.version), fork.manifest.to_json())
     return _report(manifest, sequence, size_bytes, with_log=sequence > manifest.log_sequence)
 
 
@@ -264,10 +264,6 @@ def _place_log(path: Path, folder: Path, fork: _Fork) -> int:
         return log.position()
     finally:
         log.close()
-
-
-def _publish(store: Store, manifest: Manifest) -> None:
-    store.create(manifest_key(manifest.index, manifest.version), manifest.to_json())
 
 
 def _log_key(index: str) -> str:

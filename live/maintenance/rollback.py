@@ -18,8 +18,8 @@ __all__ = ["rollback"]
 def rollback(store: Store, index: str, version: int, *, log_root: Path | None = None) -> Manifest:
     """Publish the content of an earlier version as a new one, and return its manifest.
 
-    Mutations sealed since then are undone, unless the current version is damaged and the log still has all of them: then
-    they are applied again. Raises as `scannery.indexer.rollback`, and as opening the log.
+    Mutations sealed since then are undone, unless the current version is damaged and the log still has all of them:
+    then they are applied again. Raises as `scannery.indexer.rollback`, and as opening the log.
 
     Args:
         store: of the index.

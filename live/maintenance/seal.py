@@ -132,8 +132,9 @@ def _sealed(
             log_sequence=state.sequence,
             documents=_documents_left(state, dead_rows),
         )
+        statistics = {"mode": "live", "mutations": state.mutations, "builds": parent.builds}
         try:
-            published = commit(store, _described(manifest, state))
+            published = commit(store, manifest.model_copy(update={"statistics": statistics}))
         except AlreadyExistsError:
             if attempt + 1 == MAX_ATTEMPTS:
                 raise
@@ -196,8 +197,3 @@ def _died(segment: Segment, before: AllowedRows | None, now: AllowedRows | None)
     if now is before or now is None:
         return np.empty(0, np.int64)
     return np.flatnonzero(~now.mask_N if before is None else before.mask_N & ~now.mask_N)
-
-
-def _described(manifest: Manifest, state: LiveState) -> Manifest:
-    statistics = {"mode": "live", "mutations": state.mutations, "builds": state.manifest.builds}
-    return manifest.model_copy(update={"statistics": statistics})

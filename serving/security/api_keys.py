@@ -18,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from scannery.runtime.errors import ConfigError
-from scannery.serving.security.principal import SCOPES, Principal, Scope
+from scannery.serving.security.principal import ALL_INDEXES, SCOPES, Principal, Scope
 from scannery.serving.security.private_files import locked, read_private, replaced
 
 __all__ = ["PREFIX", "ApiKey", "KeyFile", "KeyRing"]
 
 PREFIX = "scn_"
-ALL_INDEXES = "*"
-"""Value of `indexes` in the file for a key that opens all indexes."""
 _KEY = re.compile(r"scn_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})")
 _INDEX = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -120,7 +118,10 @@ class KeyFile:
         """
         data = read_private(self.path, "keys_file")
         try:
-            return [_parse_key(item) for item in json.loads(data)["keys"]]
+            return [
+                ApiKey(**{**item, "scopes": _scopes(item["scopes"]), "indexes": _indexes(item)})
+                for item in json.loads(data)["keys"]
+            ]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = error.args[0] if isinstance(error, ConfigError) else type(error).__name__
             raise ConfigError(
@@ -187,10 +188,6 @@ class KeyFile:
             {**asdict(key), "indexes": ALL_INDEXES if key.indexes is None else key.indexes} for key in keys
         ]
         replaced(self.path, json.dumps({"keys": items}, indent=1))
-
-
-def _parse_key(item: dict[str, Any]) -> ApiKey:
-    return ApiKey(**{**item, "scopes": _scopes(item["scopes"]), "indexes": _indexes(item)})
 
 
 def _indexes(item: dict[str, Any]) -> tuple[str, ...] | None:

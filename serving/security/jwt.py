@@ -13,7 +13,7 @@ from collections import OrderedDict
 from typing import Any
 
 from scannery.runtime.errors import ConfigError
-from scannery.serving.security.principal import SCOPES, Principal
+from scannery.serving.security.principal import ALL_INDEXES, SCOPES, Principal
 from scannery.serving.security.private_files import read_private
 
 __all__ = ["TokenVerifier"]
@@ -24,7 +24,6 @@ MAX_TOKEN_BYTES = 8192
 CACHED_TOKENS = 1024
 LEEWAY_S = 30
 """Tolerated difference between the clocks of issuer and server."""
-ALL_INDEXES = "*"
 MIN_RSA_BITS = 2048
 MAX_NAME = 64
 """Characters of a caller's name."""

@@ -7,12 +7,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["ANONYMOUS", "CURRENT", "SCOPES", "Principal", "Scope"]
+__all__ = ["ALL_INDEXES", "ANONYMOUS", "CURRENT", "SCOPES", "Principal", "Scope"]
 
 Scope = Literal["read", "write", "admin"]
 """No scope includes another: a key with `write` alone cannot read."""
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+ALL_INDEXES = "*"
+"""Stands for all indexes in key files and tokens."""
 
 
 @dataclass(frozen=True, slots=True)

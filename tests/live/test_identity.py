@@ -248,7 +248,7 @@ def test_another_database_beside_the_lock_file_is_refused(path: Path, tmp_path: 
     shutil.copy(log_of(other) / "log.sqlite", log_of(path) / "log.sqlite")
     with closing(SqliteLog(log_of(path))) as log, pytest.raises(WrongLogError, match=r"turn\.lock"):
         log.acknowledged()
-    with opened(path) as catalog, pytest.raises(WrongLogError, match="not of the index"):
+    with opened(path) as catalog, pytest.raises(WrongLogError, match="does not belong to"):
         catalog.snapshot("live")
 
 
@@ -259,7 +259,7 @@ def test_the_log_of_a_former_index_is_not_applied_to_a_new_one(
         write(catalog, "a")
     shutil.rmtree(path)
     make_store(tmp_path, rows(1))
-    with opened(path, fast) as catalog, pytest.raises(WrongLogError, match="not of the index"):
+    with opened(path, fast) as catalog, pytest.raises(WrongLogError, match="does not belong to"):
         catalog.snapshot("live")
     fast.rename(tmp_path / "put away")
     with opened(path, fast) as catalog:
@@ -282,7 +282,7 @@ def test_a_restored_index_is_another_one_and_its_log_too(path: Path, tmp_path: P
         with opened(folder) as catalog:
             assert ids(catalog, "a", "later") == [True, later]
             assert write(catalog, "b") == 2 + later
-    with opened(tmp_path / "back", path) as catalog, pytest.raises(WrongLogError, match="not of the index"):
+    with opened(tmp_path / "back", path) as catalog, pytest.raises(WrongLogError, match="does not belong to"):
         catalog.snapshot("live")
 
 
@@ -535,7 +535,7 @@ def test_a_log_of_early_days_is_not_of_an_index_that_was_made_since(path: Path) 
         write(catalog, "a")
     of_early_days(path)
     Store.open(path).write("live/versions/00000001.json", manifest.to_json())
-    with opened(path) as catalog, pytest.raises(WrongLogError, match="not of the index"):
+    with opened(path) as catalog, pytest.raises(WrongLogError, match="does not belong to"):
         catalog.snapshot("live")
 
 
