@@ -14,7 +14,7 @@ __all__ = ["Deadline"]
 
 @dataclass(frozen=True)
 class Deadline:
-    """The time after which the caller no longer waits for the response."""
+    """The moment until which the caller waits for the answer."""
 
     at_s: float
     """In seconds of `clock`; infinite: no deadline."""
@@ -22,7 +22,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> Deadline:
-        """Return the deadline `seconds` from now; None: no deadline."""
+        """Return the deadline in `seconds` from now; None: never."""
         return cls(math.inf if seconds is None else clock() + seconds, clock)
 
     @property

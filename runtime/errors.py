@@ -76,7 +76,7 @@ class InvalidRequestError(ServingError, ValueError):
 
 
 class UnknownIndexError(ServingError, LookupError):
-    """The server has no such index."""
+    """No such index is served."""
 
 
 class UnknownDatapointError(ServingError, LookupError):
@@ -120,7 +120,7 @@ class ReadOnlyError(ServingError):
 
 
 class UnauthenticatedError(ServingError):
-    """Credentials are missing or invalid. The message is the same for every method."""
+    """No credentials, or wrong ones. The message is the same for each request."""
 
 
 class PermissionDeniedError(ServingError):
