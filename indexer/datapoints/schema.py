@@ -213,8 +213,8 @@ def _float(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (str, int, float, np.number)):
         raise TypeError
     number = float(value)
-    if math.isnan(number):
-        raise ValueError  # NaN has no order, so no filter could find it
+    if not math.isfinite(number):
+        raise ValueError  # NaN has no order, and JSON has neither
     return number
 
 
@@ -254,7 +254,7 @@ _ARTICLES: dict[AttributeType, str] = {
     "string": "a string",
     "string_list": "a list of strings",
     "int": "a 64-bit integer",
-    "float": "a number",
+    "float": "a finite number",
     "bool": "true or false",
     "timestamp": "a timestamp (ISO 8601, or seconds since 1970)",
 }
