@@ -1,17 +1,14 @@
-"""What a write asks for, after it was checked: datapoints to write, or ids to delete.
-
-Shape: D dimensions.
-"""
+"""What a write asks for, after it was checked: datapoints to write, or ids to delete."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 
-__all__ = ["Condition", "Deletion", "UpsertItem"]
+__all__ = ["Condition", "Conditional", "Deletion", "PartialUpdate", "Upserts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +19,37 @@ class Condition:
     """Only if the stored one is this; None: only if there is no such datapoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpsertItem:
-    """One datapoint to write, as the request has it."""
+@dataclass(frozen=True, slots=True)
+class Conditional:
+    """A datapoint that is written only if its condition holds."""
 
     path: str
     """What it is called in errors."""
     id: str
-    document_id: str
-    title: str | None
-    text: str | None
-    payload: str | None
-    """JSON text."""
-    attributes: Mapping[str, Any]
-    """Typed; those that are not set are None."""
-    span: tuple[int | None, int | None, float | None, float | None] | None
-    """Where the text stands in its document: text_start, text_end, time_start_s, time_end_s."""
-    vector: np.ndarray | None
-    """float32 (D,)."""
-    sparse: tuple[np.ndarray, np.ndarray] | None = None
-    """Indices and values of a sparse vector."""
-    mask: tuple[str, ...] = ()
-    """Fields to change of an existing datapoint; none: replace it whole."""
-    condition: Condition | None = None
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class PartialUpdate:
+    """New values for some columns of an existing datapoint."""
+
+    path: str
+    """What it is called in errors."""
+    id: str
+    values: Mapping[str, Any]
+    """By column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upserts:
+    """The datapoints of one request."""
+
+    rows: pa.Table
+    """Those that are replaced whole, as `validate` returns them."""
+    numbers: Sequence[int]
+    """Where each of them is in the request."""
+    partial: tuple[PartialUpdate, ...] = ()
+    conditional: tuple[Conditional, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,12 +40,12 @@ __all__ = [
     "check_count",
     "check_text",
     "count_queries",
-    "parse_given_vector",
     "parse_identifier",
     "parse_matrix",
     "parse_query",
     "parse_sparse",
     "parse_vector",
+    "vector_components",
 ]
 
 
@@ -229,15 +229,11 @@ def parse_identifier(text: str, path: str) -> str:
 
 def parse_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
     """Return a vector, ready to be searched, float32 (D,); InvalidRequestError if it is none of the index."""
-    return _checked(_components(message, path), manifest, path)
+    return _checked(vector_components(message, path), manifest, path)
 
 
-def parse_given_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
-    """Return a vector as it was given, bit for bit, float32 (D,); InvalidRequestError if it is none of the index."""
-    return _valid(_components(message, path), manifest, path)
-
-
-def _components(message: Vector, path: str) -> np.ndarray:
+def vector_components(message: Vector, path: str) -> np.ndarray:
+    """Return the components of a vector, float32; InvalidRequestError if they are no list of numbers."""
     packed, values = message.packed, message.values
     if len(values) > limits.MAX_DIMENSIONS:
         raise InvalidRequestError.at(
