@@ -45,6 +45,8 @@ SPARSE = "sparse"
 PASSAGE_SUFFIX_BYTES = 9
 """Room for "#" and the number of a passage: at most 64 Mi passages of a 64 MiB document."""
 
+_TO_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+
 Values: TypeAlias = "pa.Array | np.ndarray | Sequence[object]"
 
 
@@ -124,32 +126,29 @@ def validate(
     """
     checks = _Checks(rows, fields, limits)
     ids = checks.ids("id")
-    columns: dict[str, pa.Array] = {
-        "id": ids,
-        "document_id": checks.ids("document_id") if "document_id" in fields else ids,
-        "title": checks.texts("title", lambda text: text.strip() or None, limits.title),
-        "text": checks.texts("text", lambda text: text if text.strip() else None, limits.text),
-        SPOKEN_COLUMN: checks.texts(SPOKEN_COLUMN, lambda text: text, None),
-    }
+    columns = {"id": ids, "document_id": checks.ids("document_id") if "document_id" in fields else ids}
+    columns |= checks.texts("title", lambda text: text.strip() or None, limits.title)
+    columns |= checks.texts("text", lambda text: text if text.strip() else None, limits.text)
+    columns |= checks.texts(SPOKEN_COLUMN, lambda text: text, None)
     vectors_ND, has_vector_N = checks.vectors(dimensions, zeros=spec.distance != "cosine")
-    if not partial:
+    if not partial and not has_vector_N.all():
         checks.content(~has_vector_N, columns, embeds=embeds, cuts=spec.source.chunk is not None)
-    columns |= checks.sparse() if SPARSE in fields else {}
+    columns |= checks.sparse()
     schema = written_schema(spec, dimensions)
     for name, kind in spec.attributes.items():
-        if name in fields:
-            columns[name] = checks.attribute(name, kind, schema.field(name).type)
-    columns["payload"] = checks.payloads("payload", limits.payload)
-    columns |= checks.span(columns["text"])
-    if spoken is not None and SPOKEN_COLUMN not in fields:
+        columns |= checks.attribute(name, kind, schema.field(name).type)
+    columns |= checks.payloads() | checks.span(columns.get("text"))
+    if spoken is not None and "text" in columns and SPOKEN_COLUMN not in fields:
         columns[SPOKEN_COLUMN] = _spoken(columns["text"], has_vector_N, spoken)
     place = schema.get_field_index("embedding")
     if vectors_ND is None:
         schema = schema.remove(place)
     else:
         columns["embedding"], field = _embedding(vectors_ND, has_vector_N, schema.field(place))
-        schema = schema.set(place, field)
-    arrays = [columns.get(field.name, pa.nulls(rows, field.type)) for field in schema]
+        schema = schema if field.nullable is False else schema.set(place, field)
+    arrays = [
+        columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in schema
+    ]
     return checks.result(pa.Table.from_arrays(arrays, schema=schema), ids)
 
 
@@ -184,15 +183,15 @@ class _Checks:
         ]
         return pa.array(self._converted(listed, lambda value: identifier(value, field=name)), pa.string())
 
-    def texts(self, column: str, tidy: Callable[[str], str | None], most: int | None) -> pa.Array:
+    def texts(self, column: str, tidy: Callable[[str], str | None], most: int | None) -> dict[str, pa.Array]:
         """Return a column of strings, each as `tidy` returns it."""
         if column not in self._fields:
-            return pa.nulls(self._rows, pa.string())
+            return {}
         name, values = self._fields[column]
         given, listed = _strings(values), _listed(values)
         if given is not None and _fit(given, most):
             tidied = [None if text is None else tidy(text) for text in listed]
-            return given if tidied == listed else pa.array(tidied, pa.string())
+            return {column: given if tidied == listed else pa.array(tidied, pa.string())}
 
         def convert(value: object) -> str | None:
             if not isinstance(value, str):
@@ -200,25 +199,25 @@ class _Checks:
             _check_bytes([encodable(value, field=name)], most, name, "text")
             return tidy(value)
 
-        return pa.array(self._converted(listed, convert), pa.string())
+        return {column: pa.array(self._converted(listed, convert), pa.string())}
 
-    def payloads(self, column: str, most: int | None) -> pa.Array:
-        """Return a column of values as JSON; text is JSON already (of CSV, Parquet, a request)."""
-        if column not in self._fields:
-            return pa.nulls(self._rows, pa.string())
-        name, values = self._fields[column]
+    def payloads(self) -> dict[str, pa.Array]:
+        """Return the payloads as JSON; text is JSON already (of CSV, Parquet, a request)."""
+        if "payload" not in self._fields:
+            return {}
+        name, values = self._fields["payload"]
 
         def convert(value: object) -> str:
             if isinstance(value, str):
-                _check_bytes([encodable(value, field=name)], most, name, "payload")
+                _check_bytes([encodable(value, field=name)], self._limits.payload, name, "payload")
             try:
                 parsed = json.loads(value) if isinstance(value, str) else value
-                text = json.dumps(parsed, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+                text = _TO_JSON(parsed)
             except (TypeError, ValueError, RecursionError) as error:
                 raise _invalid("payload", name, f"not JSON: {error}") from error
             return encodable(text, field=name)
 
-        return pa.array(self._converted(_listed(values), convert), pa.string())
+        return {"payload": pa.array(self._converted(_listed(values), convert), pa.string())}
 
     def vectors(self, dimensions: int, *, zeros: bool) -> tuple[np.ndarray | None, np.ndarray]:
         """Return the vectors as float32 (N, D), None if there is none, and which rows have one, bool (N,)."""
@@ -256,17 +255,21 @@ class _Checks:
         blank, absent = (
             _invalid("missing_text", name, what) for what in ("is blank", "is required, or a vector")
         )
-        has_text_N = columns["text"].is_valid().to_numpy(zero_copy_only=False)
-        self._note(without_N & ~has_text_N, lambda row: absent if _item(given, row) is None else blank)
+        if "text" in columns:
+            blank_N = without_N & columns["text"].is_null().to_numpy(zero_copy_only=False)
+        else:
+            blank_N = without_N
+        self._note(blank_N, lambda row: absent if _item(given, row) is None else blank)
         if cuts:
             limit = MAX_ID_BYTES - PASSAGE_SUFFIX_BYTES
-            sizes_N = pc.fill_null(pc.binary_length(columns["id"]), 0).to_numpy(zero_copy_only=False)
             what = f"must be at most {limit} bytes long where texts are cut into passages"
             long = _invalid("id", self._fields["id"].name, what)
-            self._note(without_N & (sizes_N > limit), lambda _: long)
+            self._note(without_N & (_sizes(columns["id"]) > limit), lambda _: long)
 
     def sparse(self) -> dict[str, pa.Array]:
         """Return the two columns of sparse vectors."""
+        if SPARSE not in self._fields:
+            return {}
         name, values = self._fields[SPARSE]
         pairs = self._converted(_listed(values), lambda value: sparse_value(value, field=name))
         return {
@@ -274,12 +277,14 @@ class _Checks:
             for place, (column, kind) in enumerate(SPARSE_COLUMNS.items())
         }
 
-    def attribute(self, column: str, kind: AttributeType, wanted: pa.DataType) -> pa.Array:
+    def attribute(self, column: str, kind: AttributeType, wanted: pa.DataType) -> dict[str, pa.Array]:
         """Return an attribute as its type."""
+        if column not in self._fields:
+            return {}
         name, values = self._fields[column]
         limits, typed = self._limits, _typed(values, kind, wanted)
-        if typed is not None and (kind != "string" or _fit(typed, limits.attribute)):
-            return typed
+        if typed is not None and _are_small(typed, limits):
+            return {column: typed}
 
         def convert(value: object) -> Any:
             typed = attribute_value(value, kind, field=name)
@@ -291,17 +296,15 @@ class _Checks:
                 _check_bytes(strings, limits.attribute, name, "attribute")
             return typed
 
-        return pa.array(self._converted(_listed(values), convert), wanted)
+        return {column: pa.array(self._converted(_listed(values), convert), wanted)}
 
-    def span(self, texts: pa.Array) -> dict[str, pa.Array]:
+    def span(self, texts: pa.Array | None) -> dict[str, pa.Array]:
         """Return the columns of `SPAN`."""
-        if any(column in self._fields for column in SPAN):
-            kinds: dict[AttributeType, pa.DataType] = {"int": pa.int64(), "float": pa.float64()}
-            return {
-                column: self.attribute(column, kind, kinds[kind])
-                for column, kind in SPAN.items()
-                if column in self._fields
-            }
+        columns: dict[str, pa.Array] = {}
+        for column, kind in SPAN.items():
+            columns |= self.attribute(column, kind, pa.int64() if kind == "int" else pa.float64())
+        if columns or texts is None:
+            return columns
         length = pc.utf8_length(texts).cast(pa.int64())
         return {"text_start": pc.multiply(length, 0), "text_end": length}
 
@@ -375,8 +378,13 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+def _is_text_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) and _is_text(kind.value_type))
+
+
 _OWN_TYPES: Mapping[AttributeType, tuple[type, Callable[[pa.DataType], bool]]] = {
     "string": (str, _is_text),
+    "string_list": (list, _is_text_list),
     "int": (int, pa.types.is_integer),
     "float": (float, pa.types.is_floating),
     "bool": (bool, pa.types.is_boolean),
@@ -386,36 +394,55 @@ _OWN_TYPES: Mapping[AttributeType, tuple[type, Callable[[pa.DataType], bool]]] =
 
 def _typed(values: Values, kind: AttributeType, wanted: pa.DataType) -> pa.Array | None:
     """Return a column of an attribute's own type, None if it has a value of another type or that does not fit."""
-    own, is_own = _OWN_TYPES.get(kind, (list, lambda _: False))
+    if kind not in _OWN_TYPES:
+        return None
+    own, is_own = _OWN_TYPES[kind]
     try:
         if isinstance(values, pa.Array):
             is_same = pa.types.is_null(values.type) or is_own(values.type)
-            typed = values.cast(wanted) if is_same else None
         else:
-            types = {*map(type, values)} - {type(None)}
-            typed = pa.array(values, wanted) if types <= {own} and (kind in _OWN_TYPES or not types) else None
-    except (
-        pa.ArrowInvalid,
-        OverflowError,
-        UnicodeEncodeError,
-    ):  # an integer that is too large, a lone surrogate
+            is_same = {*map(type, values)} <= {own, type(None)}
+            if is_same and own is list:
+                is_same = {type(item) for value in _listed(values) for item in value or ()} <= {str}
+        if not is_same:
+            return None
+        typed = values.cast(wanted) if isinstance(values, pa.Array) else pa.array(values, wanted)
+    except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):  # an integer too large, a lone surrogate
         return None
-    if typed is None or kind != "float" or pc.all(pc.is_finite(typed)).as_py() is not False:
-        return typed
-    return None
+    if kind == "float" and pc.any(pc.is_nan(typed)).as_py():
+        return None
+    return None if own is list and pc.list_flatten(typed).null_count else typed
 
 
 def _are_ids(ids: pa.Array) -> bool:
-    if not len(ids):
-        return True
-    sizes = pc.min_max(pc.binary_length(ids)).as_py()
-    if sizes["min"] < 1 or sizes["max"] > MAX_ID_BYTES:
-        return False
-    return not pc.any(pc.match_substring_regex(ids, r"[\x00-\x1f]")).as_py()
+    sizes_N = _sizes(ids)
+    if not len(sizes_N) or not (sizes_N.min() >= 1 and sizes_N.max() <= MAX_ID_BYTES):
+        return not len(sizes_N)
+    start, data = ids.offset, ids.buffers()
+    starts = np.frombuffer(data[1], np.int32)
+    text = np.frombuffer(data[2], np.uint8)[starts[start] : starts[start + len(ids)]]
+    return bool(text.min() >= ord(" "))  # in UTF-8, only control characters are below
+
+
+def _sizes(texts: pa.Array) -> np.ndarray:
+    """Return the bytes of each string, int32 (N,)."""
+    starts = np.frombuffer(texts.buffers()[1] or b"", np.int32)
+    return np.diff(starts[texts.offset : texts.offset + len(texts) + 1])
 
 
 def _fit(texts: pa.Array, most: int | None) -> bool:
-    return most is None or (pc.max(pc.binary_length(texts)).as_py() or 0) <= most
+    return most is None or _sizes(texts).max(initial=0) <= most
+
+
+def _are_small(typed: pa.Array, limits: SizeLimits) -> bool:
+    """Return whether the strings of an attribute are surely within the limits."""
+    if limits is NO_LIMITS or pa.types.is_string(typed.type):
+        return not pa.types.is_string(typed.type) or _fit(typed, limits.attribute)
+    if not pa.types.is_list(typed.type):
+        return True
+    strings = pc.list_flatten(typed)
+    is_short = limits.strings is None or len(strings) <= limits.strings
+    return is_short and (limits.attribute is None or strings.nbytes <= limits.attribute)
 
 
 def _check_bytes(texts: Sequence[str], most: int | None, name: str, reason: str) -> None:

@@ -5,6 +5,7 @@ Shapes: U datapoints of a request, D dimensions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,10 +30,9 @@ _TEXTS = {"title": "title", "text": "text", "payload": "payload_json"}
 _VALUES: dict[AttributeType, str] = {
     "string": "string_value",
     "int": "int_value",
-    "float": "float_value",
     "bool": "bool_value",
 }
-"""Where a value of an attribute's own type is."""
+"""Where values are that can be taken as they are."""
 
 
 def datapoint_columns(points: Sequence[Datapoint], spec: IndexSpec, dimensions: int) -> dict[str, Field]:
@@ -57,11 +57,13 @@ def datapoint_columns(points: Sequence[Datapoint], spec: IndexSpec, dimensions: 
 
 def unknown_attributes(points: Sequence[Datapoint], spec: IndexSpec) -> dict[int, str]:
     """Return an attribute that the spec does not name, by the number of the datapoint that has it."""
-    return {
-        number: next(name for name in point.attributes if name not in spec.attributes)
+    if set().union(*(point.attributes for point in points)) <= spec.attributes.keys():
+        return {}
+    found = {
+        number: [name for name in point.attributes if name not in spec.attributes]
         for number, point in enumerate(points)
-        if not point.attributes.keys() <= spec.attributes.keys()
     }
+    return {number: names[0] for number, names in found.items() if names}
 
 
 def _given(points: Sequence[Datapoint], name: str) -> list[Any] | None:
@@ -103,48 +105,54 @@ def _sparse(message: SparseVector, spec: IndexSpec) -> object:
 
 def _attributes(points: Sequence[Datapoint], spec: IndexSpec) -> dict[str, Field]:
     maps = [point.attributes for point in points]
-    fields = {}
-    for name, kind in spec.attributes.items():
-        # Never maps[i][name]: that would put it there.
-        found = [values.get(name) for values in maps]
-        if found.count(None) < len(found):
-            fields[name] = Field(f"attributes.{name}", _attribute(name, found, kind))
-    return fields
+    names = set().union(*maps)
+    # Never maps[i][name]: that would put it there.
+    return {
+        name: Field(f"attributes.{name}", _attribute(name, [values.get(name) for values in maps], kind))
+        for name, kind in spec.attributes.items()
+        if name in names
+    }
 
 
 def _attribute(name: str, values: Sequence[Value | None], kind: AttributeType) -> list[object]:
-    own = _VALUES.get(kind)
+    path, own = f"attributes.{name}", _VALUES.get(kind)
     return [
         None
         if value is None
         else getattr(value, own)
         if own is not None and value.HasField(own)  # type: ignore[arg-type]  # a name of the oneof
-        else _plain(name, value)
+        else _plain(path, value)
         for value in values
     ]
 
 
-def _plain(name: str, message: Value) -> object:
-    """Return a value of an attribute as Python has it; None for null."""
+def _plain(path: str, message: Value) -> object:
+    """Return a value of an attribute as Python has it, None for null; the error if it cannot be."""
     field = message.WhichOneof("kind")
     if field is None:
         return None
     if field == "string_list_value":
         return list(message.string_list_value.values)
+    if field == "float_value" and not math.isfinite(message.float_value):
+        return _invalid(path, f"must be finite, got {message.float_value}")
     if field != "timestamp_value":
         return getattr(message, field)
     try:
         return message.timestamp_value.ToDatetime()
     except (ValueError, OverflowError):
-        path = f"attributes.{name}"
-        return InvalidRecordError(f"{path}: must lie in the years 1 to 9999", reason="attribute", field=path)
+        return _invalid(path, "must lie in the years 1 to 9999")
+
+
+def _invalid(path: str, what: str) -> InvalidRecordError:
+    return InvalidRecordError(f"{path}: {what}", reason="attribute", field=path)
 
 
 def _spans(points: Sequence[Datapoint]) -> dict[str, Field]:
     """Return where texts stand in their documents; a text of which nothing is said is the whole of its document."""
-    columns = {name: _given(points, name) or [None] * len(points) for name in SPAN}
-    if all(values == [None] * len(points) for values in columns.values()):
+    given = {name: _given(points, name) for name in SPAN}
+    if not any(given.values()):
         return {}
+    columns = {name: values or [None] * len(points) for name, values in given.items()}
     for row, point in enumerate(points):
         if point.text.strip() and all(values[row] is None for values in columns.values()):
             columns["text_start"][row], columns["text_end"][row] = 0, len(point.text)

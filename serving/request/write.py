@@ -51,7 +51,11 @@ def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> Upserts:
     _check_request_id(request.request_id)
     check_count("upserts", len(request.upserts), limits.MAX_UPSERTS)
     batch = _Batch(list(request.upserts), manifest)
-    masks = {number for number, item in enumerate(batch.items) if _mask(item)}
+    masks = {
+        number
+        for number, item in enumerate(batch.items)
+        if item.HasField("update_mask") and item.update_mask.paths
+    }
     whole = [number for number in range(len(batch.items)) if number not in masks]
     rows, conditions = batch.rows(whole), batch.conditions()
     changes = batch.changes(sorted(masks)) if masks else {}
@@ -101,12 +105,11 @@ class _Batch:
     def conditions(self) -> dict[int, Condition]:
         """Return the condition of each item that has one."""
         found = {}
-        for number, item in enumerate(self.items):
-            if item.HasField("condition"):
-                try:
-                    found[number] = _condition(item.condition, f"{_path(number)}.condition")
-                except InvalidRequestError as error:
-                    self._errors.setdefault(number, error)
+        for number in [number for number, item in enumerate(self.items) if item.HasField("condition")]:
+            try:
+                found[number] = _condition(self.items[number].condition, f"{_path(number)}.condition")
+            except InvalidRequestError as error:
+                self._errors.setdefault(number, error)
         return found
 
     def check(self) -> None:
@@ -184,7 +187,7 @@ def _path(number: int) -> str:
 
 
 def _mask(item: pb.Upsert) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(item.update_mask.paths)) if item.HasField("update_mask") else ()
+    return tuple(dict.fromkeys(item.update_mask.paths))
 
 
 def _column(name: str) -> str:
