@@ -239,7 +239,8 @@ class _Checks:
             suspects,
         )
         for row, vector_D in zip(suspects, checked, strict=True):
-            vectors_ND[row] = 0 if vector_D is None else vector_D
+            if vector_D is not None:
+                vectors_ND[row] = vector_D
         return vectors_ND, has_vector_N
 
     def content(
@@ -345,8 +346,6 @@ def _float32(values_ND: np.ndarray, *, zeros: bool) -> tuple[np.ndarray, np.ndar
         vectors_ND = np.ascontiguousarray(values_ND, np.float32)
     largest_N = np.maximum(vectors_ND.max(axis=1), -vectors_ND.min(axis=1))
     good_N = largest_N <= MAX_MAGNITUDE  # false of NaN, too
-    if not good_N.all() and vectors_ND is values_ND:
-        vectors_ND = vectors_ND.copy()  # bad ones are overwritten
     return vectors_ND, good_N if zeros else good_N & (largest_N > 0)
 
 
