@@ -1,6 +1,6 @@
-"""Prepare a write as rows: chunk and encode texts before the write's transaction.
+"""Prepare a write as rows: chunk and encode texts before the transaction of the log.
 
-Shapes: P passages of all datapoints, D dimensions.
+Shapes: N datapoints that are replaced whole.
 """
 
 from __future__ import annotations
@@ -8,22 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import (
-    SPARSE_COLUMNS,
-    SPOKEN_COLUMN,
-    ChunkSpec,
-    IndexSpec,
-    KnownTerms,
-    Manifest,
-    written_schema,
-)
+from scannery.indexer import ChunkSpec, KnownTerms, Manifest, passage_rows, written_schema
 from scannery.live.log.records import Mutation, encode, encoder_digest, with_words
-from scannery.live.write_request import UpsertItem
+from scannery.live.write_request import Conditional, PartialUpdate, Upserts
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 
@@ -33,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoders", "IndexEncoder", "PreparedUpsert", "prepare"]
 
-SPEAKERS = "speakers"
-"""The attribute that the chunker fills, as in a build."""
 ENCODE_AT_ONCE = 64
 """Documents between two checks of the deadline."""
 
@@ -63,9 +53,9 @@ class PreparedUpsert:
 
     mutation: Mutation
     """The datapoints that are replaced whole."""
-    partial: tuple[UpsertItem, ...]
+    partial: tuple[PartialUpdate, ...] = ()
     """Items that change only some fields."""
-    conditional: tuple[UpsertItem, ...]
+    conditional: tuple[Conditional, ...] = ()
     """Items with a condition."""
     known: KnownTerms = field(default_factory=dict, compare=False)
     """Terms of partially updated rows, found before the transaction; it redoes those of rows that change meanwhile."""
@@ -81,15 +71,13 @@ class PreparedUpsert:
         return encode(self.mutation)
 
 
-def prepare(
-    given: Sequence[UpsertItem], manifest: Manifest, encoders: Encoders, deadline: Deadline
-) -> PreparedUpsert:
+def prepare(upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: Deadline) -> PreparedUpsert:
     """Return the rows of the datapoints that are replaced whole, and the items that need the state.
 
     Args:
-        given: the validated items.
+        upserts: the validated datapoints.
         manifest: of the index.
-        encoders: finds the encoder, if an item has text and no vector.
+        encoders: finds the encoder, if a datapoint has text and no vector.
         deadline: checked before each ENCODE_AT_ONCE documents.
 
     Raises:
@@ -98,100 +86,59 @@ def prepare(
         DeadlineError: the deadline passed.
 
     """
-    replaced = [item for item in given if not item.mask]
-    texts = [item for item in replaced if item.vector is None]
-    pieces, vectors = _encoded(texts, manifest, encoders, deadline) if texts else ({}, {})
-    for item in replaced:
-        if item.vector is not None:
-            pieces[item.id], vectors[item.id] = [_own_piece(item)], item.vector[None, :]
-    cuts = manifest.spec.source.chunk is not None
-    mutation = Mutation(
-        _table(replaced, pieces, vectors, manifest),
-        removed_documents=tuple(item.id for item in texts) if cuts else (),
-        encoder=encoder_digest(manifest),
-    )
+    rows = upserts.rows
+    removed: tuple[str, ...] = ()
+    if "embedding" not in rows.column_names or rows.column("embedding").null_count:
+        rows, removed = _with_passages(upserts, manifest, encoders, deadline)
+    mutation = Mutation(rows, removed_documents=removed, encoder=encoder_digest(manifest))
     _check_distinct(mutation)
-    mutation = with_words(mutation, manifest.spec)
-    return PreparedUpsert(
-        mutation,
-        tuple(item for item in given if item.mask),
-        tuple(item for item in given if item.condition is not None),
-    )
+    return PreparedUpsert(with_words(mutation, manifest.spec), upserts.partial, upserts.conditional)
 
 
-def _own_piece(item: UpsertItem) -> Piece:
-    from scannery.embed.text.documents import given_piece
-
-    return given_piece(item.text, item.span)
+def _with_passages(
+    upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: Deadline
+) -> tuple[pa.Table, tuple[str, ...]]:
+    """Return the rows of a batch with texts, and the documents whose passages they replace."""
+    spec, rows = manifest.spec, upserts.rows
+    schema = written_schema(spec, manifest.dimensions)
+    numbers_N = np.array(upserts.numbers, np.int64)
+    tables = [schema.empty_table()]
+    if "embedding" in rows.column_names:
+        has_vector_N = rows.column("embedding").is_valid().to_numpy()
+        tables.append(rows.filter(pa.array(has_vector_N)).cast(schema))
+        rows, numbers_N = rows.filter(pa.array(~has_vector_N)), numbers_N[~has_vector_N]
+    if rows.num_rows:
+        tables.append(_encoded(rows, numbers_N.tolist(), manifest, encoders, deadline))
+    removed = rows.column("id").to_pylist() if spec.source.chunk is not None else ()
+    return pa.concat_tables(tables), tuple(removed)
 
 
 def _encoded(
-    items: Sequence[UpsertItem], manifest: Manifest, encoders: Encoders, deadline: Deadline
-) -> tuple[dict[str, list[Piece]], dict[str, np.ndarray]]:
-    from scannery.embed.text.documents import cut, encode_pieces
+    documents: pa.Table, numbers: Sequence[int], manifest: Manifest, encoders: Encoders, deadline: Deadline
+) -> pa.Table:
+    """Return the passages of texts as rows; `numbers` says where the texts are in the request."""
+    from scannery.embed.text.documents import cut, encode_pieces, piece_columns
 
-    encoder = encoders.encoder_of(manifest, field=f"{items[0].path}.datapoint.text")
+    encoder = encoders.encoder_of(manifest, field=f"upserts[{numbers[0]}].datapoint.text")
     chunk = manifest.spec.source.chunk
     chunker = None if chunk is None else encoder.chunker(chunk)
-    pieces: dict[str, list[Piece]] = {}
-    vectors: dict[str, np.ndarray] = {}
-    for start in range(0, len(items), ENCODE_AT_ONCE):
+    titles, texts = (documents.column(name).to_pylist() for name in ("title", "text"))
+    pieces: list[list[Piece]] = []
+    vectors: list[np.ndarray] = []
+    for start in range(0, len(texts), ENCODE_AT_ONCE):
         deadline.check()
-        some = items[start : start + ENCODE_AT_ONCE]
-        own = [cut(item.text, chunker, item.title) for item in some]
-        found, problems = encode_pieces([item.title for item in some], own, encoder.documents, chunker)
-        for item, parts, vectors_PD, problem in zip(some, own, found, problems, strict=True):
+        some = slice(start, start + ENCODE_AT_ONCE)
+        own = [cut(text, chunker, title) for text, title in zip(texts[some], titles[some], strict=True)]
+        found, problems = encode_pieces(titles[some], own, encoder.documents, chunker)
+        for number, problem in zip(numbers[some], problems, strict=True):
             if problem is not None:
-                raise InvalidRequestError.at(f"{item.path}.datapoint.text", f"cannot be encoded: {problem}")
-            pieces[item.id], vectors[item.id] = parts, vectors_PD
-    return pieces, vectors
-
-
-def _table(
-    items: Sequence[UpsertItem],
-    pieces: dict[str, list[Piece]],
-    vectors: dict[str, np.ndarray],
-    manifest: Manifest,
-) -> pa.Table:
-    schema = written_schema(manifest.spec, manifest.dimensions)
-    rows = [
-        _row(item, number, piece, manifest.spec)
-        for item in items
-        for number, piece in enumerate(pieces[item.id])
-    ]
-    vectors_PD = np.concatenate(
-        [np.empty((0, manifest.dimensions), np.float32), *(vectors[item.id] for item in items)]
-    )
-    arrays = [
-        pa.FixedSizeListArray.from_arrays(pa.array(vectors_PD.reshape(-1)), type=field.type)
-        if field.name == "embedding"
-        else pa.array([row.get(field.name) for row in rows], field.type)
-        for field in schema
-    ]
-    return pa.table(arrays, schema=schema)
-
-
-def _row(item: UpsertItem, number: int, piece: Piece, spec: IndexSpec) -> dict[str, Any]:
-    from scannery.embed.text.documents import piece_id
-
-    attributes = dict(item.attributes)
-    if piece.speakers and spec.attributes.get(SPEAKERS) == "string_list" and attributes[SPEAKERS] is None:
-        attributes[SPEAKERS] = list(piece.speakers)
-    cuts = item.vector is None and spec.source.chunk is not None
-    return {
-        "id": piece_id(item.id, number) if cuts else item.id,
-        "document_id": item.document_id,
-        "title": item.title,
-        "text": piece.text,
-        SPOKEN_COLUMN: piece.spoken,
-        "text_start": piece.start,
-        "text_end": piece.end,
-        "time_start_s": piece.time_start_s,
-        "time_end_s": piece.time_end_s,
-        "payload": item.payload,
-        **dict(zip(SPARSE_COLUMNS, item.sparse or (None, None), strict=True)),
-        **attributes,
-    }
+                raise InvalidRequestError.at(
+                    f"upserts[{number}].datapoint.text", f"cannot be encoded: {problem}"
+                )
+        pieces += own
+        vectors += found
+    columns = piece_columns([piece for own in pieces for piece in own])
+    return passage_rows(documents, [*map(len, pieces)], columns, np.concatenate(vectors), manifest.spec)
 
 
 def _check_distinct(mutation: Mutation) -> None:

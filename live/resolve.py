@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,7 @@ from scannery.live.log.records import Mutation, with_words
 from scannery.live.memtable import LiveState
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.row_tables import whole_rows
-from scannery.live.write_request import Condition, Deletion, UpsertItem
+from scannery.live.write_request import Condition, Deletion, PartialUpdate
 from scannery.runtime.errors import ConditionError, InvalidRequestError, UnknownDatapointError
 
 __all__ = ["look_ahead", "resolve_deletion", "resolve_upsert"]
@@ -36,8 +35,7 @@ def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
 
     """
     for item in upsert.conditional:
-        if item.condition is not None:
-            _check(item.condition, _places(state, item.id), item.id, f"{item.path}.condition")
+        _check(item.condition, _places(state, item.id), item.id, f"{item.path}.condition")
     spec = state.manifest.spec
     changed = [_changed(item, state, upsert.known) for item in upsert.partial]
     if not changed:
@@ -131,7 +129,7 @@ def look_ahead(upsert: PreparedUpsert, state: LiveState) -> None:
             _changed(item, state, upsert.known)
 
 
-def _changed(item: UpsertItem, state: LiveState, known: KnownTerms) -> pa.Table:
+def _changed(item: PartialUpdate, state: LiveState, known: KnownTerms) -> pa.Table:
     """Return the rows of an existing datapoint with the fields of the mask changed, and their terms."""
     places = _places(state, item.id)
     path = f"{item.path}.datapoint.id"
@@ -141,19 +139,8 @@ def _changed(item: UpsertItem, state: LiveState, known: KnownTerms) -> pa.Table:
         )
     schema = written_schema(state.manifest.spec, state.manifest.dimensions)
     table = pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in places])
-    for name in item.mask:
-        column, value = _new_value(item, name)
+    for column, value in item.values.items():
         field = schema.field(column)
-        table = table.set_column(
-            schema.get_field_index(column), field, pa.array([value] * table.num_rows, field.type)
-        )
+        values = pa.array([value] * table.num_rows, field.type)
+        table = table.set_column(schema.get_field_index(column), field, values)
     return with_known_terms(table, state.manifest.spec.lexical, known)
-
-
-def _new_value(item: UpsertItem, name: str) -> tuple[str, Any]:
-    if name == "title":
-        return name, item.title
-    if name == "payload_json":
-        return "payload", item.payload
-    attribute = name.removeprefix("attributes.")
-    return attribute, item.attributes[attribute]

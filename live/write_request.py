@@ -1,17 +1,14 @@
-"""Validated writes: datapoints to upsert, or ids to delete.
-
-Shape: D dimensions.
-"""
+"""Validated writes: datapoints to upsert, or ids to delete."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 
-__all__ = ["Condition", "Deletion", "UpsertItem"]
+__all__ = ["Condition", "Conditional", "Deletion", "PartialUpdate", "Upserts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +19,39 @@ class Condition:
     """Required revision of the stored datapoint; None: the datapoint must not exist."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpsertItem:
-    """One datapoint of a request."""
+@dataclass(frozen=True, slots=True)
+class Conditional:
+    """A datapoint that is written only if its condition holds."""
 
     path: str
     """Its place in the request, for errors."""
     id: str
-    document_id: str
-    title: str | None
-    text: str | None
-    payload: str | None
-    """JSON text."""
-    attributes: Mapping[str, Any]
-    """All attributes of the index, typed; None: not set."""
-    span: tuple[int | None, int | None, float | None, float | None] | None
-    """Place of the text in its document: text_start, text_end, time_start_s, time_end_s."""
-    vector: np.ndarray | None
-    """float32 (D,)."""
-    sparse: tuple[np.ndarray, np.ndarray] | None = None
-    """Indices and values of a sparse vector."""
-    mask: tuple[str, ...] = ()
-    """Fields of an existing datapoint to change; empty: replace the datapoint."""
-    condition: Condition | None = None
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class PartialUpdate:
+    """New values for some columns of an existing datapoint."""
+
+    path: str
+    """Its place in the request, for errors."""
+    id: str
+    values: Mapping[str, Any]
+    """New values by column name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upserts:
+    """The datapoints of one request."""
+
+    rows: pa.Table
+    """Datapoints that are replaced whole, as `validate` returns them."""
+    numbers: Sequence[int]
+    """Index of each row in the request's list."""
+    partial: tuple[PartialUpdate, ...] = ()
+    """Items that change only some fields."""
+    conditional: tuple[Conditional, ...] = ()
+    """Items with a condition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

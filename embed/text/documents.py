@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,17 +20,13 @@ from scannery.embed.errors import InvalidTextError
 from scannery.embed.text.chunking import Chunker
 from scannery.embed.text.transcripts import spoken_text
 
-__all__ = ["DocumentEncoder", "Piece", "cut", "cut_all", "encode_pieces", "given_piece", "piece_id"]
+__all__ = ["DocumentEncoder", "Piece", "cut", "cut_all", "encode_pieces", "piece_columns", "whole_piece"]
 
 # What one call of the encoder gets: enough to sort by length, little enough to repeat when a text is refused.
 ENCODE_TEXTS = 8192
 
 MOST_CUTTING = 8
 """Threads that cut texts at most; a third of the work holds the interpreter's lock, so more would wait for it."""
-
-
-Span: TypeAlias = tuple[int | None, int | None, float | None, float | None]
-"""Where a text stands in its document: first character, one past the last, and seconds likewise."""
 
 
 class DocumentEncoder(Protocol):
@@ -58,21 +54,28 @@ class Piece:
     speakers: tuple[str, ...] = ()
 
 
-def given_piece(text: str | None, span: Span | None = None) -> Piece:
-    """Return a text that is not cut as a piece: the whole of its document, or where `span` says that it stands."""
-    start, end, time_start_s, time_end_s = span or (
-        None if text is None else 0,
-        None if text is None else len(text),
-        None,
-        None,
-    )
-    return Piece(text, start, end, time_start_s, time_end_s, None if text is None else spoken_text(text))
+_COLUMNS = {
+    "text": "text",
+    "text_start": "start",
+    "text_end": "end",
+    "time_start_s": "time_start_s",
+    "time_end_s": "time_end_s",
+    "_spoken": "spoken",
+    "speakers": "speakers",
+}
+
+
+def whole_piece(text: str | None) -> Piece:
+    """Return a text that is not cut as a piece."""
+    if text is None:
+        return Piece(None, None, None)
+    return Piece(text, 0, len(text), spoken=spoken_text(text))
 
 
 def cut(text: str | None, chunker: Chunker | None, title: str | None = None) -> list[Piece]:
     """Return the passages of a text; without a chunker or a text, the whole."""
     if chunker is None or text is None:
-        return [given_piece(text)]
+        return [whole_piece(text)]
     return [
         Piece(
             p.text, p.start, p.end, p.time_start_s, p.time_end_s,
@@ -94,9 +97,9 @@ def cut_all(
         return list(threads.map(cut, texts, repeat(chunker), titles))
 
 
-def piece_id(document_id: str, number: int) -> str:
-    """Return the id of a passage, where texts are cut."""
-    return f"{document_id}#{number}"
+def piece_columns(pieces: Sequence[Piece]) -> dict[str, list[Any]]:
+    """Return the fields of pieces as columns, by the names that an index has for them."""
+    return {name: [getattr(piece, field) for piece in pieces] for name, field in _COLUMNS.items()}
 
 
 def encode_pieces(

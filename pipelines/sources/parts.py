@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN
+from scannery.indexer.datapoints.validation import SPAN
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 
-__all__ = ["MAX_RECORD_BYTES", "SPAN", "DamagedError", "Fields", "Part", "Record"]
+__all__ = ["MAX_RECORD_BYTES", "DamagedError", "Fields", "Part", "Record"]
 
 MAX_RECORD_BYTES = 64 * 2**20
 """A longer line is a dead letter: one record must never decide how much memory a worker needs."""
-
-
-SPAN: Mapping[str, AttributeType] = MappingProxyType(
-    {"text_start": "int", "text_end": "int", "time_start_s": "float", "time_end_s": "float"}
-)
-"""Fields of an exported datapoint that say where its text stands in its document."""
 
 
 class DamagedError(Exception):

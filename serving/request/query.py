@@ -39,12 +39,12 @@ __all__ = [
     "check_count",
     "check_text",
     "count_queries",
-    "parse_given_vector",
     "parse_identifier",
     "parse_matrix",
     "parse_query",
     "parse_sparse",
     "parse_vector",
+    "vector_components",
 ]
 
 
@@ -236,16 +236,11 @@ def parse_identifier(text: str, path: str) -> str:
 
 def parse_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
     """Return a vector as it is searched, float32 (D,); InvalidRequestError if it is invalid for the index."""
-    return _search_ready(_components(message, path), manifest, path)
+    return _search_ready(vector_components(message, path), manifest, path)
 
 
-def parse_given_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
-    """Return a vector unchanged, bit for bit, float32 (D,); InvalidRequestError if it is invalid for the index."""
-    return _valid(_components(message, path), manifest, path)
-
-
-def _components(message: Vector, path: str) -> np.ndarray:
-    """Return the numbers of a vector, float32; their count and values are not checked yet."""
+def vector_components(message: Vector, path: str) -> np.ndarray:
+    """Return the components of a vector, float32; InvalidRequestError if they are not a list of numbers."""
     packed, values = message.packed, message.values
     if len(values) > limits.MAX_DIMENSIONS:
         raise InvalidRequestError.at(
