@@ -125,8 +125,8 @@ class _Singles:
             os.fsync(self._probe.fileno())
 
         def append(_: int) -> None:
-            with self._log.turn(after=0) as turn:
-                turn.append(record)
+            with self._log.transaction(after=0) as transaction:
+                transaction.append(record)
 
         def upsert(number: int) -> None:
             index.upsert([{"id": f"s-{number}", "vector": self._vectors_ND[number]}])

@@ -1,5 +1,6 @@
 """Vectors to segments: the on-disk format, ScaNN, versions and the store."""
 
+from scannery.indexer.datapoints.passages import passage_rows
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import (
     MAX_ID_BYTES,
@@ -22,6 +23,7 @@ from scannery.indexer.datapoints.sparse import (
     score_sparse,
     sparse_value,
 )
+from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, SizeLimits, Validated, validate
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,
@@ -95,6 +97,8 @@ __all__ = [
     "MAX_MAGNITUDE",
     "MAX_SPARSE_ENTRIES",
     "REVISION_COLUMN",
+    "SPAN",
+    "SPARSE",
     "SPARSE_COLUMNS",
     "SPOKEN_COLUMN",
     "WORD_COLUMNS",
@@ -111,6 +115,7 @@ __all__ = [
     "DeletedRows",
     "Distance",
     "EncoderSpec",
+    "Field",
     "FormatError",
     "Found",
     "GarbageReport",
@@ -136,6 +141,7 @@ __all__ = [
     "Segment",
     "SegmentCache",
     "SegmentEntry",
+    "SizeLimits",
     "SourceFormat",
     "SourceSpec",
     "SparsePostings",
@@ -143,6 +149,7 @@ __all__ = [
     "StoreError",
     "StoreUriError",
     "StoredObject",
+    "Validated",
     "VerifyReport",
     "attribute_value",
     "attribute_values",
@@ -169,6 +176,7 @@ __all__ = [
     "open_index",
     "open_segment",
     "parse_spec",
+    "passage_rows",
     "python_command",
     "python_environment",
     "read_deleted",
@@ -184,6 +192,7 @@ __all__ = [
     "sparse_value",
     "spec_json_schema",
     "unit_length",
+    "validate",
     "vector_value",
     "vectors_of",
     "verify",

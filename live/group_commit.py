@@ -1,7 +1,7 @@
-"""Group commit: requests that come together are appended in one turn, and share its sync.
+"""Group commit: concurrent writes are appended in one transaction and share its sync.
 
-One thread per index appends. Whoever calls waits for the outcome, at most until its deadline; what is in the queue then
-is written all the same, as with every request whose answer gets lost.
+One thread per index appends. Callers wait for the outcome until their deadline. A write whose caller gave up during the
+commit is still written, like any request whose response is lost.
 """
 
 from __future__ import annotations
@@ -21,31 +21,33 @@ from scannery.live.memtable import LiveState
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ClosedError, DeadlineError, OverloadedError
 
-__all__ = ["Outcome", "Write", "Writer"]
+__all__ = ["Write", "Writer"]
 
 MAX_QUEUED = 128
+"""Writes; further ones are refused with `retry_after_s` RETRY_S."""
 GROUP_BYTES = 32 << 20
+"""A group of this size takes no further writes."""
 RETRY_S = 0.5
 END_S = 10.0
+"""Seconds that `close` waits for queued writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A request that waits for its turn."""
+    """A queued write."""
 
     request: Request
     size_bytes: int
+    """Approximate size of its record."""
     needs_state: bool
+    """Whether `resolve` reads the state that it is given."""
     resolve: Callable[[LiveState], tuple[Mutation, bytes, int]]
-    """From the state before it to the mutation, the record, and how many datapoints it writes or deletes."""
+    """From the state before the write to the mutation, its record, and the number of datapoints written or deleted."""
     outcome: Future[Answer] = field(default_factory=Future)
 
 
-Outcome = Future[Answer]
-
-
 class Writer:
-    """A thread that commits groups of writes with `commit`, which must give each of them its outcome."""
+    """A thread that commits queued writes in groups."""
 
     def __init__(
         self,
@@ -57,9 +59,9 @@ class Writer:
         """Start the thread.
 
         Args:
-            name: of the index.
+            name: name of the index.
             commit: appends a group and sets the outcome of each write.
-            waiting: returns a context in which a request waits and does not work; others may work meanwhile.
+            waiting: returns a context manager; inside it, a request waits and leaves its permit to others.
 
         """
         self._commit = commit
@@ -71,15 +73,15 @@ class Writer:
         self._thread.start()
 
     def submit(self, write: Write, deadline: Deadline) -> Answer:
-        """Return the answer to a write once it is durable and can be seen here.
+        """Return the response to a write once it is durable and visible in this process.
 
         Raises:
-            OverloadedError: too many writes are waiting.
-            DeadlineError: it is not known what became of the write.
+            OverloadedError: MAX_QUEUED writes are waiting.
+            DeadlineError: nothing was written, or the commit is running; the message says which.
             ServingError, IndexerError: it was not written.
 
         """
-        # Under the lock: what comes after `close` has emptied the queue would wait until its deadline.
+        # Under the lock: a write queued after `close` has emptied the queue would wait until its deadline.
         with self._closing:
             if self._closed:
                 raise ClosedError("the engine is closed")
@@ -89,7 +91,7 @@ class Writer:
                 raise OverloadedError("too many writes are waiting", retry_after_s=RETRY_S) from None
         timeout_s = deadline.remaining_s
         try:
-            # A disk that hangs must not keep queries from their turns; and more writes share a sync.
+            # Waiting writes hold no permit: a disk that hangs must not block queries, and more writes share a sync.
             with self._waiting():
                 return write.outcome.result(None if timeout_s == float("inf") else timeout_s)
         except CancelledError:
@@ -97,18 +99,18 @@ class Writer:
         except FutureTimeoutError:
             if write.outcome.cancel():
                 raise DeadlineError(
-                    "the deadline passed before it was the write's turn; nothing was written"
+                    "the deadline passed before the write was begun; nothing was written"
                 ) from None
             raise DeadlineError("the deadline passed while the write was being committed") from None
 
     def close(self) -> None:
-        """Commit what is waiting, and end; what is not committed in time is refused."""
+        """Commit the queued writes and end the thread; writes not begun within END_S are refused."""
         with self._closing:
             if self._closed:
                 return
             self._closed = True
         end_s = time.monotonic() + END_S
-        with suppress(queue.Full):  # a disk that hangs
+        with suppress(queue.Full):  # the disk hangs
             self._queue.put(None, timeout=END_S)
         self._thread.join(max(0.0, end_s - time.monotonic()))
         with suppress(queue.Empty):
@@ -117,16 +119,16 @@ class Writer:
                 if write is not None:
                     write.outcome.cancel()
         if self._thread.is_alive():
-            self._queue.put(None)  # it may have been taken out just now
+            self._queue.put(None)  # the loop above may have removed the end marker
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
             group, last = self._group(first)
-            # Whoever gave up while it waited is left out; the others can no longer give up.
+            # Cancelled writes are left out; the others can no longer be cancelled.
             group = [write for write in group if write.outcome.set_running_or_notify_cancel()]
             try:
                 self._commit(group)
-            except BaseException as error:  # noqa: BLE001  whoever waits must hear of it
+            except BaseException as error:  # noqa: BLE001  every waiting caller must get an outcome
                 for write in group:
                     if not write.outcome.done():
                         write.outcome.set_exception(error)
@@ -134,7 +136,7 @@ class Writer:
                 return
 
     def _group(self, first: Write) -> tuple[list[Write], bool]:
-        """Return what waits, up to a size, and whether the end was among it."""
+        """Return queued writes up to GROUP_BYTES, and whether the end marker followed them."""
         group, size_bytes = [first], first.size_bytes
         while size_bytes < GROUP_BYTES:
             try:

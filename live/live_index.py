@@ -1,7 +1,7 @@
-"""One index of a process: its version, what the log has after it, and the way in for writes.
+"""One index of a process: its version, the mutations of the log after it, and its writes.
 
-Everything that changes does so by one assignment, of `snapshot`. A lock orders those who change it (the writer, whoever
-follows the log, a move to another version); readers never take it.
+Readers see a change by the assignment of `snapshot`, and take no lock. A lock orders the threads that change it: the
+writer, the follower of the log, a move to another version.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from scannery.live.log.mutation_log import (
     LogGapError,
     LogHome,
     LogReplacedError,
+    LogTransaction,
     MutationLog,
     Request,
-    Turn,
 )
 from scannery.live.log.records import Mutation, encode, rows_fit
 from scannery.live.memtable import LiveState, apply, begin
@@ -45,22 +45,22 @@ _LOG = logging.getLogger(__name__)
 RETRY_S = 1.0
 LOCK_S = 0.1
 WAIT_S = 0.02
-"""Between two looks at the log by a query that waits for a sequence."""
+"""Seconds between two checks of the log by a query that waits for a sequence."""
 
 
 class Sequenced(Protocol):
-    """What queries see of an index at a moment."""
+    """A snapshot: what one query sees of an index."""
 
     @property
     def sequence(self) -> int:
-        """Of the last mutation that is in it."""
+        """Sequence of its last mutation."""
 
 
 SnapshotT = TypeVar("SnapshotT", bound=Sequenced)
 
 
 class LiveIndex(Generic[SnapshotT]):
-    """A version and its mutations. Safe to use from several threads."""
+    """A version and the mutations after it. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -71,19 +71,19 @@ class LiveIndex(Generic[SnapshotT]):
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_gap: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take an open version, and where its log is.
+        """Replay the log.
 
         Args:
-            index: the version.
-            snapshot: makes what queries see, of an open version with its mutations and the sequence of the last one.
-            home: of the log.
-            waiting: returns a context in which a request waits and does not work.
-            on_gap: called when there is a later version than this, or another index; `replaced` tells which.
+            index: an open version.
+            snapshot: makes a snapshot of an open version with its mutations, and the sequence of the last one.
+            home: finds the log.
+            waiting: returns a context manager; inside it, a request waits and leaves its permit to others.
+            on_gap: called when this object must move to a later version or, if `replaced`, be created again.
 
         Raises:
             CorruptError, FormatError: the log cannot be replayed.
-            WrongLogError: it is not the log of the index.
-            LogGapError: there is a later version by now.
+            WrongLogError: the log found is not the one that the index uses.
+            LogGapError: there is a later version.
 
         """
         self._make_snapshot, self._waiting = snapshot, waiting
@@ -92,17 +92,19 @@ class LiveIndex(Generic[SnapshotT]):
         self._closed = False
         self._on_gap = on_gap
         self.replaced = False
-        """Whether another log has taken the place of the one that this follows: it has to be made anew."""
+        """Whether the log or the index was replaced: this object must be created again."""
         self._lock = threading.Lock()
         self._applied = threading.Condition()
         self._log: MutationLog | None = None
         self._writer: Writer | None = None
-        self._trouble = ""
+        self._problem = ""
+        """Why the log cannot be followed, as it was last logged; empty: it can."""
         self._behind = False
         self._open_at_s = 0.0
+        """Earliest time of the next attempt to open the log."""
         self._state = begin(index)
         try:
-            self._state = self._replayed(self._state)
+            self._state = self._replay(self._state)
         except BaseException:
             self.close()
             raise
@@ -110,50 +112,53 @@ class LiveIndex(Generic[SnapshotT]):
 
     @property
     def state(self) -> LiveState:
-        """Version, rows that are alive, and the newest rows."""
+        """The version, its live rows, and the newest rows."""
         return self._state
 
     def is_of(self, manifest: Manifest) -> bool:
-        """Return whether a version is one of this index, and not of another that has its name by now."""
+        """Return whether a version belongs to this index, and not to another one that took its name."""
         known = self._state.manifest.index_id
         return not self.replaced and (known is None or known == manifest.index_id)
 
     def retire(self) -> None:
-        """Take no more writes: another index has the name by now, and nobody would ever read them."""
+        """Refuse further writes: another index has taken the name, and readers would never see them."""
         if not self.replaced:
-            self._trouble = f"index {self._state.manifest.index!r} was made anew or restored"
+            self._problem = f"index {self._state.manifest.index!r} was created again or restored"
             self.replaced = True
 
     def move(self, index: OpenIndex) -> None:
-        """Go over to another version, with the mutations that it does not hold; nobody sees anything in between.
+        """Move atomically to another version, and apply the mutations that it does not hold.
 
         Raises:
-            CorruptError, FormatError, LogGapError: as when it is made; the version before stays.
+            CorruptError, FormatError, LogGapError: as the constructor; the former version stays.
 
         """
-        state = self._replayed(begin(index))
+        state = self._replay(begin(index))
         with self._lock:
-            self._publish(self._caught_up(state))
+            self._publish(self._apply_log(state))
 
     def catch_up(self, *, wait_s: float = LOCK_S) -> bool:
-        """Apply what the log has and this does not; return whether there was anything.
+        """Apply new entries of the log; return whether there were any.
 
-        A log that cannot be read is no reason to stop answering: it is said once, and writes say it too. While
-        somebody else is at it, waits no longer than `wait_s`.
+        If the log cannot be read, queries continue; the error is logged once, and writes fail with it.
+
+        Args:
+            wait_s: seconds to wait while another thread changes the state.
+
         """
         if not self._lock.acquire(timeout=wait_s):
             return False
         try:
-            log = None if self.replaced else self._opened()
+            log = None if self.replaced else self._open_log()
             if log is None or not (log.changed() or self._behind):
                 return False
-            self._behind = True  # until it has worked: the log says only once that it changed
-            state = self._caught_up(self._state)
+            self._behind = True  # until applying succeeds: `changed` reports each change once
+            state = self._apply_log(self._state)
             self._behind = False
             found = state is not self._state
             if found:
                 self._publish(state)
-            self._trouble = ""
+            self._problem = ""
             return found
         except LogGapError:
             self._on_gap()
@@ -162,9 +167,9 @@ class LiveIndex(Generic[SnapshotT]):
             self._note_replaced(error)
             return False
         except IndexerError as error:
-            if error.message != self._trouble:
+            if error.message != self._problem:
                 _LOG.error("index %s: %s", self._state.manifest.index, error)
-                self._trouble = error.message
+                self._problem = error.message
             return False
         finally:
             self._lock.release()
@@ -173,8 +178,8 @@ class LiveIndex(Generic[SnapshotT]):
         """Return a snapshot that has all mutations up to a sequence.
 
         Raises:
-            InvalidRequestError: there is no such mutation.
-            DeadlineError: it did not come in time.
+            InvalidRequestError: the log has no such mutation.
+            DeadlineError: the mutation did not become visible in time.
 
         """
         snapshot = self.snapshot
@@ -213,11 +218,11 @@ class LiveIndex(Generic[SnapshotT]):
         return self._submit(Write(request, 0, True, resolve), deadline)
 
     def check_writable(self) -> None:
-        """Raise what a write would raise, before anything is done for it.
+        """Check before any work that a write can be accepted.
 
         Raises:
             ReadOnlyError: the store is a bucket, and there is no folder for a log.
-            OverloadedError: the newest rows wait to be sealed.
+            OverloadedError: the rows in memory or the log exceed their limit until they are sealed.
             ClosedError: the engine is closed.
 
         """
@@ -228,8 +233,8 @@ class LiveIndex(Generic[SnapshotT]):
                 f"index {self._state.manifest.index!r} takes no writes: its store is a bucket, and the log of live "
                 "updates needs a local folder (--log)"
             )
-        live = self._state.manifest.spec.live
         state = self._state
+        live = state.manifest.spec.live
         if state.memory_rows >= live.max_rows or max(state.memory_bytes, state.log_bytes) >= live.max_bytes:
             raise OverloadedError(
                 f"{state.memory_rows} new rows in memory and {state.log_bytes >> 20} MiB of log wait to be sealed",
@@ -237,7 +242,7 @@ class LiveIndex(Generic[SnapshotT]):
             )
 
     def close(self) -> None:
-        """Let go of the log; a write that runs is finished."""
+        """Finish the running write and close the log."""
         with self._applied:
             self._closed, writer = True, self._writer
         if writer is not None:
@@ -258,35 +263,37 @@ class LiveIndex(Generic[SnapshotT]):
 
     def _commit(self, group: Sequence[Write]) -> None:
         try:
-            answers = self._committed(group)
+            answers = self._append_group(group)
         except LogGapError as error:
             self._on_gap()
             raise OverloadedError("the index moves to another version", retry_after_s=RETRY_S) from error
         except LogReplacedError as error:
             self._note_replaced(error)
-            raise StoreError(f"{error}; what is there now is opened next") from error
+            raise StoreError(f"{error}; the new one is opened next") from error
         for number, write in enumerate(group):
             answer = answers[number]
             if isinstance(answer, Exception):
                 write.outcome.set_exception(answer)
             else:
                 write.outcome.set_result(answer)
-        if self._log is not None:
-            self._tidy(self._log)
+        if (log := self._log) is not None:
+            log.tidy()
 
-    def _committed(self, group: Sequence[Write]) -> dict[int, Answer | Exception]:
-        """Append what a group comes to, and return the answer to each write, by its place in the group."""
+    def _append_group(self, group: Sequence[Write]) -> dict[int, Answer | Exception]:
+        """Append and publish the writes of a group; return the response to each, by its place in the group."""
         with self._lock:
             log = self._writable_log()
             manifest = self._state.manifest
         answers: dict[int, Answer | Exception] = {}
-        with ExitStack() as turns:
-            # The turn first: a write that waits for it must not keep others from following the log.
-            turn = turns.enter_context(log.turn(after=manifest.log_sequence, index_id=manifest.index_id))
+        with ExitStack() as stack:
+            # The transaction first: waiting for the log's lock must not stop other threads from following the log.
+            transaction = stack.enter_context(
+                log.transaction(after=manifest.log_sequence, index_id=manifest.index_id)
+            )
             with self._lock:
-                with turns.pop_all():  # leaving it commits
-                    state = self._appended(turn, group, answers)
-                # Durable from here on, and visible before anybody hears of it.
+                with stack.pop_all():  # leaving this block commits
+                    state = self._append(transaction, group, answers)
+                # The group is durable; it becomes visible before callers get their responses.
                 self._publish(state)
         return answers
 
@@ -294,7 +301,7 @@ class LiveIndex(Generic[SnapshotT]):
         if self._closed:
             raise ClosedError("the engine is closed")
         if self.replaced:
-            raise LogReplacedError(self._trouble)
+            raise LogReplacedError(self._problem)
         if self._log is None or not self._claimed:
             self._log = self._home.claim(self._log, self._state.manifest)
             self._claimed = True
@@ -303,25 +310,26 @@ class LiveIndex(Generic[SnapshotT]):
     def _note_replaced(self, error: LogReplacedError) -> None:
         if not self.replaced:
             _LOG.error("index %s: %s", self._state.manifest.index, error)
-        self.replaced, self._trouble = True, error.message
+        self.replaced, self._problem = True, error.message
         self._on_gap()
 
-    def _appended(
-        self, turn: Turn, group: Sequence[Write], answers: dict[int, Answer | Exception]
+    def _append(
+        self, transaction: LogTransaction, group: Sequence[Write], answers: dict[int, Answer | Exception]
     ) -> LiveState:
-        """Append what the writes come to, and return the state after them; `answers` gets that of each write."""
-        if turn.position < self._state.manifest.log_sequence:
+        """Append the writes of a group, add the response to each to `answers`, and return the state after them."""
+        if transaction.position < self._state.manifest.log_sequence:
             raise LogGapError("the index has moved to a version that the log does not reach")
-        if turn.position < self._state.sequence:
+        if transaction.position < self._state.sequence:
             raise LogReplacedError(
-                f"the log ends at sequence {turn.position}, and had {self._state.sequence} before: it was replaced"
+                f"the log ends at sequence {transaction.position}, and had "
+                f"{self._state.sequence} before: it was replaced"
             )
-        state = state_after(self._state, turn.read(self._state.sequence))
+        state = state_after(self._state, transaction.read(self._state.sequence))
         pending: list[tuple[int, Mutation]] = []
         size_bytes = 0
         for number, write in enumerate(group):
             try:
-                known = turn.answer_of(write.request) if write.request.id else None
+                known = transaction.answer_of(write.request) if write.request.id else None
                 if known is not None:
                     answers[number] = known
                     continue
@@ -329,24 +337,18 @@ class LiveIndex(Generic[SnapshotT]):
                     state, pending = apply(state, pending), []
                 mutation, data, count = write.resolve(state)
                 # The index may have moved to another version since it was prepared.
-                mutation = rows_fit(mutation, state.manifest, sequence=turn.position + 1)
-            except Exception as error:  # noqa: BLE001  it is this request's alone
+                mutation = rows_fit(mutation, state.manifest, sequence=transaction.position + 1)
+            except Exception as error:  # noqa: BLE001  fails this request only
                 answers[number] = error
                 continue
-            sequence = turn.append(data, request=write.request, count=count)
+            sequence = transaction.append(data, request=write.request, count=count)
             pending.append((sequence, mutation))
             size_bytes += len(data)
             answers[number] = Answer(sequence, count)
         return apply(state, pending).logged(size_bytes)
 
-    def _tidy(self, log: MutationLog) -> None:
-        try:
-            log.tidy()
-        except (IndexerError, ReadOnlyError) as error:
-            _LOG.warning("index %s: %s", self._state.manifest.index, error)
-
-    def _opened(self) -> MutationLog | None:
-        """Return the log; one that others made since is compared before it is followed."""
+    def _open_log(self) -> MutationLog | None:
+        """Return the log, None if there is none; a log that another process created is checked first."""
         if self._log is None and not self._closed and time.monotonic() >= self._open_at_s:
             log = self._home.open()
             try:
@@ -360,14 +362,15 @@ class LiveIndex(Generic[SnapshotT]):
             self._log = log
         return self._log
 
-    def _replayed(self, state: LiveState) -> LiveState:
+    def _replay(self, state: LiveState) -> LiveState:
+        """Return the state of a version after all mutations of the log; CorruptError if acknowledged ones are lost."""
         before, self._open_at_s = self._log, 0.0
-        log = self._opened()
-        if log is before:  # else it was compared right now
+        log = self._open_log()
+        if log is before:  # otherwise `_open_log` has just checked it
             self._home.check(log, state.manifest)
-        # First: others may append meanwhile.
+        # Read before the entries: other processes may append meanwhile.
         acknowledged = log.acknowledged() if log is not None else 0
-        state = self._caught_up(state)
+        state = self._apply_log(state)
         if state.sequence < acknowledged:
             raise CorruptError(
                 f"the log of index {state.manifest.index!r} ends at sequence {state.sequence}, but {acknowledged} was "
@@ -375,10 +378,11 @@ class LiveIndex(Generic[SnapshotT]):
             )
         return state
 
-    def _caught_up(self, state: LiveState) -> LiveState:
+    def _apply_log(self, state: LiveState) -> LiveState:
+        """Return the state after all further entries of the log."""
         if self._log is None:
             return state
-        # What a version holds may be truncated already, and a log that is behind has nothing for it.
+        # Reading starts after the version: its mutations may be truncated, and a log that is behind it has no entries.
         while entries := self._log.read(state.sequence):
             state = state_after(state, entries)
         return state

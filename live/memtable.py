@@ -1,10 +1,10 @@
-"""What an index is after some mutations: a version, its rows that are still alive, and the newest rows in memory.
+"""The state of an index after mutations: a version, the rows of it that are alive, and the newest rows in memory.
 
-Everything here is immutable: `apply` returns a new state, and shares with the old one what did not change. Whoever
-searches holds one state and sees neither half a batch nor anything later.
+States are immutable: `apply` returns a new state, which shares unchanged parts with the old one. A search holds one
+state and sees only whole batches, and none that is applied later.
 
-The newest rows lie in a few segments in memory. Each batch makes a small one; small ones are merged with the one before
-as long as that is not much larger (a log-structured merge), so there are few of them, and a row is copied few times.
+The newest rows are in segments in memory, called runs. Each batch makes a small run; a run is merged with the one
+before it while that is not much larger (a log-structured merge), so there are few runs, and each row is copied seldom.
 
 Shapes: N rows of a segment, R rows that die.
 """
@@ -31,24 +31,24 @@ from scannery.live.log.records import Mutation
 __all__ = ["LiveState", "Run", "apply", "begin"]
 
 SMALL_ROWS = 1024
-"""Up to so many rows, a piece is merged with every new one: one more piece in every search would cost more."""
+"""A run of up to this many rows is merged with every new one: one more run in every search would cost more."""
 GROWTH = 2
-"""A larger piece is merged when what comes after it is more than half of it: a row is copied some seven times."""
+"""A larger run is merged when the run after it has at least half its rows: a row is copied about seven times."""
 LARGE_ROWS = 1 << 14
-"""Of so many rows, a piece is not merged any more: the copy would take tens of milliseconds."""
+"""A run of this many rows is no longer merged: the copy would take tens of milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Some of the newest rows."""
+    """One segment of the newest rows."""
 
     segment: MemorySegment
     alive: AllowedRows | None = None
-    """None: all of them."""
+    """Live rows; None: all."""
 
     @property
     def rows(self) -> int:
-        """Rows that are alive."""
+        """Number of live rows."""
         return self.segment.rows if self.alive is None else self.alive.count
 
 
@@ -57,40 +57,41 @@ class LiveState:
     """An index after the mutations up to a sequence."""
 
     index: OpenIndex
-    """The version that they came upon."""
+    """The version to which the mutations apply."""
     alive: tuple[AllowedRows | None, ...]
-    """For each of its segments the rows that are still part of the index; None: all."""
-    pieces: tuple[Run, ...]
-    """The newest rows, oldest piece first."""
+    """Live rows of each segment of the version; None: all rows."""
+    runs: tuple[Run, ...]
+    """The newest rows, oldest run first."""
     sequence: int
+    """Sequence of the last mutation."""
     mutations: int = 0
     """Batches that are not in the version."""
     log_bytes: int = 0
-    """Bytes of their records: what a restart reads again. Rows that were replaced and deletions count here only."""
+    """Size of their records, which a restart reads again. Only this counts deletions and rows that were replaced."""
 
     @property
     def manifest(self) -> Manifest:
-        """That of the version."""
+        """The manifest of the version."""
         return self.index.manifest
 
     @property
     def memory_rows(self) -> int:
-        """Rows in memory, dead ones too: what bounds apply to."""
-        return sum(piece.segment.rows for piece in self.pieces)
+        """Rows in memory, including dead ones; limits apply to this number."""
+        return sum(run.segment.rows for run in self.runs)
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that they take."""
-        return sum(piece.segment.size_bytes for piece in self.pieces)
+        """Size of the rows in memory."""
+        return sum(run.segment.size_bytes for run in self.runs)
 
     def logged(self, size_bytes: int) -> LiveState:
-        """Return the state with the bytes of further records counted."""
+        """Return the state with `size_bytes` added to `log_bytes`."""
         return replace(self, log_bytes=self.log_bytes + size_bytes) if size_bytes else self
 
     def opened(self) -> OpenIndex:
-        """Return version and pieces as one index, for search."""
-        segments = (*self.index.segments, *(piece.segment for piece in self.pieces))
-        return OpenIndex(self.manifest, segments, (*self.alive, *(piece.alive for piece in self.pieces)))
+        """Return version and runs as one index, for search."""
+        segments = (*self.index.segments, *(run.segment for run in self.runs))
+        return OpenIndex(self.manifest, segments, (*self.alive, *(run.alive for run in self.runs)))
 
 
 def begin(index: OpenIndex) -> LiveState:
@@ -99,9 +100,14 @@ def begin(index: OpenIndex) -> LiveState:
 
 
 def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveState:
-    """Return the state after some mutations, each with its sequence, in order.
+    """Return the state after further mutations.
 
-    They are applied at once, so many small ones cost little more than one large one.
+    They are applied together: many small ones cost little more than one large one.
+
+    Args:
+        state: the state before them.
+        mutations: pairs of sequence and mutation, in order of sequence.
+
     """
     if not mutations:
         return state
@@ -109,14 +115,14 @@ def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveSt
     alive = tuple(
         _without(segment, mask, net) for segment, mask in zip(state.index.segments, state.alive, strict=True)
     )
-    pieces = [Run(piece.segment, _without(piece.segment, piece.alive, net)) for piece in state.pieces]
+    runs = [Run(run.segment, _without(run.segment, run.alive, net)) for run in state.runs]
     if net.rows.num_rows:
         hashes_N = net.hashes if net.plain else None
-        pieces.append(Run(MemorySegment.of(net.rows, state.manifest.spec, hashes_N=hashes_N)))
+        runs.append(Run(MemorySegment.of(net.rows, state.manifest.spec, hashes_N=hashes_N)))
     return replace(
         state,
         alive=alive,
-        pieces=_merged(pieces),
+        runs=_merged(runs),
         sequence=mutations[-1][0],
         mutations=state.mutations + len(mutations),
     )
@@ -124,18 +130,18 @@ def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveSt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Net:
-    """What some mutations come to."""
+    """Net effect of several mutations."""
 
     rows: pa.Table
-    """New rows that none of the later ones replaces or removes, with their revisions."""
+    """New rows that no later mutation replaces or removes, with their revisions."""
     ids: list[str]
     """Ids whose older rows die."""
     hashes: np.ndarray
-    """Of the ids."""
+    """`id_hashes` of the ids, uint64."""
     documents: list[str]
     """Documents whose older rows die."""
     plain: bool = False
-    """Whether the rows have just these ids, in this order."""
+    """Whether `ids` are the ids of `rows`, in the same order."""
 
 
 def _net_effect(mutations: Sequence[tuple[int, Mutation]]) -> _Net:
@@ -155,7 +161,7 @@ def _with_revision(rows: pa.Table, sequence: int) -> pa.Table:
 
 
 def _mixed_effect(mutations: Sequence[tuple[int, Mutation]]) -> _Net:
-    """Return what mutations come to that remove something, or write a row twice."""
+    """Return the net effect of mutations that remove rows, or write a row twice."""
     places: dict[str, int] = {}
     document_of: dict[int, str] = {}
     gone: dict[str, None] = {}
@@ -199,7 +205,7 @@ def _kept_rows(
 
 
 def _without(segment: Segment, alive: AllowedRows | None, net: _Net) -> AllowedRows | None:
-    """Return the rows of a segment that outlive some mutations; the very same object if all do."""
+    """Return the live rows of a segment after mutations; the same object if no row dies."""
     rows_R = segment.rows_of(net.ids, net.hashes)
     dead_R = rows_R[rows_R >= 0]
     if net.documents:
@@ -214,15 +220,15 @@ def _without(segment: Segment, alive: AllowedRows | None, net: _Net) -> AllowedR
     return segment.allow(mask_N)
 
 
-def _merged(pieces: list[Run]) -> tuple[Run, ...]:
-    kept = [piece for piece in pieces if piece.rows]
+def _merged(runs: list[Run]) -> tuple[Run, ...]:
+    kept = [run for run in runs if run.rows]
     while len(kept) > 1:
         before, last = kept[-2].rows, kept[-1].rows
         if kept[-2].segment.rows >= LARGE_ROWS or before > max(SMALL_ROWS, GROWTH * last):
             break
         parts = kept[-2:]
-        masks = [None if piece.alive is None else piece.alive.mask_N for piece in parts]
-        kept[-2:] = [Run(MemorySegment.merged([piece.segment for piece in parts], masks))]
+        masks = [None if run.alive is None else run.alive.mask_N for run in parts]
+        kept[-2:] = [Run(MemorySegment.merged([run.segment for run in parts], masks))]
     if kept and kept[-1].segment.rows > SMALL_ROWS:
         kept[-1].segment.warm()
     return tuple(kept)

@@ -1,6 +1,6 @@
-"""What is to be written, as rows: texts are cut and encoded here, before anybody waits for a turn.
+"""Prepare a write as rows: chunk and encode texts before the transaction of the log.
 
-Shapes: P passages of all datapoints, D dimensions.
+Shapes: N datapoints that are replaced whole.
 """
 
 from __future__ import annotations
@@ -8,35 +8,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import (
-    SPARSE_COLUMNS,
-    SPOKEN_COLUMN,
-    ChunkSpec,
-    IndexSpec,
-    KnownTerms,
-    Manifest,
-    written_schema,
-)
+from scannery.indexer import ChunkSpec, KnownTerms, Manifest, passage_rows, written_schema
 from scannery.live.log.records import Mutation, encode, encoder_digest, with_words
-from scannery.live.write_request import UpsertItem
+from scannery.live.write_request import Conditional, PartialUpdate, Upserts
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from scannery.embed import Chunker, Passage
-    from scannery.embed.text.documents import DocumentEncoder
+    from scannery.embed import Chunker
+    from scannery.embed.text.documents import DocumentEncoder, Passage
 
 __all__ = ["Encoders", "IndexEncoder", "PreparedUpsert", "prepare"]
 
-SPEAKERS = "speakers"
-"""The attribute that the chunker fills, as in a build."""
 ENCODE_AT_ONCE = 64
-"""Documents between two looks at the deadline."""
+"""Documents between two checks of the deadline."""
 
 
 class IndexEncoder(Protocol):
@@ -44,148 +34,111 @@ class IndexEncoder(Protocol):
 
     @property
     def documents(self) -> DocumentEncoder:
-        """What encodes documents."""
+        """Encoder of documents."""
 
     def chunker(self, chunk: ChunkSpec) -> Chunker:
-        """Return what cuts texts as a spec says."""
+        """Return the chunker for a spec."""
 
 
 class Encoders(Protocol):
-    """Where the encoder of an index is found."""
+    """Finds the encoder of an index."""
 
     def encoder_of(self, manifest: Manifest, *, field: str) -> IndexEncoder:
-        """Return it; EncoderUnavailableError if there is none, with `field` as what needs it."""
+        """Return the encoder; EncoderUnavailableError for `field` (of the request) if there is none."""
 
 
 @dataclass(frozen=True)
 class PreparedUpsert:
-    """A batch that needs nothing more than the state that it comes upon."""
+    """A batch that is ready to be resolved against the state of the index."""
 
     mutation: Mutation
     """The datapoints that are replaced whole."""
-    partial: tuple[UpsertItem, ...]
-    """Those of which only some fields change."""
-    conditional: tuple[UpsertItem, ...]
-    """Those with a condition."""
+    partial: tuple[PartialUpdate, ...] = ()
+    """Items that change only some fields."""
+    conditional: tuple[Conditional, ...] = ()
+    """Items with a condition."""
     known: KnownTerms = field(default_factory=dict, compare=False)
-    """Words of rows that change in part, found before the turn; what changes meanwhile is looked at in it."""
+    """Terms of partially updated rows, found before the transaction; it redoes those of rows that change meanwhile."""
 
     @property
     def needs_state(self) -> bool:
-        """Whether what is written depends on what there is."""
+        """Whether the mutation depends on the state of the index."""
         return bool(self.partial or self.conditional)
 
     @cached_property
     def encoded(self) -> bytes:
-        """The mutation as a record, for batches that do not need the state."""
+        """The record of the mutation, for batches that do not need the state."""
         return encode(self.mutation)
 
 
-def prepare(
-    given: Sequence[UpsertItem], manifest: Manifest, encoders: Encoders, deadline: Deadline
-) -> PreparedUpsert:
-    """Return the rows of the datapoints that are replaced whole, and what to do about the others.
+def prepare(upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: Deadline) -> PreparedUpsert:
+    """Return the rows of the datapoints that are replaced whole, and the items that need the state.
+
+    Args:
+        upserts: the validated datapoints.
+        manifest: of the index.
+        encoders: finds the encoder, if a datapoint has text and no vector.
+        deadline: checked before each ENCODE_AT_ONCE documents.
 
     Raises:
-        InvalidRequestError: a text that the encoder refuses; two datapoints that share a row.
-        EncoderUnavailableError: a text, and no encoder that could encode it.
-        DeadlineError
+        InvalidRequestError: the encoder refuses a text, or two datapoints share a row.
+        EncoderUnavailableError: a text must be encoded, and the index has no usable encoder.
+        DeadlineError: the deadline passed.
 
     """
-    replaced = [item for item in given if not item.mask]
-    texts = [item for item in replaced if item.vector is None]
-    passages, vectors = _encoded(texts, manifest, encoders, deadline) if texts else ({}, {})
-    for item in replaced:
-        if item.vector is not None:
-            passages[item.id], vectors[item.id] = [_own_passage(item)], item.vector[None, :]
-    cuts = manifest.spec.source.chunk is not None
-    mutation = Mutation(
-        _table(replaced, passages, vectors, manifest),
-        removed_documents=tuple(item.id for item in texts) if cuts else (),
-        encoder=encoder_digest(manifest),
-    )
+    rows = upserts.rows
+    removed: tuple[str, ...] = ()
+    if "embedding" not in rows.column_names or rows.column("embedding").null_count:
+        rows, removed = _with_passages(upserts, manifest, encoders, deadline)
+    mutation = Mutation(rows, removed_documents=removed, encoder=encoder_digest(manifest))
     _check_distinct(mutation)
-    mutation = with_words(mutation, manifest.spec)
-    return PreparedUpsert(
-        mutation,
-        tuple(item for item in given if item.mask),
-        tuple(item for item in given if item.condition is not None),
-    )
+    return PreparedUpsert(with_words(mutation, manifest.spec), upserts.partial, upserts.conditional)
 
 
-def _own_passage(item: UpsertItem) -> Passage:
-    from scannery.embed.text.documents import uncut
-
-    return uncut(item.text, item.span)
+def _with_passages(
+    upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: Deadline
+) -> tuple[pa.Table, tuple[str, ...]]:
+    """Return the rows of a batch with texts, and the documents whose passages they replace."""
+    spec, rows = manifest.spec, upserts.rows
+    schema = written_schema(spec, manifest.dimensions)
+    numbers_N = np.array(upserts.numbers, np.int64)
+    tables = [schema.empty_table()]
+    if "embedding" in rows.column_names:
+        has_vector_N = rows.column("embedding").is_valid().to_numpy()
+        tables.append(rows.filter(pa.array(has_vector_N)).cast(schema))
+        rows, numbers_N = rows.filter(pa.array(~has_vector_N)), numbers_N[~has_vector_N]
+    if rows.num_rows:
+        tables.append(_encoded(rows, numbers_N.tolist(), manifest, encoders, deadline))
+    removed = rows.column("id").to_pylist() if spec.source.chunk is not None else ()
+    return pa.concat_tables(tables), tuple(removed)
 
 
 def _encoded(
-    items: Sequence[UpsertItem], manifest: Manifest, encoders: Encoders, deadline: Deadline
-) -> tuple[dict[str, list[Passage]], dict[str, np.ndarray]]:
-    from scannery.embed.text.documents import cut, encode_passages
+    documents: pa.Table, numbers: Sequence[int], manifest: Manifest, encoders: Encoders, deadline: Deadline
+) -> pa.Table:
+    """Return the passages of texts as rows; `numbers` says where the texts are in the request."""
+    from scannery.embed.text.documents import cut, encode_passages, passage_columns
 
-    encoder = encoders.encoder_of(manifest, field=f"{items[0].path}.datapoint.text")
+    encoder = encoders.encoder_of(manifest, field=f"upserts[{numbers[0]}].datapoint.text")
     chunk = manifest.spec.source.chunk
     chunker = None if chunk is None else encoder.chunker(chunk)
-    passages: dict[str, list[Passage]] = {}
-    vectors: dict[str, np.ndarray] = {}
-    for start in range(0, len(items), ENCODE_AT_ONCE):
+    titles, texts = (documents.column(name).to_pylist() for name in ("title", "text"))
+    passages: list[list[Passage]] = []
+    vectors: list[np.ndarray] = []
+    for start in range(0, len(texts), ENCODE_AT_ONCE):
         deadline.check()
-        some = items[start : start + ENCODE_AT_ONCE]
-        own = [cut(item.text, chunker, item.title) for item in some]
-        found, problems = encode_passages([item.title for item in some], own, encoder.documents, chunker)
-        for item, parts, vectors_PD, problem in zip(some, own, found, problems, strict=True):
+        some = slice(start, start + ENCODE_AT_ONCE)
+        own = [cut(text, chunker, title) for text, title in zip(texts[some], titles[some], strict=True)]
+        found, problems = encode_passages(titles[some], own, encoder.documents, chunker)
+        for number, problem in zip(numbers[some], problems, strict=True):
             if problem is not None:
-                raise InvalidRequestError.at(f"{item.path}.datapoint.text", f"cannot be encoded: {problem}")
-            passages[item.id], vectors[item.id] = parts, vectors_PD
-    return passages, vectors
-
-
-def _table(
-    items: Sequence[UpsertItem],
-    passages: dict[str, list[Passage]],
-    vectors: dict[str, np.ndarray],
-    manifest: Manifest,
-) -> pa.Table:
-    schema = written_schema(manifest.spec, manifest.dimensions)
-    rows = [
-        _row(item, number, passage, manifest.spec)
-        for item in items
-        for number, passage in enumerate(passages[item.id])
-    ]
-    vectors_PD = np.concatenate(
-        [np.empty((0, manifest.dimensions), np.float32), *(vectors[item.id] for item in items)]
-    )
-    arrays = [
-        pa.FixedSizeListArray.from_arrays(pa.array(vectors_PD.reshape(-1)), type=field.type)
-        if field.name == "embedding"
-        else pa.array([row.get(field.name) for row in rows], field.type)
-        for field in schema
-    ]
-    return pa.table(arrays, schema=schema)
-
-
-def _row(item: UpsertItem, number: int, passage: Passage, spec: IndexSpec) -> dict[str, Any]:
-    from scannery.embed.text.documents import passage_id
-
-    attributes = dict(item.attributes)
-    if passage.speakers and spec.attributes.get(SPEAKERS) == "string_list" and attributes[SPEAKERS] is None:
-        attributes[SPEAKERS] = list(passage.speakers)
-    cuts = item.vector is None and spec.source.chunk is not None
-    return {
-        "id": passage_id(item.id, number) if cuts else item.id,
-        "document_id": item.document_id,
-        "title": item.title,
-        "text": passage.text,
-        SPOKEN_COLUMN: passage.spoken,
-        "text_start": passage.start,
-        "text_end": passage.end,
-        "time_start_s": passage.time_start_s,
-        "time_end_s": passage.time_end_s,
-        "payload": item.payload,
-        **dict(zip(SPARSE_COLUMNS, item.sparse or (None, None), strict=True)),
-        **attributes,
-    }
+                raise InvalidRequestError.at(
+                    f"upserts[{number}].datapoint.text", f"cannot be encoded: {problem}"
+                )
+        passages += own
+        vectors += found
+    columns = passage_columns([passage for own in passages for passage in own])
+    return passage_rows(documents, [*map(len, passages)], columns, np.concatenate(vectors), manifest.spec)
 
 
 def _check_distinct(mutation: Mutation) -> None:

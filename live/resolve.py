@@ -1,9 +1,8 @@
-"""What a write comes to, given what there is: conditions, partial updates, and how much a deletion deletes."""
+"""Resolve a write against the current state: conditions, partial updates, number of deleted datapoints."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,26 +12,30 @@ from scannery.live.log.records import Mutation, with_words
 from scannery.live.memtable import LiveState
 from scannery.live.prepare import PreparedUpsert
 from scannery.live.row_tables import whole_rows
-from scannery.live.write_request import Condition, Deletion, UpsertItem
+from scannery.live.write_request import Condition, Deletion, PartialUpdate
 from scannery.runtime.errors import ConditionError, InvalidRequestError, UnknownDatapointError
 
 __all__ = ["look_ahead", "resolve_deletion", "resolve_upsert"]
 
 Places = list[tuple[Segment, np.ndarray]]
-"""Rows, by segment."""
+"""Rows by segment."""
 
 
 def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
-    """Return the mutation that a batch is.
+    """Return the mutation of a batch.
+
+    Args:
+        upsert: the prepared batch.
+        state: the index before it.
 
     Raises:
         ConditionError: a condition does not hold.
-        UnknownDatapointError: a partial update of what is not there.
+        UnknownDatapointError: a partial update names a datapoint that does not exist.
+        InvalidRequestError: two items write the same datapoint.
 
     """
     for item in upsert.conditional:
-        if item.condition is not None:
-            _check(item.condition, _places(state, item.id), item.id, f"{item.path}.condition")
+        _check(item.condition, _places(state, item.id), item.id, f"{item.path}.condition")
     spec = state.manifest.spec
     changed = [_changed(item, state, upsert.known) for item in upsert.partial]
     if not changed:
@@ -46,10 +49,10 @@ def resolve_upsert(upsert: PreparedUpsert, state: LiveState) -> Mutation:
 
 
 def resolve_deletion(deletion: Deletion, state: LiveState) -> tuple[Mutation, int]:
-    """Return the mutation that a deletion is, and how many datapoints it removes.
+    """Return the mutation of a deletion, and the number of datapoints that it removes.
 
     Raises:
-        ConditionError: a datapoint has another revision.
+        ConditionError: a datapoint has another revision, or does not exist.
 
     """
     gone: dict[tuple[str, int], None] = {}
@@ -83,7 +86,7 @@ def _check(condition: Condition, places: Places, name: str, path: str) -> None:
 
 
 def _revision(segment: Segment, row: int) -> int:
-    """Return the revision of a row; rows of a build have 0."""
+    """Return the revision of a row; 0 if a build wrote it."""
     if REVISION_COLUMN not in segment.table.column_names:
         return 0
     revision: int | None = segment.column(REVISION_COLUMN)[row].as_py()
@@ -91,7 +94,7 @@ def _revision(segment: Segment, row: int) -> int:
 
 
 def _places(state: LiveState, name: str) -> Places:
-    """Return the rows that an upsert's id means: where texts are cut, those of the document, else the datapoint."""
+    """Return the rows that an upsert's id names: those of the document if texts are chunked, else the datapoint."""
     if state.manifest.spec.source.chunk is not None and (rows := _rows_of_document(state, name)):
         return rows
     return _rows_of_id(state, name)
@@ -120,14 +123,14 @@ def _rows_of_document(state: LiveState, document_id: str) -> Places:
 
 
 def look_ahead(upsert: PreparedUpsert, state: LiveState) -> None:
-    """Find the words of rows that change in part, as they are now: in the turn, long texts hold up other writes."""
+    """Cache the terms of partially updated rows: extracting them in the transaction would delay other writes."""
     for item in upsert.partial:
-        with contextlib.suppress(UnknownDatapointError):  # it may be there in its turn
+        with contextlib.suppress(UnknownDatapointError):  # it may exist when the write is resolved
             _changed(item, state, upsert.known)
 
 
-def _changed(item: UpsertItem, state: LiveState, known: KnownTerms) -> pa.Table:
-    """Return the rows of an existing datapoint with the fields in the mask changed, and their words."""
+def _changed(item: PartialUpdate, state: LiveState, known: KnownTerms) -> pa.Table:
+    """Return the rows of an existing datapoint with the fields of the mask changed, and their terms."""
     places = _places(state, item.id)
     path = f"{item.path}.datapoint.id"
     if not places:
@@ -136,19 +139,8 @@ def _changed(item: UpsertItem, state: LiveState, known: KnownTerms) -> pa.Table:
         )
     schema = written_schema(state.manifest.spec, state.manifest.dimensions)
     table = pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in places])
-    for name in item.mask:
-        column, value = _new_value(item, name)
+    for column, value in item.values.items():
         field = schema.field(column)
-        table = table.set_column(
-            schema.get_field_index(column), field, pa.array([value] * table.num_rows, field.type)
-        )
+        values = pa.array([value] * table.num_rows, field.type)
+        table = table.set_column(schema.get_field_index(column), field, values)
     return with_known_terms(table, state.manifest.spec.lexical, known)
-
-
-def _new_value(item: UpsertItem, name: str) -> tuple[str, Any]:
-    if name == "title":
-        return name, item.title
-    if name == "payload_json":
-        return "payload", item.payload
-    attribute = name.removeprefix("attributes.")
-    return attribute, item.attributes[attribute]

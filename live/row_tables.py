@@ -1,6 +1,6 @@
-"""Rows of open segments, as tables that new segments can be built from.
+"""Read rows of open segments as tables from which new segments are built.
 
-Shapes: N rows of a segment, R rows that are taken.
+Shapes: N rows of a segment, R selected rows.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["live_rows", "stored_schema", "whole_rows"]
 
 
 def stored_schema(manifest: Manifest) -> pa.Schema:
-    """Return the columns that a segment of live rows has: those of every segment, and the revision."""
+    """Return the schema of a segment of live rows: the columns of every segment, and the revision."""
     schema = written_schema(manifest.spec, manifest.dimensions)
     return schema.append(pa.field(REVISION_COLUMN, pa.int64()))
 
 
 def live_rows(segments: Iterable[tuple[Segment, AllowedRows | None]], schema: pa.Schema) -> pa.Table:
-    """Return the rows of some segments that are alive (None: all), with all columns of a schema."""
+    """Return the live rows of segments (None: all rows), with all columns of a schema."""
     tables = [
         whole_rows(segment, np.arange(segment.rows) if alive is None else alive.rows, schema)
         for segment, alive in segments

@@ -1,55 +1,62 @@
-"""What a write asks for, after it was checked: datapoints to write, or ids to delete.
-
-Shape: D dimensions.
-"""
+"""Validated writes: datapoints to upsert, or ids to delete."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 
-__all__ = ["Condition", "Deletion", "UpsertItem"]
+__all__ = ["Condition", "Conditional", "Deletion", "PartialUpdate", "Upserts"]
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """When a write may happen."""
+    """Condition of a write."""
 
     revision: int | None
-    """Only if the stored one is this; None: only if there is no such datapoint."""
+    """Required revision of the stored datapoint; None: the datapoint must not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditional:
+    """A datapoint that is written only if its condition holds."""
+
+    path: str
+    """Its place in the request, for errors."""
+    id: str
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class PartialUpdate:
+    """New values for some columns of an existing datapoint."""
+
+    path: str
+    """Its place in the request, for errors."""
+    id: str
+    values: Mapping[str, Any]
+    """New values by column name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpsertItem:
-    """One datapoint to write, as the request has it."""
+class Upserts:
+    """The datapoints of one request."""
 
-    path: str
-    """What it is called in errors."""
-    id: str
-    document_id: str
-    title: str | None
-    text: str | None
-    payload: str | None
-    """JSON text."""
-    attributes: Mapping[str, Any]
-    """Typed; those that are not set are None."""
-    span: tuple[int | None, int | None, float | None, float | None] | None
-    """Where the text stands in its document: text_start, text_end, time_start_s, time_end_s."""
-    vector: np.ndarray | None
-    """float32 (D,)."""
-    sparse: tuple[np.ndarray, np.ndarray] | None = None
-    """Indices and values of a sparse vector."""
-    mask: tuple[str, ...] = ()
-    """Fields to change of an existing datapoint; none: replace it whole."""
-    condition: Condition | None = None
+    rows: pa.Table
+    """Datapoints that are replaced whole, as `validate` returns them."""
+    numbers: Sequence[int]
+    """Index of each row in the request's list."""
+    partial: tuple[PartialUpdate, ...] = ()
+    """Items that change only some fields."""
+    conditional: tuple[Conditional, ...] = ()
+    """Items with a condition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """What a request wants deleted."""
+    """A request to delete datapoints by id and by document."""
 
     ids: tuple[str, ...]
     document_ids: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""How long a request may take."""
+"""Deadlines of requests."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ __all__ = ["Deadline"]
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment after which nobody waits for the answer any more."""
+    """The moment until which the caller waits for the answer."""
 
     at_s: float
-    """In the clock's seconds; infinite for none."""
+    """In seconds of `clock`; infinite: no deadline."""
     clock: Callable[[], float] = time.monotonic
 
     @classmethod
     def after(cls, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> Deadline:
-        """Return the deadline so many seconds from now; None: never."""
+        """Return the deadline in `seconds` from now; None: never."""
         return cls(math.inf if seconds is None else clock() + seconds, clock)
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left, 0 if none."""
+        """Seconds left, 0 if it has passed."""
         return max(0.0, self.at_s - self.clock())
 
     def check(self) -> None:
-        """Raise DeadlineError if it has passed. Called between the steps of long work, none of which is interrupted."""
+        """Raise DeadlineError if it has passed. Long work calls this between steps; a running step is not stopped."""
         if self.clock() >= self.at_s:
             raise DeadlineError("the deadline passed before the answer was ready")

@@ -1,22 +1,22 @@
-"""What the engine and its servers refuse or fail with.
+"""Errors of the engine and its servers.
 
 ServingError
-├── InvalidRequestError       the request is wrong; `field` says where
-├── UnknownIndexError         no such index is served
-├── UnknownDatapointError     a query by id names none
-├── UnsupportedError          a call or field of the contract that this server does not serve
-├── EncoderUnavailableError   a text query, and the index has no encoder or it cannot be used
-├── EncoderUnreachableError   a text, and the process that encodes does not answer; it may later
-├── LexicalUnavailableError   lexical or hybrid search, and the index has no words
-├── RerankerUnavailableError  reranking, and the index has no reranker or it cannot be used
-├── DeadlineError             the caller's time is up
-├── OverloadedError           refused at once rather than late
-├── ConditionError            a write whose condition does not hold; nothing was written
+├── InvalidRequestError       a field of the request is invalid; `field` names it
+├── UnknownIndexError         the server has no such index
+├── UnknownDatapointError     a query by id names a datapoint that does not exist
+├── UnsupportedError          the server does not implement the method or field
+├── EncoderUnavailableError   text was given, and the index has no usable encoder
+├── EncoderUnreachableError   text was given, and the encoder process does not respond now
+├── LexicalUnavailableError   lexical or hybrid search of an index without term statistics
+├── RerankerUnavailableError  reranking was requested, and the index has no usable reranker
+├── DeadlineError             the deadline of the request passed
+├── OverloadedError           the request was rejected because of load
+├── ConditionError            the condition of a write does not hold; nothing was written
 ├── ReadOnlyError             the index takes no writes
-├── UnauthenticatedError      no or wrong credentials
-├── PermissionDeniedError     the credentials do not allow it
-├── ConfigError               the server cannot be started like this; `field` names the option
-├── BindError                 the address cannot be listened on
+├── UnauthenticatedError      credentials are missing or invalid
+├── PermissionDeniedError     the credentials do not allow the method
+├── ConfigError               an option of the server is invalid; `field` names it
+├── BindError                 the server cannot listen on the address
 └── ClosedError               the engine is shutting down
 """
 
@@ -48,24 +48,30 @@ class ServingError(Exception):
     """Base of every error that `scannery.serving` raises on purpose.
 
     Attributes:
+        message: the text of the error.
         field: the field of the request that the error is about, or None.
-        retry_after_s: when trying again makes sense, in seconds, or None.
+        retry_after_s: seconds to wait before trying again, or None.
 
     """
 
     def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
+        """Set the attributes from the arguments of the same names."""
         super().__init__(message)
         self.message = message
         self.field = field
         self.retry_after_s = retry_after_s
 
+    def __str__(self) -> str:
+        # OSError, a base of some of these, formats its arguments differently.
+        return self.message
+
 
 class InvalidRequestError(ServingError, ValueError):
-    """The request is wrong, and will be wrong again."""
+    """A field of the request is invalid; repeating the request cannot succeed."""
 
     @classmethod
     def at(cls, field: str, what: str) -> InvalidRequestError:
-        """Return the error whose message begins with the field that it is about."""
+        """Return the error for a field, with the message "`field`: `what`"."""
         return cls(f"{field}: {what}", field=field)
 
 
@@ -74,67 +80,59 @@ class UnknownIndexError(ServingError, LookupError):
 
 
 class UnknownDatapointError(ServingError, LookupError):
-    """A query by id names a datapoint that the index does not have."""
+    """A query by id names a datapoint that does not exist."""
 
 
 class UnsupportedError(ServingError):
-    """A call or field of the contract that this server does not serve."""
+    """The server does not implement the method or field."""
 
 
 class EncoderUnavailableError(ServingError):
-    """The index cannot be asked with text."""
+    """The index has no encoder, or it cannot be used: text cannot be encoded."""
 
 
 class EncoderUnreachableError(ServingError, ConnectionError):
-    """The process that encodes texts does not answer; what needs no encoder goes on."""
-
-    def __str__(self) -> str:
-        # OSError would print its own idea of the arguments.
-        return self.message
+    """The encoder process does not respond; requests without text still succeed."""
 
 
 class LexicalUnavailableError(ServingError):
-    """The index cannot be asked by words."""
+    """The index has no term statistics: lexical and hybrid search are not possible."""
 
 
 class RerankerUnavailableError(ServingError):
-    """The hits of the index cannot be reranked."""
+    """The index has no reranker, or it cannot be used."""
 
 
 class DeadlineError(ServingError, TimeoutError):
-    """The caller's time is up."""
+    """The deadline of the request passed."""
 
 
 class OverloadedError(ServingError):
-    """Too much is going on; try again after `retry_after_s`."""
+    """The request was rejected because of load; try again after `retry_after_s`."""
 
 
 class ConditionError(ServingError):
-    """A datapoint is not in the state in which the caller wanted to write it; nothing was written."""
+    """The condition of a write (`if_absent`, `if_revision`) does not hold; nothing was written."""
 
 
 class ReadOnlyError(ServingError):
-    """The index takes no writes: it lies in a bucket, or where nothing can be written."""
+    """The index takes no writes: its store is a bucket, or its folder cannot be written."""
 
 
 class UnauthenticatedError(ServingError):
-    """No credentials, or wrong ones. Says no more, whatever was asked."""
+    """No credentials, or wrong ones. The message is the same for each request."""
 
 
 class PermissionDeniedError(ServingError):
-    """The credentials are right, and do not allow this."""
+    """The credentials are valid, and do not allow the method."""
 
 
 class ConfigError(ServingError, ValueError):
-    """The server cannot be started with these options."""
+    """An option of the server is invalid."""
 
 
 class BindError(ServingError, OSError):
-    """The address cannot be listened on."""
-
-    def __str__(self) -> str:
-        # OSError would print its own idea of the arguments.
-        return self.message
+    """The server cannot listen on the address."""
 
 
 class ClosedError(ServingError):

@@ -1,4 +1,4 @@
-"""Limits of a request, as the comments in proto/scannery/v1 promise them."""
+"""Limits of a request, as documented in proto/scannery/v1."""
 
 __all__ = [
     "DEFAULT_K",
@@ -40,7 +40,7 @@ MAX_QUERIES = 1_000
 MAX_BATCH_HITS = 100_000
 """Queries × (k + offset) of one SearchMany."""
 MAX_LEAVES = 1_000_000
-"""More than a segment has are all of them."""
+"""A segment with fewer leaves searches all of them."""
 MAX_RESCORE = 100_000
 MAX_RERANK_CANDIDATES = 1_000
 MAX_RERANK_MS = 600_000
@@ -54,17 +54,17 @@ MAX_FILTER_DEPTH = 16
 MAX_FILTER_CONDITIONS = 256
 MAX_FILTER_VALUES = 4_096
 MAX_FILTER_PARTS = 4_096
-"""Filters in a filter, those that say nothing among them: 256 conditions, each at the end of 16."""
+"""Nodes of a filter tree, empty ones included: 256 conditions, each at a depth of 16."""
 MAX_DIMENSIONS = 16_384
 MAX_STRINGS = 65_536
-"""Of one list."""
+"""Items of one string list."""
 MAX_UPSERTS = 1_000
 MAX_DELETES = 1_000
-"""Of ids, and of documents."""
+"""For ids and for document ids, each."""
 MAX_TEXT_BYTES = 1 << 20
 MAX_EMBED_TEXTS = 1_000
 MAX_ATTRIBUTE_BYTES = 1 << 20
-"""Of the strings of one value: it comes with every answer that has the row."""
+"""Total size of the strings of one value: every response with the row carries it."""
 MAX_TITLE_BYTES = 1 << 16
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_REQUEST_ID_BYTES = 64

@@ -1,4 +1,4 @@
-"""Errors to gRPC statuses: the one table."""
+"""The table from errors to gRPC status codes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LOG = logging.getLogger(__name__)
 DETAIL_KEY = "scannery-error-bin"
 """Trailing metadata that holds a serialised `ErrorDetail`."""
 
-# All trailing metadata together may have 8 KiB, and the message travels twice: once with three bytes for each byte
-# that is not ASCII, once in base64.
+# All trailing metadata together may take 8 KiB, and the message is sent twice: percent-encoded (three bytes for each
+# byte that is not ASCII) and in base64.
 _MAX_MESSAGE_BYTES = 1200
 _MAX_FIELD_BYTES = 400
 
-# The first class that matches counts, so bases come last.
+# The first matching class wins, so base classes come last.
 _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (serving.InvalidRequestError, StatusCode.INVALID_ARGUMENT),
     (serving.UnknownIndexError, StatusCode.NOT_FOUND),
@@ -56,7 +56,7 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
 )
 
 
-# They are about the request, and quote nothing but that.
+# Their messages quote only the request.
 _OF_THE_REQUEST = (
     serving.InvalidRequestError,
     serving.UnknownIndexError,
@@ -66,33 +66,33 @@ _OF_THE_REQUEST = (
     indexer.InvalidRecordError,
 )
 _PLACE = re.compile(r"(?<![\w/.])(?:[a-z][a-z0-9+.-]*:/|\.{0,2})/[^\s'\",;)]+")
-"""A folder, a file or a bucket."""
+"""The path of a folder or file, or the URI of a bucket."""
 
 
 def status_for_callers(error: Exception) -> tuple[StatusCode, str, ErrorDetail]:
-    """Return `status_of` without the server's folders and buckets, which are not for callers to know.
+    """Return `status_of` with the server's paths and buckets removed from the message.
 
-    The log has the whole message, under a number that the caller is told.
+    The full message is logged under a number, which the returned message names.
     """
     code, message, detail = status_of(error)
-    told, places = _PLACE.subn("[...]", message)
+    redacted, places = _PLACE.subn("[...]", message)
     if not places or isinstance(error, _OF_THE_REQUEST):
         return code, message, detail
     number = secrets.token_hex(4)
     _LOG.warning("error %s: %s", number, error)
-    detail.message = told = f"{told} (the log of the server has all of it as error {number})"
-    return code, told, detail
+    detail.message = redacted = f"{redacted} (the server's log has the full message of error {number})"
+    return code, redacted, detail
 
 
 def status_of(error: Exception) -> tuple[StatusCode, str, ErrorDetail]:
-    """Return the status, message and detail for an error.
+    """Return the gRPC status, message and detail for an error.
 
-    One that nobody expected becomes INTERNAL without its text, which may tell what callers should not know; whoever
-    answers strangers writes it to a log.
+    An error outside the table becomes INTERNAL without its text, which may reveal server internals; the caller of this
+    function logs it.
     """
     code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
     if code is None:
-        message = f"internal error ({type(error).__name__}); the log of the server says more"
+        message = f"internal error ({type(error).__name__}); see the server's log"
         return StatusCode.INTERNAL, message, ErrorDetail(message=message)
     message = _shortened(str(error) or type(error).__name__, _MAX_MESSAGE_BYTES)
     field = getattr(error, "field", None) or ""
@@ -104,6 +104,6 @@ def status_of(error: Exception) -> tuple[StatusCode, str, ErrorDetail]:
 
 
 def _shortened(text: str, size_bytes: int) -> str:
-    # Messages may quote requests, which hold any Unicode but must be sent as UTF-8.
+    # Messages may quote requests, whose text may hold surrogates, which UTF-8 cannot encode.
     data = text.encode("utf-8", "replace")
     return (data if len(data) <= size_bytes else data[:size_bytes]).decode("utf-8", "ignore")

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,17 +19,13 @@ from scannery.embed.errors import InvalidTextError
 from scannery.embed.text.chunking import Chunker, Passage
 from scannery.embed.text.transcripts import spoken_text
 
-__all__ = ["DocumentEncoder", "cut", "cut_all", "encode_passages", "passage_id", "uncut"]
+__all__ = ["DocumentEncoder", "cut", "cut_all", "encode_passages", "passage_columns", "uncut"]
 
 # Texts in one call of the encoder: enough to sort by length, few enough to encode again when one is refused.
 ENCODE_TEXTS = 8192
 
 MOST_CUTTING = 8
 """Most threads that cut texts: a third of the work holds the interpreter's lock, so more threads would wait for it."""
-
-
-Span: TypeAlias = tuple[int | None, int | None, float | None, float | None]
-"""Place of a text in its document: first character, one past the last; start and end of its time in seconds."""
 
 
 class DocumentEncoder(Protocol):
@@ -43,15 +39,22 @@ class DocumentEncoder(Protocol):
         """Return the vectors of texts, float32 (N, D); InvalidTextError for a text without a vector."""
 
 
-def uncut(text: str | None, span: Span | None = None) -> Passage:
-    """Return a whole text as one passage. `span`: its place in its document; None: the text is the document."""
-    start, end, time_start_s, time_end_s = span or (
-        None if text is None else 0,
-        None if text is None else len(text),
-        None,
-        None,
+_COLUMNS = {
+    "text": "text",
+    "text_start": "start",
+    "text_end": "end",
+    "time_start_s": "time_start_s",
+    "time_end_s": "time_end_s",
+    "_spoken": "spoken",
+    "speakers": "speakers",
+}
+
+
+def uncut(text: str | None) -> Passage:
+    """Return a whole text as one passage."""
+    return (
+        Passage(None, None, None) if text is None else Passage(text, 0, len(text), spoken=spoken_text(text))
     )
-    return Passage(text, start, end, time_start_s, time_end_s, None if text is None else spoken_text(text))
 
 
 def cut(text: str | None, chunker: Chunker | None, title: str | None = None) -> list[Passage]:
@@ -73,9 +76,9 @@ def cut_all(
         return list(threads.map(cut, texts, repeat(chunker), titles))
 
 
-def passage_id(document_id: str, number: int) -> str:
-    """Return the id of the datapoint that holds a document's passage `number`, counted from 0."""
-    return f"{document_id}#{number}"
+def passage_columns(passages: Sequence[Passage]) -> dict[str, list[Any]]:
+    """Return the fields of passages as columns, by their names in an index."""
+    return {name: [getattr(passage, field) for passage in passages] for name, field in _COLUMNS.items()}
 
 
 def encode_passages(

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -53,6 +54,18 @@ ARROW_TYPES: dict[AttributeType, pa.DataType] = {
 
 def datapoint_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
     """Return the Arrow schema of the datapoints of an index: fixed columns, then one column per attribute."""
+    return _schema(tuple(spec.attributes.items()), spec.source.sparse_vector is not None, dimensions)
+
+
+def written_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
+    """Return the Arrow schema of datapoints on their way into a segment: `datapoint_schema`, and what is spoken."""
+    return datapoint_schema(spec, dimensions).append(pa.field(SPOKEN_COLUMN, pa.string()))
+
+
+@lru_cache(maxsize=256)  # every small write needs it, and it takes as long as the validation of a datapoint
+def _schema(
+    attributes: tuple[tuple[str, AttributeType], ...], has_sparse: bool, dimensions: int
+) -> pa.Schema:
     fixed = [
         pa.field("id", pa.string(), nullable=False),
         pa.field("document_id", pa.string(), nullable=False),
@@ -66,14 +79,9 @@ def datapoint_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
         pa.field("time_end_s", pa.float64()),
         pa.field("payload", pa.string()),
     ]  # fmt: skip
-    if spec.source.sparse_vector is not None:
+    if has_sparse:
         fixed += [pa.field(name, kind) for name, kind in SPARSE_COLUMNS.items()]
-    return pa.schema(fixed + [pa.field(name, ARROW_TYPES[kind]) for name, kind in spec.attributes.items()])
-
-
-def written_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
-    """Return the Arrow schema of datapoints on their way into a segment: `datapoint_schema`, and what is spoken."""
-    return datapoint_schema(spec, dimensions).append(pa.field(SPOKEN_COLUMN, pa.string()))
+    return pa.schema(fixed + [pa.field(name, ARROW_TYPES[kind]) for name, kind in attributes])
 
 
 def vectors_of(table: pa.Table) -> np.ndarray:

@@ -20,7 +20,7 @@ _MODULE = _WITHOUT_CURRENT + "runpy.run_module(sys.argv.pop(1), run_name='__main
 _SCRIPT = _WITHOUT_CURRENT + "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 
 # The folder that holds this package: it stays on the import path, even if it is the current folder.
-_HOME = Path(os.path.abspath(__file__)).parents[2]  # noqa: PTH100 -- resolve() would follow links
+_HOME = Path(os.path.abspath(__file__)).parents[3]  # noqa: PTH100 -- resolve() would follow links
 
 
 def python_command(program: str | Path, arguments: Sequence[str]) -> list[str]:

@@ -1,10 +1,10 @@
-"""The SQLite database of a mutation log: its schema, connections to it, and its errors in our words.
+"""The SQLite database of a mutation log: schema, connections, translation of errors.
 
-Pages are 16 KiB: a batch of 100 vectors takes ten of them, and one small upsert writes no more than two.
+Pages are 16 KiB: a batch of 100 vectors takes ten pages, and one small upsert writes at most two.
 
-SQLite comes from a wheel (apsw), not from the system, so its version is known. Versions before 3.51.3 may lose commits
-when a checkpoint meets a commit that begins the write-ahead log anew (https://sqlite.org/wal.html, "the WAL-reset
-bug"); they are refused.
+SQLite comes from a wheel (apsw), not from the system, so its version is known. Versions before 3.51.3 are refused: they
+may lose commits when a checkpoint meets a commit that restarts the write-ahead log (https://sqlite.org/wal.html, "the
+WAL-reset bug").
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = [
     "check_sqlite",
     "connected",
     "create_database",
-    "explained",
     "sqlite_version",
+    "translated_errors",
     "upgrade",
 ]
 
 LOG_FORMAT = 2
-"""Version of the database that this code writes; it refuses later ones, and reads those from 1 on.
+"""Version of the database that this code writes; it reads 1 to 2 and refuses later versions.
 
-2 knows which log it is and of which index, and has the digests of requests. A log of format 1 becomes one by the first
-write. Releases that know only format 1 refuse it: they would not compare.
+2 added the ids of log and index, and the digests of requests. The first write upgrades a log of format 1. Releases that
+know only format 1 refuse format 2: they would not compare the ids.
 """
 
-APPLICATION_ID = 0x5363616E  # "Scan": tells our databases from others
+APPLICATION_ID = 0x5363616E  # "Scan"
 PAGE_BYTES = 1 << 14
 BUSY_MS = 10_000
 _SOUND_SQLITE = (3, 51, 3)
@@ -56,15 +56,15 @@ CREATE INDEX answers_by_age ON answers (answered_at);
 
 
 def sqlite_version() -> str:
-    """Return the version of SQLite that logs are written with, as "3.54.1"."""
+    """Return the version of the SQLite library, as "3.54.1"."""
     return apsw.sqlite_lib_version()
 
 
 def check_sqlite(version: str | None = None) -> None:
-    """Refuse a SQLite that may lose commits.
+    """Refuse a version of SQLite that may lose commits; None: the version of the library.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: the version may lose commits.
 
     """
     version = version or sqlite_version()
@@ -73,22 +73,22 @@ def check_sqlite(version: str | None = None) -> None:
     if parts < _SOUND_SQLITE and not backported:
         needed = ".".join(map(str, _SOUND_SQLITE))
         raise ConfigError(
-            f"SQLite {version} may lose live updates that were acknowledged; {needed} or later is needed: "
-            "install a later apsw"
+            f"SQLite {version} may lose acknowledged live updates; {needed} or later is needed: install a later apsw"
         )
 
 
 def connected(path: Path) -> apsw.Connection:
-    """Return a connection to a log, for any thread but one at a time.
+    """Return a connection to a log; any thread may use it, one at a time.
 
     Raises:
-        FormatError, CorruptError, ReadOnlyError, StoreError: it is of a later format, damaged, or cannot be opened.
+        FormatError, CorruptError, ReadOnlyError, StoreError: the log has a later format, is damaged, or cannot be
+            opened.
         ConfigError: SQLite may lose commits.
 
     """
     check_sqlite()
     mode = mode_of(path)
-    with explained(path):
+    with translated_errors(path):
         connection = apsw.Connection(
             f"{path.absolute().as_uri()}?mode={mode.value}",
             flags=apsw.SQLITE_OPEN_URI
@@ -97,7 +97,7 @@ def connected(path: Path) -> apsw.Connection:
         try:
             connection.set_busy_timeout(BUSY_MS)
             _check_format(connection, path)
-            # FULL: every commit is synced. Set by connection, not by database.
+            # FULL syncs every commit. SQLite stores the setting per connection, not per database.
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA wal_autocheckpoint = 0")
         except BaseException:
@@ -132,15 +132,15 @@ def create_database(path: Path) -> None:
 
 
 def upgrade(connection: apsw.Connection) -> None:
-    """Bring a log of an earlier format to the present one, inside of a transaction."""
+    """Upgrade a log of an earlier format to LOG_FORMAT, inside a transaction."""
     if connection.pragma("user_version") < LOG_FORMAT:
         connection.execute("ALTER TABLE answers ADD COLUMN digest BLOB")
         connection.execute(f"PRAGMA user_version = {LOG_FORMAT}")
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn the errors of SQLite into ours."""
+def translated_errors(path: Path) -> Iterator[None]:
+    """Raise errors of SQLite as errors of `scannery`."""
     try:
         yield
     except apsw.Error as error:
@@ -152,7 +152,9 @@ def _translated(path: Path, error: apsw.Error) -> Exception:
         case apsw.CorruptError() | apsw.NotADBError():
             return CorruptError(f"the mutation log {path} is damaged: {error}")
         case apsw.ReadOnlyError() | apsw.PermissionsError():
-            return ReadOnlyError(f"no writes are taken: the mutation log {path} cannot be written ({error})")
+            return ReadOnlyError(
+                f"the index takes no writes: its mutation log {path} cannot be written ({error})"
+            )
         case apsw.FullError():
             return StoreError(f"the mutation log {path} cannot be used now: the disk is full")
         case _:

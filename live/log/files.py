@@ -1,9 +1,9 @@
-"""The files of a mutation log beside its database: made, marked, locked.
+"""The files of a mutation log beside its database: creation, permissions, lock.
 
-Only one process has the turn to append. Whose it is, is decided by `flock` on a file beside the database: it wakes up
-the next one at once, while SQLite's own lock is polled. The kernel frees it when its holder dies.
+One process appends at a time. It holds `flock` on a file beside the database, which wakes the next waiter at once,
+whereas waiters poll SQLite's own lock. The kernel releases it when its holder dies.
 
-All files are their owner's alone. A lock file that others can read is one that they can lock, and hold for ever.
+Only the owner can access the files: a user who can read a lock file can lock it, and hold the lock indefinitely.
 """
 
 from __future__ import annotations
@@ -30,54 +30,55 @@ __all__ = [
     "exclusive",
     "files_of_log",
     "make_folders",
-    "mark",
-    "marked",
     "mode_of",
     "open_private",
-    "refusal",
+    "read_mark",
+    "restrict_permissions",
     "sync_folder",
-    "tighten",
     "wal_of",
+    "write_error",
+    "write_mark",
 ]
 
 LOG_FILE = "log.sqlite"
 TURN_FILE = "turn.lock"
 DRAFT_FILE = f".new-{LOG_FILE}"
-"""A log that does not have its name yet. Not a draft of the store's: gc would take it away."""
+"""Name of a log while it is created. The store's names for drafts differ: gc removes those."""
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 
 
 def wal_of(path: Path) -> Path:
-    """Return where the write-ahead log of a database is."""
+    """Return the path of the write-ahead log of a database."""
     return path.with_name(f"{LOG_FILE}-wal")
 
 
 def files_of_log(folder: Path) -> list[str]:
-    """Return the names of what there is of a log in a folder, also where the database itself is missing."""
+    """Return the names of a log's files in a folder, also if the database itself is missing."""
     names = sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
     return [name for name in names if name == TURN_FILE or name.startswith(LOG_FILE)]
 
 
 class Mode(enum.Enum):
-    """How a log can be opened."""
+    """How a log can be opened; the value is for SQLite's URI."""
 
     OPEN = "rw"
     READ = "ro"
-    """Its folder cannot be written."""
-    STILL = "ro&immutable=1"
-    """Besides, the last writer has closed it: to read it, SQLite would create files, unless it is told of that."""
+    """The folder cannot be written."""
+    IMMUTABLE = "ro&immutable=1"
+    """The folder cannot be written, and the last writer closed the log: without `immutable`, SQLite would create
+    files to read it."""
 
 
 def mode_of(path: Path) -> Mode:
     """Return how a log can be opened now."""
     if os.access(path.parent, os.W_OK):
         return Mode.OPEN
-    return Mode.READ if wal_of(path).exists() else Mode.STILL
+    return Mode.READ if wal_of(path).exists() else Mode.IMMUTABLE
 
 
 def make_folders(folder: Path) -> None:
-    """Create a folder of logs and its parents, durably, for their owner alone; those that exist stay as they are.
+    """Create a folder and its missing parents, durably and with mode 0700; existing folders keep their mode.
 
     Raises:
         ReadOnlyError, StoreError: it cannot be created.
@@ -89,13 +90,13 @@ def make_folders(folder: Path) -> None:
             item.mkdir(mode=FOLDER_MODE, exist_ok=True)
             sync_folder(item.parent, files=False)
     except OSError as error:
-        raise refusal(folder, error) from error
+        raise write_error(folder, error) from error
 
 
 def open_private(path: Path) -> int:
-    """Return the descriptor of a file for its owner alone, created where it is missing.
+    """Return the descriptor of a file with mode 0600, created if it is missing.
 
-    A superuser creates it for the owner of the folder, whose server could not open it otherwise.
+    Root gives it to the owner of the folder, whose server could not open it otherwise.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -111,8 +112,8 @@ def open_private(path: Path) -> int:
     return descriptor
 
 
-def tighten(folder: Path) -> None:
-    """Take the rights of others from the folder of a log and its files, where they are ours."""
+def restrict_permissions(folder: Path) -> None:
+    """Remove group and other permissions from a log's folder and files that this user owns."""
     with suppress(OSError):  # a read-only file system
         for path in (folder, *folder.iterdir()):
             with suppress(FileNotFoundError):
@@ -122,7 +123,7 @@ def tighten(folder: Path) -> None:
 
 
 def sync_folder(folder: Path, *, files: bool = True) -> None:
-    """Make the names in a folder durable, by default also the content of the files in it."""
+    """Make the names in a folder durable, and by default also the content of its files."""
     own = [item for item in folder.iterdir() if item.is_file()] if files else []
     for path in (*own, folder):
         descriptor = os.open(path, os.O_RDONLY)
@@ -134,41 +135,42 @@ def sync_folder(folder: Path, *, files: bool = True) -> None:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[int]:
-    """Hold the turn among the processes of this machine; gives the lock's file, for `mark`."""
+    """Hold the lock to append among the processes of this machine; gives its descriptor for `write_mark`."""
     try:
         descriptor = open_private(path.with_name(TURN_FILE))
     except OSError as error:
-        raise refusal(path.parent, error) from error
+        raise write_error(path.parent, error) from error
     try:
         with held_by_this_process(descriptor):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield descriptor
     finally:
-        # To close it is not enough: a process that was forked meanwhile has it, too, and would keep the turn.
+        # Closing is not enough: a process forked meanwhile also has the descriptor, and would keep the lock.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 class Mark(NamedTuple):
-    """What the lock's file notes."""
+    """Content of the lock file."""
 
     sequence: int
-    """The last one that was acknowledged; 0 where nothing is noted."""
+    """The last acknowledged sequence; 0 if the file has none."""
     log_id: str | None
-    """In which log; None in files of early days."""
+    """Id of the log; None in files that releases without ids wrote."""
 
 
-def mark(descriptor: int, sequence: int, log_id: str) -> None:
-    """Note in the lock's file what is about to be acknowledged; not synced, since that would cost as much again.
+def write_mark(descriptor: int, sequence: int, log_id: str) -> None:
+    """Write to the lock file the sequence that is about to be acknowledged.
 
-    A write-ahead log that is damaged ends for SQLite before the damage, as if nothing had come after it.
+    It reveals lost commits: SQLite reads a damaged write-ahead log up to the damage, as if nothing had followed.
+    It is not synced, which would double the cost of a commit.
     """
-    with suppress(OSError):  # it helps to find out, and nothing depends on it
+    with suppress(OSError):  # a diagnostic; correctness does not depend on it
         os.pwrite(descriptor, f"{sequence:020d} {log_id}\n".encode(), 0)
 
 
-def marked(path: Path) -> Mark:
-    """Return the last sequence that was acknowledged, as far as that is noted."""
+def read_mark(path: Path) -> Mark:
+    """Return the content of the lock file beside a log; Mark(0, None) if it cannot be read."""
     try:
         sequence, *log_id = path.with_name(TURN_FILE).read_text().split()
         return Mark(int(sequence), log_id[0] if log_id else None)
@@ -176,8 +178,8 @@ def marked(path: Path) -> Mark:
         return Mark(0, None)
 
 
-def refusal(folder: Path, error: OSError) -> Exception:
-    """Return what a write is refused with, where its folder cannot be written."""
+def write_error(folder: Path, error: OSError) -> Exception:
+    """Return the error for a write whose folder cannot be written."""
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return ReadOnlyError(f"no writes are taken: {folder} cannot be written ({error.strerror})")
+        return ReadOnlyError(f"the index takes no writes: {folder} cannot be written ({error.strerror})")
     return StoreError(f"{folder}: {error.strerror or error}")

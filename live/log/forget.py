@@ -1,4 +1,4 @@
-"""Give up a log that is lost, so that an index takes writes again."""
+"""Give up a lost log, so that an index takes writes again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["forget_log"]
 
 
 def forget_log(store: Store, index: str, *, log_root: Path | None = None) -> Registration | None:
-    """Let an index begin a new log, and return which one it used; None if it used none.
+    """Let an index begin a new log, and return the registration of its former log; None if it had none.
 
-    What the former log has and no version does is lost. So it must have been moved away first: a process that has it
-    open then notices, and takes no more writes to it.
+    Mutations of the former log that were not sealed are lost. It must be moved away first: processes that have it open
+    notice that, and stop writing to it.
 
     Raises:
-        NotFoundError: no such index.
-        AlreadyExistsError: there is a log, or what is left of one.
+        NotFoundError: there is no such index.
+        AlreadyExistsError: files of a log still exist.
 
     """
     manifest = read_manifest(store, index)
@@ -35,7 +35,7 @@ def forget_log(store: Store, index: str, *, log_root: Path | None = None) -> Reg
                 f"{folder} has a log already ({', '.join(found)}): seal it, or move that folder away first"
             )
     if manifest.log_sequence < manifest.log_reached:
-        # A build wanted records of that log applied upon it. No others may be taken for these.
+        # A build expects records of the former log to be applied to it; records of a new log must not replace them.
         reached = {"log_sequence": manifest.log_reached, "log_floor": manifest.log_reached}
         commit(store, manifest.model_copy(update={"parent": manifest.version, **reached}))
     if known is not None:

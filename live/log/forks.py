@@ -1,10 +1,10 @@
-"""Forks: what a child of this process must not inherit from SQLite.
+"""Close SQLite connections before this process forks, and reopen them after.
 
-SQLite remembers, in memory that a fork copies, which locks its process holds on a file; the locks themselves stay with
-the parent. A child that opens the file finds that memory and takes no lock. Other processes then remove the write-ahead
-log under it, and what it commits is lost. So all connections are closed before a fork and opened again after it. Where
-that is not possible, because a commit takes long, the child is refused the file. Threads that fork at once do so one
-after the other, or one of them would let go of what another one holds.
+SQLite keeps a table of its process's file locks in memory. A fork copies the table, while the locks stay with the
+parent. A child that opens the file finds the table and takes no lock; other processes then remove the write-ahead log
+under it, and its commits are lost. So all connections are closed before a fork and reopened after it. If that is not
+possible because a commit takes long, the child may not open the file. Threads that fork at the same time do so one
+after the other, or one would release the locks of another.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from scannery.indexer import StoreError
 __all__ = ["Forkable", "check_not_inherited", "held_by_this_process", "no_forks", "watch_forks"]
 
 FORK_S = 2.0
-"""For all logs together. A fork waits no longer for commits that run."""
+"""Seconds that a fork waits for running commits, for all logs together."""
 
 
 class Forkable(Protocol):
-    """What has connections."""
+    """A log with connections to SQLite."""
 
     path: Path
 
     def before_fork(self, timeout_s: float) -> bool:
-        """Close the connections and keep others from opening them; return whether that was possible in time."""
+        """Close the connections and prevent new ones; return whether that succeeded in time."""
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Let others open them again."""
+        """Allow connections again."""
 
 
 class _Fork(NamedTuple):
@@ -44,28 +44,30 @@ class _Fork(NamedTuple):
 
 _WATCHED: weakref.WeakSet[Forkable] = weakref.WeakSet()
 _INHERITED: set[tuple[int, int]] = set()
+"""Device and inode of files that a parent had open during the fork: this process may not open them."""
 _HELD: set[int] = set()
+"""Descriptors that a child closes."""
 _FORKS: list[_Fork] = []
-"""Several only where a signal's handler forks while its thread is about to."""
+"""Running forks; more than one only if a signal handler forks while its thread is forking."""
 _FORKING = threading.RLock()
 
 
 @contextmanager
 def no_forks() -> Iterator[None]:
-    """Let no thread fork: for connections that no `Forkable` has."""
+    """Prevent forks, for connections that do not belong to a `Forkable`."""
     with _FORKING:
         yield
 
 
 def watch_forks(log: Forkable) -> None:
-    """Take care of the connections of a log whenever this process forks; call it before it has any."""
+    """Close the connections of a log whenever this process forks; call this before it has any."""
     with _FORKING:
         _WATCHED.add(log)
 
 
 @contextmanager
 def held_by_this_process(descriptor: int) -> Iterator[int]:
-    """Keep a file that is locked from children: they would keep the lock after the death of this process."""
+    """Close a locked file in forked children: they would hold the lock after the death of this process."""
     _HELD.add(descriptor)
     try:
         yield descriptor
@@ -74,7 +76,7 @@ def held_by_this_process(descriptor: int) -> Iterator[int]:
 
 
 def check_not_inherited(path: Path) -> None:
-    """Raise StoreError if SQLite's memory of a file was inherited by this process."""
+    """Raise StoreError if this process inherited SQLite's lock table for a file."""
     if not _INHERITED:
         return
     with suppress(FileNotFoundError):

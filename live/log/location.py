@@ -1,4 +1,4 @@
-"""Where the log of an index lies."""
+"""Location of the log of an index."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ LOG_FOLDER = "log"
 
 
 def log_folder(root: Path | None, index: str) -> Path | None:
-    """Return the folder of an index's log below a store or the folder that stands in for one; None without either."""
+    """Return the folder of an index's log below `root`: the store's folder, or one given for logs; None without one."""
     return None if root is None else root / index / LOG_FOLDER

@@ -1,7 +1,7 @@
-"""The mutation log: the durable order of all upserts and deletes of an index, as a protocol.
+"""Protocols of the mutation log: the durable order of all upserts and deletes of an index.
 
-What is above it knows sequences and bytes, nothing of files, locks or machines. live/log/sqlite_log.py is the
-implementation for one machine, live/log/home.py finds the log of an index.
+Callers see sequences and bytes, and no files, locks or machines. live/log/sqlite_log.py is the implementation for one
+machine; live/log/home.py finds the log of an index.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = [
     "LogHome",
     "LogIdentity",
     "LogReplacedError",
+    "LogTransaction",
     "MutationLog",
     "Request",
-    "Turn",
     "WrongLogError",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One batch of mutations."""
+    """One record: a batch of mutations, which `records.decode` reads."""
 
     sequence: int
     data: bytes
@@ -37,143 +37,150 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request was answered, kept so that a repeated one does nothing."""
+    """The response to a write, kept so that a repeated request writes nothing."""
 
     sequence: int
+    """Sequence of its batch."""
     count: int
     """Datapoints written or deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What tells a repeated request from another one."""
+    """Identity of a write request, by which a repeated request is recognised."""
 
     id: str
-    """As the caller gave it; empty: it is not remembered."""
+    """As the caller gave it; empty: repetitions are not recognised."""
     caller: str = ""
-    """Name of the principal: callers do not share ids. Empty where credentials are not asked for."""
+    """Name of the principal: each caller has its own ids. Empty if the server requires no credentials."""
     digest: bytes = b""
-    """Of all that it asks for."""
+    """Hash of the request's content."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """Which log it is, and whose."""
+    """Ids of a log and its index."""
 
     log_id: str | None
-    """Random, 32 hex digits; None in a log of early days that was not written to since."""
+    """Random, 32 hexadecimal digits; None if only releases without ids wrote to the log."""
     index_id: str | None
-    """That of the index, as far as it is known to the log."""
+    """Id of the index; None if the log does not know it."""
     sqlite_version: str | None
-    """Of the SQLite that wrote last."""
+    """Version of SQLite that wrote last."""
 
 
 class LogGapError(IndexerError):
-    """The records asked for were truncated: a version has them in its segments by now."""
+    """The requested records were truncated: the segments of a version hold them."""
 
 
 class LogReplacedError(IndexerError):
-    """The log that was opened is not the one that is there now: removed, replaced, or of another index."""
+    """The opened log was removed or replaced, or belongs to another index."""
 
 
 class WrongLogError(IndexerError):
-    """The log that is found is not the one that the index has used: of another index, or another log of it.
-
-    Or none is found, where the index has one elsewhere.
-    """
+    """The log found is not the one that the index uses, or none is found and the index has one elsewhere."""
 
 
-class Turn(Protocol):
-    """The right to append. What is appended in a turn becomes durable together, when it ends."""
+class LogTransaction(Protocol):
+    """Appends to the log that become durable together, when the transaction ends. There is one at a time."""
 
     @property
     def position(self) -> int:
         """The last sequence."""
 
     def read(self, after: int) -> Sequence[LogEntry]:
-        """Return all entries after a sequence; nobody else appends during the turn."""
+        """Return all entries after a sequence; no other process appends during the transaction."""
 
     def answer_of(self, request: Request) -> Answer | None:
-        """Return what the request was answered within the last hour, or None.
+        """Return the response that the request got within the last hour, or None.
 
         Raises:
-            InvalidRequestError: another request had its id.
+            InvalidRequestError: a different request used its id.
 
         """
 
     def append(self, data: bytes, *, request: Request | None = None, count: int = 0) -> int:
-        """Append a batch and return its sequence."""
+        """Append a batch and return its sequence.
+
+        Args:
+            data: the record.
+            request: kept with the response, so that a repetition is recognised; None: not kept.
+            count: datapoints written or deleted.
+
+        """
 
 
 class MutationLog(Protocol):
     """Batches of mutations, numbered from 1 without gaps. Safe to use from several threads and processes."""
 
-    def turn(self, *, after: int, index_id: str | None = None) -> AbstractContextManager[Turn]:
-        """Wait for the turn to append, and commit at its end; an exception inside takes everything back.
+    def transaction(
+        self, *, after: int, index_id: str | None = None
+    ) -> AbstractContextManager[LogTransaction]:
+        """Wait for the exclusive lock, and commit at the end; an exception inside rolls back.
 
         Args:
-            after: sequences up to this one were used already, whatever the log knows of them.
-            index_id: of the index that is written to; a log without one takes it.
+            after: sequences up to this one are in use, whether the log has them or not.
+            index_id: id of the index that is written to; a log without one adopts it.
 
         Raises:
-            LogReplacedError: another log has taken its place, or it is of another index.
+            LogReplacedError: the log was replaced, or belongs to another index.
             ReadOnlyError: the log cannot be written.
-            StoreError: it cannot be written now (the disk is full, it does not answer).
+            StoreError: it cannot be written now (the disk is full or does not respond).
 
         """
 
     def read(self, after: int, *, max_bytes: int = ...) -> Sequence[LogEntry]:
-        """Return the entries after a sequence, in order: at least one if there is any, and then up to `max_bytes`.
+        """Return the entries after a sequence, in order, until they have `max_bytes`; none only if there are none.
 
         Raises:
             LogGapError: the log begins later.
-            CorruptError: an entry is damaged, or one is missing.
+            CorruptError: an entry is damaged or missing.
 
         """
 
     def changed(self) -> bool:
-        """Return whether another connection may have appended since this was last asked; costs microseconds.
+        """Return whether another connection may have appended since the last call; takes microseconds.
 
         Raises:
-            LogReplacedError: another log has taken its place.
+            LogReplacedError: the log was replaced.
 
         """
 
     def position(self) -> int:
-        """Return the last sequence, 0 if there was none."""
+        """Return the last sequence, 0 if there is none."""
 
     def identity(self) -> LogIdentity:
-        """Return which log it is."""
+        """Return the ids of the log and its index."""
 
     def acknowledged(self) -> int:
-        """Return the last sequence that is known to have been acknowledged, from elsewhere than the entries.
+        """Return the last acknowledged sequence, from a source other than the entries.
 
-        May be behind, never ahead: where the entries end before it and no version has the rest, some were lost.
+        It may be too low, never too high: if the entries end before it and no version has the rest, some were lost.
 
         Raises:
-            WrongLogError: what knows of it is of another log.
+            WrongLogError: that source belongs to another log.
 
         """
 
     def truncate(self, up_to: int) -> None:
-        """Remove the entries up to a sequence, and give back their space."""
+        """Remove the entries up to a sequence, and free their space."""
 
     def tidy(self) -> None:
-        """Do what has to be done now and then and would hold up a commit; called after commits, outside of a turn."""
+        """Do periodic work that would hold up a commit; called after commits, outside of a transaction. Logs errors."""
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close the log's files."""
 
 
 class LogHome(Protocol):
-    """Where the log of an index is, and which one it must be."""
+    """Finds the log of an index, and checks that it is the right one."""
 
     @property
     def writable(self) -> bool:
-        """Whether there is a place for a log at all."""
+        """Whether there is a place for a log."""
 
     def open(self) -> MutationLog | None:
-        """Return the log, opened; None if it was never made.
+        """Return the opened log; None if it does not exist.
 
         Raises:
             FormatError, CorruptError, ReadOnlyError, StoreError: it cannot be opened.
@@ -181,20 +188,20 @@ class LogHome(Protocol):
         """
 
     def check(self, log: MutationLog | None, manifest: Manifest) -> None:
-        """Compare what was found with what the index must have.
+        """Check that the log is the one that the index uses; None: that the index has none.
 
         Raises:
-            WrongLogError: it is another log, or none where there must be one.
-            CorruptError: less is there than was acknowledged.
-            StoreError: the store does not answer.
+            WrongLogError: the index uses another log.
+            CorruptError: acknowledged mutations are missing.
+            StoreError: the store does not respond.
 
         """
 
     def claim(self, log: MutationLog | None, manifest: Manifest) -> MutationLog:
-        """Return the log to write to, made if `log` is None; from then on, the index takes no other.
+        """Return the log to write to, created if `log` is None, and register it as the only one of the index.
 
         Raises:
-            WrongLogError: the index has another one already.
+            WrongLogError: the index uses another log.
             FormatError, CorruptError, ReadOnlyError, StoreError: it cannot be opened or created.
 
         """

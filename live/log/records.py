@@ -1,7 +1,7 @@
-"""Mutations as bytes: one Arrow stream for each batch.
+"""Encode mutations as records of the log: one Arrow stream per batch.
 
-The stream holds the new rows with everything that was found out about them (passages, vectors), and its metadata what
-they replace. So whoever replays a log needs neither an encoder nor an older version of the index.
+The stream holds the new rows with everything derived from them (passages, vectors); its metadata holds the removals.
+So replaying a log needs neither an encoder nor an older version of the index.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ from scannery.indexer import (
 __all__ = ["RECORD_FORMAT", "Mutation", "decode", "encode", "encoder_digest", "rows_fit", "with_words"]
 
 RECORD_FORMAT = 1
-"""Version of the records that this code writes; it refuses later ones."""
+"""Version of the records that this code writes; later versions are refused."""
 
 _KEY = b"scannery.mutation"
 _HASHES = "_id_hash"
-"""A column of records alone: what every worker that applies one would have to find out for itself."""
+"""A column of records only: it saves every worker that applies the record from hashing the ids."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """What one batch changes: removals first, then the new rows, each of which replaces the row with its id."""
+    """One batch: removals apply first, then each new row replaces the row with its id."""
 
     rows: pa.Table
-    """The columns of `written_schema`, and the words where the index has any. Ids are distinct."""
+    """The columns of `written_schema`, and WORD_COLUMNS if the index is lexical. Ids are distinct."""
     removed_ids: tuple[str, ...] = ()
+    """Ids of rows to remove."""
     removed_documents: tuple[str, ...] = ()
-    """All rows of these documents go."""
+    """Ids of documents of which all rows are removed."""
     encoder: str | None = None
-    """Digest of the encoder in whose space the vectors are; None where the index has none."""
+    """Digest of the encoder that made the vectors; None if the index has no encoder."""
     words: dict[str, Any] | None = None
-    """`LexicalSpec.rules` by which the words were made; None: the rows have none yet."""
+    """`LexicalSpec.rules` with which WORD_COLUMNS were computed; None: the rows lack them."""
     known_hashes: np.ndarray | None = None
-    """The `id_hashes` of the new rows, if a record had them."""
+    """The `id_hashes` of the new rows, uint64, if the record holds them."""
 
     @cached_property
     def hashes(self) -> np.ndarray:
@@ -64,7 +65,7 @@ class Mutation:
 
 
 def encode(mutation: Mutation) -> bytes:
-    """Return a mutation as bytes."""
+    """Return a mutation as a record."""
     header = {
         "format": RECORD_FORMAT,
         "removed_ids": mutation.removed_ids,
@@ -82,11 +83,15 @@ def encode(mutation: Mutation) -> bytes:
 
 
 def decode(data: bytes, *, sequence: int) -> Mutation:
-    """Return the mutation in a record.
+    """Return the mutation of a record.
+
+    Args:
+        data: the record.
+        sequence: its sequence, for errors.
 
     Raises:
-        FormatError: it is of a later format.
-        CorruptError: it is no record.
+        FormatError: its format is later than RECORD_FORMAT.
+        CorruptError: it is not a valid record.
 
     """
     try:
@@ -101,7 +106,7 @@ def decode(data: bytes, *, sequence: int) -> Mutation:
             f"{RECORD_FORMAT}; upgrade it"
         )
     rows, hashes_N = rows.replace_schema_metadata(None), None
-    if _HASHES in rows.column_names:  # older records lack it
+    if _HASHES in rows.column_names:  # records of earlier releases lack it
         hashes_N = rows.column(_HASHES).to_numpy()
         rows = rows.drop_columns([_HASHES])
     return Mutation(
@@ -115,14 +120,14 @@ def decode(data: bytes, *, sequence: int) -> Mutation:
 
 
 def encoder_digest(manifest: Manifest) -> str | None:
-    """Return what names the space of an index's vectors."""
+    """Return the digest of the encoder that made an index's vectors; None if it has no encoder."""
     return None if manifest.encoder is None else manifest.encoder.get("digest")
 
 
 def with_words(mutation: Mutation, spec: IndexSpec) -> Mutation:
-    """Return a mutation whose rows have the words that the index has of them.
+    """Return the mutation with the WORD_COLUMNS that the index's spec asks for.
 
-    It takes long for long texts, so it is done before a write's turn, and what it comes to is in the record.
+    Long texts take long, so this is done before the write's transaction, and the record holds the result.
     """
     rules = None if spec.lexical is None else spec.lexical.rules
     if mutation.words == rules:
@@ -132,10 +137,15 @@ def with_words(mutation: Mutation, spec: IndexSpec) -> Mutation:
 
 
 def rows_fit(mutation: Mutation, manifest: Manifest, *, sequence: int) -> Mutation:
-    """Return a mutation with the columns and words that a version has; attributes that it lacks are null.
+    """Return the mutation converted to the schema of a version; attributes that it lacks are null.
+
+    Args:
+        mutation: the mutation.
+        manifest: of the version.
+        sequence: sequence of the mutation, for errors.
 
     Raises:
-        FormatError: its vectors are not of the space of this version, or an attribute is of another type.
+        FormatError: its vectors were made by another encoder, or an attribute has another type.
 
     """
     schema = written_schema(manifest.spec, manifest.dimensions)

@@ -1,7 +1,7 @@
-"""Which log an index uses: one object in the store, created before the first write is taken.
+"""The registration of an index's log: one object in the store, created before the first write is accepted.
 
-A log may lie outside of the store, so two processes that were given different folders would each begin one, and
-acknowledge what the other never sees. The first one is registered by a conditional put; a second one is refused.
+A log may lie outside the store, so two processes with different folders would each begin a log, and acknowledge writes
+that the other never sees. The first log is registered by a conditional put; a second one is refused.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ REGISTRATION_FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """The log of an index."""
+    """The log that an index uses."""
 
     log_id: str
+    """32 hexadecimal digits."""
     path: str | None
-    """Folder of the log when it was registered, absolute; None: in the store."""
+    """Absolute folder of the log when it was registered; None: inside the store."""
     host: str
-    """Name of that machine; for people."""
+    """Host name of the machine that registered it."""
     created_at: str
+    """ISO 8601, UTC."""
 
     @property
     def where(self) -> str:
-        """What a message calls the place of the log."""
+        """Location of the log, for messages."""
         return "in the store" if self.path is None else f"in {self.path} on host {self.host}"
 
     def folder(self, store: Store, index: str) -> Path | None:
-        """Return the folder where this machine had it when it was registered; None: on another machine."""
+        """Return the registered folder on this machine; None: it is on another machine, or the store is a bucket."""
         if self.path is None:
             return log_folder(store.local_root, index)
         return Path(self.path) if self.host == socket.gethostname() else None
 
     def is_in(self, store: Store, folder: Path) -> bool:
-        """Return whether it is the log of this folder, or was when it was registered."""
+        """Return whether the log was registered for this folder of this machine."""
         return self.path == _path_of(store, folder) and (
             self.path is None or self.host == socket.gethostname()
         )
@@ -56,10 +58,12 @@ def registration_key(index: str) -> str:
 
 
 def registered(store: Store, index: str) -> Registration | None:
-    """Return which log an index uses; None if it was never written to, or only by releases that registered none.
+    """Return the registration of an index's log.
+
+    None: the index was never written to, or only by releases that registered no logs.
 
     Raises:
-        CorruptError: the object cannot be read.
+        CorruptError: the object is damaged.
 
     """
     key = registration_key(index)
@@ -75,16 +79,16 @@ def registered(store: Store, index: str) -> Registration | None:
 
 
 def register(store: Store, index: str, log_id: str, folder: Path | None) -> None:
-    """Make a log the one that an index uses; nothing happens where it is that already.
+    """Register the log of an index. Repeating it changes nothing, or updates the folder of a log that was moved.
 
     Args:
-        store: of the index.
-        index: its name.
-        log_id: of the log, which must exist.
-        folder: of the log; None: it lies in the store.
+        store: store of the index.
+        index: name of the index.
+        log_id: id of the log, which must exist.
+        folder: folder of the log; None: inside the store.
 
     Raises:
-        WrongLogError: the index uses another one.
+        WrongLogError: the index uses another log.
 
     """
     registration = Registration(
@@ -103,14 +107,14 @@ def register(store: Store, index: str, log_id: str, folder: Path | None) -> None
     if known is None or known.log_id != log_id:
         where = known.where if known else "elsewhere"
         raise WrongLogError(
-            f"index {index!r} has its live updates in another log, {where}: that in {folder or 'the store'} takes none"
+            f"index {index!r} uses another log, {where}: the log in {folder or 'the store'} takes no writes"
         )
-    if (known.path, known.host) != (registration.path, registration.host):  # it was moved
+    if (known.path, known.host) != (registration.path, registration.host):  # the log was moved
         store.write(registration_key(index), _to_json(registration))
 
 
 def forget(store: Store, index: str) -> None:
-    """Let the index begin a new log; what the one before has and no version does is lost."""
+    """Remove the registration, so that the index begins a new log; mutations that were not sealed are lost."""
     store.delete(registration_key(index))
 
 

@@ -1,9 +1,9 @@
 """The mutation log of one machine: an SQLite database in WAL mode, synced at every commit.
 
-One commit costs one sync of the write-ahead log, however many batches are in it. Checkpoints are not left to commits,
-which would pay for them now and then (`checkpoint`).
+A commit costs one sync of the write-ahead log, for any number of batches. Checkpoints run apart from commits, which
+they would delay (`checkpoint`).
 
-All calls of an object share two connections: one to append, one to read.
+Each object has two connections: one to append, one to read.
 """
 
 from __future__ import annotations
@@ -19,25 +19,31 @@ from pathlib import Path
 import apsw
 
 from scannery.indexer import StoreError
-from scannery.live.log.database import BUSY_MS, connected, create_database, explained, sqlite_version
+from scannery.live.log.database import (
+    BUSY_MS,
+    connected,
+    create_database,
+    sqlite_version,
+    translated_errors,
+)
 from scannery.live.log.files import (
     DRAFT_FILE,
     LOG_FILE,
     Mode,
     exclusive,
     make_folders,
-    mark,
-    marked,
     mode_of,
     open_private,
+    read_mark,
+    restrict_permissions,
     sync_folder,
-    tighten,
     wal_of,
+    write_mark,
 )
 from scannery.live.log.forks import check_not_inherited, no_forks, watch_forks
 from scannery.live.log.mutation_log import LogEntry, LogIdentity, LogReplacedError, WrongLogError
-from scannery.live.log.turn import (
-    SqliteTurn,
+from scannery.live.log.transaction import (
+    SqliteTransaction,
     adopt,
     entries_after,
     identify,
@@ -53,35 +59,42 @@ _LOG = logging.getLogger(__name__)
 READ_BYTES = 64 << 20
 CHECKPOINT_BYTES = 64 << 20
 CHECKPOINT_MS = 200
-"""A checkpoint that is to give back space waits for those who read, and writers wait for it. Who reads for longer (a
-backup, a process that was stopped) keeps the space until the next one."""
+"""A checkpoint that frees space waits this long for readers, while writers wait for it. If a reader takes longer (a
+backup, a stopped process), the next checkpoint frees the space."""
 TRUNCATE_AT_ONCE = 64
-"""Records removed in one transaction: writers wait for it."""
+"""Records removed in one transaction, during which writers wait."""
 CLOSE_S = 5.0
+"""Seconds that `close` waits for a running commit, and for a running checkpoint."""
 
 
 class SqliteLog:
-    """A `MutationLog` in a local folder; it outlives forks, in the parent and in the child (log_forks.py)."""
+    """A `MutationLog` in a local folder; it stays usable after a fork, in parent and child (forks.py)."""
 
     def __init__(self, folder: Path, *, create: bool = False, clock: Callable[[], float] = time.time) -> None:
         """Open the log in a folder.
 
+        Args:
+            folder: of the log.
+            create: create the log if there is none.
+            clock: returns seconds since 1970; decides how long responses are kept.
+
         Raises:
             FileNotFoundError: there is none, and `create` is false.
-            FormatError: it is of a later format, or something else altogether.
+            FormatError: its format is later than this code's, or it is not a log.
             CorruptError: it is damaged.
             ReadOnlyError, StoreError: it cannot be opened or created.
-            LogReplacedError: it was replaced meanwhile.
+            LogReplacedError: it was replaced while it was opened.
 
         """
         self.path = folder / LOG_FILE
         self._clock = clock
         self._write_lock = threading.Lock()
         self._read_lock = threading.Lock()
-        self._tidying = threading.Lock()
-        self._unchecked_bytes = 0
+        self._checkpointing = threading.Lock()
+        self._uncheckpointed_bytes = 0
         self._closed = False
-        self._seen: int | None = None
+        self._data_version: int | None = None
+        """SQLite's counter of other connections' commits at the last `changed`."""
         self._reader: apsw.Connection | None = None
         self._writer: apsw.Connection | None = None
         watch_forks(self)
@@ -89,25 +102,25 @@ class SqliteLog:
             if not create:
                 raise FileNotFoundError(self.path)
             _create(self.path)
-        tighten(folder)
+        restrict_permissions(folder)
         self._mode = mode_of(self.path)
-        self._file = _file_of(self.path)
-        with self._read_lock:  # which a fork waits for
+        self._file_id = _file_id(self.path)
+        with self._read_lock:  # a fork waits for this lock
             check_not_inherited(self.path)
             self._reader = connected(self.path)
-            if _file_of(self.path) != self._file:
+            if _file_id(self.path) != self._file_id:
                 self._close_reader()
                 raise LogReplacedError(f"the mutation log {self.path} was replaced while it was opened")
 
     @contextmanager
-    def turn(self, *, after: int, index_id: str | None = None) -> Iterator[SqliteTurn]:
-        """Wait for the turn to append; see MutationLog."""
+    def transaction(self, *, after: int, index_id: str | None = None) -> Iterator[SqliteTransaction]:
+        """Wait for the lock, and append in a transaction; see MutationLog."""
         self._check_file()
-        with self._write_lock, exclusive(self.path) as lock, explained(self.path):
+        with self._write_lock, exclusive(self.path) as lock, translated_errors(self.path):
             self._check_file()
             self._check_open()
             with self._read_lock:
-                self._refresh()
+                self._update_mode()
             if self._writer is None:
                 check_not_inherited(self.path)
                 self._writer = connected(self.path)
@@ -115,16 +128,16 @@ class SqliteLog:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 log_id = adopt(connection, index_id)
-                turn = SqliteTurn(connection, after, self._clock)
-                yield turn
-                turn.forget_answers()
+                transaction = SqliteTransaction(connection, after, self._clock)
+                yield transaction
+                transaction.forget_answers()
                 connection.execute("COMMIT")
-                # Again: nothing is to be acknowledged that went into a file without a name.
+                # Again: a commit to a file that was removed or renamed must not be acknowledged.
                 self._check_file()
-                mark(lock, turn.position, log_id)
-                self._unchecked_bytes += turn.appended_bytes
+                write_mark(lock, transaction.position, log_id)
+                self._uncheckpointed_bytes += transaction.appended_bytes
             except BaseException:
-                # Whether a commit that failed took place is not known; a new connection will see.
+                # A failed commit may have taken effect or not; a new connection reads the truth.
                 self._writer = None
                 with suppress(apsw.Error):
                     connection.execute("ROLLBACK")
@@ -132,19 +145,19 @@ class SqliteLog:
                 raise
 
     def _check_file(self) -> None:
-        """Raise LogReplacedError unless the connections are to the file that has the log's name.
+        """Raise LogReplacedError unless the connections belong to the file at the log's path.
 
-        A folder may be renamed or restored under a process, whose connections stay with the file that they opened.
+        If the folder is renamed or restored while the log is open, the connections stay with the former file.
         """
-        now = _file_of(self.path)
-        if now != self._file:
+        now = _file_id(self.path)
+        if now != self._file_id:
             what = "was removed" if now is None else "was replaced by another one"
             raise LogReplacedError(f"the mutation log {self.path} {what} while it was open")
 
     def read(self, after: int, *, max_bytes: int = READ_BYTES) -> Sequence[LogEntry]:
         """Return the entries after a sequence; see MutationLog."""
-        with self._read_lock, explained(self.path):
-            # One transaction, or records could go between the two questions.
+        with self._read_lock, translated_errors(self.path):
+            # One transaction, or records could be truncated between the two queries.
             reader = self._reading()
             reader.execute("BEGIN")
             try:
@@ -153,25 +166,25 @@ class SqliteLog:
                 reader.execute("COMMIT")
 
     def changed(self) -> bool:
-        """Return whether another connection may have written since this was last asked; see MutationLog."""
+        """Return whether another connection may have written since the last call; see MutationLog."""
         self._check_file()
-        with self._read_lock, explained(self.path):
-            self._refresh()
+        with self._read_lock, translated_errors(self.path):
+            self._update_mode()
             version: int = self._reading().pragma("data_version")
-            before, self._seen = self._seen, version
+            before, self._data_version = self._data_version, version
             return version != before
 
-    def _refresh(self) -> None:
-        """Open the log again where it could not be written when it was opened, and can be now.
+    def _update_mode(self) -> None:
+        """Close the reader if it was opened read-only and the log can be opened in another mode now.
 
-        SQLite takes what it saw then for granted, in all connections of a process.
+        SQLite applies the first mode to all connections of a process.
         """
         if self._mode is not Mode.OPEN and (mode := mode_of(self.path)) is not self._mode:
             self._close_reader()
             self._mode = mode
 
     def _reading(self) -> apsw.Connection:
-        """Return the connection to read with; opened anew after a fork, or where the log can be written by now."""
+        """Return the connection to read with, opened if it is closed (after a fork, or after a change of mode)."""
         self._check_open()
         if self._reader is None:
             check_not_inherited(self.path)
@@ -181,7 +194,7 @@ class SqliteLog:
             except BaseException:
                 reader.close()
                 raise
-            self._reader, self._seen = reader, None
+            self._reader, self._data_version = reader, None
         return self._reader
 
     def _close_reader(self) -> None:
@@ -200,64 +213,61 @@ class SqliteLog:
 
     def position(self) -> int:
         """Return the last sequence."""
-        with self._read_lock, explained(self.path):
+        with self._read_lock, translated_errors(self.path):
             return position_of(self._reading())
 
     def acknowledged(self) -> int:
-        """Return the last sequence that is known to have been acknowledged; see MutationLog."""
-        noted, known = marked(self.path), self.identity()
-        if noted.log_id and noted.log_id != known.log_id:
+        """Return the last acknowledged sequence that the lock file names; see MutationLog."""
+        mark, known = read_mark(self.path), self.identity()
+        if mark.log_id and mark.log_id != known.log_id:
             raise WrongLogError(
-                f"{self.path} is not the log whose turn.lock lies beside it: one of the two files was replaced"
+                f"{self.path} and the turn.lock beside it belong to different logs: one of the two files was replaced"
             )
-        return noted.sequence
+        return mark.sequence
 
     def identity(self) -> LogIdentity:
-        """Return which log it is, and of which index."""
-        with self._read_lock, explained(self.path):
+        """Return the ids of the log and its index."""
+        with self._read_lock, translated_errors(self.path):
             return identity_of(self._reading())
 
     def truncated(self) -> int:
         """Return the sequence up to which entries were removed."""
-        with self._read_lock, explained(self.path):
+        with self._read_lock, translated_errors(self.path):
             return truncated_of(self._reading())
 
     def truncate(self, up_to: int) -> None:
-        """Remove the entries up to a sequence, few at a time, so that nobody waits long for a turn."""
+        """Remove the entries up to a sequence, TRUNCATE_AT_ONCE per transaction, so that writers wait briefly."""
         if self.truncated() >= up_to:
             return
         while (low := self.truncated()) < up_to:
-            self._truncate_some(min(low + TRUNCATE_AT_ONCE, up_to))
+            with self.transaction(after=0) as transaction:
+                transaction.truncate(min(low + TRUNCATE_AT_ONCE, up_to))
         self.checkpoint(truncate=True)
 
-    def _truncate_some(self, up_to: int) -> None:
-        with self.turn(after=0) as turn:
-            turn.truncate(up_to)
-
     def size_bytes(self) -> int:
-        """Return the bytes of all files of the log."""
+        """Return the size of the log's files in bytes."""
         files = (self.path, wal_of(self.path))
         return sum(path.stat().st_size for path in files if path.exists())
 
     def tidy(self) -> None:
-        """Bring a long write-ahead log into the database, so that it begins anew; in a thread, while others append."""
-        # Its file stays as large as it was, so its size would say that it is long for ever after.
-        if self._unchecked_bytes < CHECKPOINT_BYTES or not self._tidying.acquire(blocking=False):
+        """Checkpoint a write-ahead log with more than CHECKPOINT_BYTES, in a thread, while others append."""
+        # The file keeps its size after a checkpoint, so the size does not tell how much is new.
+        if self._uncheckpointed_bytes < CHECKPOINT_BYTES or not self._checkpointing.acquire(blocking=False):
             return
-        self._unchecked_bytes = 0
-        threading.Thread(target=self._tidied, name="scannery-checkpoint", daemon=True).start()
+        self._uncheckpointed_bytes = 0
+        threading.Thread(target=self._checkpoint_in_thread, name="scannery-checkpoint", daemon=True).start()
 
-    def _tidied(self) -> None:
+    def _checkpoint_in_thread(self) -> None:
         try:
             self.checkpoint()
         except Exception:  # noqa: BLE001
-            _LOG.warning("the mutation log %s cannot be tidied now", self.path, exc_info=True)
+            _LOG.warning("the mutation log %s cannot be checkpointed now", self.path, exc_info=True)
         finally:
-            self._tidying.release()
+            self._checkpointing.release()
 
     def checkpoint(self, *, truncate: bool = False) -> None:
-        """Bring what is in the write-ahead log into the database; with `truncate`, give back its space too."""
-        with self._write_lock, exclusive(self.path), explained(self.path):
+        """Copy the write-ahead log into the database; with `truncate`, free its space too."""
+        with self._write_lock, exclusive(self.path), translated_errors(self.path):
             if self._closed:
                 return
             if self._writer is None:
@@ -269,7 +279,7 @@ class SqliteLog:
 
     def copy_to(self, path: Path) -> None:
         """Write a consistent copy of the log to a new file, while others append."""
-        with self._read_lock, explained(self.path):
+        with self._read_lock, translated_errors(self.path):
             os.close(open_private(path))
             target = apsw.Connection(str(path))
             try:
@@ -279,76 +289,81 @@ class SqliteLog:
                 target.close()
 
     def close(self) -> None:
-        """Close the connections; one that waits for its turn is left to the end of the process."""
+        """Close the connections; one whose commit takes longer than CLOSE_S stays open until the process ends."""
         with self._read_lock:
             self._closed = True
             self._close_reader()
-        if self._tidying.acquire(timeout=CLOSE_S):
-            self._tidying.release()
+        if self._checkpointing.acquire(timeout=CLOSE_S):
+            self._checkpointing.release()
         if self._write_lock.acquire(timeout=CLOSE_S):
             self._close_writer()
             self._write_lock.release()
 
     def before_fork(self, timeout_s: float) -> bool:
-        """Close the connections and hold the locks; see log_forks."""
+        """Close the connections and hold the locks; see forks.py."""
         if not self._write_lock.acquire(timeout=timeout_s):
             return False
         if not self._read_lock.acquire(timeout=timeout_s):
             self._write_lock.release()
             return False
-        with suppress(apsw.Error):  # or the locks would be held for ever
+        with suppress(apsw.Error):  # an exception would leave the locks held
             self._close_writer()
             self._close_reader()
         return True
 
     def after_fork(self, *, in_child: bool) -> None:
-        """Let go of the locks; the connections are opened again when they are needed."""
+        """Release the locks; connections are opened again when they are needed."""
         if in_child:
-            self._tidying = threading.Lock()  # the thread that may have it is the parent's
+            self._checkpointing = threading.Lock()  # the thread that may hold it exists only in the parent
         self._read_lock.release()
         self._write_lock.release()
 
 
 def rename_log(path: Path, *, log_id: str, index_id: str | None) -> None:
-    """Give a copy of a log, which no process uses, ids of its own; it is one file afterwards.
+    """Set the ids of a copy of a log that no process uses; afterwards it is a single file.
+
+    Args:
+        path: of the copy.
+        log_id: its new id, 32 hexadecimal digits.
+        index_id: id of the index that it belongs to from now on.
 
     Raises:
-        FormatError, CorruptError, StoreError: it is no log, or damaged.
+        FormatError, CorruptError, StoreError: it is not a log, or damaged.
 
     """
-    with explained(path), no_forks():
+    with translated_errors(path), no_forks():
         connection = connected(path)
         try:
             connection.execute("BEGIN IMMEDIATE")
             identify(connection, LogIdentity(log_id, index_id, sqlite_version()))
             connection.execute("COMMIT")
         finally:
-            connection.close()  # the last one: brings the write-ahead log into the file
+            connection.close()  # closing the last connection copies the write-ahead log into the file
 
 
-def _file_of(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from all others as long as it is open; None if there is none."""
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file, which identify it while it is open; None if there is none."""
     try:
-        status = os.stat(path)  # noqa: PTH116  every look at the log pays for it
+        status = os.stat(path)  # noqa: PTH116  called for every check of the log
     except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_dev, status.st_ino
 
 
 def _create(path: Path) -> None:
-    """Create an empty log; of several processes that try, one does."""
+    """Create an empty log, once if several processes try."""
     make_folders(path.parent)
-    with explained(path), exclusive(path):
+    with translated_errors(path), exclusive(path):
         if path.exists():
             return
         draft = path.with_name(DRAFT_FILE)
         for leftover in path.parent.glob(f"{draft.name}*"):
             leftover.unlink()
-        # SQLite gives the files that it makes beside a database the rights of that.
+        # SQLite gives the files that it creates beside a database the permissions of the database.
         os.close(open_private(draft))
         with no_forks():
             create_database(draft)
-        # Complete before it has its name; the folders too must survive a power cut.
+        # Renamed once complete; the names of the folders too must survive a power cut.
         draft.rename(path)
         sync_folder(path.parent)
         sync_folder(path.parent.parent, files=False)

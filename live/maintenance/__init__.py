@@ -1,1 +1,1 @@
-"""What happens to an index beside writes: seals, merges, backups, rollbacks, and when each is due."""
+"""Maintenance of an index: seals, merges, backups and rollbacks, and their schedule."""

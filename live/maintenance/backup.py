@@ -1,7 +1,7 @@
-"""Backup: a consistent copy of an index, version and log, while it is served and written to.
+"""Backup: a consistent copy of an index (version and log) while it is served and written to.
 
-The copy lies in a store of its own, in the same layout: it can be verified, copied back, and served as it is where it
-lies in a folder. It is an index of its own, with ids of its own: both may be written to from then on.
+The copy is in another store with the same layout: it can be verified, restored and, in a folder, served directly. It is
+a separate index with its own ids: both may be written to afterwards.
 """
 
 from __future__ import annotations
@@ -47,36 +47,44 @@ from scannery.runtime.errors import ReadOnlyError
 __all__ = ["BackupReport", "restore", "snapshot"]
 
 MAX_ATTEMPTS = 10
-"""Against versions that are committed while the log is copied."""
+"""Attempts to copy the log, if versions are committed meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackupReport:
-    """What was copied."""
+    """Content of a copy."""
 
     index: str
     version: int
     sequence: int
-    """Mutations up to this one are in the copy."""
+    """Last mutation in the copy."""
     files: int
+    """Files, including the manifest and the log."""
     size_bytes: int
+    """Size of segments and log."""
 
 
 def snapshot(store: Store, index: str, target: Store, *, log_root: Path | None = None) -> BackupReport:
     """Copy the current version of an index, and the log after it, to a store that does not have the index.
 
+    Args:
+        store: of the index.
+        index: its name.
+        target: store of the copy.
+        log_root: parent folder of all logs; None: the folder of the store.
+
     Raises:
-        NotFoundError: no such index.
+        NotFoundError: there is no such index.
         AlreadyExistsError: the target has the index.
         CorruptError: a file of the version is damaged.
-        WrongLogError: the log of the index is not where it was looked for.
+        WrongLogError: the log of the index is not in the folder.
 
     """
     place = LogPlace(store, index, log_root)
     if place.folder is None and (known := registered(store, index)) is not None:
         raise WrongLogError(
-            f"index {index!r} has live updates in a log {known.where}; give its folder with --log, or the copy "
-            "would lack those that are not sealed"
+            f"the log of index {index!r} is {known.where}; pass its folder with --log, or the copy would lack the "
+            "live updates that are not sealed"
         )
     with scratch_folder("backup") as folder, _lease(store, index) as lease:
         copy = folder / LOG_FILE
@@ -89,26 +97,32 @@ def snapshot(store: Store, index: str, target: Store, *, log_root: Path | None =
             target.write_file(_log_key(index), copy)
             size_bytes += copy.stat().st_size
             register(target, index, fork.log_id, None)
-        # Last: it is what makes the copy one.
-        _publish(target, fork.manifest)
+        # Last: the manifest makes the copy visible.
+        target.create(manifest_key(index, manifest.version), fork.manifest.to_json())
     return _report(manifest, sequence, size_bytes, with_log=sequence > manifest.log_sequence)
 
 
 def restore(backup: Store, index: str, store: Store, *, log_root: Path | None = None) -> BackupReport:
-    """Copy an index back from a store that `snapshot` has written.
+    """Copy an index back from a store that `snapshot` wrote.
 
-    What is restored is a fork: the index that the copy was made of may still be written to, or other copies of it. So
-    it gets an id of its own, in its version and in its log, and neither log is ever taken for the other's.
+    The restored index is a fork: the original or other copies may still be written to. So its version and its log get
+    new ids, which keep the logs of forks apart.
+
+    Args:
+        backup: store of the copy.
+        index: name of the index.
+        store: where to restore it.
+        log_root: parent folder of all logs; None: the folder of the store.
 
     Raises:
         NotFoundError: the backup does not have the index.
         CorruptError: a file of the backup is damaged.
-        AlreadyExistsError: the store has it, or there is a log in its place: restore into another store, or remove it
-            first.
-        ReadOnlyError: there is a log, and no local folder to put it.
+        AlreadyExistsError: the store has the index, or its folder has a log: restore into another store, or remove
+            them first.
+        ReadOnlyError: the backup has a log, and there is no local folder for it.
 
     """
-    read_manifest(backup, index)  # a clear NotFoundError
+    read_manifest(backup, index)  # raises NotFoundError before anything is written
     _check_absent(store, index)
     folder = LogPlace(store, index, log_root).folder
     _check_no_log(folder)
@@ -125,13 +139,13 @@ def restore(backup: Store, index: str, store: Store, *, log_root: Path | None = 
             sequence = max(sequence, _place_log(path, folder, fork))
             register(store, index, fork.log_id, folder)
             size_bytes += path.stat().st_size
-    _publish(store, fork.manifest)
+    store.create(manifest_key(index, manifest.version), fork.manifest.to_json())
     return _report(manifest, sequence, size_bytes, with_log=sequence > manifest.log_sequence)
 
 
 @dataclass(frozen=True)
 class _Fork:
-    """A copy of an index, as an index of its own."""
+    """New ids for a copy of an index."""
 
     manifest: Manifest
     log_id: str
@@ -141,14 +155,14 @@ class _Fork:
         return cls(manifest.model_copy(update={"index_id": new_index_id()}), new_index_id())
 
     def rename(self, copy: Path) -> None:
-        """Give a log that is not in use yet the ids of the fork."""
+        """Set the ids of the fork in a log that is not in use yet."""
         rename_log(copy, log_id=self.log_id, index_id=self.manifest.index_id)
 
 
 def _from_backup(backup: Store, index: str, copy: Path) -> tuple[Manifest, int]:
-    """Return the manifest of a backup and its last sequence, with a copy of its log, if it has one."""
+    """Return the manifest of a backup and its last sequence, and copy its log, if any, to `copy`."""
     place = LogPlace(backup, index)
-    if place.writable:  # it may be served by now, and written to: then its log is more than one file
+    if place.writable:  # servers may have written to the backup since: then its log has several files
         return _consistent(backup, index, place, copy)
     manifest = read_manifest(backup, index)
     if backup.exists(_log_key(index)):
@@ -161,7 +175,7 @@ def _from_backup(backup: Store, index: str, copy: Path) -> tuple[Manifest, int]:
 
 @contextmanager
 def _lease(store: Store, index: str) -> Iterator[WorkLease | None]:
-    """Give what keeps gc from the version that is copied; None where the store cannot be written."""
+    """Give a lease that keeps the copied version from garbage collection; None if the store cannot be written."""
     with ExitStack() as stack:
         lease = None
         with suppress(StoreError):
@@ -172,7 +186,7 @@ def _lease(store: Store, index: str) -> Iterator[WorkLease | None]:
 def _consistent(
     store: Store, index: str, place: LogPlace, copy: Path, lease: WorkLease | None = None
 ) -> tuple[Manifest, int]:
-    """Return a manifest, with a copy of the log that has all that comes after it, and the last sequence."""
+    """Return a manifest and the last sequence, and copy the log with all mutations after the manifest to `copy`."""
     for _ in range(MAX_ATTEMPTS):
         held = hold_current(store, index, lease) if lease else None
         manifest = held or read_manifest(store, index)
@@ -200,12 +214,12 @@ def _check_absent(store: Store, index: str) -> None:
         raise AlreadyExistsError(f"{store.uri} has an index {index!r} already")
     if registered(store, index) is not None:
         raise AlreadyExistsError(
-            f"{store.uri} has {registration_key(index)} of an index {index!r} that is gone; remove it first"
+            f"{store.uri} has {registration_key(index)} of an index {index!r} that was removed; remove the file first"
         )
 
 
 def _check_no_log(folder: Path | None) -> None:
-    # SQLite would apply the write-ahead log of another database.
+    # SQLite would apply a write-ahead log left by another database.
     if folder is not None and (found := files_of_log(folder)):
         raise AlreadyExistsError(
             f"{folder} has a log already ({', '.join(found)}); move that folder away first"
@@ -213,14 +227,14 @@ def _check_no_log(folder: Path | None) -> None:
 
 
 def _copy_files(source: Store, target: Store, manifest: Manifest) -> int:
-    """Copy the files of a version and return their bytes; CorruptError if one is not what the manifest names."""
+    """Copy the files of a version and return their size; CorruptError if a hash differs from the manifest."""
     size_bytes = 0
     for key, sha256 in _hashes(manifest).items():
         full = segment_key(manifest.index, key)
         with source.open_file(full) as path:
             if file_sha256(path) != sha256:
                 raise CorruptError(
-                    f"{full} is damaged: its SHA-256 is not the one in the manifest; it was not copied"
+                    f"{full} is damaged: its SHA-256 differs from the manifest; it was not copied"
                 )
             target.write_file(full, path)
             size_bytes += path.stat().st_size
@@ -228,7 +242,7 @@ def _copy_files(source: Store, target: Store, manifest: Manifest) -> int:
 
 
 def _hashes(manifest: Manifest) -> dict[str, str]:
-    """Return the files of a version, by key, with the SHA-256 that each must have."""
+    """Return the SHA-256 of each file of a version by key."""
     files = [file for entry in manifest.segments for file in (entry, entry.deleted) if file]
     found = {file.key: file.sha256 for file in files}
     given = manifest.recall.given_queries if manifest.recall else None
@@ -236,7 +250,7 @@ def _hashes(manifest: Manifest) -> dict[str, str]:
 
 
 def _place_log(path: Path, folder: Path, fork: _Fork) -> int:
-    """Copy a log to where it belongs, durably, and return its last sequence."""
+    """Copy a log to its folder, durably, and return its last sequence."""
     make_folders(folder)
     draft = folder / DRAFT_FILE
     os.close(open_private(draft))
@@ -250,10 +264,6 @@ def _place_log(path: Path, folder: Path, fork: _Fork) -> int:
         return log.position()
     finally:
         log.close()
-
-
-def _publish(store: Store, manifest: Manifest) -> None:
-    store.create(manifest_key(manifest.index, manifest.version), manifest.to_json())
 
 
 def _log_key(index: str) -> str:

@@ -1,4 +1,4 @@
-"""How far the log of an index is ahead of its version."""
+"""Lag: how far the log of an index is ahead of its version."""
 
 from __future__ import annotations
 
@@ -14,27 +14,33 @@ __all__ = ["LogStatus", "log_status"]
 
 @dataclass(frozen=True, kw_only=True)
 class LogStatus:
-    """What is not in a version yet."""
+    """Unsealed mutations, size and identity of a log."""
 
     mutations: int
+    """Batches that are not in the version."""
     sequence: int
-    """The last one."""
+    """The last sequence."""
     size_bytes: int
-    """Of the log's files."""
+    """Size of the log's files."""
     merges: int
-    """Groups of segments that are to be merged."""
+    """Groups of segments that are due to be merged."""
     log_id: str | None
-    """Of the log; None in one of early days."""
+    """Id of the log; None if only releases without ids wrote to it."""
     sqlite_version: str | None
-    """Of the SQLite that wrote to it last, as "3.54.1"."""
+    """Version of SQLite that wrote last, as "3.54.1"."""
 
 
 def log_status(store: Store, manifest: Manifest, *, log_root: Path | None = None) -> LogStatus | None:
-    """Return the status of an index's log; None if there is none here.
+    """Return the status of an index's log; None if it has no log here.
+
+    Args:
+        store: of the index.
+        manifest: of the version to compare with.
+        log_root: parent folder of all logs; None: the folder of the store.
 
     Raises:
-        CorruptError, FormatError, StoreError: it cannot be opened.
-        WrongLogError: the index uses another log than the one that is found.
+        CorruptError, FormatError, StoreError: the log cannot be opened.
+        WrongLogError: the log found is not the one that the index uses.
 
     """
     log = LogPlace(store, manifest.index, log_root).checked(manifest)

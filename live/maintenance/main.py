@@ -1,4 +1,4 @@
-"""Seals, merges or collects garbage in a process of its own, which a server or a client starts as a module."""
+"""Entry point of the maintenance process, which servers and clients start: seal, merge or collect garbage."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ NICE = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return the exit status."""
+    """Run one task; return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("task", choices=("seal", "merge", "gc"))
     parser.add_argument("index")
     parser.add_argument("--store", required=True)
     parser.add_argument("--log", required=True, type=Path)
-    parser.add_argument("--lock", required=True, type=int)  # open until this process ends
+    parser.add_argument("--lock", required=True, type=int)  # descriptor, open until this process ends
     given = parser.parse_args(arguments)
-    # A server that stops ends this process; what lies in temporary folders is to go with it.
-    signal.signal(signal.SIGTERM, _ended)
-    # Blocked in a server, which waits for them, and so in what it starts.
+    # A server that stops ends this process; exiting by exception removes temporary folders.
+    signal.signal(signal.SIGTERM, _exit)
+    # Servers block these signals, and their children inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     os.nice(NICE)
     threads = task_threads()
@@ -51,12 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             min_age = timedelta(seconds=live.gc_min_age_s)
             collect_garbage(store, given.index, keep=live.gc_keep, min_age=min_age)
     except (IndexerError, ServingError) as error:
-        print(error, file=sys.stderr)  # noqa: T201  read by whoever started this
+        print(error, file=sys.stderr)  # noqa: T201  the scheduler logs it
         return 1
     return 0
 
 
-def _ended(number: int, _: object) -> NoReturn:
+def _exit(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 

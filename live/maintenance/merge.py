@@ -1,11 +1,11 @@
-"""Merging: small segments become larger ones, and deleted rows disappear.
+"""Merging: combine small segments into larger ones, and drop deleted rows.
 
-Segments of a shard are kept in tiers, each for segments some times larger than the one before. When a tier is full, its
-segments become one of the next tier (a log-structured merge tree): there are few segments whatever was written, and a
-row is copied as many times as there are tiers. Besides, a segment of which a good part is deleted is written again.
+The segments of a shard form tiers by size; sizes grow by the factor `merge_segments` from tier to tier. When a tier is
+full, its segments become one segment of the next tier (a log-structured merge tree): so there are few segments, and a
+row is copied once per tier. A segment with more than `merge_deleted_share` of its rows deleted is also rewritten.
 
-A merge may take minutes, and sealing goes on meanwhile. What died in the merged segments since is looked up by id when
-the result is committed.
+A merge may take minutes, during which sealing continues. Rows that died in the merged segments meanwhile are looked up
+by id when the result is committed.
 """
 
 from __future__ import annotations
@@ -51,19 +51,20 @@ MAX_ATTEMPTS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class MergeReport:
-    """What `merge` did."""
+    """Result of `merge`."""
 
     version: int
+    """The new version."""
     merged: int
-    """Segments that are gone."""
+    """Segments that were merged."""
     rows: int
-    """Rows of those that took their place."""
+    """Rows of the new segment; 0 if no row was left."""
     dropped: int
-    """Deleted rows that are gone for good."""
+    """Deleted rows that the new segment does not contain."""
 
 
 def due(manifest: Manifest) -> list[tuple[SegmentEntry, ...]]:
-    """Return the groups of segments that are to become one each, cheapest first."""
+    """Return the groups of segments that are due to be merged into one each, those with the fewest rows first."""
     live = manifest.spec.live
     groups: dict[tuple[int, int], list[SegmentEntry]] = {}
     for entry in manifest.segments:
@@ -88,15 +89,21 @@ def _tier(entry: SegmentEntry, live: LiveSpec) -> int:
 def merge(
     store: Store, index: str, *, cache: SegmentCache | None = None, threads: int | None = None
 ) -> MergeReport | None:
-    """Merge the cheapest group that is due, as a new version; None if none is.
+    """Merge the due group with the fewest rows, as a new version; return None if none is due.
 
-    A group that cannot be merged, because a segment is damaged, say, does not keep others from it: it is passed over,
-    and only when no other is due its error is raised.
+    A group that cannot be merged, for example because a segment is damaged, is skipped. Its error is raised only if no
+    other group is due.
+
+    Args:
+        store: of the index.
+        index: its name.
+        cache: for opening segments; None: the default cache.
+        threads: for building segments; None: one per available core.
 
     Raises:
         NotFoundError, CorruptError, FormatError: the index cannot be read.
         BuildError, StoreError: a segment cannot be built or stored.
-        AlreadyExistsError: others committed versions all the time.
+        AlreadyExistsError: other processes committed versions during all MAX_ATTEMPTS attempts.
 
     """
     cache = cache or SegmentCache()
@@ -104,28 +111,26 @@ def merge(
         return None
     with working(store, index) as lease:
         manifest = hold_current(store, index, lease)
-        return None if manifest is None else _first_merged(store, manifest, cache, threads)
+        return None if manifest is None else _merge_first(store, manifest, cache, threads)
 
 
-def _first_merged(
+def _merge_first(
     store: Store, manifest: Manifest, cache: SegmentCache, threads: int | None
 ) -> MergeReport | None:
     errors: list[Exception] = []
     for group in due(manifest):
         try:
-            report = _merged(store, manifest, group, cache, threads)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is this group's
+            return _merge_group(store, manifest, group, cache, threads)
+        except Exception as error:  # noqa: BLE001  the next group may succeed
             _LOG.error("index %s: %d segments of shard %d cannot be merged: %s", manifest.index, len(group),
                        group[0].shard, error)  # fmt: skip
             errors.append(error)
-            continue
-        return report
     if errors:
         raise errors[0]
     return None
 
 
-def _merged(
+def _merge_group(
     store: Store,
     manifest: Manifest,
     group: Sequence[SegmentEntry],
@@ -134,10 +139,10 @@ def _merged(
 ) -> MergeReport | None:
     index = manifest.index
     with scratch_folder("merge") as folder:
-        built = _built(store, manifest, group, folder, cache, threads)
+        built = _build_merged(store, manifest, group, folder, cache, threads)
         if built is not None:
             store.write_file(segment_key(index, built.entry.key), built.path)
-            # Here, and not in a server: to unpack it and to time its searches takes seconds.
+            # Opening the segment here fills the cache: unpacking and timing its searches would take a server seconds.
             open_segment(store, index, built.entry, cache)
     published = _committed(store, index, group, built.entry if built else None, cache)
     if published is None:
@@ -150,7 +155,7 @@ def _merged(
     )
 
 
-def _built(
+def _build_merged(
     store: Store,
     manifest: Manifest,
     group: Sequence[SegmentEntry],
@@ -177,13 +182,13 @@ def _committed(
     merged: SegmentEntry | None,
     cache: SegmentCache,
 ) -> Manifest | None:
-    """Put the merged segment in the place of its parts; None if a build or a rollback has changed these meanwhile."""
+    """Commit a version with the merged segment instead of its parts; None if a build or rollback changed the parts."""
     for attempt in range(MAX_ATTEMPTS):
         parent = read_manifest(store, index)
         now = {entry.key: entry for entry in parent.segments}
         if any(entry.key not in now for entry in group):
             return None
-        if _came_back(store, index, group, [now[entry.key] for entry in group]):
+        if _rows_revived(store, index, group, [now[entry.key] for entry in group]):
             return None
         entries = [entry for entry in parent.segments if entry.key not in {part.key for part in group}]
         if merged is not None:
@@ -207,8 +212,10 @@ def _committed(
     return None
 
 
-def _came_back(store: Store, index: str, before: Sequence[SegmentEntry], now: Sequence[SegmentEntry]) -> bool:
-    """Return whether rows are part of the index again that were not when the segments were read."""
+def _rows_revived(
+    store: Store, index: str, before: Sequence[SegmentEntry], now: Sequence[SegmentEntry]
+) -> bool:
+    """Return whether rows that were deleted when the segments were read are part of the index again."""
     return any(
         len(np.setdiff1d(read_deleted(store, index, old), read_deleted(store, index, new)))
         for old, new in zip(before, now, strict=True)
@@ -223,7 +230,7 @@ def _died_since(
     now: Sequence[SegmentEntry],
     cache: SegmentCache,
 ) -> list[str]:
-    """Return the ids of rows that were deleted from some segments since they were read."""
+    """Return the ids of rows that were deleted since the segments were read."""
     died: list[str] = []
     for old, new in zip(before, now, strict=True):
         if old.deleted != new.deleted:

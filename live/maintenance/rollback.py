@@ -1,4 +1,4 @@
-"""Going back to an earlier version of an index that takes live updates."""
+"""Roll an index with live updates back to an earlier version."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ __all__ = ["rollback"]
 
 
 def rollback(store: Store, index: str, version: int, *, log_root: Path | None = None) -> Manifest:
-    """Publish the content of an earlier version as a new one.
+    """Publish the content of an earlier version as a new one, and return its manifest.
 
-    What was sealed since is undone; unless the current version is damaged and the log still has all of it: then it is
-    applied again. Raises as `scannery.indexer.rollback`, and what opening the log raises.
+    Mutations sealed since then are undone, unless the current version is damaged and the log still has all of them:
+    then they are applied again. Raises as `scannery.indexer.rollback`, and as opening the log.
+
+    Args:
+        store: of the index.
+        index: its name.
+        version: the earlier version.
+        log_root: parent folder of all logs; None: the folder of the store.
 
     Raises:
-        WrongLogError: the current version is damaged, and the log of the index is not where it was looked for.
+        WrongLogError: the current version is damaged, and the log of the index is not in the folder.
 
     """
     old, known = read_manifest(store, index, version), registered(store, index)
@@ -30,15 +36,15 @@ def rollback(store: Store, index: str, version: int, *, log_root: Path | None = 
     begins_after = None if folder is None else _begins_after(folder, known)
     if begins_after is None and known is not None and lost_since(store, old):
         raise WrongLogError(
-            f"the current version of index {index!r} is damaged, and what was sealed since version {version} may be in "
-            f"its log, which is {known.where}: give its folder with --log, or, if it is lost, give it up first with "
+            f"the current version of index {index!r} is damaged, and mutations sealed since version {version} may be "
+            f"in its log, which is {known.where}: pass its folder with --log, or, if it is lost, first run "
             "`scannery index log --forget`"
         )
     return rollback_stored(store, index, version, log_after=begins_after)
 
 
 def _begins_after(folder: Path, known: Registration | None) -> int | None:
-    """Return the sequence after which a log has all mutations; None if there is no log, or another one."""
+    """Return the sequence after which the log has all mutations; None if there is no log, or not the registered one."""
     try:
         log = SqliteLog(folder)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""When to seal, to merge and to collect garbage, and who does it: a process of its own for each, at low priority.
+"""Schedule sealing, merging and garbage collection; each task runs in a process of its own, at low priority.
 
-Workers look at their indexes now and then. Whoever finds something due takes a lock file and hands it, open, to a new
-process; so there is one such process for an index however many workers and servers share it, and the kernel frees the
-lock however that process ends. What it leaves behind half done is never part of the index.
+Workers check their indexes periodically. The worker that finds a task due locks a file and passes it, open, to a new
+process. So each task of an index has at most one process for all workers and servers, and the kernel releases the lock
+however that process ends. A task that is interrupted changes no version.
 """
 
 from __future__ import annotations
@@ -47,14 +47,19 @@ MAX_BACKOFF_S = 60.0
 _TAIL_BYTES = 2000
 
 
-_LEFT: list[subprocess.Popen[bytes]] = []
-"""Processes that go on without the client that has started them."""
+_DETACHED: list[subprocess.Popen[bytes]] = []
+"""Processes that outlive the client that started them."""
 
 
 def seal_due(state: LiveState, age_s: float) -> bool:
-    """Return whether what is in memory should become segments; `age_s` is that of the oldest mutation there.
+    """Return whether the rows in memory should be sealed.
 
-    The records count besides the rows: rows that were replaced and deletions take space in the log alone.
+    The size of the log counts too: deletions and replaced rows take space only there.
+
+    Args:
+        state: of the index.
+        age_s: age of the oldest mutation in memory, in seconds.
+
     """
     if not state.mutations:
         return False
@@ -65,9 +70,10 @@ def seal_due(state: LiveState, age_s: float) -> bool:
 
 
 def _gc_due(lock: Path, every_s: float) -> bool:
-    """Return whether garbage was last collected so long ago; the time of the lock file says when, for all servers.
+    """Return whether the last garbage collection by any server was at least `every_s` ago; 0: never due.
 
-    Where there is none, time begins now: a server that has just started has better things to do.
+    The modification time of the lock file tells the time. A missing file is created, so the first collection is due
+    `every_s` later: a server that has just started has more urgent work.
     """
     if not every_s:
         return False
@@ -104,14 +110,14 @@ class Maintenance:
         self._lock = threading.Lock()
 
     def look(self, state: LiveState) -> None:
-        """Start what the state makes due, and take note of what has ended."""
+        """Start the tasks that the state makes due, and check the processes that have ended."""
         if not self._lock.acquire(blocking=False):
             return
         try:
             for task in list(self._runs):
                 self._reap(task)
             if not _lock_path(self._log_root, self._index, "seal").with_name(LOG_FILE).exists():
-                return  # never written to: how its segments are arranged is its builds' affair
+                return  # never written to: only builds change its segments
             if seal_due(state, self._age_s(state)):
                 self._start("seal", state)
             if due(state.manifest):
@@ -122,14 +128,16 @@ class Maintenance:
             self._lock.release()
 
     def close(self, *, finish: bool = False) -> None:
-        """End what runs; nothing is lost by that.
+        """Terminate the running tasks; nothing is lost by that.
 
-        With `finish` it goes on by itself instead: short runs of embedded clients would otherwise end each seal that
-        they begin, until memory is full and no write succeeds any more.
+        Args:
+            finish: let them finish on their own instead. Short-lived embedded clients would otherwise terminate every
+                seal that they start, until memory is full and writes fail.
+
         """
         with self._lock:
             if finish:
-                self._let_go()
+                self._detach()
             for run in self._runs.values():
                 run.process.terminate()
             for run in self._runs.values():
@@ -141,11 +149,11 @@ class Maintenance:
                 run.output.close()
             self._runs.clear()
 
-    def _let_go(self) -> None:
-        _LEFT[:] = [process for process in _LEFT if process.poll() is None]  # or they stay zombies
+    def _detach(self) -> None:
+        _DETACHED[:] = [process for process in _DETACHED if process.poll() is None]  # reaps those that ended
         for run in self._runs.values():
             run.output.close()
-            _LEFT.append(run.process)
+            _DETACHED.append(run.process)
         self._runs.clear()
 
     def _age_s(self, state: LiveState) -> float:
@@ -161,8 +169,8 @@ class Maintenance:
             return
         try:
             if latest_version(self._store, self._index) != state.manifest.version:
-                return  # somebody has done it, and this process is about to move there
-            lock = _take(_lock_path(self._log_root, self._index, task))
+                return  # another process has done it; this one is about to move to that version
+            lock = _try_lock(_lock_path(self._log_root, self._index, task))
         except (OSError, IndexerError) as error:
             self._failed(task, f"cannot begin: {error}")
             return
@@ -170,28 +178,19 @@ class Maintenance:
             return
         try:
             with held_by_this_process(lock):
-                os.utime(lock)  # by which the next collection of garbage is told to be due
-                self._runs[task] = self._begun(task, lock)
+                os.utime(lock)  # `_gc_due` reads it
+                self._runs[task] = self._spawn(task, lock)
         except OSError as error:
             self._failed(task, str(error))
         finally:
             os.close(lock)
 
-    def _begun(self, task: Task, lock: int) -> _Run:
+    def _spawn(self, task: Task, lock: int) -> _Run:
+        options = ["--store", self._store.uri, "--log", str(self._log_root), "--lock", str(lock)]
         output = tempfile.TemporaryFile()  # noqa: SIM115  closed when the process has ended
         try:
-            arguments = [
-                task,
-                self._index,
-                "--store",
-                self._store.uri,
-                "--log",
-                str(self._log_root),
-                "--lock",
-                str(lock),
-            ]
             process = subprocess.Popen(
-                python_command(PROGRAM, arguments),
+                python_command(PROGRAM, [task, self._index, *options]),
                 env=python_environment(bounds() | {"SCANNERY_CACHE_DIR": str(self._cache)}),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -210,10 +209,10 @@ class Maintenance:
             return
         del self._runs[task]
         run.output.seek(0)
-        said = run.output.read()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
+        output = run.output.read()[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
         run.output.close()
         if status:
-            self._failed(task, f"ended with status {status}: {said}")
+            self._failed(task, f"ended with status {status}: {output}")
         else:
             self._failures.pop(task, None)
 
@@ -226,32 +225,37 @@ class Maintenance:
 
 @contextmanager
 def locked(log_root: Path, index: str, task: Task) -> Iterator[None]:
-    """Hold the lock of a task, for a command that is given by hand.
+    """Hold the lock of a task, for a command of the user.
+
+    Args:
+        log_root: parent folder of all logs.
+        index: name of the index.
+        task: the task.
 
     Raises:
-        OverloadedError: somebody is at it.
+        OverloadedError: another process runs the task.
 
     """
     path = _lock_path(log_root, index, task)
     make_folders(path.parent)
-    lock = _take(path)
+    lock = _try_lock(path)
     if lock is None:
-        raise OverloadedError(f"index {index!r}: another process is at it ({task})", retry_after_s=5.0)
+        raise OverloadedError(f"index {index!r}: another process runs this task ({task})", retry_after_s=5.0)
     try:
         with held_by_this_process(lock):
             yield
     finally:
-        fcntl.flock(lock, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open, too
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a process forked meanwhile also has it open
         os.close(lock)
 
 
 def task_threads() -> int:
-    """Return how many threads such a process may use: queries should find a core that is free."""
+    """Return the threads of a task: half of the available cores, so that queries find free ones."""
     return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def bounds() -> dict[str, str]:
-    """Return the environment that keeps libraries to so many threads, too; they look when they are loaded."""
+    """Return environment variables that limit libraries to `task_threads`; the libraries read them when loaded."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
     return dict.fromkeys(names, str(task_threads()))
 
@@ -262,8 +266,8 @@ def _lock_path(log_root: Path, index: str, task: Task) -> Path:
     return folder / f"{task}.lock"
 
 
-def _take(path: Path) -> int | None:
-    """Return the lock file, open and locked; None if somebody has it."""
+def _try_lock(path: Path) -> int | None:
+    """Return the lock file's descriptor, locked; None if another process holds the lock."""
     descriptor = open_private(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""Sealing: the newest rows become segments, what they replace becomes tombstones, and both become a version.
+"""Sealing: publish the newest rows as segments, and the rows that they replace as tombstones, in a new version.
 
-What is sealed is read from the log, not from the memory of a server: any process can do it, once, for all of them.
-Nobody needs to be told. A server notices the version, opens it, and keeps of its log what is not in there.
+Sealing reads the log, not the memory of a server, so any process can do it once for all servers. Servers notice the
+version, open it, and keep in memory only the mutations after it.
 """
 
 from __future__ import annotations
@@ -42,20 +42,23 @@ from scannery.live.row_tables import live_rows, stored_schema
 __all__ = ["SealReport", "seal"]
 
 MAX_ATTEMPTS = 10
-"""Against builds and merges that commit a version meanwhile: each of them is long, and so is the time between two."""
+"""Attempts to commit, if builds or merges commit versions meanwhile, which takes them minutes each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SealReport:
-    """What `seal` did."""
+    """Result of `seal`."""
 
     version: int
+    """The new version."""
     mutations: int
+    """Sealed batches."""
     rows: int
-    """Rows that are in segments now."""
+    """Rows in new segments."""
     deleted: int
-    """Rows of older segments that they replace, or that were deleted."""
+    """Rows of older segments that were replaced or deleted."""
     segments: int
+    """New segments."""
 
 
 def seal(
@@ -66,13 +69,20 @@ def seal(
     cache: SegmentCache | None = None,
     threads: int | None = None,
 ) -> SealReport | None:
-    """Bring all mutations in the log into a new version; None if there are none.
+    """Publish all mutations of the log as a new version; return None if there are none.
+
+    Args:
+        store: of the index.
+        index: its name.
+        log_root: parent folder of all logs; None: the folder of the store.
+        cache: for opening segments; None: the default cache.
+        threads: for building segments; None: one per available core.
 
     Raises:
         NotFoundError, CorruptError, FormatError: the index or its log cannot be read.
-        WrongLogError: the index uses another log than the one in this folder.
+        WrongLogError: the log found is not the one that the index uses.
         BuildError, StoreError: a segment cannot be built or stored.
-        AlreadyExistsError: others committed versions all the time.
+        AlreadyExistsError: other processes committed versions during all MAX_ATTEMPTS attempts.
 
     """
     place = LogPlace(store, index, log_root)
@@ -101,17 +111,17 @@ def _sealed(
         held = hold_current(store, index, lease)
         opened = open_index(store, index, held.version if held else None, cache=cache, reuse=opened)
         parent = opened.manifest
-        place.check(log, parent)  # it may be another index since the last attempt
+        place.check(log, parent)  # the index may have been replaced since the last attempt
         state = begin(opened)
         while entries := log.read(state.sequence):
             state = state_after(state, entries)
         if not state.mutations:
             return None
-        # A log that an earlier release made is registered by no write yet, and without it another could be begun.
+        # A log of an earlier release may not be registered yet: without it, another log could be begun elsewhere.
         place.claim(log, parent)
-        added = _built(store, state, threads)
+        added = _build_segments(store, state, threads)
         for entry in added:
-            # Here, and not in a server: to unpack it and to time its searches takes seconds.
+            # Opening the segment here fills the cache: unpacking and timing its searches would take a server seconds.
             open_segment(store, index, entry, cache)
         dead_rows = _dead_rows(state)
         manifest = next_version(
@@ -122,13 +132,14 @@ def _sealed(
             log_sequence=state.sequence,
             documents=_documents_left(state, dead_rows),
         )
+        statistics = {"mode": "live", "mutations": state.mutations, "builds": parent.builds}
         try:
-            published = commit(store, _described(manifest, state))
+            published = commit(store, manifest.model_copy(update={"statistics": statistics}))
         except AlreadyExistsError:
             if attempt + 1 == MAX_ATTEMPTS:
                 raise
             continue
-        _cut(log, store, parent)
+        _truncate(log, store, parent)
         return SealReport(
             version=published.version,
             mutations=state.mutations,
@@ -139,20 +150,20 @@ def _sealed(
     return None
 
 
-def _cut(log: MutationLog, store: Store, parent: Manifest) -> None:
-    """Remove from the log what nobody needs after a version that was made of `parent`."""
-    # In this order: a build whose lease is gone by now has committed what needs the log.
+def _truncate(log: MutationLog, store: Store, parent: Manifest) -> None:
+    """Truncate the log after the commit of a version whose parent is `parent`."""
+    # Leases first: a build that released its lease before has committed its version, which the second line reads.
     leased = read_leases(store, parent.index).log_after
     current = read_manifest(store, parent.index)
-    # What the version before needs stays: somebody may be opening it, or go back to it.
+    # The mutations after `parent` stay: servers may be opening that version, or roll back to it.
     needed = [parent.log_sequence, current.log_sequence, *([] if leased is None else [leased])]
     log.truncate(min(needed))
 
 
-def _built(store: Store, state: LiveState, threads: int | None) -> list[SegmentEntry]:
-    """Build a segment of the new rows of each shard and put it into the store."""
+def _build_segments(store: Store, state: LiveState, threads: int | None) -> list[SegmentEntry]:
+    """Build a segment from the new rows of each shard and store it."""
     manifest = state.manifest
-    table = live_rows(((piece.segment, piece.alive) for piece in state.pieces), stored_schema(manifest))
+    table = live_rows(((run.segment, run.alive) for run in state.runs), stored_schema(manifest))
     if not table.num_rows:
         return []
     shards_N = shards_of_ids(table.column("document_id"), manifest.shards)
@@ -167,7 +178,7 @@ def _built(store: Store, state: LiveState, threads: int | None) -> list[SegmentE
 
 
 def _dead_rows(state: LiveState) -> dict[str, np.ndarray]:
-    """Return the rows of the version's segments that died since, by key."""
+    """Return the rows of the version's segments that mutations removed, by key of the segment."""
     parts = zip(state.index.segments, state.index.alive, state.alive, strict=True)
     found = {segment.entry.key: _died(segment, before, now) for segment, before, now in parts}
     return {key: rows for key, rows in found.items() if len(rows)}
@@ -186,8 +197,3 @@ def _died(segment: Segment, before: AllowedRows | None, now: AllowedRows | None)
     if now is before or now is None:
         return np.empty(0, np.int64)
     return np.flatnonzero(~now.mask_N if before is None else before.mask_N & ~now.mask_N)
-
-
-def _described(manifest: Manifest, state: LiveState) -> Manifest:
-    statistics = {"mode": "live", "mutations": state.mutations, "builds": state.manifest.builds}
-    return manifest.model_copy(update={"statistics": statistics})

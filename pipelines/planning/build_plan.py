@@ -10,7 +10,7 @@ from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
-from scannery.pipelines.records.documents import vector_size
+from scannery.pipelines.records.source_columns import vector_size
 from scannery.pipelines.sources import Fields, InputFile, Part, Record, read_part
 from scannery.pipelines.state.progress import Progress, ProgressCallback
 from scannery.pipelines.state.work_units import cut, expected_rows, unit_bytes

@@ -7,26 +7,19 @@ was).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from scannery.embed import Passage
-from scannery.embed.text.documents import passage_id
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, datapoint_schema
-from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS
 from scannery.indexer.spec.sharding import shards_of_ids
 from scannery.indexer.spec.spec import IndexSpec
-from scannery.pipelines.records.passages import EmbeddedDocument
+from scannery.pipelines.sources import Record
 
-__all__ = ["embeddings_schema", "table_of", "write_embeddings"]
-
-SPEAKERS = "speakers"
-"""The attribute that the chunker fills, where the spec has it as a list of strings and the record does not."""
+__all__ = ["embeddings_schema", "embeddings_table", "places_of", "write_embeddings"]
 
 
 def embeddings_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
@@ -72,50 +65,31 @@ def _leaf(field: pa.Field) -> str:
     return f"{field.name}.list.element" if is_list else str(field.name)
 
 
-def table_of(documents: Iterable[EmbeddedDocument], spec: IndexSpec, dimensions: int) -> pa.Table:
-    """Return a table of `embeddings_schema`: a row for each passage, in order."""
+def embeddings_table(
+    rows: pa.Table,
+    own: Mapping[str, pa.Array | np.ndarray | Sequence[object]],
+    spec: IndexSpec,
+    dimensions: int,
+) -> pa.Table:
+    """Return rows with the columns of `embeddings_schema`: null where neither they nor `own` have one."""
     schema = embeddings_schema(spec, dimensions)
-    columns: dict[str, list[Any]] = {name: [] for name in schema.names if name != "embedding"}
-    vectors = [np.empty((0, dimensions), np.float32)]
-    for record, embedded in enumerate(documents):
-        vectors.append(embedded.vectors)
-        for number, passage in enumerate(embedded.passages):
-            for name, value in _row(record, embedded, number, passage, spec).items():
-                columns[name].append(value)
-    vectors_ND = np.concatenate(vectors).astype(np.float32, copy=False)
-    kind = schema.field("embedding").type
-    arrays: dict[str, pa.Array] = {
-        name: pa.array(values, schema.field(name).type) for name, values in columns.items()
-    }
-    arrays["embedding"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors_ND.reshape(-1)), type=kind)
-    return pa.table([arrays[name] for name in schema.names], schema=schema)
+    if not rows.num_rows:
+        return schema.empty_table()
+    arrays = [
+        rows.column(field.name)
+        if field.name in rows.column_names
+        else pa.array(own[field.name], field.type)
+        if field.name in own
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(arrays, schema=schema)
 
 
-def _row(
-    record: int, embedded: EmbeddedDocument, number: int, passage: Passage, spec: IndexSpec
-) -> dict[str, Any]:
-    document, has_sparse = embedded.document, spec.source.sparse_vector is not None
-    speakers = list(passage.speakers) or None
-    attributes = dict(document.attributes)
-    if spec.attributes.get(SPEAKERS) == "string_list" and attributes[SPEAKERS] is None:
-        attributes[SPEAKERS] = speakers
+def places_of(records: Sequence[Record]) -> dict[str, Sequence[object]]:
+    """Return the columns that say where records were."""
     return {
-        "id": document.id if spec.source.chunk is None else passage_id(document.id, number),
-        "document_id": document.document_id,
-        "title": document.title,
-        "text": passage.text,
-        "text_start": passage.start,
-        "text_end": passage.end,
-        "time_start_s": passage.time_start_s,
-        "time_end_s": passage.time_end_s,
-        "payload": document.payload,
-        **(dict(zip(SPARSE_COLUMNS, document.sparse or (None, None), strict=True)) if has_sparse else {}),
-        **attributes,
-        SPOKEN_COLUMN: passage.spoken,
-        "_content_hash": embedded.content_hash,
-        "_speakers": speakers,
-        "_record": record,
-        "_source": document.record.source,
-        "_line": document.record.line,
-        "_row": document.record.row,
+        "_source": [record.source for record in records],
+        "_line": [record.line for record in records],
+        "_row": [record.row for record in records],
     }

@@ -5,31 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from scannery.embed import Chunker, Encoder, Passage
-from scannery.embed.text.documents import cut_all, encode_passages, uncut
+from scannery.embed import Chunker, Encoder
+from scannery.embed.text.documents import Passage, cut_all, encode_passages, passage_columns
 from scannery.embed.text.transcripts import spoken_text
+from scannery.indexer.datapoints.passages import passage_rows
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
-from scannery.pipelines.records.documents import Document
+from scannery.pipelines.records.embeddings_files import embeddings_table, places_of
+from scannery.pipelines.sources import Record
 from scannery.pipelines.state.embedding_cache import Catalogue
 from scannery.pipelines.state.work_units import key_of
 
-__all__ = ["EmbeddedDocument", "Work", "content_hash", "content_salt", "embed_documents",
-           "with_own_vector"]  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class EmbeddedDocument:
-    """A document with its passages, P of them, and a vector for each."""
-
-    document: Document
-    content_hash: bytes | None
-    passages: Sequence[Passage]
-    vectors: np.ndarray
-    """float32, `(P, dimensions)`."""
+__all__ = ["Embedded", "Work", "content_hash", "content_salt", "embed_documents"]
 
 
 @dataclasses.dataclass
@@ -42,35 +34,93 @@ class Work:
     seconds: float = 0.0
 
 
+class Embedded(NamedTuple):
+    """What became of documents whose texts were to be embedded."""
+
+    table: pa.Table
+    """Of `embeddings_schema`: a row for each passage, in order."""
+    documents: int
+    refused: list[DeadLetter]
+    """Of documents that the encoder refuses."""
+    work: Work
+
+
+class _Passages(NamedTuple):
+    passages: Sequence[Passage]
+    vectors: np.ndarray
+
+
 def embed_documents(
-    documents: Sequence[Document], spec: IndexSpec, encoder: Encoder, catalogue: Catalogue | None
-) -> tuple[list[EmbeddedDocument], list[DeadLetter], Work]:
-    """Return the documents with vectors, in order, dead letters for those that the encoder refuses, and the work."""
+    table: pa.Table,
+    records: Sequence[Record],
+    spec: IndexSpec,
+    encoder: Encoder,
+    catalogue: Catalogue | None,
+) -> Embedded:
+    """Return the passages of documents with their vectors; those that are known are not embedded again.
+
+    Args:
+        table: the documents, as `validate` returns them.
+        records: what each was read from.
+        spec: of the index.
+        encoder: of the texts.
+        catalogue: where vectors of earlier builds are, if there are any.
+
+    """
     chunk = spec.source.chunk
     chunker = None if chunk is None else encoder.chunker(chunk.max_tokens, chunk.overlap_tokens)
     salt = content_salt(encoder.fingerprint.digest, spec)
+    titles, texts = (table.column(name).to_pylist() for name in ("title", "text"))
     hashes = [
-        content_hash(document, salt, _made_otherwise(document, chunker, spec)) for document in documents
+        content_hash(title, text, salt, _made_otherwise(title, text, chunker, spec))
+        for title, text in zip(titles, texts, strict=True)
     ]
     known = catalogue.find(hashes) if catalogue is not None else {}
     done = {
-        i: EmbeddedDocument(
-            documents[i], value, [Passage(*row) for row in known[value].rows], known[value].vectors
-        )
+        i: _Passages([Passage(*row) for row in known[value].rows], known[value].vectors)
         for i, value in enumerate(hashes)
         if value in known
     }
-    new = [i for i in range(len(documents)) if i not in done]
-    passages = cut_all([documents[i].text for i in new], chunker, [documents[i].title for i in new])
-    vectors, problems, work = _encoded([documents[i] for i in new], passages, encoder, chunker)
+    new = [i for i in range(len(hashes)) if i not in done]
+    new_titles = [titles[i] for i in new]
+    passages = cut_all([texts[i] for i in new], chunker, new_titles)
+    vectors, problems, work = _encoded(new_titles, passages, encoder, chunker)
     letters = []
     for i, own, vectors_PD, problem in zip(new, passages, vectors, problems, strict=True):
         if problem is None:
-            done[i] = EmbeddedDocument(documents[i], hashes[i], own, vectors_PD)
+            done[i] = _Passages(own, vectors_PD)
         else:
-            field = spec.source.text
-            letters.append(documents[i].record.reject("text", problem, field=field, id=documents[i].id))
-    return [done[i] for i in sorted(done)], letters, work
+            name = table.column("id")[i].as_py()
+            letters.append(records[i].reject("text", problem, field=spec.source.text, id=name))
+    numbers = sorted(done)
+    embedded = [done[i] for i in numbers]
+    good = table.take(pa.array(numbers, pa.int64()))
+    rows = _rows(good, embedded, spec, encoder.dimensions)
+    own_columns = _own_columns([hashes[i] for i in numbers], [records[i] for i in numbers], embedded)
+    return Embedded(
+        embeddings_table(rows, own_columns, spec, encoder.dimensions), len(numbers), letters, work
+    )
+
+
+def _rows(documents: pa.Table, embedded: Sequence[_Passages], spec: IndexSpec, dimensions: int) -> pa.Table:
+    passages = [passage for one in embedded for passage in one.passages]
+    vectors_PD = np.concatenate([np.empty((0, dimensions), np.float32), *(one.vectors for one in embedded)])
+    counts = [len(one.passages) for one in embedded]
+    return passage_rows(documents, counts, passage_columns(passages), vectors_PD, spec)
+
+
+def _own_columns(
+    hashes: Sequence[bytes], records: Sequence[Record], embedded: Sequence[_Passages]
+) -> dict[str, Sequence[object]]:
+    """Return the columns of an embeddings file that an index does not have."""
+    parents = [number for number, one in enumerate(embedded) for _ in one.passages]
+    places = places_of(records)
+    return {
+        "_content_hash": [hashes[number] for number in parents],
+        "_speakers": [list(passage.speakers) or None for one in embedded for passage in one.passages],
+        "_record": parents,
+        **{name: [values[number] for number in parents] for name, values in places.items()},
+    }
 
 
 def content_salt(fingerprint: str, spec: IndexSpec) -> bytes:
@@ -79,46 +129,37 @@ def content_salt(fingerprint: str, spec: IndexSpec) -> bytes:
     return key_of("content", fingerprint, None if chunk is None else chunk.model_dump()).encode()
 
 
-def content_hash(document: Document, salt: bytes, otherwise: bytes = b"") -> bytes:
+def content_hash(title: str | None, text: str | None, salt: bytes, otherwise: bytes = b"") -> bytes:
     """Return the 16 bytes that two documents share if they have the same passages and vectors."""
     digest = blake2b(salt + otherwise, digest_size=16)
-    title = (document.title or "").encode()
-    digest.update(len(title).to_bytes(8, "little") + title + (document.text or "").encode())
+    front = (title or "").encode()
+    digest.update(len(front).to_bytes(8, "little") + front + (text or "").encode())
     return digest.digest()
 
 
-def _made_otherwise(document: Document, chunker: Chunker | None, spec: IndexSpec) -> bytes:
+def _made_otherwise(title: str | None, text: str | None, chunker: Chunker | None, spec: IndexSpec) -> bytes:
     """Return what sets a document apart whose passages or vectors earlier releases made otherwise; else nothing.
 
     So transcripts, and documents whose titles need more room than passages leave, are embedded again, and no others.
     """
     marks = []
-    if document.text is not None and spoken_text(document.text) is not None:
+    if text is not None and spoken_text(text) is not None:
         marks.append("spoken")
     if chunker is not None and spec.source.chunk is not None:
-        title, most = chunker.fit(document.title)
-        if title != document.title or most != spec.source.chunk.max_tokens:
-            marks.append(f"{len(title or '')} {most}")
+        fitted, most = chunker.fit(title)
+        if fitted != title or most != spec.source.chunk.max_tokens:
+            marks.append(f"{len(fitted or '')} {most}")
     return " ".join(marks).encode()
 
 
-def with_own_vector(document: Document) -> EmbeddedDocument:
-    """Return a document with the vector that its record has, as its only passage."""
-    if document.vector is None:
-        raise ValueError(f"document {document.id!r} has no vector")
-    passage = dataclasses.replace(uncut(document.text, document.span), spoken=document.spoken)
-    return EmbeddedDocument(document, None, [passage], document.vector[None, :])
-
-
 def _encoded(
-    documents: Sequence[Document],
+    titles: Sequence[str | None],
     passages: Sequence[Sequence[Passage]],
     encoder: Encoder,
     chunker: Chunker | None,
 ) -> tuple[list[np.ndarray], list[str | None], Work]:
     """Return for each document the vectors of its passages and the encoder's objection, if any; and the work."""
     before = encoder.statistics()
-    titles = [document.title for document in documents]
     vectors, refused = encode_passages(titles, passages, encoder, chunker)
     after = encoder.statistics()
     work = Work(

@@ -14,10 +14,9 @@ import pyarrow as pa
 from scannery.embed import Encoder
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
-from scannery.pipelines.records.columnar import good_rows
-from scannery.pipelines.records.documents import Document, to_document
-from scannery.pipelines.records.embeddings_files import embeddings_schema, table_of
-from scannery.pipelines.records.passages import Work, embed_documents, with_own_vector
+from scannery.pipelines.records.embeddings_files import embeddings_schema, embeddings_table, places_of
+from scannery.pipelines.records.passages import Work, embed_documents
+from scannery.pipelines.records.source_columns import dead_letter, validate_batch, validate_records
 from scannery.pipelines.sources import Batch, Record, one_by_one
 from scannery.pipelines.sources.managed_records import with_category
 from scannery.pipelines.state.embedding_cache import Catalogue
@@ -51,12 +50,12 @@ def own_rows(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> UnitRow
         if in_columns:
             found += [_by_columns(batch, spec, dimensions) for batch in run if isinstance(batch, Batch)]
         else:
-            found.append(_by_records(run, spec, dimensions))
+            found.append(_with_places(_by_records(run, spec, dimensions), spec, dimensions))
     empty = embeddings_schema(spec, dimensions).empty_table()
     table = pa.concat_tables([empty, *(one.table for one in found)])
     place = table.schema.get_field_index("_record")
     table = table.set_column(place, table.schema.field(place), pa.array(np.arange(table.num_rows)))
-    letters = [letter for one in found for letter in one.letters]
+    letters = _named([letter for one in found for letter in one.letters], spec)
     ignored = sum((one.ignored for one in found), Counter[str]())
     return UnitRows(table, len(table), letters, ignored, Work(), time.perf_counter() - started)
 
@@ -66,45 +65,57 @@ def embedded_rows(
 ) -> UnitRows:
     """Return the rows of records whose texts are embedded: one for each passage."""
     started = time.perf_counter()
-    documents, letters, ignored = _documents(items, spec, dimensions)
+    found = _by_records(one_by_one(items), spec, dimensions)
     read_s = time.perf_counter() - started
-    embedded, refused, work = embed_documents(documents, spec, encoder, catalogue)
-    table = table_of(embedded, spec, dimensions)
-    return UnitRows(table, len(embedded), letters + refused, ignored, work, read_s)
+    embedded = embed_documents(found.table, found.records, spec, encoder, catalogue)
+    letters = _named(found.letters, spec) + embedded.refused
+    return UnitRows(embedded.table, embedded.documents, letters, found.ignored, embedded.work, read_s)
+
+
+def _named(letters: list[DeadLetter], spec: IndexSpec) -> list[DeadLetter]:
+    """Return dead letters with the categories of the managed service, where the source has its layout."""
+    return [with_category(letter) for letter in letters] if spec.source.format == "managed" else letters
 
 
 class _Found(NamedTuple):
     table: pa.Table
+    records: list[Record]
+    """Those that the rows come from; none where they were read by columns."""
     letters: list[DeadLetter]
     ignored: Counter[str]
 
 
 def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int) -> _Found:
-    table, others_N = good_rows(batch, spec, dimensions)
-    if not len(others_N):
-        return _Found(table, [], Counter())
-    rest = _by_records(batch.records(others_N.tolist()), spec, dimensions)
-    table = pa.concat_tables([table, rest.table])
-    return rest._replace(table=table.take(pa.array(np.argsort(table.column("_row").to_numpy()))))
+    try:
+        valid = validate_batch(batch, spec, dimensions)
+    except (ValueError, OverflowError, pa.ArrowException):  # such as text that is not UTF-8
+        return _with_places(_by_records(batch.records(), spec, dimensions), spec, dimensions)
+    bad = {rejected.row: rejected for rejected in valid.rejected}
+    letters = [
+        record if isinstance(record, DeadLetter) else dead_letter(record, rejected)
+        for record, rejected in zip(batch.records([*bad]), bad.values(), strict=True)
+    ]
+    rows = len(valid.rows_N)
+    places = {
+        "_record": np.zeros(rows, np.int64),
+        "_source": pa.repeat(pa.scalar(batch.source, pa.string()), rows),
+        "_row": batch.row + valid.rows_N,
+    }
+    return _Found(embeddings_table(valid.table, places, spec, dimensions), [], letters, Counter())
 
 
 def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> _Found:
-    documents, letters, ignored = _documents(items, spec, dimensions)
-    return _Found(table_of(map(with_own_vector, documents), spec, dimensions), letters, ignored)
+    """Return the rows of records, without their places."""
+    given = [item for item in items if not isinstance(item, Batch)]
+    records = [item for item in given if isinstance(item, Record)]
+    valid = validate_records(records, spec, dimensions)
+    made = {id(records[one.row]): dead_letter(records[one.row], one) for one in valid.rejected}
+    found = (item if isinstance(item, DeadLetter) else made.get(id(item)) for item in given)
+    letters = [letter for letter in found if letter is not None]
+    good = [records[row] for row in valid.rows_N.tolist()]
+    return _Found(valid.table, good, letters, Counter(name for record in good for name in record.ignored))
 
 
-def _documents(
-    items: Iterable[Item], spec: IndexSpec, dimensions: int
-) -> tuple[list[Document], list[DeadLetter], Counter[str]]:
-    documents: list[Document] = []
-    letters: list[DeadLetter] = []
-    ignored: Counter[str] = Counter()
-    has_categories = spec.source.format == "managed"
-    for item in one_by_one(items):
-        result = item if isinstance(item, DeadLetter) else to_document(item, spec, dimensions)
-        if isinstance(result, DeadLetter):
-            letters.append(with_category(result) if has_categories else result)
-        else:
-            documents.append(result)
-            ignored.update(result.record.ignored)
-    return documents, letters, ignored
+def _with_places(found: _Found, spec: IndexSpec, dimensions: int) -> _Found:
+    places = {"_record": np.zeros(len(found.records), np.int64), **places_of(found.records)}
+    return found._replace(table=embeddings_table(found.table, places, spec, dimensions))

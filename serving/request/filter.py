@@ -1,11 +1,11 @@
-"""Filters: from the message to a typed tree that the index understands.
+"""Parse filters: from the message to a typed tree.
 
-Meaning, for a row and a condition on the attribute `a`:
+Semantics, for a row and a condition on the attribute `a`:
 
 - A row without `a` matches `$ne`, `$nin` and `{"$exists": false}`, and no other condition.
 - A string_list matches if any of its elements does; `$ne` and `$nin` match if none does.
-- `$not` matches exactly the rows that its filter does not, rows without the attribute included. So `$ne` is
-  `$not` of `$eq`, and `$nin` is `$not` of `$in`; the tree has only the latter.
+- `$not` matches exactly the rows that its filter does not match, rows without the attribute included. So the tree
+  writes `$ne` as `$not` of `$eq`, and `$nin` as `$not` of `$in`.
 - Order is numeric, by time, or for strings by Unicode code point.
 """
 
@@ -28,14 +28,26 @@ from scannery.serving.limits import (
 )
 from scannery.v1 import types_pb2 as pb
 
-__all__ = ["AllOf", "AnyOf", "Compare", "Exists", "IsIn", "Node", "Not", "Scalar", "parse_filter", "size_of"]
+__all__ = [
+    "AllOf",
+    "AnyOf",
+    "Compare",
+    "Exists",
+    "IsIn",
+    "Node",
+    "Not",
+    "Scalar",
+    "parse_filter",
+    "size_of",
+    "unknown_name",
+]
 
 Scalar: TypeAlias = str | int | float | bool | dt.datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """The field compared with one value of its own type."""
+    """Compares the field with one value of the field's type."""
 
     field: str
     operator: Literal["eq", "gt", "gte", "lt", "lte"]
@@ -79,11 +91,11 @@ class AnyOf:
 
 
 Node: TypeAlias = Compare | IsIn | Exists | Not | AllOf | AnyOf
-"""Immutable and hashable: equal filters are one key of a cache."""
+"""Immutable and hashable: the key of the filter cache."""
 
 
 def size_of(node: Node) -> int:
-    """Return the memory that a filter takes, in bytes."""
+    """Return the memory of a filter in bytes."""
     own = sys.getsizeof(node)
     match node:
         case AllOf(parts) | AnyOf(parts):
@@ -113,8 +125,13 @@ def parse_filter(
 ) -> Node | None:
     """Return the filter as a tree, or None if it allows every row.
 
+    Args:
+        message: the filter.
+        attributes: the types of the index's attributes.
+        path: where the filter is in the request, for errors.
+
     Raises:
-        InvalidRequestError: an unknown field, a value of the wrong type, or a limit; names the path.
+        InvalidRequestError: an unknown field, a value of the wrong type, or an exceeded limit; names the path.
 
     """
     parser = _Parser({"id": "string", "document_id": "string", **attributes})
@@ -122,7 +139,7 @@ def parse_filter(
 
 
 class _Parser:
-    """One walk over a filter, which counts as it goes: the limits hold for the filter as a whole."""
+    """Walks over one filter and counts its parts: the limits apply to the filter as a whole."""
 
     def __init__(self, fields: Mapping[str, AttributeType]) -> None:
         self._fields = fields
@@ -131,13 +148,9 @@ class _Parser:
         self._values = 0
 
     def node(self, message: pb.Filter, path: str, depth: int) -> Node | None:
-        if depth > MAX_FILTER_DEPTH:
-            raise InvalidRequestError.at(
-                path.split(".", 1)[0], f"is nested more than {MAX_FILTER_DEPTH} deep"
-            )
+        _check_limit(depth, MAX_FILTER_DEPTH, path, "levels of nesting")
         self._parts += 1
-        if self._parts > MAX_FILTER_PARTS:
-            raise InvalidRequestError.at(path.split(".", 1)[0], f"has more than {MAX_FILTER_PARTS} parts")
+        _check_limit(self._parts, MAX_FILTER_PARTS, path, "parts")
         kind = message.WhichOneof("kind")
         if kind is None:
             return None
@@ -145,7 +158,7 @@ class _Parser:
             return self._condition(message.condition, path)
         if kind == "negation":
             part = self.node(message.negation, f"{path}.$not", depth + 1)
-            # Not everything is nothing.
+            # A part that allows every row is None; its negation allows none.
             return Not(part or AllOf(()))
         if kind == "all_of":
             return self._all_of(message.all_of, path, depth)
@@ -153,7 +166,7 @@ class _Parser:
 
     def _all_of(self, message: pb.FilterList, path: str, depth: int) -> Node | None:
         _not_empty(message, f"{path}.$and")
-        # The path leaves `$and` out: clients write several keys of one dictionary so, too.
+        # The path omits `$and`: clients also send it for several keys of one dictionary.
         parts = (self.node(item, path, depth + 1) for item in message.filters)
         found = tuple(part for part in parts if part is not None)
         return AllOf(found) if found else None
@@ -162,11 +175,14 @@ class _Parser:
         _not_empty(message, f"{path}.$or")
         parts = [self.node(item, f"{path}.$or[{i}]", depth + 1) for i, item in enumerate(message.filters)]
         found = tuple(part for part in parts if part is not None)
-        # One that allows everything makes the others idle; they are checked all the same.
+        # One part that allows every row suffices; all parts are validated.
         return AnyOf(found) if len(found) == len(parts) else None
 
     def _condition(self, message: pb.Condition, path: str) -> Node:
-        self._count(len(message.values), path)
+        self._conditions += 1
+        self._values += len(message.values)
+        _check_limit(self._conditions, MAX_FILTER_CONDITIONS, path, "conditions")
+        _check_limit(self._values, MAX_FILTER_VALUES, path, "values")
         kind = self._kind_of(message.field, path)
         here = _condition_path(message, path)
         if message.operator == pb.OPERATOR_EXISTS:
@@ -191,15 +207,6 @@ class _Parser:
             raise InvalidRequestError.at(path, "booleans have no order; use $eq")
         return Compare(message.field, order, _typed(message.values[0], kind, path))
 
-    def _count(self, values: int, path: str) -> None:
-        self._conditions += 1
-        self._values += values
-        root = path.split(".", 1)[0]
-        if self._conditions > MAX_FILTER_CONDITIONS:
-            raise InvalidRequestError.at(root, f"has more than {MAX_FILTER_CONDITIONS} conditions")
-        if self._values > MAX_FILTER_VALUES:
-            raise InvalidRequestError.at(root, f"has more than {MAX_FILTER_VALUES} values")
-
     def _kind_of(self, name: str, path: str) -> AttributeType:
         kind = self._fields.get(name)
         if kind is None:
@@ -208,9 +215,14 @@ class _Parser:
 
 
 def unknown_name(name: str, known: Mapping[str, object], what: str) -> str:
-    """Return "no such …" with the nearest name that there is, or all of them."""
+    """Return "no such `what`" with the most similar known name, or all known names if none is similar."""
     near = difflib.get_close_matches(name[:80], known, n=1, cutoff=0.5)
     return f"no such {what}; " + (f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}")
+
+
+def _check_limit(count: int, most: int, path: str, what: str) -> None:
+    if count > most:
+        raise InvalidRequestError.at(path.split(".", 1)[0], f"has more than {most} {what}")
 
 
 def _exists(message: pb.Condition, path: str) -> Node:
@@ -234,7 +246,7 @@ def _not_empty(message: pb.FilterList, path: str) -> None:
 
 
 def _typed(message: pb.Value, kind: AttributeType, path: str) -> Scalar:
-    """Return the value as the attribute's type; only conversions that lose nothing are made."""
+    """Return the value converted to the attribute's type; conversions that lose information are refused."""
     given = message.WhichOneof("kind")
     if given not in _ACCEPTED[kind]:
         raise InvalidRequestError.at(path, f"must be {_ARTICLES[kind]}, got {_shown(message)}")
@@ -265,7 +277,7 @@ _ACCEPTED: dict[AttributeType, tuple[str, ...]] = {
 }
 _ARTICLES: dict[AttributeType, str] = {
     "string": "a string",
-    "string_list": "a string, which any element may equal",
+    "string_list": "a string, compared with each element",
     "int": "a 64-bit integer",
     "float": "a finite number",
     "bool": "true or false",

@@ -1,7 +1,4 @@
-"""The options of a search, checked: from messages to what the engine does.
-
-Everything that is wrong with them is found here, before any work is done for a request.
-"""
+"""Parse and validate the options of a search, before any work is done for the request."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ Mode: TypeAlias = Literal["dense", "lexical", "hybrid"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """What a datapoint carries in an answer, besides its id and its document's."""
+    """Fields of a datapoint that a response includes, besides `id` and `document_id`."""
 
     title: bool
     text: bool
@@ -45,39 +42,45 @@ class Fields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """How two rankings become one."""
+    """How the dense and the lexical ranking of a hybrid search are combined."""
 
     method: Literal["reciprocal_rank", "weighted_score"] = "reciprocal_rank"
     alpha: float = 0.5
-    """Weight of the dense side, 0 to 1."""
+    """Weight of the dense ranking, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerank:
-    """A second look at the first hits."""
+    """Reranking of the best hits by a cross-encoder."""
 
     candidates: int
-    """So many of them."""
+    """Number of best hits that are reranked."""
     time_budget_s: float | None
-    """Stop after so many seconds."""
+    """Seconds after which reranking stops; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """ScaNN's settings as a caller wants them; None: as they were tuned."""
+    """ScaNN settings given by the caller; None: the tuned value."""
 
     leaves: int | None = None
+    """Leaves to search."""
     rescore: int | None = None
+    """Candidates to rescore with exact distances, for `k + offset` hits."""
 
     @property
     def given(self) -> bool:
-        """Whether a caller wants any."""
+        """Whether any of them is set."""
         return self != _TUNED
 
     def over(self, tuned: SearchSettings | None, wanted: int) -> SearchSettings | None:
-        """Return tuned settings for `k` hits with these in their place; an exact search has none.
+        """Return the tuned settings with these in their place; None (an exact search) stays None.
 
-        They are meant as they stand, for the hits wanted; where a search goes deeper than these, candidates grow along.
+        Args:
+            tuned: settings of the segment.
+            wanted: hits of the query, `k + offset`. `rescore` applies to this number of hits; a search for more hits
+                rescores proportionally more candidates.
+
         """
         if tuned is None or not self.given:
             return tuned
@@ -91,7 +94,7 @@ _TUNED = Knobs()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a query is answered."""
+    """Validated options of a search."""
 
     k: int
     offset: int
@@ -134,7 +137,7 @@ class Options:
 
 
 def parse_options(message: pb.SearchOptions, manifest: Manifest) -> Options:
-    """Return the options of a search; `min_sequence` is the catalog's affair.
+    """Return the options of a search; the catalog handles `min_sequence`.
 
     Raises:
         InvalidRequestError: names the field.
@@ -163,10 +166,15 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest) -> Options:
 
 
 def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fields:
-    """Return which fields to answer with; no names mean all.
+    """Return the fields that a response includes.
+
+    Args:
+        names: names of fields and attributes; none: all.
+        spec: of the index.
+        vector: whether the response includes vectors.
 
     Raises:
-        InvalidRequestError: a name that the index does not have.
+        InvalidRequestError: the index has no field of this name, or there are too many names.
 
     """
     if len(names) > limits.MAX_RETURN_FIELDS:
@@ -186,7 +194,7 @@ def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fiel
     )
 
 
-# `id` and `document_id` always come; they may be named all the same.
+# Responses always include `id` and `document_id`; naming them is allowed.
 _FIELDS = ("id", "document_id", "title", "text", "payload", "offsets")
 
 
@@ -267,7 +275,7 @@ def _target_recall(message: pb.SearchOptions) -> float | None:
         return None
     if not 0.5 <= message.target_recall <= 0.999:
         raise InvalidRequestError.at(
-            "target_recall", f"must be 0.5 to 0.999, got {message.target_recall:g}; `exact` finds all"
+            "target_recall", f"must be 0.5 to 0.999, got {message.target_recall:g}; `exact` has recall 1"
         )
     return message.target_recall
 

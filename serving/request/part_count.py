@@ -1,7 +1,7 @@
-"""How many parts a request has, counted on the wire before it is decoded.
+"""Count the parts of an encoded request before it is decoded.
 
-A part that says nothing takes two bytes of a body, and a hundred times as much as a message: 60 MiB of them became
-8 GiB, and kept the interpreter's lock for half a minute. What follows the limits of the contract has far fewer of them.
+An empty part takes two bytes of a body, and a hundred times as much as a decoded message: 60 MiB of them became 8 GiB,
+and held the interpreter lock for half a minute. Requests within the documented limits have far fewer parts.
 """
 
 from __future__ import annotations
@@ -18,22 +18,26 @@ from scannery.runtime.errors import InvalidRequestError
 __all__ = ["check_parts", "warm_up"]
 
 SMALL_BYTES = 1 << 15
-"""Shorter requests are decoded as they are: whatever they consist of is soon done."""
+"""Requests up to this size are decoded without counting: decoding them is always fast."""
 MAX_PARTS = 5_000_000
-"""Messages and texts of lists. A SearchMany at all of its limits has about this many values in its filters."""
+"""Messages, and strings in lists. The filters of a SearchMany at all of its limits have about this many values."""
 MAX_OWN_PARTS = 8192
-"""Likewise, in the lists of the request itself; a SearchMany has 2,000."""
+"""Parts in lists of the request message itself; a SearchMany at its limits has 2,000."""
 MAX_DEPTH = 100
-"""As deep as protobuf goes."""
+"""Nesting limit of protobuf."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _TEXT = -1
 
 
 def check_parts(kind: type[Message], data: bytes) -> None:
-    """Look at a request before it is decoded.
+    """Check an encoded request.
+
+    Args:
+        kind: class of the request message.
+        data: the encoded request.
 
     Raises:
-        InvalidRequestError: it has too many parts, or is no message.
+        InvalidRequestError: it has too many parts, or is not a valid message.
 
     """
     if len(data) <= SMALL_BYTES:
@@ -45,21 +49,21 @@ def check_parts(kind: type[Message], data: bytes) -> None:
     if found > MAX_PARTS:
         raise InvalidRequestError(
             f"the {name} has too many parts: its lists may have {MAX_OWN_PARTS} items, "
-            f"and {MAX_PARTS} with what is in them"
+            f"and {MAX_PARTS} including nested items"
         )
 
 
 def warm_up() -> None:
-    """Compile what counts: no request must wait for that."""
+    """Compile the counter, so that no request waits for it."""
     with COMPILING:
         _count_parts(np.zeros(0, np.uint8), np.zeros((1, 1), np.int64), 1, 1)
 
 
 @lru_cache
 def _kinds(root: Descriptor) -> np.ndarray:
-    """Return for each message (the first is the root) and number of a field what it is.
+    """Return the kind of each field, int64 (message types, highest field number + 1); the root message is row 0.
 
-    0: something else; -1: a text of a list; otherwise a message, the one of which the number is one less.
+    0: not counted; -1: a string or bytes in a list; n > 0: a message whose type is row n - 1.
     """
     messages = _messages(root)
     numbers = {message.full_name: number for number, message in enumerate(messages)}
@@ -72,15 +76,15 @@ def _kinds(root: Descriptor) -> np.ndarray:
 
 
 def _messages(root: Descriptor) -> list[Descriptor]:
-    """Return a message, and all that it may have in it."""
+    """Return a message type and all types that it can contain, the root first."""
     found = {root.full_name: root}
-    waiting = [root]
-    while waiting:
-        for field in waiting.pop().fields:
+    pending = [root]
+    while pending:
+        for field in pending.pop().fields:
             inner = field.message_type
             if inner is not None and inner.full_name not in found:
                 found[inner.full_name] = inner
-                waiting.append(inner)
+                pending.append(inner)
     return list(found.values())
 
 
@@ -93,7 +97,7 @@ def _kind(field: FieldDescriptor, numbers: dict[str, int]) -> int:
 
 @compiled
 def _varint(data_B: np.ndarray, at: int, end: int) -> tuple[int, int]:
-    """Return a number, and where it ends; -1 as its end if it does not."""
+    """Return a varint and the offset after it; -1 as the offset if it is cut off or too long."""
     value = shift = 0
     while at < end and shift < 64:
         byte = int(data_B[at])
@@ -107,7 +111,10 @@ def _varint(data_B: np.ndarray, at: int, end: int) -> tuple[int, int]:
 
 @compiled
 def _field(data_B: np.ndarray, at: int, end: int) -> tuple[int, int, int]:
-    """Return the number of the next field, 0 if it has no length, where its content begins, and its size; -1: none."""
+    """Return number, content offset and content size of the next field; size -1: the data is invalid.
+
+    The number is 0 if the field is not length-delimited.
+    """
     tag, at = _varint(data_B, at, end)
     number, wire, size = tag >> 3, tag & 7, 0
     if wire == _VARINT:
@@ -125,7 +132,7 @@ def _field(data_B: np.ndarray, at: int, end: int) -> tuple[int, int, int]:
 
 @compiled
 def _count_parts(data_B: np.ndarray, kinds_TF: np.ndarray, most: int, most_own: int) -> int:
-    """Return how many parts there are, and more than `most` if they are too many; -1 if it is no message."""
+    """Return the number of parts; `most` + 1 if there are too many; -1 if the data is not a valid message."""
     ends_D, types_D = np.zeros(MAX_DEPTH + 1, np.int64), np.zeros(MAX_DEPTH + 1, np.int64)
     ends_D[0] = len(data_B)
     depth = at = parts = own = 0

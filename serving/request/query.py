@@ -1,7 +1,6 @@
-"""Queries, checked: from messages to what the engine does. How they are answered is in options.py.
+"""Parse and validate queries, before any work is done for the request. options.py parses the options of a search.
 
-Everything that is wrong with a request is found here, before any work is done for it.
-Shapes: Q queries, D dimensions.
+Shapes: Q queries, D dimensions, T entries of a sparse vector.
 """
 
 from __future__ import annotations
@@ -40,33 +39,33 @@ __all__ = [
     "check_count",
     "check_text",
     "count_queries",
-    "parse_given_vector",
     "parse_identifier",
     "parse_matrix",
     "parse_query",
     "parse_sparse",
     "parse_vector",
+    "vector_components",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class ByText:
-    """Encode this."""
+    """A query by text, which the encoder turns into a vector."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByVector:
-    """Take this."""
+    """A query by vector."""
 
     vector_D: np.ndarray
-    """As `search_ready` returns vectors, float32 (D,)."""
+    """float32 (D,), as `search_ready` returns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ById:
-    """Take this datapoint's vector, and leave itself out."""
+    """A query by the vector of a datapoint, which is excluded from the hits."""
 
     id: str
 
@@ -76,7 +75,7 @@ Single: TypeAlias = ByText | ByVector | ById
 
 @dataclass(frozen=True, slots=True)
 class Blend:
-    """Several as one: by the weighted sum of the scores that each of them gives."""
+    """Several queries as one: a hit's score is the weighted sum of its scores for the members."""
 
     members: tuple[Single, ...]
     weights: tuple[float, ...]
@@ -84,25 +83,30 @@ class Blend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WithSparse:
-    """The lexical side asks by this sparse vector, instead of by words."""
+    """A query whose lexical search uses this sparse vector instead of words."""
 
     query: Single | Blend | None
-    """For the dense side of a hybrid search."""
+    """Query of the dense search in hybrid mode; None: there is none."""
     indices_T: np.ndarray
-    """uint32, strictly ascending."""
+    """uint32 (T,), strictly ascending."""
     values_T: np.ndarray
-    """float32, finite and not 0."""
+    """float32 (T,), finite and not 0."""
 
 
 Query: TypeAlias = Single | Blend | WithSparse
 
 
 class Vectors(Sequence[ByVector]):
-    """Many queries by vector, as one array."""
+    """Queries by vector, as one array."""
 
     def __init__(self, vectors_QD: np.ndarray) -> None:
+        """Wrap an array.
+
+        Args:
+            vectors_QD: float32 (Q, D), as `search_ready` returns it.
+
+        """
         self.vectors_QD = vectors_QD
-        """As `search_ready` returns them, float32."""
 
     def __len__(self) -> int:
         return len(self.vectors_QD)
@@ -112,24 +116,25 @@ class Vectors(Sequence[ByVector]):
     @overload
     def __getitem__(self, number: slice) -> Vectors: ...
     def __getitem__(self, number: int | slice) -> ByVector | Vectors:
-        """Return one query, or several."""
-        some = self.vectors_QD[number]
-        return Vectors(some) if isinstance(number, slice) else ByVector(some)
+        """Return one query, or the queries of a slice."""
+        found = self.vectors_QD[number]
+        return Vectors(found) if isinstance(number, slice) else ByVector(found)
 
 
 def parse_query(message: pb.Query, manifest: Manifest, *, path: str = "query") -> Query:
     """Return one query.
 
+    Args:
+        message: the query.
+        manifest: of the index that is searched.
+        path: where the query is in the request, for errors.
+
     Raises:
         InvalidRequestError: names the field.
 
     """
-    if message.HasField("sparse_vector"):
-        return _with_sparse(message, manifest, path)
-    return _single(message, manifest, path)
-
-
-def _with_sparse(message: pb.Query, manifest: Manifest, path: str) -> WithSparse:
+    if not message.HasField("sparse_vector"):
+        return _single(message, manifest, path)
     query = _single(message, manifest, path) if message.WhichOneof("kind") else None
     return WithSparse(query, *parse_sparse(message.sparse_vector, f"{path}.sparse_vector"))
 
@@ -176,7 +181,7 @@ def parse_matrix(message: Matrix, manifest: Manifest, *, path: str = "queries") 
     """Return the rows of a matrix as queries.
 
     Raises:
-        InvalidRequestError: names the first row that is wrong.
+        InvalidRequestError: the size is wrong, or a row is invalid; names the first such row.
 
     """
     if message.dimensions != manifest.dimensions:
@@ -186,17 +191,19 @@ def parse_matrix(message: Matrix, manifest: Manifest, *, path: str = "queries") 
     if len(message.packed) % (4 * message.dimensions):
         raise InvalidRequestError.at(
             path,
-            f"{len(message.packed)} bytes are no whole number of vectors of {message.dimensions} dimensions",
+            f"{len(message.packed)} bytes are not a whole number of vectors of {message.dimensions} dimensions",
         )
     vectors_QD = _packed(message.packed).reshape(-1, message.dimensions)
     ready_QD = _ready(vectors_QD, manifest.spec.distance)
     if ready_QD is None:
-        ready_QD = np.stack([_checked(row, manifest, f"{path}[{i}]") for i, row in enumerate(vectors_QD)])
+        ready_QD = np.stack(
+            [_search_ready(row, manifest, f"{path}[{i}]") for i, row in enumerate(vectors_QD)]
+        )
     return Vectors(ready_QD)
 
 
 def count_queries(request: pb.SearchManyRequest) -> int:
-    """Return how many queries a request has, right or wrong."""
+    """Return the number of queries in a request, before they are validated."""
     vectors = request.vectors
     return len(request.queries) or len(vectors.packed) // (4 * max(1, vectors.dimensions))
 
@@ -208,7 +215,7 @@ def check_count(field: str, count: int, most: int) -> None:
 
 
 def check_text(text: str, path: str) -> str:
-    """Return the text of a query; InvalidRequestError if it cannot be one."""
+    """Return the text of a query; InvalidRequestError if it is empty or too long."""
     size = len(text.encode())
     if not text.strip():
         raise InvalidRequestError.at(path, "the text must not be empty")
@@ -220,7 +227,7 @@ def check_text(text: str, path: str) -> str:
 
 
 def parse_identifier(text: str, path: str) -> str:
-    """Return an id; InvalidRequestError if it cannot be one."""
+    """Return an id; InvalidRequestError if it is invalid."""
     try:
         return identifier(text, field=path)
     except InvalidRecordError as error:
@@ -228,16 +235,12 @@ def parse_identifier(text: str, path: str) -> str:
 
 
 def parse_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
-    """Return a vector, ready to be searched, float32 (D,); InvalidRequestError if it is none of the index."""
-    return _checked(_components(message, path), manifest, path)
+    """Return a vector as it is searched, float32 (D,); InvalidRequestError if it is invalid for the index."""
+    return _search_ready(vector_components(message, path), manifest, path)
 
 
-def parse_given_vector(message: Vector, manifest: Manifest, path: str) -> np.ndarray:
-    """Return a vector as it was given, bit for bit, float32 (D,); InvalidRequestError if it is none of the index."""
-    return _valid(_components(message, path), manifest, path)
-
-
-def _components(message: Vector, path: str) -> np.ndarray:
+def vector_components(message: Vector, path: str) -> np.ndarray:
+    """Return the components of a vector, float32; InvalidRequestError if they are not a list of numbers."""
     packed, values = message.packed, message.values
     if len(values) > limits.MAX_DIMENSIONS:
         raise InvalidRequestError.at(
@@ -246,13 +249,18 @@ def _components(message: Vector, path: str) -> np.ndarray:
     if packed and values:
         raise InvalidRequestError.at(path, "has both `packed` and `values`")
     if len(packed) % 4:
-        raise InvalidRequestError.at(path, f"{len(packed)} bytes are no whole number of float32")
+        raise InvalidRequestError.at(path, f"{len(packed)} bytes are not a whole number of float32")
     return _packed(np.array(values, "<f4").tobytes() if values else packed)
 
 
 def parse_sparse(message: SparseVector, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices (uint32, ascending) and values (float32) of a sparse vector; InvalidRequestError if it is none."""
-    # Before they are made to numbers of Python's, one by one.
+    """Return indices (uint32, ascending) and values (float32) of a sparse vector, both (T,).
+
+    Raises:
+        InvalidRequestError: it is invalid.
+
+    """
+    # Checked before the entries become Python numbers one by one.
     count = max(len(message.indices), len(message.values))
     if count > MAX_SPARSE_ENTRIES:
         raise InvalidRequestError.at(path, f"must have 1 to {MAX_SPARSE_ENTRIES} entries, got {count}")
@@ -266,8 +274,8 @@ def _packed(data: bytes) -> np.ndarray:
     return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
 
 
-def _checked(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
-    """Return a vector as it is searched; InvalidRequestError if it is none of the index."""
+def _search_ready(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
+    """Return a vector as it is searched; InvalidRequestError if it is invalid for the index."""
     distance = manifest.spec.distance
     ready_1D = _ready(vector_D[None], distance) if len(vector_D) == manifest.dimensions else None
     if ready_1D is None:
@@ -284,9 +292,9 @@ def _valid(vector_D: np.ndarray, manifest: Manifest, path: str) -> np.ndarray:
 
 
 def _ready(vectors_QD: np.ndarray, distance: Distance) -> np.ndarray | None:
-    """Return vectors as they are searched, in memory of their own; None if any of them needs the full check.
+    """Return a copy of the vectors as they are searched; None if one of them may be invalid.
 
-    That costs ten times as much, and hardly ever finds anything.
+    The full check costs ten times as much and is rarely needed.
     """
     if distance != "cosine":
         return vectors_QD.copy() if fused.surely_valid(vectors_QD) else None

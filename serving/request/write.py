@@ -1,66 +1,197 @@
-"""Write requests, checked: from messages to what is to be written. As strict as a build, and all or nothing.
-
-Shapes: U upserts of a request, D dimensions.
-"""
+"""Write requests, checked: from messages to what is to be written. As strict as a build, and all or nothing."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 
-from scannery.indexer import (
-    MAX_ID_BYTES,
-    MAX_MAGNITUDE,
-    AttributeType,
-    IndexSpec,
-    InvalidRecordError,
-    Manifest,
-    attribute_value,
-    encodable,
-)
-from scannery.live.write_request import Condition, Deletion, UpsertItem
+from scannery.embed.text.transcripts import spoken_text
+from scannery.indexer import SPAN, Manifest, SizeLimits, validate
+from scannery.live.write_request import Condition, Conditional, Deletion, PartialUpdate, Upserts
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
+from scannery.serving.request.datapoint_columns import datapoint_columns, unknown_attributes
 from scannery.serving.request.filter import unknown_name
-from scannery.serving.request.query import check_count, parse_given_vector, parse_identifier, parse_sparse
+from scannery.serving.request.query import check_count, parse_identifier
 from scannery.v1 import index_pb2 as pb
-from scannery.v1.types_pb2 import Datapoint, Value
+from scannery.v1.types_pb2 import Datapoint
 
-__all__ = [
-    "all_valid",
-    "parse_delete",
-    "parse_payload",
-    "parse_upsert",
-    "typed_value",
-]
+__all__ = ["parse_delete", "parse_upsert"]
 
-# Room for "#" and the number of a passage, as in a build.
-PASSAGE_SUFFIX_BYTES = 9
-_PLAIN_PATHS = ("title", "payload_json")
+_SIZES = SizeLimits(
+    title=limits.MAX_TITLE_BYTES,
+    text=limits.MAX_TEXT_BYTES,
+    payload=limits.MAX_PAYLOAD_BYTES,
+    attribute=limits.MAX_ATTRIBUTE_BYTES,
+    strings=limits.MAX_STRINGS,
+)
+_COLUMNS = {"title": "title", "payload_json": "payload"}
+"""Columns of the fields that a mask can name besides attributes."""
+_NEVER_IN_PART = (
+    "vector",
+    "sparse_vector",
+    "text",
+    "document_id",
+    "text_start",
+    "text_end",
+    "time_start_s",
+    "time_end_s",
+)
 
 
-def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> list[UpsertItem]:
+def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> Upserts:
     """Return the datapoints to write.
 
     Raises:
         InvalidRequestError: names the first item and field that is wrong.
+
     """
     _check_request_id(request.request_id)
     check_count("upserts", len(request.upserts), limits.MAX_UPSERTS)
-    vectors = _vectors(request.upserts, manifest)
-    given = [_given(message, i, vectors[i], manifest) for i, message in enumerate(request.upserts)]
-    first: dict[str, str] = {}
-    for item in given:
-        other = first.setdefault(item.id, item.path)
-        if other != item.path:
-            raise InvalidRequestError.at(
-                f"{item.path}.datapoint.id", f"{item.id!r:.200} is also that of {other}"
+    batch = _Batch(list(request.upserts), manifest)
+    masks = {
+        number
+        for number, item in enumerate(batch.items)
+        if item.HasField("update_mask") and item.update_mask.paths
+    }
+    whole = [number for number in range(len(batch.items)) if number not in masks]
+    rows, conditions = batch.rows(whole), batch.conditions()
+    changes = batch.changes(sorted(masks)) if masks else {}
+    batch.check()
+    return Upserts(
+        rows=rows,
+        numbers=whole,
+        partial=tuple(
+            PartialUpdate(_path(number), batch.items[number].datapoint.id, values)
+            for number, values in changes.items()
+        ),
+        conditional=tuple(
+            Conditional(_path(number), batch.items[number].datapoint.id, condition)
+            for number, condition in conditions.items()
+        ),
+    )
+
+
+class _Batch:
+    """The items of a request, and the first error of each that has one."""
+
+    def __init__(self, items: Sequence[pb.Upsert], manifest: Manifest) -> None:
+        self.items = items
+        self._manifest, self._spec = manifest, manifest.spec
+        self._errors: dict[int, InvalidRequestError] = {}
+
+    def rows(self, numbers: Sequence[int]) -> pa.Table:
+        """Return the datapoints of some items, which are replaced whole, as rows."""
+        table = self._validated(numbers, partial=False)
+        if self._spec.source.chunk is not None:
+            for number in numbers:
+                self._check_cut(number, self.items[number].datapoint)
+        return table
+
+    def changes(self, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Return the new values of some items, of which only what the mask names is written, by column."""
+        for number in numbers:
+            self._check_mask(number, self.items[number])
+        table = self._validated(numbers, partial=True)
+        if self._errors:
+            return {}
+        return {
+            number: {column: row[column] for column in map(_column, _mask(self.items[number]))}
+            for number, row in zip(numbers, table.to_pylist(), strict=True)
+        }
+
+    def conditions(self) -> dict[int, Condition]:
+        """Return the condition of each item that has one."""
+        found = {}
+        for number in [number for number, item in enumerate(self.items) if item.HasField("condition")]:
+            try:
+                found[number] = _condition(self.items[number].condition, f"{_path(number)}.condition")
+            except InvalidRequestError as error:
+                self._errors.setdefault(number, error)
+        return found
+
+    def check(self) -> None:
+        """Raise the first error, if there is any; two items with one id are an error, too."""
+        ids = [item.datapoint.id for item in self.items]
+        if len(set(ids)) < len(ids):
+            first: dict[str, int] = {}
+            for number, name in enumerate(ids):
+                if (other := first.setdefault(name, number)) != number:
+                    self._note(number, "datapoint.id", f"{name!r:.200} is also that of {_path(other)}")
+        if self._errors:
+            raise self._errors[min(self._errors)]
+
+    def _validated(self, numbers: Sequence[int], *, partial: bool) -> pa.Table:
+        points, spec = [self.items[number].datapoint for number in numbers], self._spec
+        for row, name in unknown_attributes(points, spec).items():
+            what = unknown_name(name, spec.attributes, "attribute")
+            self._note(numbers[row], f"datapoint.attributes.{name:.80}", what)
+        dimensions = self._manifest.dimensions
+        valid = validate(
+            len(points),
+            datapoint_columns(points, spec, dimensions),
+            spec,
+            dimensions,
+            embeds=spec.encoder is not None,
+            partial=partial,
+            limits=_SIZES,
+            spoken=spoken_text,
+        )
+        for rejected in valid.rejected:
+            error = rejected.error
+            front = f"{_path(numbers[rejected.row])}.datapoint."
+            self._errors.setdefault(
+                numbers[rejected.row],
+                InvalidRequestError(front + error.message, field=f"{front}{error.field}"),
             )
-    return given
+        return valid.table
+
+    def _check_cut(self, number: int, point: Datapoint) -> None:
+        """Note what a text that is cut into passages cannot have."""
+        is_other = bool(point.document_id) and point.document_id != point.id
+        if point.HasField("vector") or not (is_other or any(map(point.HasField, SPAN))):  # type: ignore[arg-type]
+            return
+        self._note(
+            number,
+            f"datapoint.{'document_id' if is_other else 'text_start'}",
+            "is not for a text that is cut into passages: write the whole document, or give the passage a vector",
+        )
+
+    def _check_mask(self, number: int, item: pb.Upsert) -> None:
+        """Note what is in the mask and cannot be changed, or in the item and not in the mask."""
+        point, mask = item.datapoint, _mask(item)
+        known = dict.fromkeys((*_COLUMNS, *(f"attributes.{name}" for name in self._spec.attributes)))
+        for name in mask:
+            if name not in known:
+                self._note(number, "update_mask", f"{name!r:.80}: {unknown_name(name, known, 'field')}")
+        given = {field.name for field, _ in point.ListFields()}
+        for name in _NEVER_IN_PART:
+            if name in given:
+                self._note(
+                    number, f"datapoint.{name}", "cannot be changed with an update_mask; write it whole"
+                )
+        for name in (*_COLUMNS, *(f"attributes.{name}" for name in point.attributes)):
+            if name not in mask and (name in given or name not in _COLUMNS):
+                self._note(number, f"datapoint.{name}", "is not in the update_mask")
+        if item.condition.if_absent:
+            self._note(number, "condition.if_absent", "makes no sense with an update_mask")
+
+    def _note(self, number: int, field: str, what: str) -> None:
+        self._errors.setdefault(number, InvalidRequestError.at(f"{_path(number)}.{field}", what))
+
+
+def _path(number: int) -> str:
+    return f"upserts[{number}]"
+
+
+def _mask(item: pb.Upsert) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(item.update_mask.paths))
+
+
+def _column(name: str) -> str:
+    return _COLUMNS.get(name) or name.removeprefix("attributes.")
 
 
 def parse_delete(request: pb.DeleteRequest) -> Deletion:
@@ -100,97 +231,6 @@ def _check_request_id(request_id: str) -> None:
         )
 
 
-def _given(message: pb.Upsert, number: int, vector_D: np.ndarray | None, manifest: Manifest) -> UpsertItem:
-    path = f"upserts[{number}]"
-    point, spec = message.datapoint, manifest.spec
-    identifier = parse_identifier(point.id, f"{path}.datapoint.id")
-    mask = _mask(message, path, spec) if message.update_mask.paths else ()
-    given = UpsertItem(
-        path=path,
-        id=identifier,
-        document_id=parse_identifier(point.document_id, f"{path}.datapoint.document_id")
-        if point.document_id
-        else identifier,
-        title=_sized(point, "title", limits.MAX_TITLE_BYTES, path),
-        text=_sized(point, "text", limits.MAX_TEXT_BYTES, path),
-        payload=_payload(point, path),
-        attributes=_attributes(point, path, spec),
-        span=_span(point),
-        vector=vector_D,
-        sparse=_sparse(point, path, spec),
-        mask=mask,
-        condition=_condition(message.condition, f"{path}.condition")
-        if message.HasField("condition")
-        else None,
-    )
-    if mask:
-        _check_partial(point, given)
-    else:
-        _check_whole(point, given, manifest)
-    return given
-
-
-def _check_whole(point: Datapoint, given: UpsertItem, manifest: Manifest) -> None:
-    here = f"{given.path}.datapoint"
-    spec = manifest.spec
-    if given.vector is not None:
-        return
-    if given.text is None or not given.text.strip():
-        if spec.encoder is None:
-            raise InvalidRequestError.at(f"{here}.vector", "is required: the index has no encoder")
-        what = "is blank" if given.text is not None else "is required, or a vector"
-        raise InvalidRequestError.at(f"{here}.text", what)
-    if spec.encoder is None:
-        raise InvalidRequestError.at(f"{here}.vector", "is required besides text: the index has no encoder")
-    if spec.source.chunk is None:
-        return
-    if given.document_id != given.id or given.span is not None:
-        field = "document_id" if given.document_id != given.id else "text_start"
-        raise InvalidRequestError.at(
-            f"{here}.{field}",
-            "is not for a text that is cut into passages: write the whole document, or give the passage a vector",
-        )
-    limit = MAX_ID_BYTES - PASSAGE_SUFFIX_BYTES
-    if len(given.id.encode()) > limit:
-        raise InvalidRequestError.at(f"{here}.id", f"must be at most {limit} bytes long where texts are cut")
-
-
-def _check_partial(point: Datapoint, given: UpsertItem) -> None:
-    for field, wrong in (
-        ("vector", given.vector is not None),
-        ("sparse_vector", given.sparse is not None),
-        ("text", point.HasField("text")),
-        ("document_id", bool(point.document_id)),
-        ("text_start", given.span is not None),
-    ):
-        if wrong:
-            raise InvalidRequestError.at(
-                f"{given.path}.datapoint.{field}", "cannot be changed with an update_mask; write it whole"
-            )
-    for name in ("title", "payload_json"):
-        if point.HasField(name) and name not in given.mask:
-            raise InvalidRequestError.at(f"{given.path}.datapoint.{name}", "is not in the update_mask")
-    for name in point.attributes:
-        if f"attributes.{name}" not in given.mask:
-            raise InvalidRequestError.at(
-                f"{given.path}.datapoint.attributes.{name}", "is not in the update_mask"
-            )
-    if given.condition is not None and given.condition.revision is None:
-        raise InvalidRequestError.at(
-            f"{given.path}.condition.if_absent", "makes no sense with an update_mask"
-        )
-
-
-def _mask(message: pb.Upsert, path: str, spec: IndexSpec) -> tuple[str, ...]:
-    known = dict.fromkeys((*_PLAIN_PATHS, *(f"attributes.{name}" for name in spec.attributes)))
-    for name in message.update_mask.paths:
-        if name not in known:
-            raise InvalidRequestError.at(
-                f"{path}.update_mask", f"{name!r:.80}: {unknown_name(name, known, 'field')}"
-            )
-    return tuple(dict.fromkeys(message.update_mask.paths))
-
-
 def _condition(message: pb.WriteCondition, path: str) -> Condition:
     kind = message.WhichOneof("kind")
     if kind == "if_revision":
@@ -198,129 +238,3 @@ def _condition(message: pb.WriteCondition, path: str) -> Condition:
     if kind is None or not message.if_absent:
         raise InvalidRequestError.at(f"{path}.if_absent", "must be true, or if_revision must be set")
     return Condition(None)
-
-
-def _sized(point: Datapoint, name: str, most: int, path: str) -> str | None:
-    if not point.HasField(name):  # type: ignore[arg-type]  # names of optional fields
-        return None
-    text: str = getattr(point, name)
-    size = len(text.encode())
-    if size > most:
-        raise InvalidRequestError.at(
-            f"{path}.datapoint.{name}", f"must have at most {most} bytes, got {size}"
-        )
-    return text if name != "title" else text.strip() or None
-
-
-def _payload(point: Datapoint, path: str) -> str | None:
-    text = _sized(point, "payload_json", limits.MAX_PAYLOAD_BYTES, path)
-    return None if text is None else parse_payload(text, f"{path}.datapoint.payload_json")
-
-
-def parse_payload(text: str, path: str) -> str:
-    """Return a payload as a build writes it; InvalidRequestError if it is not JSON."""
-    try:
-        payload = json.dumps(json.loads(text), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError.at(path, f"is not JSON: {error}") from error
-    try:
-        return encodable(payload, field=path)
-    except InvalidRecordError as error:
-        raise InvalidRequestError(error.message, field=path) from error
-
-
-def _sparse(point: Datapoint, path: str, spec: IndexSpec) -> tuple[np.ndarray, np.ndarray] | None:
-    if not point.HasField("sparse_vector"):
-        return None
-    here = f"{path}.datapoint.sparse_vector"
-    if spec.source.sparse_vector is None:
-        raise InvalidRequestError.at(
-            here, "the index stores none; build it with `source.sparse_vector` in its spec"
-        )
-    return parse_sparse(point.sparse_vector, here)
-
-
-def _span(point: Datapoint) -> tuple[int | None, int | None, float | None, float | None] | None:
-    names = ("text_start", "text_end", "time_start_s", "time_end_s")
-    if not any(map(point.HasField, names)):  # type: ignore[arg-type]  # names of optional fields
-        return None
-    start, end, *times = (getattr(point, name) if point.HasField(name) else None for name in names)  # type: ignore[arg-type]
-    return start, end, times[0], times[1]
-
-
-def _attributes(point: Datapoint, path: str, spec: IndexSpec) -> dict[str, Any]:
-    attributes: dict[str, Any] = dict.fromkeys(spec.attributes)
-    for name, value in point.attributes.items():
-        here = f"{path}.datapoint.attributes.{name:.80}"
-        kind = spec.attributes.get(name)
-        if kind is None:
-            raise InvalidRequestError.at(here, unknown_name(name, spec.attributes, "attribute"))
-        attributes[name] = typed_value(value, kind, here)
-    return attributes
-
-
-def typed_value(message: Value, kind: AttributeType, path: str) -> Any:
-    """Return the value of an attribute as what Arrow takes; None for null. InvalidRequestError if it does not fit."""
-    field = message.WhichOneof("kind")
-    if field is None:
-        return None
-    value = getattr(message, field)
-    if field == "string_list_value":
-        _check_strings(value.values, path)
-        value = list(value.values)
-    elif field == "float_value" and not math.isfinite(value):
-        raise InvalidRequestError.at(path, f"must be finite, got {value}")
-    elif field == "timestamp_value":
-        try:
-            value = value.ToDatetime()
-        except (ValueError, OverflowError) as error:
-            raise InvalidRequestError.at(path, "must lie in the years 1 to 9999") from error
-    try:
-        typed = attribute_value(value, kind, field=path)
-    except InvalidRecordError as error:
-        raise InvalidRequestError(error.message, field=path) from error
-    if isinstance(typed, (str, list)):
-        _check_strings([typed] if isinstance(typed, str) else typed, path)
-    return typed
-
-
-def _check_strings(texts: Sequence[str], path: str) -> None:
-    if len(texts) > limits.MAX_STRINGS:
-        raise InvalidRequestError.at(path, f"must have at most {limits.MAX_STRINGS} items, got {len(texts)}")
-    size = sum(map(len, texts))
-    if size > limits.MAX_ATTRIBUTE_BYTES // 4:
-        size = sum(len(text.encode()) for text in texts)
-    if size > limits.MAX_ATTRIBUTE_BYTES:
-        raise InvalidRequestError.at(
-            path, f"must have at most {limits.MAX_ATTRIBUTE_BYTES} bytes, got {size}"
-        )
-
-
-def _vectors(upserts: Sequence[pb.Upsert], manifest: Manifest) -> list[np.ndarray | None]:
-    """Return the vectors of the datapoints that have one; checked at once, and one by one to find the wrong one."""
-    vectors: list[np.ndarray | None] = [None] * len(upserts)
-    numbers = [i for i, message in enumerate(upserts) if message.datapoint.HasField("vector")]
-    packed = [upserts[i].datapoint.vector.packed for i in numbers]
-    size = 4 * manifest.dimensions
-    if all(len(data) == size for data in packed) and not any(
-        upserts[i].datapoint.vector.values for i in numbers
-    ):
-        vectors_UD = np.frombuffer(b"".join(packed), "<f4").reshape(-1, manifest.dimensions)
-        if all_valid(vectors_UD, manifest):
-            for i, vector_D in zip(numbers, vectors_UD, strict=True):
-                vectors[i] = vector_D
-            return vectors
-    for i in numbers:
-        vectors[i] = parse_given_vector(
-            upserts[i].datapoint.vector, manifest, f"upserts[{i}].datapoint.vector"
-        )
-    return vectors
-
-
-def all_valid(vectors_UD: np.ndarray, manifest: Manifest) -> bool:
-    """Return whether each vector is one of the index."""
-    largest_U = np.abs(vectors_UD).max(axis=1, initial=0)
-    # NaN compares as false.
-    return bool(
-        (largest_U <= MAX_MAGNITUDE).all() and (manifest.spec.distance != "cosine" or largest_U.all())
-    )

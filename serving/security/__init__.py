@@ -1,4 +1,7 @@
-"""Who may call, and what: TLS, API keys and tokens, checked before a request's body is read (docs/security.md)."""
+"""Authentication and authorization: TLS, API keys and tokens, checked before a request's body is read.
+
+See docs/security.md.
+"""
 
 from scannery.serving.security.api_keys import ApiKey, KeyFile
 from scannery.serving.security.config import SecurityConfig

@@ -1,7 +1,7 @@
-"""API keys: random secrets, of which the server's file holds only hashes.
+"""API keys: random secrets; the server's file holds only their hashes.
 
 A key reads `scn_<id>_<secret>`. The secret has 256 random bits, so a plain SHA-256 is as strong as the secret: slow
-password hashes protect what people choose, and would cost every request.
+password hashes protect secrets that people choose, and would slow down every request.
 """
 
 from __future__ import annotations
@@ -18,65 +18,65 @@ from pathlib import Path
 from typing import Any
 
 from scannery.runtime.errors import ConfigError
-from scannery.serving.security.principal import SCOPES, Principal, Scope
+from scannery.serving.security.principal import ALL_INDEXES, SCOPES, Principal, Scope
 from scannery.serving.security.private_files import locked, read_private, replaced
 
 __all__ = ["PREFIX", "ApiKey", "KeyFile", "KeyRing"]
 
 PREFIX = "scn_"
-ALL_INDEXES = "*"
-"""In the file, for a key that no list of indexes limits."""
 _KEY = re.compile(r"scn_(?P<id>[0-9a-f]{12})_(?P<secret>[A-Za-z0-9_-]{43})")
 _INDEX = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """What the file knows about a key: everything but its secret."""
+    """One entry of the key file: everything about a key except its secret."""
 
     id: str
+    """12 hexadecimal digits."""
     name: str
-    """What it is for; shown in logs and metrics."""
+    """Purpose of the key; shown in logs and metrics."""
     sha256: str
-    """Of the secret."""
+    """Hash of the secret, 64 hexadecimal digits."""
     scopes: tuple[Scope, ...] = ("read",)
     indexes: tuple[str, ...] | None = None
-    """The only ones that exist for its bearer; None: all of them."""
+    """The only indexes that the key can see; None: all."""
     created_at: str = ""
+    """ISO 8601 with a time zone."""
     expires_at: str = ""
     """ISO 8601 with a time zone; empty: never."""
 
     def __post_init__(self) -> None:
         for index in self.indexes or ():
             if not _INDEX.fullmatch(index):
-                raise ConfigError(f"indexes: {index!r:.80} is no name of an index", field="indexes")
+                raise ConfigError(f"indexes: {index!r:.80} is not a valid index name", field="indexes")
         if self.expires_at:
-            _moment(self.expires_at)
+            _parse_time(self.expires_at)
         if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
             raise ConfigError("sha256: must be 64 hexadecimal digits", field="sha256")
 
     @property
     def principal(self) -> Principal:
-        """Who shows this key."""
+        """The caller that this key identifies."""
         indexes = None if self.indexes is None else frozenset(self.indexes)
         return Principal(f"{self.name or 'key'}/{self.id}", frozenset(self.scopes), indexes)
 
 
 class KeyRing:
-    """The keys of a file, for looking up. Immutable."""
+    """The keys of a file by id. Immutable."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = {
             key.id: (
                 bytes.fromhex(key.sha256),
                 key.principal,
-                _moment(key.expires_at).timestamp() if key.expires_at else None,
+                _parse_time(key.expires_at).timestamp() if key.expires_at else None,
             )
             for key in keys
         }
 
     def principal(self, text: str, now_s: float) -> Principal | None:
-        """Return who shows the key; None if nobody may."""
+        """Return the caller that a key identifies at `now_s` (seconds since 1970); None if unknown or expired."""
         match = _KEY.fullmatch(text)
         known = self._keys.get(match["id"]) if match else None
         if match is None or known is None:
@@ -88,9 +88,9 @@ class KeyRing:
 
 
 class KeyFile:
-    """The file with the keys of a server: JSON, made for its owner only, replaced as a whole.
+    """The key file of a server: JSON, created readable by its owner only, replaced as a whole.
 
-    Who owns it and who may read it stays as it is: the server may run as another user than who changes the keys.
+    A replacement keeps owner and permissions: the server may run as another user than the one that edits the keys.
     """
 
     def __init__(
@@ -99,6 +99,13 @@ class KeyFile:
         *,
         clock: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.timezone.utc),
     ) -> None:
+        """Name the file; it is read and written by the methods.
+
+        Args:
+            path: the file, which need not exist before `create`.
+            clock: returns the current time with a time zone.
+
+        """
         self.path = Path(path)
         self._clock = clock
 
@@ -106,16 +113,19 @@ class KeyFile:
         """Return the keys.
 
         Raises:
-            ConfigError: the file cannot be read or is no file of keys.
+            ConfigError: the file cannot be read or is not a key file.
 
         """
         data = read_private(self.path, "keys_file")
         try:
-            return [_parsed(item) for item in json.loads(data)["keys"]]
+            return [
+                ApiKey(**{**item, "scopes": _scopes(item["scopes"]), "indexes": _indexes(item)})
+                for item in json.loads(data)["keys"]
+            ]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = error.args[0] if isinstance(error, ConfigError) else type(error).__name__
             raise ConfigError(
-                f"keys_file: {self.path} is no file of keys: {what}", field="keys_file"
+                f"keys_file: {self.path} is not a valid key file: {what}", field="keys_file"
             ) from error
 
     def create(
@@ -126,13 +136,13 @@ class KeyFile:
         indexes: Sequence[str] | None = None,
         days: float | None = None,
     ) -> tuple[ApiKey, str]:
-        """Add a key; return it, and its full text, which nothing can tell again.
+        """Add a key; return its entry and its full text, which is stored nowhere.
 
         Args:
-            name: what it is for, 1 to 64 printable characters.
-            scopes: what its bearer may do.
-            indexes: the only ones that exist for its bearer, one at least; None: all.
-            days: how long it is good; None: until it is revoked.
+            name: purpose of the key, 1 to 64 printable characters without `/`.
+            scopes: at least one of `read`, `write`, `admin`.
+            indexes: the only indexes that the key can see, at least one; None: all.
+            days: days until it expires, above 0 and below 36,500; None: it does not expire.
 
         Raises:
             ConfigError: an argument is wrong, or the file cannot be read.
@@ -143,7 +153,7 @@ class KeyFile:
         if days is not None and not 0 < days < 36500:
             raise ConfigError(f"days: must be above 0 and below 36500, got {days:g}", field="days")
         if indexes is not None and not indexes:
-            raise ConfigError("indexes: must have one at least; None allows all", field="indexes")
+            raise ConfigError("indexes: must have at least one name; None allows all", field="indexes")
         now, secret = self._clock(), secrets.token_urlsafe(32)
         key = ApiKey(
             id=secrets.token_hex(6),
@@ -159,7 +169,7 @@ class KeyFile:
         return key, f"{PREFIX}{key.id}_{secret}"
 
     def revoke(self, key_id: str) -> ApiKey:
-        """Remove a key and return what it was.
+        """Remove a key and return its entry.
 
         Raises:
             ConfigError: there is no such key, or the file cannot be read.
@@ -174,21 +184,16 @@ class KeyFile:
         return found
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
-        replaced(self.path, json.dumps({"keys": [_written(key) for key in keys]}, indent=1))
-
-
-def _written(key: ApiKey) -> dict[str, Any]:
-    return {**asdict(key), "indexes": ALL_INDEXES if key.indexes is None else key.indexes}
-
-
-def _parsed(item: dict[str, Any]) -> ApiKey:
-    return ApiKey(**{**item, "scopes": _scopes(item["scopes"]), "indexes": _indexes(item)})
+        items = [
+            {**asdict(key), "indexes": ALL_INDEXES if key.indexes is None else key.indexes} for key in keys
+        ]
+        replaced(self.path, json.dumps({"keys": items}, indent=1))
 
 
 def _indexes(item: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return the indexes of a key: all (None) if they are absent or "*"; whatever else is no list of names opens none.
+    """Return the indexes of a key: None (all) if the field is absent or "*", else the strings of its list.
 
-    Removing the last name from a list must not open all indexes.
+    Any other value opens no index, and neither does an empty list: removing its last name must not open all.
     """
     given = item.get("indexes", ALL_INDEXES)
     if given == ALL_INDEXES:
@@ -199,16 +204,17 @@ def _indexes(item: dict[str, Any]) -> tuple[str, ...] | None:
 def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
     if not names or not set(names) <= set(SCOPES):
         raise ConfigError(
-            f"scopes: must be some of {', '.join(SCOPES)}, got {', '.join(names) or 'none'}", field="scopes"
+            f"scopes: must be at least one of {', '.join(SCOPES)}, got {', '.join(names) or 'none'}",
+            field="scopes",
         )
     return tuple(scope for scope in SCOPES if scope in names)
 
 
-def _moment(text: str) -> dt.datetime:
+def _parse_time(text: str) -> dt.datetime:
     try:
-        moment = dt.datetime.fromisoformat(text)
+        time = dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise ConfigError(f"expires_at: {text!r:.40} is no time in ISO 8601", field="expires_at") from error
-    if moment.tzinfo is None:
+        raise ConfigError(f"expires_at: {text!r:.40} is not an ISO 8601 time", field="expires_at") from error
+    if time.tzinfo is None:
         raise ConfigError(f"expires_at: {text!r:.40} has no time zone", field="expires_at")
-    return moment
+    return time

@@ -1,6 +1,6 @@
-"""From the metadata of a call to a principal, before the body is read.
+"""Authentication: from the metadata of a call to a principal, before the body is read.
 
-Whoever is not known gets the same answer to everything: UNAUTHENTICATED, for methods that exist and those that do not.
+Unknown callers get UNAUTHENTICATED for every method, whether it exists or not.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from scannery.serving.security.principal import ANONYMOUS, Principal
 __all__ = ["Authenticator"]
 
 CHECK_EVERY_S = 1.0
+"""Seconds between two checks of the credential files for changes."""
 _BEARER = "bearer "
-
-
 _LOG = logging.getLogger(__name__)
 
 
 class Authenticator:
-    """Knows callers by what they carry. Safe to use from several threads."""
+    """Identifies callers by API key or token. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -34,12 +33,12 @@ class Authenticator:
         clock: Callable[[], float] = time.time,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read the files.
+        """Read the credential files.
 
         Args:
-            config: which.
-            clock: seconds since 1970, for what expires.
-            ticks: seconds that are never set back, for when to look at the files.
+            config: names the files, and the issuer and audience of tokens.
+            clock: wall clock, seconds since 1970; decides on expiry.
+            ticks: monotonic clock, seconds; decides when the files are checked for changes.
 
         Raises:
             ConfigError: a file cannot be used.
@@ -62,15 +61,15 @@ class Authenticator:
 
     @property
     def stale_s(self) -> float:
-        """Seconds for which the files could not be read; 0: they were read at the last look."""
+        """Seconds for which the files could not be read; 0 if the last check succeeded."""
         return self._files.stale_s
 
     def principal(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Principal | None:
-        """Return who calls, by the metadata of the call; None if nobody that may."""
+        """Return the caller that the metadata of a call identifies; None without valid credentials."""
         if not self._config.tokens:
             return ANONYMOUS
         given = [value for key, value in metadata or () if key == "authorization"]
-        # Two could be read differently by a proxy in front of us.
+        # Of two `authorization` values, a proxy in front of this server could read the other one.
         if len(given) != 1 or not isinstance(given[0], str) or given[0][: len(_BEARER)].lower() != _BEARER:
             return None
         self._files.look()
@@ -82,7 +81,7 @@ class Authenticator:
 
     def _read(self) -> tuple[KeyRing | None, TokenVerifier | None]:
         config = self._config
-        keys = _keys(config.keys_file) if config.keys_file else None
+        keys = _read_keys(config.keys_file) if config.keys_file else None
         tokens = (
             TokenVerifier.read(config.jwks_file, issuer=config.jwt_issuer, audience=config.jwt_audience)
             if config.jwks_file
@@ -91,11 +90,9 @@ class Authenticator:
         return keys, tokens
 
 
-def _keys(path: str) -> KeyRing:
+def _read_keys(path: str) -> KeyRing:
     keys = KeyFile(path).read()
     for key in keys:
-        if not key.indexes and key.indexes is not None:
-            _LOG.warning(
-                'key %s (%s) opens no index; for all of them, its "indexes" are "*"', key.id, key.name
-            )
+        if key.indexes == ():
+            _LOG.warning('key %s (%s) opens no index; set "indexes" to "*" to open all', key.id, key.name)
     return KeyRing(keys)

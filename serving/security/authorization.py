@@ -1,4 +1,4 @@
-"""Whether a caller may call a method: what every port asks before it reads a request, and streams ask again."""
+"""Authorization: whether a caller may call a method. Every port checks it before reading a request; streams recheck."""
 
 from __future__ import annotations
 
@@ -15,27 +15,33 @@ Metadata: TypeAlias = "Iterable[tuple[str, str | bytes]] | None"
 
 
 class Authorizer:
-    """Knows the scope of each method. Safe to use from several threads."""
+    """Compares the scopes of callers with the scope that each method needs. Safe to use from several threads."""
 
     def __init__(self, authenticator: Authenticator, scope_of: Callable[[str], Scope | None]) -> None:
-        """`scope_of` returns the scope of a method by its path; None: there is no such method."""
+        """Keep both.
+
+        Args:
+            authenticator: identifies callers.
+            scope_of: returns the scope that a method needs, by its path; None: there is no such method.
+
+        """
         self._authenticator = authenticator
         self._scope_of = scope_of
 
     def known(self, metadata: Metadata) -> Principal:
-        """Return who calls, whatever it is; raise UnauthenticatedError for strangers."""
+        """Return the caller, for any method; raise UnauthenticatedError without valid credentials."""
         principal = self._authenticator.principal(metadata)
         if principal is None:
             raise UnauthenticatedError("valid credentials are needed")
         return principal
 
     def principal(self, path: str, metadata: Metadata) -> Principal:
-        """Return who calls the method at `path`, by the metadata of the call.
+        """Return the caller of the method at `path`, by the metadata of the call.
 
         Raises:
-            UnauthenticatedError: the credentials are not known (any more).
-            UnsupportedError: there is no such method; told to known callers only.
-            PermissionDeniedError: the credentials do not have its scope.
+            UnauthenticatedError: there are no credentials, or they are unknown, expired or revoked.
+            UnsupportedError: there is no such method; only authenticated callers get this error.
+            PermissionDeniedError: the caller lacks the method's scope.
 
         """
         principal = self.known(metadata)
@@ -47,7 +53,7 @@ class Authorizer:
         return principal
 
     def admits(self, path: str, metadata: Metadata) -> bool:
-        """Return whether `principal` raises nothing."""
+        """Return whether `principal` would succeed."""
         try:
             self.principal(path, metadata)
         except (UnauthenticatedError, UnsupportedError, PermissionDeniedError):

@@ -1,4 +1,4 @@
-"""What a server asks of its callers, and what it shows them. Checked when it is made."""
+"""Security options of a server: credentials, TLS, reflection. Checked when constructed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["SecurityConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityConfig:
-    """Files are read again when they change; one that became unusable leaves the last good one in force."""
+    """Paths of credential files and what a server requires of its callers. Empty strings mean "not set".
+
+    The server rereads files that change; while a file is unusable, its last valid content stays in force.
+    """
 
     keys_file: str = ""
     """API keys, hashed (`scannery keys create`)."""
@@ -31,20 +34,20 @@ class SecurityConfig:
     """Certificate chain of the server, PEM."""
 
     tls_key: str = ""
-    """Its private key, PEM."""
+    """Private key of the certificate, PEM."""
 
     behind_tls: bool = False
-    """Something in front of the server ends TLS, so that keys and tokens do not travel in the clear although the server
-    has no certificate: an ingress, or a mesh."""
+    """A proxy in front of the server (an ingress, a mesh) terminates TLS: credentials are accepted without a
+    certificate here."""
 
     client_ca: str = ""
-    """Callers must show a certificate that one of these authorities signed, PEM (mTLS)."""
+    """Authorities of client certificates, PEM: callers must present a certificate that one of them signed (mTLS)."""
 
     public_health: bool = True
-    """Answer `grpc.health.v1.Health/Check` for the server as a whole to anybody, for probes."""
+    """Answer `grpc.health.v1.Health/Check` for the whole server without credentials, for probes."""
 
     reflection: bool | None = None
-    """Serve gRPC reflection; None: only where nobody is asked for credentials."""
+    """Serve gRPC reflection; None: only if the server requires no credentials."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -52,10 +55,10 @@ class SecurityConfig:
             if field.name in _FILES and value and not Path(value).is_file():
                 raise ConfigError(f"{field.name}: there is no file {value}", field=field.name)
         make_absolute(self, *_FILES)
-        _together(self, "tls_cert", "tls_key")
-        _together(self, "jwks_file", "jwt_issuer", "jwt_audience")
+        _check_complete(self, "tls_cert", "tls_key")
+        _check_complete(self, "jwks_file", "jwt_issuer", "jwt_audience")
         if self.behind_tls and self.tls_cert:
-            raise ConfigError("behind_tls: makes no sense with tls_cert", field="behind_tls")
+            raise ConfigError("behind_tls: cannot be combined with tls_cert", field="behind_tls")
         if self.client_ca and not self.tls_cert:
             raise ConfigError("client_ca: needs tls_cert and tls_key", field="client_ca")
 
@@ -66,12 +69,12 @@ class SecurityConfig:
 
     @property
     def in_the_clear(self) -> bool:
-        """Whether keys and tokens would be sent in the clear."""
+        """Whether keys and tokens would travel unencrypted."""
         return self.tokens and not self.tls_cert and not self.behind_tls
 
     @property
     def authenticates(self) -> bool:
-        """Whether strangers are kept out."""
+        """Whether callers must authenticate: by key, token or client certificate."""
         return self.tokens or bool(self.client_ca)
 
     @property
@@ -83,7 +86,8 @@ class SecurityConfig:
 _FILES = ("keys_file", "jwks_file", "tls_cert", "tls_key", "client_ca")
 
 
-def _together(config: SecurityConfig, *names: str) -> None:
+def _check_complete(config: SecurityConfig, *names: str) -> None:
+    """Raise ConfigError unless all of these options are given, or none."""
     given = [name for name in names if getattr(config, name)]
     if given and len(given) < len(names):
         missing = next(name for name in names if name not in given)

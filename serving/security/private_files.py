@@ -1,4 +1,4 @@
-"""Files that hold credentials: replaced as a whole, with the owner and rights they had, by one writer at a time."""
+"""Credential files: replaced as a whole by one writer at a time, keeping owner and permissions."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from scannery.runtime.errors import ConfigError
 __all__ = ["locked", "read_private", "replaced"]
 
 LOCK_WITHIN_S = 10.0
-"""Another writer takes milliseconds."""
-_LOOK_EVERY_S = 0.05
+"""A writer holds the lock for milliseconds."""
+_POLL_S = 0.05
 _ACL = "system.posix_acl_access"
 
 
 def read_private(path: str | Path, field: str) -> bytes:
-    """Return the content of a file that decides who may call.
+    """Return the content of a credential file.
+
+    Args:
+        path: the file.
+        field: the option that names it, for errors.
 
     Raises:
-        ConfigError: it cannot be read, or others than its owner may write it.
+        ConfigError: it cannot be read, or its group or other users may write it.
 
     """
     try:
@@ -47,17 +51,17 @@ def _check_private(path: str | Path, status: os.stat_result, field: str) -> None
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Be the only one who changes a file: two at once could lose a key, or bring a revoked one back.
+    """Hold the lock of a file while it is changed: two writers at once could lose a key or restore a revoked one.
 
     Raises:
-        ConfigError: another process does not let go of it, or the folder cannot be written.
+        ConfigError: another process holds the lock for more than LOCK_WITHIN_S, or the folder cannot be written.
 
     """
-    place = _real(path)
+    target = path.resolve()
     try:
-        descriptor = _opened(place.with_name(f".{place.name}.lock"), _status(place))
+        descriptor = _open_lock(target.with_name(f".{target.name}.lock"), _status(target))
     except OSError as error:
-        raise _refused(path, error) from error
+        raise _cannot_change(path, error) from error
     try:
         _lock(descriptor, path)
         yield
@@ -66,63 +70,64 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def replaced(path: Path, text: str) -> None:
-    """Write a file as a whole; a new one is for its owner only, another one keeps its owner and its rights.
+    """Write a file as a whole: a new one with mode 0600, an existing one with its owner and permissions kept.
+
+    A symbolic link stays; its target is replaced.
 
     Raises:
-        ConfigError: it cannot be written, or would belong to somebody else.
+        ConfigError: it cannot be written, or its owner cannot be kept.
 
     """
-    place = _real(path)
-    draft = place.with_name(f".{place.name}.{os.getpid()}")
-    before = _status(place)
+    target = path.resolve()
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    before = _status(target)
     try:
         with suppress(FileNotFoundError):
             draft.unlink()
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w") as file:
             if before is not None:
-                _keep(file.fileno(), before, place)
+                _copy_permissions(before, target, file.fileno())
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(place)
-        sync_folder(place.parent)
+        draft.replace(target)
+        sync_folder(target.parent)
     except OSError as error:
-        raise _refused(path, error) from error
+        raise _cannot_change(path, error) from error
     finally:
         draft.unlink(missing_ok=True)
 
 
-def _keep(descriptor: int, before: os.stat_result, place: Path) -> None:
+def _copy_permissions(before: os.stat_result, target: Path, descriptor: int) -> None:
+    """Give the open draft the owner, mode and access list of the file that it replaces."""
     now = os.fstat(descriptor)
     if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
         try:
             os.fchown(descriptor, before.st_uid, before.st_gid)
         except OSError as error:
             raise ConfigError(
-                f"keys_file: {place} belongs to user {before.st_uid} and group {before.st_gid}, and would belong to "
+                f"keys_file: {target} belongs to user {before.st_uid} and group {before.st_gid}, and would belong to "
                 f"{now.st_uid} and {now.st_gid} afterwards; change it as its owner or as root",
                 field="keys_file",
             ) from error
     os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
-    if _ACL in os.listxattr(place):
-        os.setxattr(descriptor, _ACL, os.getxattr(place, _ACL))
+    if _ACL in os.listxattr(target):
+        os.setxattr(descriptor, _ACL, os.getxattr(target, _ACL))
 
 
-def _opened(place: Path, like: os.stat_result | None) -> int:
-    """Return the lock file, for the owner of what it guards only: a user who can read it could hold it for ever."""
-    descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    status = os.fstat(descriptor)
-    mine = status.st_uid == os.geteuid()
-    if mine and stat.S_IMODE(status.st_mode) != 0o600:
+def _open_lock(path: Path, guarded: os.stat_result | None) -> int:
+    """Return the lock file, open, with mode 0600: a user who could read it could hold the lock indefinitely.
+
+    Root gives it to the owner of the guarded file, who could not open it otherwise.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    status, user = os.fstat(descriptor), os.geteuid()
+    if status.st_uid == user and stat.S_IMODE(status.st_mode) != 0o600:
         os.fchmod(descriptor, 0o600)
-    if (
-        os.geteuid() == 0
-        and like is not None
-        and (status.st_uid, status.st_gid) != (like.st_uid, like.st_gid)
-    ):
-        # Made by root, it would lock the owner out.
-        os.fchown(descriptor, like.st_uid, like.st_gid)
+    owner = (status.st_uid, status.st_gid)
+    if user == 0 and guarded is not None and owner != (guarded.st_uid, guarded.st_gid):
+        os.fchown(descriptor, guarded.st_uid, guarded.st_gid)
     return descriptor
 
 
@@ -138,21 +143,16 @@ def _lock(descriptor: int, path: Path) -> None:
                     f"keys_file: another process has kept {path} locked for {LOCK_WITHIN_S:g} s",
                     field="keys_file",
                 ) from error
-            # The system call knows no time limit.
-            time.sleep(_LOOK_EVERY_S)
+            # flock has no timeout.
+            time.sleep(_POLL_S)
 
 
-def _real(path: Path) -> Path:
-    # A link stays a link.
-    return path.resolve()
-
-
-def _status(place: Path) -> os.stat_result | None:
+def _status(path: Path) -> os.stat_result | None:
     try:
-        return place.stat()
+        return path.stat()
     except FileNotFoundError:
         return None
 
 
-def _refused(path: Path, error: OSError) -> ConfigError:
+def _cannot_change(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"keys_file: cannot change {path}: {error.strerror or error}", field="keys_file")

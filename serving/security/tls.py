@@ -16,10 +16,13 @@ __all__ = ["Certificates", "TlsSockets"]
 
 
 class Certificates:
-    """The certificates of a gRPC port; the files are looked at before each handshake."""
+    """The certificates of a gRPC port; the files are checked for changes before each handshake."""
 
     def __init__(self, config: SecurityConfig) -> None:
         """Read the files.
+
+        Args:
+            config: with `tls_cert` and `tls_key` set.
 
         Raises:
             ConfigError: they do not hold a certificate and its key.
@@ -30,35 +33,33 @@ class Certificates:
 
     @property
     def credentials(self) -> grpc.ServerCredentials:
-        """What a server is started with."""
+        """Credentials for `grpc.Server.add_secure_port`."""
         return grpc.dynamic_ssl_server_credentials(
             self._files.value,
-            self._fetch,  # type: ignore[arg-type]  # None means "no change", which the stubs do not know
+            self._fetch,  # type: ignore[arg-type]  # None means "no change", which the stubs lack
             require_client_authentication=bool(self._config.client_ca),
         )
 
     @property
     def stale_s(self) -> float:
-        """Seconds for which the files could not be used; 0: they were read at the last look."""
+        """Seconds for which the files could not be used; 0 if the last check succeeded."""
         return self._files.stale_s
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return the new certificates; None if they are the old ones, or not usable (yet)."""
+        """Return the certificates if the files changed and are usable, else None."""
         return self._files.value if self._files.look() else None
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
-        config = self._config
-        chain, key = read_private(config.tls_cert, "tls_cert"), read_private(config.tls_key, "tls_key")
-        _check_pair(chain, key)
-        roots = _authorities(config.client_ca) if config.client_ca else None
+        chain, key = _read_pair(self._config)
+        roots = _read_authorities(self._config.client_ca) if self._config.client_ca else None
         return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=roots)
 
 
 class TlsSockets:
-    """Makes TLS sockets of those that were accepted, with the same files and rules as gRPC's."""
+    """Wraps accepted sockets in TLS, with the same files and rules as the gRPC port."""
 
     def __init__(self, config: SecurityConfig) -> None:
-        """Read the files; raises ConfigError as `Certificates` does."""
+        """Read the files; arguments and errors as for `Certificates`."""
         self._config = config
         self._files = Watched("certificate", _files(config), self._read, every_s=0)
 
@@ -69,17 +70,17 @@ class TlsSockets:
 
     def _read(self) -> ssl.SSLContext:
         config = self._config
-        _check_pair(read_private(config.tls_cert, "tls_cert"), read_private(config.tls_key, "tls_key"))
+        _read_pair(config)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
         try:
             context.load_cert_chain(config.tls_cert, config.tls_key)
             if config.client_ca:
-                _authorities(config.client_ca)
+                _read_authorities(config.client_ca)
                 context.verify_mode = ssl.CERT_REQUIRED
                 context.load_verify_locations(config.client_ca)
-        except OSError as error:  # SSLError among them
+        except OSError as error:  # SSLError is an OSError
             raise ConfigError(f"tls_cert: cannot be used: {error}", field="tls_cert") from error
         return context
 
@@ -88,11 +89,11 @@ def _files(config: SecurityConfig) -> tuple[str, str, str]:
     return config.tls_cert, config.tls_key, config.client_ca
 
 
-def _authorities(path: str) -> bytes:
-    """Return a file with certificates of authorities.
+def _read_authorities(path: str) -> bytes:
+    """Return a file with certificates of authorities, PEM.
 
     Raises:
-        ConfigError: it has none: gRPC would say nothing, and fail each handshake.
+        ConfigError: it has none; gRPC would report nothing, and fail each handshake.
 
     """
     from cryptography import x509
@@ -105,14 +106,19 @@ def _authorities(path: str) -> bytes:
     return roots
 
 
-def _check_pair(chain: bytes, key: bytes) -> None:
-    """Raise ConfigError unless key and certificate are a pair: gRPC would say nothing, and fail each handshake.
+def _read_pair(config: SecurityConfig) -> tuple[bytes, bytes]:
+    """Return certificate chain and private key, PEM.
 
-    They are two files, so between the two replacements of a renewal they are no pair either.
+    A renewal replaces two files one after the other, so they may not match for a moment.
+
+    Raises:
+        ConfigError: they do not match; gRPC would report nothing, and fail each handshake.
+
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    chain, key = read_private(config.tls_cert, "tls_cert"), read_private(config.tls_key, "tls_key")
     try:
         certificate = x509.load_pem_x509_certificates(chain)[0]
         private = load_pem_private_key(key, None)
@@ -120,3 +126,4 @@ def _check_pair(chain: bytes, key: bytes) -> None:
         raise ConfigError(f"tls_cert: no certificate and key in PEM: {error}", field="tls_cert") from error
     if certificate.public_key() != private.public_key():
         raise ConfigError("tls_key: is not the key of the certificate in tls_cert", field="tls_key")
+    return chain, key

@@ -12,7 +12,6 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError
 from scannery.serving.encoding.query_encoder import EncoderPool
 from scannery.serving.request.write import parse_delete, parse_upsert
-from scannery.serving.request.write_columns import prepare_plain
 from scannery.serving.security.principal import ANONYMOUS, CURRENT
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.v1 import index_pb2 as pb
@@ -46,9 +45,7 @@ class Writes:
         """Write a batch; all of it or nothing."""
         index = self._writable(request.index)
         manifest = index.state.manifest
-        prepared = prepare_plain(request, manifest)
-        if prepared is None:
-            prepared = prepare(parse_upsert(request, manifest), manifest, self._indexes.encoders, deadline)
+        prepared = prepare(parse_upsert(request, manifest), manifest, self._indexes.encoders, deadline)
         answer = index.upsert(prepared, identified(request), deadline)
         self._indexes.written()
         return pb.UpsertResponse(

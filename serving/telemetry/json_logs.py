@@ -1,4 +1,4 @@
-"""Logs for machines: one JSON object per line."""
+"""Log records as JSON, one object per line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["JsonFormatter"]
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes `time` (UTC), `level`, `logger`, `process`, `message`, and for an exception `exception`."""
+    """Writes `time` (UTC, ISO 8601), `level`, `logger`, `process` (pid), `message`, and `exception` if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        moment = dt.datetime.fromtimestamp(record.created, dt.timezone.utc)
+        """Return the record as one line."""
+        created = dt.datetime.fromtimestamp(record.created, dt.timezone.utc)
         fields = {
-            "time": moment.isoformat(timespec="milliseconds"),
+            "time": created.isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "process": record.process,

@@ -1,8 +1,8 @@
-"""OpenTelemetry spans of a server: off unless somebody asks for them, and then only for requests that are sampled.
+"""OpenTelemetry spans of a server: off by default; when on, only sampled requests are recorded.
 
-They are on when an OTEL_* variable names where traces go, or when the program that this server is part of has set up
-a tracer provider. The context of a caller arrives in the metadata (W3C `traceparent`). Without OpenTelemetry, or with
-nobody asking, a span costs as much as looking at a variable.
+Tracing is on if an OTEL_* variable names an exporter or its endpoint, or if the program that embeds the server has set
+a tracer provider. The trace context of the caller arrives in the metadata (W3C `traceparent`). While tracing is off, a
+span costs one check of a variable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 SCOPE = "scannery"
 _DESTINATIONS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
-# As the semantic conventions of OpenTelemetry have it: what the caller did wrong is no error of the server.
+# Codes that mark a server span as failed, after OpenTelemetry's semantic conventions: not those that the caller caused.
 _OUR_FAULT = frozenset(
     (
         StatusCode.UNKNOWN,
@@ -43,15 +43,16 @@ _OFF: AbstractContextManager[None] = nullcontext()
 
 
 class _State:
-    """Of this process."""
+    """State of this process."""
 
     tracer: Tracer | None = None
+    """None: tracing is off."""
     provider: Any = None
-    """The one that we made, and so end."""
+    """The provider that `start` created and `stop` shuts down; None: the embedding program owns it."""
 
 
 def asked_for(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the environment says where traces go."""
+    """Return whether the environment names an exporter of traces or its endpoint."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporters = environment.get("OTEL_TRACES_EXPORTER", "")
@@ -59,9 +60,13 @@ def asked_for(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def start(service: str) -> None:
-    """Turn tracing on, if somebody wants it; after the fork, since exporters have threads.
+    """Turn tracing on if the environment or the embedding program asks for it.
 
-    `service` is what it is called, unless OTEL_SERVICE_NAME says otherwise.
+    Call it after the fork: exporters have threads.
+
+    Args:
+        service: name of the service in traces, unless OTEL_SERVICE_NAME is set.
+
     """
     if _State.tracer is not None:
         return
@@ -71,23 +76,23 @@ def start(service: str) -> None:
         try:
             _State.tracer = _own_tracer(service)
         except (ImportError, ValueError) as error:
-            _LOG.error("there will be no traces: %s; install scannery[otel]", error)
+            _LOG.error("tracing is off: %s; install scannery[otel]", error)
 
 
 def stop() -> None:
-    """Send what is left, and turn tracing off."""
+    """Export the remaining spans and turn tracing off."""
     provider, _State.provider, _State.tracer = _State.provider, None, None
     if provider is not None:
         provider.shutdown()
 
 
 def on() -> bool:
-    """Return whether anything is traced here."""
+    """Return whether tracing is on in this process."""
     return _State.tracer is not None
 
 
 def recording() -> bool:
-    """Return whether the current request is traced."""
+    """Return whether the current request is recorded."""
     if _State.tracer is None:
         return False
     from opentelemetry.trace import get_current_span
@@ -98,12 +103,18 @@ def recording() -> bool:
 def request(
     method: str, metadata: Callable[[], Iterable[tuple[str, str | bytes]] | None]
 ) -> AbstractContextManager[Span | None]:
-    """Return the span of a call, which goes on the caller's trace as `metadata()` has it; None if nobody traces."""
+    """Return the span of a call as a context manager; it gives None if tracing is off.
+
+    Args:
+        method: path of the method, as "/package.Service/Method".
+        metadata: returns the metadata of the call, with the caller's trace context.
+
+    """
     return _OFF if _State.tracer is None else _request(_State.tracer, method, metadata())
 
 
 def describe(code: StatusCode, **attributes: str) -> None:
-    """Note on the span of the current request how it ended; attributes without a value are left out."""
+    """Record on the current request's span how the request ended; attributes without a value are left out."""
     if _State.tracer is None:
         return
     from opentelemetry.trace import Status, get_current_span
@@ -117,12 +128,12 @@ def describe(code: StatusCode, **attributes: str) -> None:
 
 
 def span(name: str, **attributes: Any) -> AbstractContextManager[Span | None]:
-    """Return a span within that of the request; None if the request is not traced."""
+    """Return a child span of the request as a context manager; it gives None if the request is not recorded."""
     return _OFF if _State.tracer is None else _span(_State.tracer, name, attributes)
 
 
 def call_headers() -> tuple[tuple[str, str], ...]:
-    """Return the metadata with which a call to another server goes on this trace."""
+    """Return the metadata that continues this trace in a call to another server."""
     if _State.tracer is None:
         return ()
     headers: dict[str, str] = {}
@@ -155,7 +166,7 @@ def _request(
 def _span(tracer: Tracer, name: str, attributes: Mapping[str, Any]) -> Iterator[Span | None]:
     from opentelemetry.trace import get_current_span
 
-    # What runs beside requests (recall samples, the opening of versions) would make traces of its own.
+    # Background work (recall samples, opening versions) would start traces of its own.
     if not get_current_span().is_recording():
         yield None
         return
@@ -168,7 +179,7 @@ def _provider_is_set() -> bool:
     if trace is None:
         return False
     provider = trace.get_tracer_provider()
-    # Until somebody sets one, there is a stand-in of the API itself.
+    # Until a provider is set, the API returns its own proxy.
     return not type(provider).__module__.startswith("opentelemetry.trace")
 
 
@@ -177,7 +188,7 @@ def _own_tracer(service: str) -> Tracer:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    # OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER and OTEL_BSP_* are read by the SDK itself.
+    # The SDK itself reads OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER and OTEL_BSP_*.
     named = "OTEL_SERVICE_NAME" in os.environ
     provider = TracerProvider(resource=Resource.create({} if named else {"service.name": service}))
     for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(","):

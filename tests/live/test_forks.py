@@ -105,7 +105,7 @@ def test_a_child_does_not_keep_a_lock_after_the_death_of_its_parent(
     told, tell = os.pipe()
     said, say = os.pipe()
     if not (parent := os.fork()):
-        with suppress(BaseException), SqliteLog(folder).turn(after=0):
+        with suppress(BaseException), SqliteLog(folder).transaction(after=0):
             if not os.fork():
                 os.close(tell)
                 os.write(say, b".")
@@ -129,11 +129,11 @@ def test_a_child_does_not_keep_others_from_sealing(tmp_path: Path, monkeypatch: 
     (tmp_path / "live" / "log").mkdir(parents=True)
     children = []
 
-    def begun(self: Maintenance, task: str, lock: int) -> None:
+    def spawn(self: Maintenance, task: str, lock: int) -> None:
         children.append(forked(lambda wait: wait()))
         raise OSError("no more processes")
 
-    monkeypatch.setattr(Maintenance, "_begun", begun)
+    monkeypatch.setattr(Maintenance, "_spawn", spawn)
     monkeypatch.setattr(maintenance, "latest_version", lambda *_: 1)
 
     class State:

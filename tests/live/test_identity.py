@@ -142,8 +142,11 @@ def test_another_log_of_the_same_index_is_told_from_its_own(path: Path, fast: Pa
     index_id = read_manifest(Store.open(path), "live").index_id
     with opened(path, fast) as catalog:
         write(catalog, "a")
-    with closing(SqliteLog(log_of(path), create=True)) as log, log.turn(after=0, index_id=index_id) as turn:
-        turn.append(b"what an earlier release may have written")
+    with (
+        closing(SqliteLog(log_of(path), create=True)) as log,
+        log.transaction(after=0, index_id=index_id) as transaction,
+    ):
+        transaction.append(b"what an earlier release may have written")
     with (
         opened(path) as catalog,
         pytest.raises(WrongLogError, match=f"not the one .* uses, which is in {fast}"),
@@ -153,15 +156,15 @@ def test_another_log_of_the_same_index_is_told_from_its_own(path: Path, fast: Pa
 
 def test_a_log_is_compared_with_the_index_in_every_turn(path: Path) -> None:
     with closing(SqliteLog(log_of(path), create=True)) as log:
-        with log.turn(after=0, index_id="a" * 32) as turn:
-            assert turn.append(b"one") == 1
+        with log.transaction(after=0, index_id="a" * 32) as transaction:
+            assert transaction.append(b"one") == 1
         with (
             pytest.raises(LogReplacedError, match=f"with id {'a' * 32}"),
-            log.turn(after=0, index_id="b" * 32),
+            log.transaction(after=0, index_id="b" * 32),
         ):
             pass
-        with log.turn(after=0, index_id="a" * 32) as turn:
-            assert turn.append(b"two") == 2
+        with log.transaction(after=0, index_id="a" * 32) as transaction:
+            assert transaction.append(b"two") == 2
 
 
 def test_of_two_logs_that_begin_at_once_one_is_taken(path: Path, fast: Path) -> None:
@@ -245,7 +248,7 @@ def test_another_database_beside_the_lock_file_is_refused(path: Path, tmp_path: 
     shutil.copy(log_of(other) / "log.sqlite", log_of(path) / "log.sqlite")
     with closing(SqliteLog(log_of(path))) as log, pytest.raises(WrongLogError, match=r"turn\.lock"):
         log.acknowledged()
-    with opened(path) as catalog, pytest.raises(WrongLogError, match="not of the index"):
+    with opened(path) as catalog, pytest.raises(WrongLogError, match="does not belong to"):
         catalog.snapshot("live")
 
 
@@ -256,7 +259,7 @@ def test_the_log_of_a_former_index_is_not_applied_to_a_new_one(
         write(catalog, "a")
     shutil.rmtree(path)
     make_store(tmp_path, rows(1))
-    with opened(path, fast) as catalog, pytest.raises(WrongLogError, match="not of the index"):
+    with opened(path, fast) as catalog, pytest.raises(WrongLogError, match="does not belong to"):
         catalog.snapshot("live")
     fast.rename(tmp_path / "put away")
     with opened(path, fast) as catalog:
@@ -279,7 +282,7 @@ def test_a_restored_index_is_another_one_and_its_log_too(path: Path, tmp_path: P
         with opened(folder) as catalog:
             assert ids(catalog, "a", "later") == [True, later]
             assert write(catalog, "b") == 2 + later
-    with opened(tmp_path / "back", path) as catalog, pytest.raises(WrongLogError, match="not of the index"):
+    with opened(tmp_path / "back", path) as catalog, pytest.raises(WrongLogError, match="does not belong to"):
         catalog.snapshot("live")
 
 
@@ -395,8 +398,8 @@ def test_a_turn_that_ends_in_a_file_without_a_name_is_not_acknowledged(path: Pat
     with opened(path) as catalog:
         write(catalog, "a")
     log = SqliteLog(log_of(path))
-    with pytest.raises(LogReplacedError, match="removed"), log.turn(after=0) as turn:
-        turn.append(b"b")
+    with pytest.raises(LogReplacedError, match="removed"), log.transaction(after=0) as transaction:
+        transaction.append(b"b")
         log_of(path).rename(tmp_path / "moved")
     log.close()
 
@@ -532,7 +535,7 @@ def test_a_log_of_early_days_is_not_of_an_index_that_was_made_since(path: Path) 
         write(catalog, "a")
     of_early_days(path)
     Store.open(path).write("live/versions/00000001.json", manifest.to_json())
-    with opened(path) as catalog, pytest.raises(WrongLogError, match="not of the index"):
+    with opened(path) as catalog, pytest.raises(WrongLogError, match="does not belong to"):
         catalog.snapshot("live")
 
 
@@ -611,6 +614,6 @@ def test_writes_to_an_index_whose_place_another_has_taken_are_refused(
         path.rename(tmp_path / "aside")
         (tmp_path / "back").rename(path)
         catalog.refresh()
-        with pytest.raises(StoreError, match="made anew or restored"):
+        with pytest.raises(StoreError, match="created again or restored"):
             write(catalog, "lost")
         assert ids(catalog, "a") == [True]

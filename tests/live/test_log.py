@@ -24,7 +24,7 @@ from scannery.live.log.database import LOG_FORMAT, check_sqlite, connected
 from scannery.live.log.files import exclusive, wal_of
 from scannery.live.log.mutation_log import Answer, LogEntry, LogGapError, Request
 from scannery.live.log.sqlite_log import SqliteLog
-from scannery.live.log.turn import KEEP_ANSWERS_S, entries_after
+from scannery.live.log.transaction import KEEP_ANSWERS_S, entries_after
 from scannery.serving import ConfigError
 from scannery.serving.catalog.catalog import Catalog
 from tests.data import ROOT
@@ -42,8 +42,8 @@ def log(folder: Path) -> SqliteLog:
 
 
 def append(log: SqliteLog, *batches: bytes, after: int = 0) -> list[int]:
-    with log.turn(after=after) as turn:
-        return [turn.append(data) for data in batches]
+    with log.transaction(after=after) as transaction:
+        return [transaction.append(data) for data in batches]
 
 
 def test_batches_are_numbered_in_order_and_read_from_any_position(log: SqliteLog, folder: Path) -> None:
@@ -63,8 +63,8 @@ def test_a_read_is_bounded_and_still_gets_on(log: SqliteLog) -> None:
 
 
 def test_an_exception_takes_the_whole_turn_back(log: SqliteLog) -> None:
-    with pytest.raises(KeyError), log.turn(after=0) as turn:
-        turn.append(b"lost")
+    with pytest.raises(KeyError), log.transaction(after=0) as transaction:
+        transaction.append(b"lost")
         raise KeyError
     assert log.position() == 0
     assert append(log, b"kept") == [1]
@@ -74,17 +74,17 @@ def test_a_request_is_remembered_for_an_hour(folder: Path) -> None:
     now = 1000.0
     folder.parent.mkdir()
     log = SqliteLog(folder, create=True, clock=lambda: now)
-    with log.turn(after=0) as turn:
-        assert turn.answer_of(Request("r1")) is None
-        turn.append(b"one", request=Request("r1"), count=7)
-        assert turn.answer_of(Request("r1")) == Answer(1, 7)
+    with log.transaction(after=0) as transaction:
+        assert transaction.answer_of(Request("r1")) is None
+        transaction.append(b"one", request=Request("r1"), count=7)
+        assert transaction.answer_of(Request("r1")) == Answer(1, 7)
     now += KEEP_ANSWERS_S - 1
-    with log.turn(after=0) as turn:
-        assert turn.answer_of(Request("r1")) == Answer(1, 7)
+    with log.transaction(after=0) as transaction:
+        assert transaction.answer_of(Request("r1")) == Answer(1, 7)
     now += 2
-    with log.turn(after=0) as turn:
-        assert turn.answer_of(Request("r1")) is None
-        turn.append(b"two", request=Request("r2"))
+    with log.transaction(after=0) as transaction:
+        assert transaction.answer_of(Request("r1")) is None
+        transaction.append(b"two", request=Request("r2"))
     with closing(apsw.Connection(str(log.path))) as connection:
         assert connection.execute("SELECT request_id FROM answers").fetchall() == [("\0r2",)]
 
@@ -194,10 +194,10 @@ def test_a_later_format_and_other_databases_are_refused(log: SqliteLog, folder: 
 
 def test_a_full_disk_refuses_and_recovers(log: SqliteLog) -> None:
     append(log, b"one")
-    with pytest.raises(StoreError, match="disk is full"), log.turn(after=0) as turn:
-        pages = turn._connection.pragma("page_count")
-        turn._connection.execute(f"PRAGMA max_page_count = {pages}")
-        turn.append(b"x" * 1_000_000)
+    with pytest.raises(StoreError, match="disk is full"), log.transaction(after=0) as transaction:
+        pages = transaction._connection.pragma("page_count")
+        transaction._connection.execute(f"PRAGMA max_page_count = {pages}")
+        transaction.append(b"x" * 1_000_000)
     assert append(log, b"two") == [2]
     assert [entry.data for entry in log.read(0)] == [b"one", b"two"]
 
@@ -212,7 +212,7 @@ from scannery.live.log.sqlite_log import SqliteLog
 log = SqliteLog(Path({str(folder)!r}), create=True)
 def write(count):
     for _ in range(count):
-        with log.turn(after=0) as turn: turn.append(b"x" * 1000)
+        with log.transaction(after=0) as transaction: transaction.append(b"x" * 1000)
 write(3)
 print("begin", flush=True)
 write(10)
@@ -235,8 +235,8 @@ from pathlib import Path
 from scannery.live.log.sqlite_log import SqliteLog
 log = SqliteLog(Path(sys.argv[1]), create=True)
 for i in range(int(sys.argv[3])):
-    with log.turn(after=0) as turn:
-        turn.append(f"{sys.argv[2]}-{i}".encode())
+    with log.transaction(after=0) as transaction:
+        transaction.append(f"{sys.argv[2]}-{i}".encode())
     print(i, flush=True)
 """
 
@@ -408,8 +408,8 @@ def test_a_fork_during_a_turn_does_not_keep_it(
     log: SqliteLog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_forks, "FORK_S", 0.1)
-    with log.turn(after=0) as turn:
-        turn.append(b"one")
+    with log.transaction(after=0) as transaction:
+        transaction.append(b"one")
         finish = forked(lambda wait: wait())
     try:
         thread = threading.Thread(target=append, args=(SqliteLog(folder), b"two"), daemon=True)
@@ -459,8 +459,8 @@ def test_a_child_that_was_forked_during_a_commit_is_refused_the_log(
         wait()
         SqliteLog(folder)
 
-    with log.turn(after=0) as turn:
-        turn.append(b"one")
+    with log.transaction(after=0) as transaction:
+        transaction.append(b"one")
         finish = forked(child)
     assert b"StoreError" in (trouble := finish()) and b"when this process was forked" in trouble
     assert append(log, b"two") == [2]

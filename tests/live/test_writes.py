@@ -156,7 +156,7 @@ def test_conditions_hold_for_the_state_the_write_comes_upon(index: Index) -> Non
     assert index.stats().sequence == 4
 
 
-def test_words_are_made_before_a_writes_turn_and_by_no_replay(
+def test_words_are_made_before_a_writes_transaction_and_by_no_replay(
     index: Index, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     analysing: list[str] = []
@@ -261,30 +261,30 @@ def test_a_disk_that_is_full_refuses_writes_until_there_is_room(
         assert index.upsert(big).sequence == 2
 
 
-def test_whoever_hangs_with_the_turn_holds_up_writes_and_nothing_else(store: Path) -> None:
+def test_whoever_hangs_in_a_transaction_holds_up_writes_and_nothing_else(store: Path) -> None:
     with scannery.connect(store) as client:
         index = client.index("live")
         index.upsert([{"id": "a", "vector": VECTOR}])
         other = SqliteLog(store / "live" / "log")
-        with other.turn(after=0):
+        with other.transaction(after=0):
             for name in ("b", "c"):
                 with pytest.raises(scannery.DeadlineExceededError):
                     index.upsert([{"id": name, "vector": VECTOR}], timeout_s=1.0)
             assert len(index.search(VECTOR)) == 10
             assert index.get(["a", "b"])[1] is None
-        # The first had its turn coming, and was written as a whole; the second was given up in time.
+        # The first was waiting for the lock, and was written as a whole; the second was given up in time.
         assert index.upsert([{"id": "d", "vector": VECTOR}]).sequence == 3
         assert [point is not None for point in index.get(["b", "c", "d"])] == [True, False, True]
         other.close()
 
 
-def test_writes_that_wait_for_the_disk_leave_queries_their_turns(store: Path) -> None:
+def test_writes_that_wait_for_the_disk_leave_queries_their_permits(store: Path) -> None:
     with served.serving(store, threads=1) as server, scannery.connect(server.address) as client:
         index = client.index("live")
         index.upsert([{"id": "a", "vector": VECTOR}])
         other = SqliteLog(store / "live" / "log")
         with ThreadPoolExecutor(3) as pool:
-            with other.turn(after=0):
+            with other.transaction(after=0):
                 writes = [pool.submit(index.upsert, [{"id": f"b{i}", "vector": VECTOR}]) for i in range(3)]
                 for _ in range(5):
                     assert index.search(VECTOR, 1, timeout_s=20)[0].id == "a"

@@ -102,7 +102,7 @@ def _newest_rows_late(state_after: Any) -> Any:
 
     def wrong(state: Any, entries: Any) -> Any:
         after = state_after(state, entries)
-        return replace(after, pieces=after.pieces[:-1])
+        return replace(after, runs=after.runs[:-1])
 
     return wrong
 

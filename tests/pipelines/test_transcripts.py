@@ -13,7 +13,6 @@ from scannery.embed import Chunker, Encoder
 from scannery.embed.text import documents
 from scannery.indexer import SPOKEN_COLUMN, Store, datapoint_schema, open_index
 from scannery.pipelines import export
-from scannery.pipelines.records import embeddings_files as embeddings
 from scannery.pipelines.records import passages
 from tests.data import as_webvtt
 from tests.pipelines.conftest import rows_of, run
@@ -30,7 +29,6 @@ SPEC: dict[str, Any] = {
     "encoder": {"model": "all-MiniLM-L6-v2", "dtype": "float32"},
     "lexical": {"language": "none"},
 }
-ROW = embeddings._row
 WHOLE = {**SPEC, "source": {"text": "text", "title": "title"}}
 
 
@@ -121,8 +119,8 @@ def test_records_with_vectors_are_searched_by_what_is_spoken(store, write):
         assert not len(client.index("talks").search("zebra", mode="lexical"))
 
 
-def without_spoken(*arguments: Any) -> dict[str, Any]:
-    return {**ROW(*arguments), SPOKEN_COLUMN: None}
+def without_spoken(passages_of: list[documents.Passage]) -> dict[str, list[Any]]:
+    return {**documents.passage_columns(passages_of), SPOKEN_COLUMN: [None] * len(passages_of)}
 
 
 @pytest.mark.parametrize("title", [None, "A title that is longer than the model reads, " * 40])
@@ -134,7 +132,7 @@ def test_only_what_was_embedded_otherwise_is_embedded_again_after_an_upgrade(
     path = write("a.jsonl", [odd, *records()[1:]])
     with monkeypatch.context() as before:
         before.setattr(documents, "_embedded_text", lambda title, piece: f"{title}\n{piece.text}")
-        before.setattr(embeddings, "_row", without_spoken)
+        before.setattr(passages, "passage_columns", without_spoken)
         before.setattr(Chunker, "fit", lambda self, title: (title, self.max_tokens))
         before.setattr(passages, "_made_otherwise", lambda *_: b"")
         before.setattr("scannery.pipelines.building.TEXT_VERSION", 1)

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 
 from scannery.indexer import Store, open_index, parse_spec
 from scannery.indexer.spec.sharding import shard_of, shards_of_ids
-from scannery.pipelines.records.columnar import good_rows
+from scannery.pipelines.records.source_columns import validate_batch
 from scannery.pipelines.records.unit_rows import Item, own_rows
 from scannery.pipelines.sources import Batch
 from tests.data import clustered
@@ -165,8 +165,8 @@ def good_columns(rows: int) -> dict[str, pa.Array]:
 
 def test_good_rows_need_no_record():
     batch = batch_of(good_columns(50))
-    table, others_N = good_rows(batch, parse_spec(SPEC), DIMENSIONS)
-    assert (len(table), len(others_N)) == (50, 0)
+    valid = validate_batch(batch, parse_spec(SPEC), DIMENSIONS)
+    assert (len(valid.table), valid.rejected) == (50, [])
     assert check([batch, batch]).column("_record").to_pylist() == list(range(100))
 
 
@@ -174,8 +174,8 @@ def test_a_bad_row_keeps_its_neighbours_in_columns():
     columns = good_columns(50)
     columns["payload"] = pa.array(['{"a": 1}'] * 20 + ["{"] + ['{"a": 1}'] * 29)
     columns["id"] = pa.array([None, *(f"id{row}" for row in range(1, 50))])
-    table, others_N = good_rows(batch_of(columns), parse_spec(SPEC), DIMENSIONS)
-    assert (len(table), others_N.tolist()) == (48, [0, 20])
+    valid = validate_batch(batch_of(columns), parse_spec(SPEC), DIMENSIONS)
+    assert (len(valid.table), [rejected.row for rejected in valid.rejected]) == (48, [0, 20])
     assert len(check([batch_of(columns)])) == 48
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from scannery.indexer import parse_spec
 from scannery.pipelines.dead_letters import REASONS, DeadLetter, excerpt_of
-from scannery.pipelines.records.documents import Document, to_document
+from scannery.pipelines.records.source_columns import dead_letter, validate_records
 from scannery.pipelines.sources import Record
 from tests.data import ROOT
 
@@ -24,8 +24,17 @@ TEXT = parse_spec({
 VECTOR = parse_spec({"index": "i", "source": {"vector": "v", "text": "body", "document_id": "doc"}})
 
 
-def made(fields: dict[str, Any], spec: Any = TEXT) -> Document | DeadLetter:
-    return to_document(Record(fields, "file.jsonl", line=7), spec, 3)
+def made(fields: dict[str, Any], spec: Any = TEXT) -> dict[str, Any] | DeadLetter:
+    """Return the row that a record becomes, or its dead letter; a good one beside it changes nothing."""
+    other = {"id": "other", "key": "other", "body": "good", "v": [1, 2, 3], "doc": "other"}
+    records = [Record(other, "file.jsonl", line=6), Record(fields, "file.jsonl", line=7)]
+    valid = validate_records(records, spec, 3)
+    if not valid.rejected:
+        row: dict[str, Any] = valid.table.to_pylist()[1]
+        return row
+    (rejected,) = valid.rejected
+    assert (rejected.row, valid.table.num_rows, valid.rows_N.tolist()) == (1, 1, [0])
+    return dead_letter(records[1], rejected)
 
 
 @pytest.mark.parametrize(
@@ -84,19 +93,18 @@ def test_a_good_record_is_typed():
         "tags": "one",
         "extra": {"b": [1, "é"]},
     }
-    document = made(fields)
-    assert isinstance(document, Document)
-    assert (document.id, document.document_id, document.title, document.text) == ("5", "5", "T", "text")
-    assert dict(document.attributes) == {"year": 2020, "tags": ["one"]}
-    assert document.payload == '{"b":[1,"é"]}'
+    row = made(fields)
+    assert isinstance(row, dict)
+    assert (row["id"], row["document_id"], row["title"], row["text"]) == ("5", "5", "T", "text")
+    assert (row["year"], row["tags"]) == (2020, ["one"])
+    assert row["payload"] == '{"b":[1,"é"]}'
 
 
 def test_with_a_vector_the_text_is_optional_and_records_group_into_documents():
-    document = made({"id": "a", "doc": "d", "v": [1, 2, 3]}, VECTOR)
-    assert isinstance(document, Document)
-    assert (document.text, document.document_id) == (None, "d")
-    assert document.vector is not None
-    assert document.vector.dtype == np.float32
+    row = made({"id": "a", "doc": "d", "v": [1, 2, 3]}, VECTOR)
+    assert isinstance(row, dict)
+    assert (row["text"], row["document_id"]) == (None, "d")
+    assert row["embedding"] == [1.0, 2.0, 3.0]
 
 
 def test_the_message_names_what_the_record_has_instead():

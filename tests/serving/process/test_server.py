@@ -72,7 +72,7 @@ def test_vectors_may_be_repeated_floats(channel: grpc.Channel) -> None:
         stub.Search(request, timeout=60)
     request.query.vector.Clear()
     request.query.vector.packed = b"12345"
-    with pytest.raises(grpc.RpcError, match="5 bytes are no whole number"):
+    with pytest.raises(grpc.RpcError, match="5 bytes are not a whole number"):
         stub.Search(request, timeout=60)
 
 

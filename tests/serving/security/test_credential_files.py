@@ -182,7 +182,7 @@ def test_only_a_star_or_nothing_at_all_opens_all_indexes(
 
 
 def test_a_key_for_no_index_cannot_be_made(keys: KeyFile) -> None:
-    with pytest.raises(ConfigError, match="one at least") as caught:
+    with pytest.raises(ConfigError, match="at least one") as caught:
         keys.create("a", indexes=[])
     assert caught.value.field == "indexes"
 

@@ -1,4 +1,4 @@
-"""What is read and written inside of a turn: records, answers, and which log it is."""
+"""Reads and writes inside a transaction of the log: records, responses to past requests, identity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scannery.runtime.errors import InvalidRequestError
 
 __all__ = [
     "KEEP_ANSWERS_S",
-    "SqliteTurn",
+    "SqliteTransaction",
     "adopt",
     "entries_after",
     "identify",
@@ -35,27 +35,35 @@ KEEP_ANSWERS_S = 3600.0
 _SEPARATOR = "\0"
 
 
-class SqliteTurn:
-    """A `Turn` in a transaction."""
+class SqliteTransaction:
+    """A `LogTransaction` in an SQLite transaction."""
 
     def __init__(self, connection: apsw.Connection, after: int, clock: Callable[[], float]) -> None:
+        """Start after the last sequence that is in use.
+
+        Args:
+            connection: inside a transaction.
+            after: sequences up to this one are in use, whether the log has them or not.
+            clock: returns seconds since 1970.
+
+        """
         self._connection = connection
         self._clock = clock
         self.position = position_of(connection)
         self.appended_bytes = 0
         self._answered = False
         if self.position < after:
-            # The log is older than the version, or was lost: what it has is in the segments, or nowhere.
+            # The log is older than the version, or was lost: its records are in the segments, or lost.
             self.truncate(after)
             self.position = after
 
     def read(self, after: int) -> Sequence[LogEntry]:
-        """Return all entries after a sequence; see Turn."""
+        """Return all entries after a sequence; see LogTransaction."""
         return entries_after(self._connection, after, None)
 
     def answer_of(self, request: Request) -> Answer | None:
-        """Return what the request was answered; see Turn."""
-        # Answers of logs of format 1 have neither a caller nor a digest.
+        """Return the response that the request got before; see LogTransaction."""
+        # In logs of format 1, responses have neither a caller nor a digest.
         row = self._connection.execute(
             "SELECT sequence, count, digest FROM answers "
             "WHERE (request_id = ? OR (request_id = ? AND digest IS NULL)) AND answered_at > ?",
@@ -73,7 +81,7 @@ class SqliteTurn:
         return Answer(sequence, count)
 
     def append(self, data: bytes, *, request: Request | None = None, count: int = 0) -> int:
-        """Append a batch and return its sequence; see Turn."""
+        """Append a batch and return its sequence; see LogTransaction."""
         sequence = self.position + 1
         self._connection.execute(
             "INSERT INTO records VALUES (?, ?, ?)", (sequence, _checksum(sequence, data), data)
@@ -95,23 +103,23 @@ class SqliteTurn:
         self._connection.execute("UPDATE state SET value = ? WHERE name = 'truncated'", (up_to,))
 
     def forget_answers(self) -> None:
-        """Remove the answers that are too old to be given again."""
+        """Remove responses older than KEEP_ANSWERS_S."""
         if self._answered:
             too_old = self._clock() - KEEP_ANSWERS_S
             self._connection.execute("DELETE FROM answers WHERE answered_at <= ?", (too_old,))
 
 
 def adopt(connection: apsw.Connection, index_id: str | None) -> str:
-    """Make the log that of an index, inside of a turn, and return the log's own id.
+    """Bind the log to an index, inside a transaction, and return the log's id.
 
     Raises:
-        LogReplacedError: it is of another index.
+        LogReplacedError: it belongs to another index.
 
     """
     known = identity_of(connection)
     if known.index_id and index_id and known.index_id != index_id:
         raise LogReplacedError(
-            f"the log is of the index with id {known.index_id}, not of that with {index_id}"
+            f"the log belongs to the index with id {known.index_id}, not to the one with id {index_id}"
         )
     log_id = known.log_id or secrets.token_hex(16)
     wanted = LogIdentity(log_id, known.index_id or index_id, sqlite_version())
@@ -121,28 +129,28 @@ def adopt(connection: apsw.Connection, index_id: str | None) -> str:
 
 
 def identify(connection: apsw.Connection, identity: LogIdentity) -> None:
-    """Write down which log it is, inside of a transaction."""
+    """Store the identity of the log, inside a transaction."""
     upgrade(connection)
     rows = {"log_id": identity.log_id, "index_id": identity.index_id, "sqlite": identity.sqlite_version}
     connection.executemany(
         "INSERT OR REPLACE INTO state VALUES (?, ?)",
-        # Bytes: the column has the affinity of numbers, and some of these look like one.
+        # Stored as bytes: the column has integer affinity, which would convert ids that look like numbers.
         [(name, value.encode()) for name, value in rows.items() if value is not None],
     )
 
 
 def identity_of(connection: apsw.Connection) -> LogIdentity:
-    """Return which log it is, and of which index."""
+    """Return the ids of the log and of its index."""
     rows = connection.execute("SELECT name, value FROM state WHERE name != 'truncated'")
     known = {name: value.decode() for name, value in rows if isinstance(value, bytes)}
     return LogIdentity(known.get("log_id"), known.get("index_id"), known.get("sqlite"))
 
 
 def entries_after(connection: apsw.Connection, after: int, max_bytes: int | None) -> list[LogEntry]:
-    """Return the records after a sequence, as `MutationLog.read`."""
+    """Return the records after a sequence, as `MutationLog.read` does; `max_bytes` None: all."""
     truncated = truncated_of(connection)
     if after < truncated:
-        raise LogGapError(f"the log begins after sequence {truncated}, {after} was asked for")
+        raise LogGapError(f"the log begins after sequence {truncated}, records after {after} were requested")
     rows = connection.execute(
         "SELECT sequence, checksum, data FROM records WHERE sequence > ? ORDER BY sequence", (after,)
     )
@@ -161,7 +169,7 @@ def entries_after(connection: apsw.Connection, after: int, max_bytes: int | None
 
 
 def position_of(connection: apsw.Connection) -> int:
-    """Return the last sequence."""
+    """Return the last sequence, 0 if there is none."""
     last: int | None = connection.execute("SELECT max(sequence) FROM records").get
     return max(last or 0, truncated_of(connection))
 
@@ -173,7 +181,7 @@ def truncated_of(connection: apsw.Connection) -> int:
 
 
 def _key(request: Request) -> str:
-    # Names of callers may hold anything but this.
+    # Names of callers cannot contain the separator.
     return f"{request.caller}{_SEPARATOR}{request.id}"
 
 

@@ -1,0 +1,159 @@
+"""Datapoints in messages → columns for the validator.
+
+Shapes: U datapoints of a request, D dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from scannery.indexer import (
+    MAX_SPARSE_ENTRIES,
+    SPAN,
+    SPARSE,
+    AttributeType,
+    Field,
+    IndexSpec,
+    InvalidRecordError,
+)
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.request.query import vector_components
+from scannery.v1.types_pb2 import Datapoint, SparseVector, Value, Vector
+
+__all__ = ["datapoint_columns", "unknown_attributes"]
+
+_TEXTS = {"title": "title", "text": "text", "payload": "payload_json"}
+_VALUES: dict[AttributeType, str] = {
+    "string": "string_value",
+    "int": "int_value",
+    "bool": "bool_value",
+}
+"""Where values are that can be taken as they are."""
+
+
+def datapoint_columns(points: Sequence[Datapoint], spec: IndexSpec, dimensions: int) -> dict[str, Field]:
+    """Return the fields that any of the datapoints has. Attributes that the spec does not name are left out."""
+    ids = [point.id for point in points]
+    documents = [point.document_id for point in points]
+    fields = {"id": Field("id", ids), "embedding": Field("vector", _vectors(points, dimensions))}
+    if any(documents):
+        named = [document or own for document, own in zip(documents, ids, strict=True)]
+        fields["document_id"] = Field("document_id", named)
+    for column, name in _TEXTS.items():
+        if (given := _given(points, name)) is not None:
+            fields[column] = Field(name, given)
+    if any(point.HasField("sparse_vector") for point in points):
+        values = [
+            _sparse(point.sparse_vector, spec) if point.HasField("sparse_vector") else None
+            for point in points
+        ]
+        fields[SPARSE] = Field("sparse_vector", values)
+    return fields | _attributes(points, spec) | _spans(points)
+
+
+def unknown_attributes(points: Sequence[Datapoint], spec: IndexSpec) -> dict[int, str]:
+    """Return an attribute that the spec does not name, by the number of the datapoint that has it."""
+    if set().union(*(point.attributes for point in points)) <= spec.attributes.keys():
+        return {}
+    found = {
+        number: [name for name in point.attributes if name not in spec.attributes]
+        for number, point in enumerate(points)
+    }
+    return {number: names[0] for number, names in found.items() if names}
+
+
+def _given(points: Sequence[Datapoint], name: str) -> list[Any] | None:
+    """Return a field of each, None where it is not set; None if none has it."""
+    has = [point.HasField(name) for point in points]  # type: ignore[arg-type]  # names of optional fields
+    if not any(has):
+        return None
+    return [getattr(point, name) if known else None for point, known in zip(points, has, strict=True)]
+
+
+def _vectors(points: Sequence[Datapoint], dimensions: int) -> np.ndarray | list[object]:
+    """Return the vectors as one array (U, D), or one by one if they are not all packed and of D components."""
+    vectors = [point.vector for point in points]
+    packed = [vector.packed for vector in vectors]
+    size = 4 * dimensions
+    if all(len(data) == size for data in packed) and not any(vector.values for vector in vectors):
+        return np.frombuffer(b"".join(packed), "<f4").reshape(-1, dimensions)
+    return [_vector(point.vector) if point.HasField("vector") else None for point in points]
+
+
+def _vector(message: Vector) -> np.ndarray | InvalidRecordError:
+    try:
+        return vector_components(message, "vector")
+    except InvalidRequestError as error:
+        return InvalidRecordError(error.message, reason="vector", field=error.field)
+
+
+def _sparse(message: SparseVector, spec: IndexSpec) -> object:
+    # Before they are made to numbers of Python's, one by one.
+    count = max(len(message.indices), len(message.values))
+    if spec.source.sparse_vector is None:
+        what = "the index stores none; build it with `source.sparse_vector` in its spec"
+    elif count > MAX_SPARSE_ENTRIES:
+        what = f"must have 1 to {MAX_SPARSE_ENTRIES} entries, got {count}"
+    else:
+        return {"indices": list(message.indices), "values": list(message.values)}
+    return InvalidRecordError(f"sparse_vector: {what}", reason="sparse_vector", field="sparse_vector")
+
+
+def _attributes(points: Sequence[Datapoint], spec: IndexSpec) -> dict[str, Field]:
+    maps = [point.attributes for point in points]
+    names = set().union(*maps)
+    # Never maps[i][name]: that would put it there.
+    return {
+        name: Field(f"attributes.{name}", _attribute(name, [values.get(name) for values in maps], kind))
+        for name, kind in spec.attributes.items()
+        if name in names
+    }
+
+
+def _attribute(name: str, values: Sequence[Value | None], kind: AttributeType) -> list[object]:
+    path, own = f"attributes.{name}", _VALUES.get(kind)
+    return [
+        None
+        if value is None
+        else getattr(value, own)
+        if own is not None and value.HasField(own)  # type: ignore[arg-type]  # a name of the oneof
+        else _plain(path, value)
+        for value in values
+    ]
+
+
+def _plain(path: str, message: Value) -> object:
+    """Return a value of an attribute as Python has it, None for null; the error if it cannot be."""
+    field = message.WhichOneof("kind")
+    if field is None:
+        return None
+    if field == "string_list_value":
+        return list(message.string_list_value.values)
+    if field == "float_value" and not math.isfinite(message.float_value):
+        return _invalid(path, f"must be finite, got {message.float_value}")
+    if field != "timestamp_value":
+        return getattr(message, field)
+    try:
+        return message.timestamp_value.ToDatetime()
+    except (ValueError, OverflowError):
+        return _invalid(path, "must lie in the years 1 to 9999")
+
+
+def _invalid(path: str, what: str) -> InvalidRecordError:
+    return InvalidRecordError(f"{path}: {what}", reason="attribute", field=path)
+
+
+def _spans(points: Sequence[Datapoint]) -> dict[str, Field]:
+    """Return where texts stand in their documents; a text of which nothing is said is the whole of its document."""
+    given = {name: _given(points, name) for name in SPAN}
+    if not any(given.values()):
+        return {}
+    columns = {name: values or [None] * len(points) for name, values in given.items()}
+    for row, point in enumerate(points):
+        if point.text.strip() and all(values[row] is None for values in columns.values()):
+            columns["text_start"][row], columns["text_end"][row] = 0, len(point.text)
+    return {name: Field(name, values) for name, values in columns.items()}
