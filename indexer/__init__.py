@@ -1,5 +1,6 @@
 """Vectors to segments: the on-disk format, ScaNN, versions and the store."""
 
+from scannery.indexer.datapoints.column_rules import SizeLimits
 from scannery.indexer.datapoints.passages import passage_rows
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import (
@@ -23,7 +24,7 @@ from scannery.indexer.datapoints.sparse import (
     score_sparse,
     sparse_value,
 )
-from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, SizeLimits, Validated, validate
+from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, Validated, validate
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,

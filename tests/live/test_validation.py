@@ -350,7 +350,7 @@ def written(messages: list[pb.Upsert], number: int, manifest: Manifest) -> Verdi
     return row
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_builds_and_writes_judge_a_datapoint_alike(manifest: Manifest, data: st.DataObject) -> None:
     names = data.draw(st.lists(st.sampled_from(sorted(ODD_VALUES)), min_size=1, max_size=2, unique=True))

@@ -1,0 +1,215 @@
+"""What a value of each column of a datapoint may be: for one value, and a quick look at a whole column.
+
+Shapes: N rows of a batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scannery.indexer.datapoints.schema import (
+    ARROW_TYPES,
+    MAX_ID_BYTES,
+    attribute_value,
+    encodable,
+    identifier,
+)
+from scannery.indexer.errors import InvalidRecordError
+from scannery.indexer.spec.spec import AttributeType
+
+__all__ = [
+    "ID",
+    "NO_LIMITS",
+    "Rule",
+    "SizeLimits",
+    "Values",
+    "attribute_rule",
+    "invalid",
+    "listed",
+    "payload_rule",
+    "sizes_of",
+    "text_rule",
+]
+
+Values: TypeAlias = "pa.Array | np.ndarray | Sequence[Any]"
+Tidy: TypeAlias = Callable[[str], "str | None"]
+_TO_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeLimits:
+    """The most bytes of UTF-8 that texts may have; None: any number."""
+
+    title: int | None = None
+    text: int | None = None
+    payload: int | None = None
+    attribute: int | None = None
+    """Of all strings of one value."""
+    strings: int | None = None
+    """Strings in one list."""
+
+
+NO_LIMITS = SizeLimits()
+
+
+class Rule(NamedTuple):
+    """How the values of a column become what an index holds."""
+
+    type: pa.DataType
+    one: Callable[[Any, str], Any]
+    """Converts a value; InvalidRecordError, with the name of the field, where it does not fit."""
+    whole: Callable[[Values], pa.Array | None] = lambda _: None
+    """Converts a column whose values all need little; None for others: `one` converts those, to the same result."""
+    missing: str | None = None
+    """Reason to refuse a row without a value."""
+
+
+def text_rule(tidy: Tidy, most: int | None = None) -> Rule:
+    """Return the rule of strings of at most `most` bytes, which are held as `tidy` returns them."""
+
+    def one(value: object, name: str) -> str | None:
+        if not isinstance(value, str):
+            raise invalid("text", name, f"must be a string, got {type(value).__name__}")
+        _check_bytes([encodable(value, field=name)], most, name, "text")
+        return tidy(value)
+
+    def whole(values: Values) -> pa.Array | None:
+        given = _typed(values, "string")
+        if given is None or not _fit(given, most):
+            return None
+        texts = listed(values)
+        tidied = [None if text is None else tidy(text) for text in texts]
+        return given if tidied == texts else pa.array(tidied, pa.string())
+
+    return Rule(pa.string(), one, whole)
+
+
+def payload_rule(most: int | None) -> Rule:
+    """Return the rule of payloads: whatever JSON can hold; strings are JSON already (of CSV, Parquet, a request)."""
+
+    def one(value: object, name: str) -> str:
+        if isinstance(value, str):
+            _check_bytes([encodable(value, field=name)], most, name, "payload")
+        try:
+            text = _TO_JSON(json.loads(value) if isinstance(value, str) else value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise invalid("payload", name, f"not JSON: {error}") from error
+        return encodable(text, field=name)
+
+    return Rule(pa.string(), one)
+
+
+def attribute_rule(kind: AttributeType, limits: SizeLimits = NO_LIMITS) -> Rule:
+    """Return the rule of an attribute."""
+
+    def one(value: object, name: str) -> Any:
+        typed = attribute_value(value, kind, field=name)
+        if isinstance(typed, (str, list)):
+            strings = [typed] if isinstance(typed, str) else typed
+            if limits.strings is not None and len(strings) > limits.strings:
+                what = f"must have at most {limits.strings} items, got {len(strings)}"
+                raise invalid("attribute", name, what)
+            _check_bytes(strings, limits.attribute, name, "attribute")
+        return typed
+
+    def whole(values: Values) -> pa.Array | None:
+        typed = _typed(values, kind)
+        if typed is None or kind not in ("string", "string_list"):
+            return typed
+        strings = typed if kind == "string" else pc.list_flatten(typed)
+        are_few = kind == "string" or limits.strings is None or len(strings) <= limits.strings
+        is_small = limits.attribute is None or strings.nbytes <= limits.attribute
+        return typed if are_few and is_small else None
+
+    return Rule(ARROW_TYPES[kind], one, whole)
+
+
+def _ids(values: Values) -> pa.Array | None:
+    if isinstance(values, pa.Array) and pa.types.is_integer(values.type):
+        ids = values.cast(pa.string())
+    else:
+        ids = _typed(values, "string")
+    if ids is None or ids.null_count or not len(ids):
+        return None
+    sizes_N = sizes_of(ids)
+    if sizes_N.min() < 1 or sizes_N.max() > MAX_ID_BYTES:
+        return None
+    starts, text = np.frombuffer(ids.buffers()[1], np.int32), np.frombuffer(ids.buffers()[2], np.uint8)
+    text = text[starts[ids.offset] : starts[ids.offset + len(ids)]]
+    return ids if text.min() >= ord(" ") else None  # in UTF-8, only control characters are below
+
+
+ID = Rule(pa.string(), lambda value, name: identifier(value, field=name), _ids, "missing_id")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+_OWN_TYPES: Mapping[AttributeType, tuple[type, Callable[[pa.DataType], bool]]] = {
+    "string": (str, _is_text),
+    "string_list": (list, lambda kind: pa.types.is_list(kind) and _is_text(kind.value_type)),
+    "int": (int, pa.types.is_integer),
+    "float": (float, pa.types.is_floating),
+    "bool": (bool, pa.types.is_boolean),
+}
+"""Types of the values that need no conversion, in Python and in Arrow."""
+
+
+def _typed(values: Values, kind: AttributeType) -> pa.Array | None:
+    """Return a column of a type's own values and nulls; None if it has another, or one that does not fit."""
+    if kind not in _OWN_TYPES:
+        return None
+    own, is_own = _OWN_TYPES[kind]
+    if isinstance(values, pa.Array):
+        is_same = pa.types.is_null(values.type) or is_own(values.type)
+    else:
+        is_same = {*map(type, values)} <= {own, type(None)}
+        if is_same and own is list:
+            is_same = {type(item) for value in values for item in value or ()} <= {str}
+    if not is_same:
+        return None
+    wanted = ARROW_TYPES[kind]
+    try:
+        typed = values.cast(wanted) if isinstance(values, pa.Array) else pa.array(values, wanted)
+    except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):  # an integer too large, a lone surrogate
+        return None
+    if kind == "float" and pc.any(pc.is_nan(typed)).as_py():
+        return None
+    return None if kind == "string_list" and pc.list_flatten(typed).null_count else typed
+
+
+def sizes_of(texts: pa.Array) -> np.ndarray:
+    """Return the bytes of each string, int32 (N,)."""
+    starts = np.frombuffer(texts.buffers()[1] or b"", np.int32)
+    return np.diff(starts[texts.offset : texts.offset + len(texts) + 1])
+
+
+def listed(values: Any) -> Sequence[Any]:
+    """Return values as Python has them."""
+    found: Sequence[Any] = values.to_pylist() if isinstance(values, pa.Array) else values
+    return found
+
+
+def invalid(reason: str, name: str, what: str) -> InvalidRecordError:
+    """Return the error that says what is wrong with a field."""
+    return InvalidRecordError(f"{name}: {what}", reason=reason, field=name)
+
+
+def _fit(texts: pa.Array, most: int | None) -> bool:
+    return most is None or int(sizes_of(texts).max(initial=0)) <= most
+
+
+def _check_bytes(texts: Sequence[str], most: int | None, name: str, reason: str) -> None:
+    if most is None or 4 * sum(map(len, texts)) <= most:  # a character takes at most four bytes
+        return
+    size = sum(len(text.encode()) for text in texts)
+    if size > most:
+        raise invalid(reason, name, f"must have at most {most} bytes, got {size}")
