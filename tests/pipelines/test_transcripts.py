@@ -119,7 +119,7 @@ def test_records_with_vectors_are_searched_by_what_is_spoken(store, write):
         assert not len(client.index("talks").search("zebra", mode="lexical"))
 
 
-def without_spoken(passages_of: list[documents.Passage]) -> dict[str, list[Any]]:
+def without_spoken(passages_of: list[Passage]) -> dict[str, list[Any]]:
     return {**documents.passage_columns(passages_of), SPOKEN_COLUMN: [None] * len(passages_of)}
 
 
