@@ -63,8 +63,8 @@ class Passage:
     speakers: tuple[str, ...] = ()
     """Names of the speakers in order of appearance, as far as the transcript gives them."""
 
-    tokens: int | None = None
-    """Tokens of `embedding_text`, special tokens not counted; None if they were not counted."""
+    tokens: int = 0
+    """Tokens of `embedding_text`, special tokens not counted; 0 if the text was not cut."""
 
     @property
     def embedding_text(self) -> str:
