@@ -71,7 +71,7 @@ def test_a_seal_that_is_slow_to_cut_the_log_leaves_what_a_build_needs_by_then(st
     run(store, write("b.jsonl", vector_records(0, 10, seed=1)), spec=SPEC)
     log = LogPlace(store, "vectors").open()
     assert log is not None
-    sealing._cut(log, store, before[0])  # the lease of the build is gone
+    sealing._truncate(log, store, before[0])  # the lease of the build is gone
     log.close()
     assert (before[0].log_sequence, cut(store)) == (3, 1)
     assert {served(store)[name] for name in ("d2", "d3")} == {tuple(LIVE)}
