@@ -20,8 +20,8 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from scannery.embed import Chunker
-    from scannery.embed.text.documents import DocumentEncoder, Passage
+    from scannery.embed import Chunker, Passage
+    from scannery.embed.text.documents import DocumentEncoder
 
 __all__ = ["Encoders", "IndexEncoder", "PreparedUpsert", "prepare"]
 

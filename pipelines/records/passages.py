@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from scannery.embed import Chunker, Encoder
-from scannery.embed.text.documents import Passage, cut_all, encode_passages, passage_columns
+from scannery.embed import Chunker, Encoder, Passage
+from scannery.embed.text.documents import cut_all, encode_passages, passage_columns
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.passages import passage_rows
 from scannery.indexer.spec.spec import IndexSpec

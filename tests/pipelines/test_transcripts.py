@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.embed import Chunker, Encoder
+from scannery.embed import Chunker, Encoder, Passage
 from scannery.embed.text import documents
 from scannery.indexer import SPOKEN_COLUMN, Store, datapoint_schema, open_index
 from scannery.pipelines import export
