@@ -33,10 +33,10 @@ from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
 
-__all__ = ["Found", "Planner", "exact_found", "replace"]
+__all__ = ["EXACT_ABOVE_SHARE", "Found", "Planner", "exact_found", "replace"]
 
 EXACT_ABOVE_SHARE = 0.125
-"""Where a search wants so large a share of the allowed rows, it is cheaper to score them all."""
+"""A search for more hits than this share of the rows (all, or those allowed) is cheaper as a scan of these rows."""
 LIKELY = 2
 SURE = 3
 """Standard deviations by which chance, likely or surely, may put the k-th allowed candidate behind its place."""

@@ -25,7 +25,7 @@ from scannery.indexer import (
     score_sparse,
 )
 from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError
-from scannery.serving.engine.blending import members_of
+from scannery.serving.engine.query_vectors import members_of
 from scannery.serving.engine.top_k import EMPTY, Ranking, best
 from scannery.serving.request.query import ById, ByText, Query, Single, WithSparse
 from scannery.serving.snapshot.snapshot import Snapshot
