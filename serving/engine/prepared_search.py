@@ -39,8 +39,9 @@ class PreparedSearch:
             segment_searches(snapshot, options, self._settings) if options.where is None else None
         )
         searches = snapshot.segments if self._unfiltered is None else self._unfiltered
-        staged = options.cost_class is CostClass.STAGED
-        self.reads_one_segment = len(searches) == 1 and options.drops_nothing and not staged
+        self.cost_class = options.cost_class
+        one_stage = self.cost_class is not CostClass.STAGED
+        self.reads_one_segment = len(searches) == 1 and options.drops_nothing and one_stage
         """Whether the best rows by vector of one segment are the answer."""
         self._latest_s: deque[float] = deque(maxlen=8)
         self.first_stage: PreparedSearch | None = None
@@ -62,11 +63,11 @@ class PreparedSearch:
         A single slow search says more about the machine. Without a measurement, those are quick that use the tuned
         plan: a filter may need a scan.
         """
-        if self.options.cost_class is CostClass.STAGED:
+        if self.cost_class is CostClass.STAGED:
             return False
         if self._latest_s:
             return min(self._latest_s) <= QUICK_S
-        return self.options.cost_class is CostClass.INDEXED
+        return self.cost_class is CostClass.INDEXED
 
     def took(self, seconds: float) -> None:
         """Record how long a search took."""

@@ -47,7 +47,7 @@ WIDENING = 4
 """Factor between the candidates of two rounds: with four times as many, most queries are complete."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PreparedQuery:
     """A query with all that its answer needs."""
 
@@ -65,11 +65,13 @@ def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[byt
     started_s = time.perf_counter()
     first = queries[0]
     snapshot, prepared, stats = first.snapshot, first.prepared, first.stats
-    asked: Sequence[Query] = [each.query for each in queries]
-    vectors = [query.vector_D for query in asked if isinstance(query, ByVector)]
-    if len(vectors) == len(asked):
+    vectors = [each.query.vector_D for each in queries if isinstance(each.query, ByVector)]
+    asked: Sequence[Query]
+    if len(vectors) == len(queries):
         asked = Vectors(vectors[0][None] if len(vectors) == 1 else np.array(vectors))
-    written = search(prepared, snapshot, asked, deadline, paths=["query"] * len(asked), stats=stats)
+    else:
+        asked = [each.query for each in queries]
+    written = search(prepared, snapshot, asked, deadline, paths=["query"] * len(queries), stats=stats)
     trailer = prepared.trailer
     if stats.explained:
         explained = SearchResponse(explanation=explanation(stats, "query", snapshot.segments))
@@ -109,7 +111,7 @@ def search(
 
     """
     if prepared.options.explain:
-        stats.explained = True
+        stats.explain()
     if filters is not None:
         rankings = _rank_by_filter(prepared, snapshot, queries, filters, deadline, paths, stats)
     else:

@@ -93,15 +93,16 @@ class Service(MethodRegistry):
     def _search(self, request: search_pb2.SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
         snapshot = self._snapshot(request.index, request.options.min_sequence, deadline)
         options = snapshot.options(request.options)
+        prepared = snapshot.derived(options, PreparedSearch)
         query = parse_query(request.query, snapshot.manifest)
         # The stages of a traced request are its own.
-        cost = CostClass.STAGED if stats.detailed else options.cost_class
+        cost = CostClass.STAGED if stats.detailed else prepared.cost_class
         if isinstance(query, ByText) and cost is not CostClass.STAGED:
             query = _by_vector(snapshot.encoder.encode([query.text], deadline=deadline), snapshot)
-        prepared = PreparedQuery(snapshot, snapshot.derived(options, PreparedSearch), query, stats)
-        if isinstance(query, ByVector) and cost is CostClass.INDEXED:
-            return self._coalescer.run(prepared.prepared, prepared, deadline, answers_of)
-        return answers_of([prepared], deadline)[0]
+        item = PreparedQuery(snapshot, prepared, query, stats)
+        if cost is CostClass.INDEXED and isinstance(query, ByVector):
+            return self._coalescer.run(prepared, item, deadline, answers_of)
+        return answers_of([item], deadline)[0]
 
     def ready(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
         """Return a search that may run on the event loop; None: it may block, or take long.

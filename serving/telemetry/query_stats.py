@@ -46,10 +46,15 @@ class QueryStats:
         """Allowed rows of that segment."""
         self.explained = False
         """Whether stages and segments are recorded, too."""
-        self.stages_s: dict[str, float] = {}
-        """Seconds by stage, of all queries together."""
-        self.segments: dict[tuple[str, int], SegmentStats] = {}
-        """By path of the query in the request, and number of the segment."""
+
+    def explain(self) -> None:
+        """Record stages and segments, too."""
+        if not self.explained:
+            self.explained = True
+            self.stages_s: dict[str, float] = {}
+            """Seconds by stage, of all queries together."""
+            self.segments: dict[tuple[str, int], SegmentStats] = {}
+            """By path of the query in the request, and number of the segment."""
 
     @property
     def detailed(self) -> bool:
