@@ -1,4 +1,4 @@
-"""Text queries to vectors: the encoder that an index names, and a cache of what was asked lately.
+"""Text queries to vectors: the encoder that an index names, and a cache of the latest queries.
 
 Shapes: Q queries, D dimensions.
 """
@@ -38,7 +38,7 @@ __all__ = ["EncoderPool", "Observer", "QueryEncoder", "TextEncoder", "load_encod
 CACHED_BYTES = 64 << 20
 """Texts and vectors of these: a text may have 32 KiB."""
 DOCUMENTS_AT_ONCE = 128
-"""In a batch: enough for the throughput of an accelerator, and few enough to look at the deadline in between."""
+"""In a batch: enough for the throughput of an accelerator, and few enough to check the deadline in between."""
 
 _NO_DEADLINE = Deadline.after(None)
 
@@ -64,7 +64,7 @@ class TextEncoder(Protocol):
 
 @dataclass
 class Observer:
-    """Who is told what an encoder does."""
+    """Callbacks for the metrics of encoders."""
 
     batch: Callable[[float], None] = lambda texts: None
     cached: Callable[[bool, int], None] = lambda known, count: None
@@ -85,7 +85,7 @@ class QueryEncoder:
         observer: Observer | None = None,
         batched: bool = True,
     ) -> None:
-        """`batched`: False if the encoder itself joins the texts of concurrent callers."""
+        """`batched`: False if the encoder itself batches the texts of concurrent callers."""
         self._encoder = encoder
         self._observer = observer or Observer()
         self._queries: Encode = lambda texts, deadline: encoder.encode_queries(texts)
@@ -156,7 +156,7 @@ class QueryEncoder:
 
         Raises:
             InvalidRequestError: a text cannot be encoded; `path` names the field.
-            DeadlineError: looked at between batches.
+            DeadlineError: checked between batches.
 
         """
         from scannery.embed import InvalidTextError
@@ -175,7 +175,7 @@ class QueryEncoder:
         return np.stack([known[text] for text in texts])
 
     def _encoding(self, texts: float) -> None:
-        # Looked up each time: who is told may be decided after the encoder was loaded.
+        # Read at each call: the observer may be set after the encoder was loaded.
         self._observer.batch(texts)
 
     def _count(self, hits: int, misses: int) -> None:

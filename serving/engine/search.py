@@ -98,7 +98,7 @@ def search(
 
     Args:
         prepared: the options, prepared for the snapshot.
-        snapshot: what is searched.
+        snapshot: the snapshot to search.
         queries: the queries.
         deadline: checked between the steps.
         paths: name of each query in errors and in `stats`.

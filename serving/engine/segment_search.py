@@ -71,7 +71,7 @@ class SegmentSearch:
         return rows_QK, scores_QK
 
     def find(self, vectors_QD: np.ndarray, hits: int) -> Found:
-        """Return the best rows with what is known of how they were found."""
+        """Return the best rows with the plan, the leaves and candidates searched, and the expected recall."""
         return self.segment.find(
             vectors_QD,
             hits,

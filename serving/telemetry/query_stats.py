@@ -1,7 +1,6 @@
-"""What was done to answer one request: made by the request's lifecycle, passed to the engine, read by all who report.
+"""Statistics of how one request was answered, made by its lifecycle and passed to the engine.
 
-Metrics and the request's span have the plan from it, `explain` the stages and the segments; the spans of stages are
-opened by it.
+Metrics and the request's span take the plan from them, `explain` the stages and segments. Each stage is a span.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class SegmentStats:
 
 
 class QueryStats:
-    """The record of one request. Written by one thread at a time."""
+    """Statistics of one request. Written by one thread at a time."""
 
     __slots__ = ("_rows", "explained", "plan", "segments", "stages_s")
 
@@ -58,7 +57,7 @@ class QueryStats:
 
     @property
     def detailed(self) -> bool:
-        """Whether the request is explained or traced, so that each of its stages has to be seen."""
+        """Whether the request is explained or traced, which needs each of its stages."""
         return self.explained or tracing.recording()
 
     def stage(self, name: str) -> AbstractContextManager[object]:
