@@ -34,10 +34,10 @@ from scannery.indexer.spec.spec import Distance
 from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.vectors.exact_search import NO_ROW, exact_search
 
-__all__ = ["Found", "Planner", "exact_found", "replace"]
+__all__ = ["EXACT_ABOVE_SHARE", "Found", "Planner", "exact_found", "replace"]
 
 EXACT_ABOVE_SHARE = 0.125
-"""If k is more than this share of the allowed rows, scoring all of them is cheaper."""
+"""A search for more hits than this share of the rows (all, or those allowed) is cheaper as a scan of these rows."""
 LIKELY = 2
 SURE = 3
 """Standard deviations by which the k-th allowed candidate may lie deeper than expected by chance: in planning a search,

@@ -1,4 +1,4 @@
-"""Text queries to vectors: the encoder that an index names, and a cache of what was asked lately.
+"""Text queries to vectors: the encoder that an index names, and a cache of the latest queries.
 
 Shapes: Q queries, D dimensions.
 """
@@ -24,8 +24,8 @@ from scannery.runtime.paths import current_folder, placed_model
 from scannery.runtime.retry import RetryState
 from scannery.serving.config import CACHED_QUERIES, RemoteConfig
 from scannery.serving.encoding.reranker import RerankerPool
+from scannery.serving.encoding.text_batcher import TextBatcher
 from scannery.serving.scheduling.permits import waiting
-from scannery.serving.scheduling.text_batcher import TextBatcher
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.telemetry.tracing import span
 
@@ -38,10 +38,11 @@ __all__ = ["EncoderPool", "Observer", "QueryEncoder", "TextEncoder", "load_encod
 CACHED_BYTES = 64 << 20
 """Texts and vectors of these: a text may have 32 KiB."""
 DOCUMENTS_AT_ONCE = 128
-"""In a batch: enough for the throughput of an accelerator, and few enough to look at the deadline in between."""
+"""In a batch: enough for the throughput of an accelerator, and few enough to check the deadline in between."""
 
+_NO_DEADLINE = Deadline.after(None)
 
-Encode = Callable[[Sequence[str]], Sequence[np.ndarray] | np.ndarray]
+Encode = Callable[[Sequence[str], Deadline], Sequence[np.ndarray] | np.ndarray]
 
 
 class TextEncoder(Protocol):
@@ -63,7 +64,7 @@ class TextEncoder(Protocol):
 
 @dataclass
 class Observer:
-    """Who is told what an encoder does."""
+    """Callbacks for the metrics of encoders."""
 
     batch: Callable[[float], None] = lambda texts: None
     cached: Callable[[bool, int], None] = lambda known, count: None
@@ -84,15 +85,15 @@ class QueryEncoder:
         observer: Observer | None = None,
         batched: bool = True,
     ) -> None:
-        """`batched`: False if the encoder itself joins the texts of concurrent callers."""
+        """`batched`: False if the encoder itself batches the texts of concurrent callers."""
         self._encoder = encoder
         self._observer = observer or Observer()
-        self._queries: Encode = encoder.encode_queries
-        self._documents: Encode = encoder.encode_documents
+        self._queries: Encode = lambda texts, deadline: encoder.encode_queries(texts)
+        self._documents: Encode = lambda texts, deadline: encoder.encode_documents(texts)
         if batched:
             self._queries = TextBatcher(encoder.encode_queries, observe=self._encoding).encode
             self._documents = TextBatcher(
-                encoder.encode_documents, most=DOCUMENTS_AT_ONCE, observe=self._encoding
+                encoder.encode_documents, max_texts=DOCUMENTS_AT_ONCE, observe=self._encoding
             ).encode
         # By who asked and the text: how long an answer takes must not tell what others asked.
         self._vectors: BoundedCache[tuple[str, str], np.ndarray] = BoundedCache(
@@ -117,11 +118,14 @@ class QueryEncoder:
             self._chunkers[key] = self._encoder.chunker(*key)
         return self._chunkers[key]
 
-    def encode(self, texts: Sequence[str], *, path: str = "query") -> np.ndarray:
-        """Return the vectors of query texts, float32 (Q, D).
+    def encode(
+        self, texts: Sequence[str], *, path: str = "query", deadline: Deadline = _NO_DEADLINE
+    ) -> np.ndarray:
+        """Return the vectors of query texts, float32 (Q, D), those of concurrent callers encoded together.
 
         Raises:
             InvalidRequestError: a text cannot be encoded; `path` names the field.
+            DeadlineError: it passed before the texts were encoded.
 
         """
         from scannery.embed import InvalidTextError
@@ -133,7 +137,7 @@ class QueryEncoder:
         if missing:
             try:
                 with waiting(), span("scannery.encode_texts", **{"scannery.texts": len(missing)}):
-                    vectors = self._queries(missing)
+                    vectors = self._queries(missing, deadline)
             except InvalidTextError as error:
                 raise InvalidRequestError.at(path, f"cannot be encoded: {error}") from error
             known |= dict(zip(missing, vectors, strict=True))
@@ -152,7 +156,7 @@ class QueryEncoder:
 
         Raises:
             InvalidRequestError: a text cannot be encoded; `path` names the field.
-            DeadlineError: looked at between batches.
+            DeadlineError: checked between batches.
 
         """
         from scannery.embed import InvalidTextError
@@ -163,7 +167,7 @@ class QueryEncoder:
             deadline.check()
             try:
                 with waiting(), span("scannery.encode_texts", **{"scannery.texts": len(unique)}):
-                    vectors.extend(self._documents(unique[start : start + DOCUMENTS_AT_ONCE]))
+                    vectors.extend(self._documents(unique[start : start + DOCUMENTS_AT_ONCE], deadline))
             except InvalidTextError as error:
                 place = texts.index(unique[start + error.index])
                 raise InvalidRequestError.at(f"{path}[{place}]", f"cannot be encoded: {error}") from error
@@ -171,7 +175,7 @@ class QueryEncoder:
         return np.stack([known[text] for text in texts])
 
     def _encoding(self, texts: float) -> None:
-        # Looked up each time: who is told may be decided after the encoder was loaded.
+        # Read at each call: the observer may be set after the encoder was loaded.
         self._observer.batch(texts)
 
     def _count(self, hits: int, misses: int) -> None:

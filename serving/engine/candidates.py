@@ -1,51 +1,93 @@
-"""Where the candidates of a search come from: from vectors, from words, or from both.
+"""Candidates of queries: rows ranked by vector, by words, or by both fused.
 
-A source is asked for the best `wanted` rows of some of the queries. What comes back is ordered by score and then by
-id, and is shorter than `wanted` only if there are no more.
+Shapes: Q queries, M candidates asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 
-from scannery.serving.engine.fusion import fuse, fusion_depth
+from scannery.runtime.deadline import Deadline
+from scannery.serving.engine.hybrid import fuse, fusion_depth
 from scannery.serving.engine.lexical import LexicalSearch
-from scannery.serving.engine.top_k import Ranking
-from scannery.serving.request.options import Fusion
+from scannery.serving.engine.prepared_search import PreparedSearch
+from scannery.serving.engine.query_vectors import query_vectors
+from scannery.serving.engine.top_k import Ranking, merge
+from scannery.serving.request.query import Query
 from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.telemetry.query_stats import QueryStats
 
-__all__ = ["Source", "hybrid_source", "lexical_source"]
-
-Source: TypeAlias = Callable[[np.ndarray, int], list[Ranking]]
-"""From numbers of queries (int64) and the rows wanted to a ranking for each of them."""
+__all__ = ["Candidates"]
 
 
-def lexical_source(
-    words: LexicalSearch, allowed: Sequence[tuple[int, np.ndarray | None]], check: Callable[[], None]
-) -> Source:
-    """Return the source of rows by their words; `check` is called before each query and raises when time is up."""
+class Candidates:
+    """The candidates of some queries with equal options, in the mode of these."""
 
-    def source(queries: np.ndarray, wanted: int) -> list[Ranking]:
-        rankings = []
-        for query in queries.tolist():
-            check()
-            rankings.append(words.best(query, allowed, wanted))
-        return rankings
+    def __init__(
+        self,
+        prepared: PreparedSearch,
+        snapshot: Snapshot,
+        queries: Sequence[Query],
+        deadline: Deadline,
+        *,
+        paths: Sequence[str],
+        stats: QueryStats,
+    ) -> None:
+        """Encode the queries and apply the filter; the arguments and errors are those of `search`."""
+        self._options, self._snapshot, self._deadline = prepared.options, snapshot, deadline
+        self._paths, self._stats = paths, stats
+        mode = prepared.options.mode
+        with stats.stage("encode"):
+            if mode != "dense":
+                self._words = LexicalSearch(snapshot, queries, mode, paths=paths)
+            if mode != "lexical":
+                self._vectors_QD = query_vectors(snapshot, queries, mode, deadline, paths=paths)
+        deadline.check()
+        with stats.stage("filter"):
+            self._searches = prepared.segments(snapshot)
+        self.total = sum(each.rows for each in self._searches)
+        """Rows that the filter allows."""
+        if mode == "lexical":
+            for each in self._searches:
+                stats.add_words(each.number, each.rows, paths)
 
-    return source
+    def best(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
+        """Return the best `wanted` rows of queries, by score and then by id; fewer only if there are no more.
 
+        Args:
+            queries: their numbers, int64.
+            wanted: rows for each.
 
-def hybrid_source(dense: Source, lexical: Source, fusion: Fusion, snapshot: Snapshot) -> Source:
-    """Return the source of rows that either side found, fused."""
-
-    def source(queries: np.ndarray, wanted: int) -> list[Ranking]:
+        """
+        if self._options.mode == "dense":
+            return self._by_vector(queries, wanted)
+        if self._options.mode == "lexical":
+            return self._by_words(queries, wanted)
         depth = fusion_depth(wanted)
+        pairs = zip(self._by_vector(queries, depth), self._by_words(queries, depth), strict=True)
         return [
-            fuse(one, other, fusion, snapshot.segments)
-            for one, other in zip(dense(queries, depth), lexical(queries, depth), strict=True)
+            fuse(dense, lexical, self._options.fusion, self._snapshot.segments) for dense, lexical in pairs
         ]
 
-    return source
+    def _by_vector(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
+        vectors_QD, paths = self._vectors_QD, self._paths
+        if len(queries) < len(vectors_QD):
+            vectors_QD, paths = vectors_QD[queries], [paths[number] for number in queries.tolist()]
+        found = []
+        for each in self._searches:
+            self._deadline.check()
+            found.append((each.number, *each.search(vectors_QD, wanted, self._stats, paths)))
+        self._deadline.check()
+        return merge(found, len(vectors_QD), wanted, self._snapshot.segments)
+
+    def _by_words(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
+        allowed = [
+            (each.number, None if each.allowed is None else each.allowed.mask_N) for each in self._searches
+        ]
+        rankings = []
+        for query in queries.tolist():
+            self._deadline.check()
+            rankings.append(self._words.best(query, allowed, wanted))
+        return rankings

@@ -1,4 +1,4 @@
-"""Crowding: at most so many hits per group."""
+"""Crowding: a limit on the hits of each group."""
 
 from __future__ import annotations
 

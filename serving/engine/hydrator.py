@@ -1,4 +1,4 @@
-"""From rows to messages: what an answer carries of a datapoint, in the wire format from the start.
+"""From rows to the fields of an answer, written in the wire format without messages.
 
 Shapes: Q queries, H hits of all of them, C columns, S scores of a hit, N rows of a segment.
 """
@@ -46,11 +46,11 @@ _OFFSETS = ("text_start", "text_end", "time_start_s", "time_end_s")
 _NO_VECTORS = np.zeros((0, 0), np.uint8)
 _NOTHING = np.zeros(0, np.uint8)
 SPARE_BYTES = 4096
-"""Room for hits that are larger than those before."""
+"""Added to the room for hits, which may be larger than those before."""
 MOST_GUESSED_BYTES = 16 << 20
-"""Room that is made before it is known to be needed: the hits before may have been far larger."""
+"""Allocated at most before the size of the hits is known: the hits before may have been far larger."""
 MAX_ANSWER_BYTES = 256 << 20
-"""Of the hits of one answer: a hundred thousand that each carry a text of 1 MiB would take all memory that there is."""
+"""Of the hits of one answer: 100,000 hits with a text of 1 MiB each would take all memory."""
 _NO_VECTORS.setflags(write=False)  # as those of a segment: each kind of array is compiled for apart
 
 
@@ -95,7 +95,7 @@ class Hydrator:
         self._group_by = group_by
         self._layouts: dict[int, _Layout] = {}
         self._hit_bytes = 0
-        """What each of the last hits took, in the mean."""
+        """Mean size of the hits of the latest answer."""
 
     def hits(self, rankings: Sequence[Ranking]) -> Written:
         """Return the hits of each query."""
@@ -107,7 +107,7 @@ class Hydrator:
         return Written(data_B, _bounds(data_B, starts_H, ends_Q))
 
     def block(self, number: int, rows_QK: np.ndarray, scores_QK: np.ndarray) -> Written:
-        """Return the hits of each query, all of them of one segment, and so many for each: cheaper than rankings."""
+        """Return the hits of each query: K rows of one segment, int64 and float32 (Q, K). Cheaper than rankings."""
         queries, k = rows_QK.shape
         data_B, starts_H = self._put_one(number, rows_QK.reshape(-1), scores_QK.reshape(1, -1))
         if queries == 1:
@@ -196,7 +196,7 @@ class Hydrator:
 
 
 def warm_up(segments: Sequence[Segment], spec: IndexSpec) -> None:
-    """Compile the kernels of every query, or load them from numba's cache: none should wait for that."""
+    """Compile the kernels that every query needs, or load them from numba's cache, before the first query."""
     nothing = Fields(title=False, text=False, payload=False, offsets=False, attributes=(), vector=False)
     if segments and segments[0].rows:
         with COMPILING:

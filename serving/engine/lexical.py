@@ -1,7 +1,7 @@
-"""The lexical side of a search: the best rows of a snapshot by BM25, or by sparse vectors that users brought.
+"""Lexical search: the best rows of a snapshot by BM25, or by sparse vectors that users brought.
 
 Statistics are those of all live rows of the snapshot, without the filter, so that a score does not depend on how the
-index is sharded, nor on what was deleted, nor on what is asked besides.
+index is sharded, on deleted rows, or on other queries.
 
 Shapes: M rows that match, T terms.
 """
@@ -25,7 +25,7 @@ from scannery.indexer import (
     score_sparse,
 )
 from scannery.runtime.errors import InvalidRequestError, LexicalUnavailableError
-from scannery.serving.engine.blending import members_of
+from scannery.serving.engine.query_vectors import members_of
 from scannery.serving.engine.top_k import EMPTY, Ranking, best
 from scannery.serving.request.query import ById, ByText, Query, Single, WithSparse
 from scannery.serving.snapshot.snapshot import Snapshot
@@ -62,7 +62,7 @@ class LexicalSearch:
                 )
 
     def best(self, query: int, allowed: Sequence[tuple[int, np.ndarray | None]], most: int) -> Ranking:
-        """Return the best rows for a query, at most `most`, by score and then by id; rows without its words never.
+        """Return the best rows for a query, at most `most`, by score and then by id, of those with any of its words.
 
         Args:
             query: its number.

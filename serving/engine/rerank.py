@@ -1,4 +1,4 @@
-"""Reranking: a cross-encoder looks at the first hits again, and they are ordered by what it says.
+"""Reranking: the first hits are ordered by the scores of a cross-encoder.
 
 Shapes: H hits of one query.
 """
@@ -19,7 +19,7 @@ from scannery.serving.scheduling.affinity import on_all_cores
 __all__ = ["reranked", "texts_of"]
 
 BATCH_TEXTS = 16
-"""Scored between two looks at the clock."""
+"""Scored between two checks of the deadline."""
 
 
 def reranked(
@@ -34,9 +34,9 @@ def reranked(
 
     Args:
         ranking: the hits in their first order.
-        texts: of the first of them; those without a text (None) are not scored.
-        score: returns the scores of some texts.
-        rerank: with the time that there is.
+        texts: of the first hits; hits without a text (None) are not scored.
+        score: returns the scores of texts.
+        rerank: with the time budget.
         deadline: of the request; checked between batches.
         clock: in seconds.
 
@@ -47,7 +47,7 @@ def reranked(
     budget_s = np.inf if rerank.time_budget_s is None else rerank.time_budget_s
     for start in range(0, len(scorable), BATCH_TEXTS):
         begun = clock()
-        # What would be late is not begun.
+        # A batch that would exceed the budget is not begun.
         if begun - started + longest_s > budget_s:
             break
         deadline.check()
@@ -55,7 +55,7 @@ def reranked(
         with on_all_cores():
             scores_H[batch] = score([texts[position] or "" for position in batch])
         longest_s = max(longest_s, clock() - begun)
-    # NaN sorts last, and the sort is stable: what was not scored keeps its order.
+    # NaN sorts last, and the sort is stable: hits that were not scored keep their order.
     order_H = np.argsort(-scores_H, kind="stable")
     return Ranking(
         ranking.segments, ranking.rows, ranking.scores, ranking.dense, ranking.lexical, scores_H
@@ -63,7 +63,7 @@ def reranked(
 
 
 def texts_of(ranking: Ranking, segments: Sequence[Segment]) -> list[str | None]:
-    """Return the title and text of each hit, of transcripts only what is spoken; None where there is neither."""
+    """Return the title and text of each hit, of transcripts only the spoken text; None where there is neither."""
     texts: list[str | None] = [None] * len(ranking)
     for number in np.unique(ranking.segments).tolist():
         positions = np.flatnonzero(ranking.segments == number)

@@ -27,11 +27,11 @@ class Ranking:
     scores: np.ndarray
     """float32 (H,), descending."""
     dense: np.ndarray | None = None
-    """Hybrid search: the score by vector, NaN where that side did not find the row."""
+    """Hybrid search: the score by vector, NaN where the dense ranking has no such row."""
     lexical: np.ndarray | None = None
-    """Hybrid search: the score by words, NaN where that side did not find the row."""
+    """Hybrid search: the score by words, NaN where the lexical ranking has no such row."""
     rerank: np.ndarray | None = None
-    """The cross-encoder's score, NaN for rows that it did not look at."""
+    """The cross-encoder's score, NaN for rows that it did not score."""
 
     PARTS: ClassVar = ("segments", "rows", "scores", "dense", "lexical", "rerank")
 
@@ -76,14 +76,14 @@ def best(
     rows = np.concatenate([rows for _, rows, _ in found] or [EMPTY.rows])
     scores = np.concatenate([scores for _, _, scores in found] or [EMPTY.scores])
     if len(scores) > most:
-        # With all that equal the last one: which of them stay, their ids say.
+        # With all scores that equal the last one: ids decide which of these rows stay.
         kept = scores >= np.partition(scores, len(scores) - most)[len(scores) - most]
         numbers, rows, scores = numbers[kept], rows[kept], scores[kept]
     return by_score_and_id(Ranking(numbers, rows, scores), segments).at(slice(0, most))
 
 
 def by_score_and_id(ranking: Ranking, segments: Sequence[Segment]) -> Ranking:
-    """Return the same rows in order, whatever order they are in."""
+    """Return the same rows by score and then by id."""
     ranks = np.empty(len(ranking), np.int64)
     numbers = np.unique(ranking.segments).tolist()
     for number in numbers:
@@ -143,7 +143,7 @@ def _ranking(
     order = order_S[rows_S[order_S] >= 0]
     scores = scores_S[order]
     if len(order) > most:
-        # With all that equal the last one: which of them stay, their ids say.
+        # With all scores that equal the last one: ids decide which of these rows stay.
         order = order[: np.searchsorted(-scores, -scores[most - 1], side="right")] if most else order[:0]
     ranking = Ranking(numbers_S[order], rows_S[order], scores_S[order])
     return _by_id_where_equal(ranking, segments).within(0, most)
@@ -154,7 +154,7 @@ def _by_id_where_equal(ranking: Ranking, segments: Sequence[Segment]) -> Ranking
     equal = ranking.scores[1:] == ranking.scores[:-1]
     if not equal.any():
         return ranking
-    # Only what has an equal beside it needs its id looked at.
+    # Ids are read only of rows with an equal score beside them.
     tied = np.flatnonzero(np.concatenate([equal, [False]]) | np.concatenate([[False], equal]))
     ids = _ids(ranking.at(tied), segments)
     scores = ranking.scores[tied].tolist()

@@ -24,7 +24,7 @@ from scannery.runtime.errors import (
 )
 from scannery.serving.config import ListenConfig
 from scannery.serving.contract import SEARCH_SERVICE
-from scannery.serving.engine.fast_path import FastQuery, answers_of
+from scannery.serving.engine.search import PreparedQuery, answers_of
 from scannery.serving.native import frames
 from scannery.serving.native.connection import Connection
 from scannery.serving.native.frames import BrokenFrameError, Frame
@@ -34,10 +34,9 @@ from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.registry import MethodRegistry
-from scannery.serving.services.search import MAX_TOGETHER
+from scannery.serving.services.search import MAX_COALESCED
 from scannery.serving.status import status_of
 from scannery.serving.telemetry import tracing
-from scannery.serving.telemetry.query_stats import noting
 from scannery.serving.transport.lifecycle import (
     ActiveRequest,
     RequestLifecycle,
@@ -117,7 +116,7 @@ class NativeAnswers:
     def __call__(self, asked: Sequence[tuple[Connection, Frame]]) -> None:
         """Answer frames, or have them answered."""
         # Of one batch: the same snapshot and options.
-        batches: dict[int, list[tuple[_Call, SearchRequest, FastQuery]]] = {}
+        batches: dict[int, list[tuple[_Call, SearchRequest, PreparedQuery]]] = {}
         for connection, frame in asked:
             try:
                 self._take_on(connection, frame, batches)
@@ -128,14 +127,14 @@ class NativeAnswers:
         for batch in batches.values():
             for call, _, _ in batch:
                 call.asked.ticket.in_flight = in_flight
-            for start in range(0, len(batch), MAX_TOGETHER):
-                self._answer_ready(batch[start : start + MAX_TOGETHER])
+            for start in range(0, len(batch), MAX_COALESCED):
+                self._answer_ready(batch[start : start + MAX_COALESCED])
 
     def _take_on(
         self,
         connection: Connection,
         frame: Frame,
-        batches: dict[int, list[tuple[_Call, SearchRequest, FastQuery]]],
+        batches: dict[int, list[tuple[_Call, SearchRequest, PreparedQuery]]],
     ) -> None:
         if connection.metadata is None:
             self([(connection, more) for more in self._greet(connection, frame)])
@@ -150,7 +149,7 @@ class NativeAnswers:
                 request = decoded(SearchRequest, frame.body)
                 call.asked.index, call.asked.size = request.index, len(frame.body)
                 check_visible(request.index)
-                ready = self._service.ready(request)
+                ready = self._service.ready(request, call.asked.stats)
             except Exception as error:  # noqa: BLE001  the table knows every one
                 self._answering.ended(call.asked, call.fail(error))
                 return
@@ -176,8 +175,7 @@ class NativeAnswers:
         deadline = Deadline.after(min(frame.timeout_s, self._config.max_request_s))
         return _Call(connection, frame.call, ActiveRequest(path, ticket), deadline)
 
-    def _answer_ready(self, batch: Sequence[tuple[_Call, SearchRequest, FastQuery]]) -> None:
-        note = noting()
+    def _answer_ready(self, batch: Sequence[tuple[_Call, SearchRequest, PreparedQuery]]) -> None:
         try:
             # Of the last of them: each is answered whose caller still waits.
             deadline = max((call.deadline for call, _, _ in batch), key=lambda each: each.at_s)
@@ -187,14 +185,12 @@ class NativeAnswers:
                 self._answering.ended(call.asked, call.fail(error))
             return
         for (call, request, _), response in zip(batch, answers, strict=True):
-            call.asked.note = note
             call.answer(response)
             self._answering.answered(call.asked, request)
             self._answering.ended(call.asked, StatusCode.OK)
 
     def _answer(self, call: _Call, data: bytes) -> None:
         """Answer in a thread of its own."""
-        call.asked.note = noting()
         path = call.asked.path
         with tracing.request(path, lambda: call.connection.metadata):
             code = StatusCode.OK

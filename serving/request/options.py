@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal, TypeAlias
 
 from scannery.indexer import IndexSpec, Manifest, SearchSettings
@@ -15,6 +16,7 @@ from scannery.serving.request.filter import Node, parse_filter, unknown_name
 from scannery.v1 import search_pb2 as pb
 
 __all__ = [
+    "CostClass",
     "Fields",
     "Fusion",
     "Knobs",
@@ -92,6 +94,17 @@ class Knobs:
 _TUNED = Knobs()
 
 
+class CostClass(Enum):
+    """What a search costs, as far as its options tell."""
+
+    INDEXED = "indexed"
+    """By vector with the tuned plan: about as little as any search."""
+    SCANNED = "scanned"
+    """By vector, with a filter or exact: perhaps a scan, which INDEXED searches must not wait for."""
+    STAGED = "staged"
+    """With further stages: by words, reranked, or explained."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Validated options of a search."""
@@ -112,27 +125,20 @@ class Options:
     rerank: Rerank | None = None
 
     @property
-    def plain(self) -> bool:
-        """Whether one query takes about as little as any other: vectors, by the index's own plan.
-
-        What scans (filters, exact searches, of which some run in the background) must not be waited for by these.
-        """
-        simple = self.mode == "dense" and self.where is None and not self.exact
-        return simple and self.rerank is None and not self.explain
-
-    @property
-    def one_look(self) -> bool:
-        """Whether the rows with the best scores by vector are the answer, and nobody asks how they were found."""
-        return self.mode == "dense" and self.drops_nothing and self.rerank is None and not self.explain
+    def cost_class(self) -> CostClass:
+        """What a search with these costs, as far as they tell."""
+        if self.mode != "dense" or self.rerank is not None or self.explain:
+            return CostClass.STAGED
+        return CostClass.INDEXED if self.where is None and not self.exact else CostClass.SCANNED
 
     @property
     def drops_nothing(self) -> bool:
-        """Whether all candidates are hits, except what a query names itself."""
+        """Whether all candidates are hits, except datapoints that a query names by id."""
         return self.max_per_group is None and self.min_score == -math.inf
 
     @property
     def deepest(self) -> int:
-        """Hits of a query that have to be found to answer it."""
+        """Hits that a search has to find for each query."""
         return max(self.k + self.offset, self.rerank.candidates if self.rerank else 0)
 
 

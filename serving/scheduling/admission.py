@@ -1,10 +1,10 @@
-"""Which requests are taken on, and which are refused at once because they could only be answered late.
+"""Admission control: which requests are accepted, and which are refused at once because they would be answered late.
 
 A limit on the requests in flight (being worked on or waiting) adapts to what the machine can do: it shrinks while
 requests take much longer than they do on an idle server, and grows while they do not and it is being reached
 (additive increase, multiplicative decrease on the latency ratio, after Netflix's `concurrency-limits`). Within the
 limit, a client may hold no more than its fair share as soon as others are there; of its share, a batch takes as much as
-its queries would have taken one by one. Whoever would not wait for long is let in above the limit, too.
+its queries would have taken one by one. Requests with a short expected wait are let in above the limit.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Admission", "Ticket", "with_reserve"]
 
-# Requests that take so many times as long as on an idle server wait more than they work.
+# Requests that take this many times as long as on an idle server wait more than they work.
 TOLERANCE = 2.0
 WINDOW = 32
-"""Requests between two looks at the limit."""
+"""Requests between two adaptations of the limit."""
 SHRINK = 0.5
-"""At most to this share with one look: as late as answers are, so many too many were let in."""
+"""Smallest factor of one adaptation (multiplicative decrease)."""
 PATIENCE_S = 0.015
-"""A request that is expected to be answered within so long is never refused: to refuse it would gain nothing."""
+"""A request that is expected to be answered within this time is never refused: to refuse it would gain nothing."""
 # Room above the limit for clients that hold less than their share, so that one cannot shut out the rest.
 RESERVE = 0.25
 MIN_RETRY_S, MAX_RETRY_S = 0.02, 5.0
@@ -37,12 +37,12 @@ _MAX_KINDS = 1024
 
 
 def with_reserve(most: float) -> int:
-    """Return how many requests there may be where `most` are, with those of clients that hold less than their share."""
+    """Return `most` requests plus the reserve for clients that hold less than their share."""
     return int(most * (1 + RESERVE))
 
 
 class Ticket:
-    """A request that was taken on. Given back when it is answered; forgotten, it gives itself back."""
+    """An accepted request. It leaves when it is answered, or when the ticket is garbage-collected."""
 
     __slots__ = ("_admission", "client", "in_flight", "weight")
 
@@ -55,12 +55,12 @@ class Ticket:
         """Of its client's share."""
 
     def weigh(self, queries: int) -> None:
-        """Say how many queries it has: so much of its client's share it takes."""
+        """Set its weight in its client's share to the number of its queries."""
         if self._admission is not None and queries > self.weight:
             self._admission._weigh(self, queries)
 
     def leave(self) -> None:
-        """Give it back; a second time is nothing."""
+        """End the request; a second call does nothing."""
         admission, self._admission = self._admission, None
         if admission is not None:
             admission._leave(self.client, self.weight)
@@ -98,7 +98,7 @@ class Admission:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were taken on and not yet answered."""
+        """Requests accepted and not yet answered."""
         return self._in_flight
 
     def enter(self, client: str) -> Ticket:

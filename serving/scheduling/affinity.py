@@ -18,12 +18,12 @@ _ALL = os.sched_getaffinity(0)
 
 
 def own_core(number: int, workers: int) -> int | None:
-    """Return the core of a worker by its number; None unless there are workers for all of them."""
+    """Return the core of a worker by its number; None if there are fewer workers than cores."""
     return sorted(_ALL)[number % len(_ALL)] if workers >= len(_ALL) > 1 else None
 
 
 def on_core(core: int | None, work: Callable[[], None]) -> None:
-    """Do the work so that the threads that it starts, and those that they start, keep to a core; None: to none."""
+    """Run `work` with its threads, and those that they start, bound to a core; None: unbound."""
     if core is None:
         work()
         return
@@ -31,7 +31,7 @@ def on_core(core: int | None, work: Callable[[], None]) -> None:
 
     def bound() -> None:
         try:
-            # Not allowed, or not there any more: then without.
+            # The core may be forbidden, or offline: then the threads stay unbound.
             with suppress(OSError):
                 os.sched_setaffinity(0, {core})
             work()

@@ -1,8 +1,8 @@
-"""Requests that arrive while others are being answered, answered together.
+"""Concurrent items of work, done in batches by their callers (leader and followers).
 
-A few are answered at once, each as it comes. Those that come meanwhile wait; the first of them goes on when one ends,
-and takes all the others along that ask in the same way. So nothing waits for company, and batches grow with the load.
-In a batch, the memory that a search reads and the Python around it are paid once.
+Up to `concurrency` callers work at once, each on its own item. Further callers wait; when a batch ends, the first
+waiter becomes a leader and takes the waiting items with the same key into its batch. So an item that comes alone waits
+for nothing, batches grow with the load, and no thread is switched to for a single item.
 """
 
 from __future__ import annotations
@@ -18,141 +18,162 @@ from scannery.serving.scheduling.permits import CallerGoneError, current_permit,
 
 __all__ = ["Coalescer"]
 
-AskedT = TypeVar("AskedT")
-AnswerT = TypeVar("AnswerT")
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 
-class _Waiter(Generic[AskedT, AnswerT]):
-    """A request that waits until it is answered with others, or has to answer them."""
+class _Waiter(Generic[ItemT, ResultT]):
+    """An item that waits, and what becomes of it."""
 
-    __slots__ = ("answers", "asked", "deadline", "gone", "key", "leads", "ready", "wanted")
+    __slots__ = ("deadline", "error", "item", "key", "leads", "result", "wake", "wanted", "weight")
 
-    def __init__(self, key: tuple[object, ...], asked: AskedT, deadline: Deadline) -> None:
-        self.key, self.asked, self.deadline = key, asked, deadline
+    def __init__(self, key: object, item: ItemT, deadline: Deadline, weight: int) -> None:
+        self.key, self.item, self.deadline, self.weight = key, item, deadline, weight
         self.wanted = still_wanted()
-        self.leads = self.gone = False
-        self.answers: list[AnswerT] = []
-        """The answer, if there is one; none: the batch failed."""
-        self.ready = threading.Lock()
-        self.ready.acquire()
+        self.leads = False
+        self.result: tuple[ResultT] | None = None
+        self.error: Exception | None = None
+        self.wake = threading.Lock()
+        self.wake.acquire()
 
 
-class Coalescer(Generic[AskedT, AnswerT]):
-    """Answers requests, several at once where they come faster than they are answered. For use by several threads."""
+class Coalescer(Generic[ItemT, ResultT]):
+    """Runs work on items in batches. Safe to use from several threads."""
 
-    def __init__(self, *, at_once: int, largest: int) -> None:
-        """Take how many batches are answered at once, and how many requests a batch has at most."""
-        self._at_once, self._largest = at_once, largest
-        self._lock = threading.Lock()
-        self._running = 0
-        self._waiting: deque[_Waiter[AskedT, AnswerT]] = deque()
-
-    def answer(
-        self,
-        key: tuple[object, ...],
-        asked: AskedT,
-        deadline: Deadline,
-        answered: Callable[[Sequence[AskedT], Deadline], Sequence[AnswerT]],
-    ) -> AnswerT:
-        """Return what `answered` gives for a request.
+    def __init__(self, *, concurrency: int, max_weight: int) -> None:
+        """Start without work.
 
         Args:
-            key: only requests with the same are answered together: the same objects.
-            asked: the request.
-            deadline: of the request; that of a batch is the last of all in it.
-            answered: answers requests; called in the thread of one of them, without locks.
+            concurrency: batches that run at once.
+            max_weight: of the items of a batch of several.
+
+        """
+        self._concurrency, self._max_weight = concurrency, max_weight
+        self._lock = threading.Lock()
+        self._running = 0
+        self._waiting: deque[_Waiter[ItemT, ResultT]] = deque()
+
+    def run(
+        self,
+        key: object,
+        item: ItemT,
+        deadline: Deadline,
+        work: Callable[[Sequence[ItemT], Deadline], Sequence[ResultT]],
+        *,
+        weight: int = 1,
+    ) -> ResultT:
+        """Return the result of `work` for an item. While the item waits, its request holds no permit.
+
+        Args:
+            key: items of a batch have the identical key.
+            item: the item.
+            deadline: of the item; that of a batch is the latest of its items.
+            work: returns a result for each item of a batch; called without locks in the thread of one of the callers.
+            weight: of the item.
 
         Raises:
-            DeadlineError: the deadline passed while the request waited.
-            GoneError: its caller hung up.
-            Exception: what `answered` raises for this request alone.
+            DeadlineError: the deadline passed while the item waited.
+            CallerGoneError: the caller hung up while the item waited.
+            Exception: what `work` raises for this item alone.
 
         """
         with self._lock:
-            alone = self._running < self._at_once
-            if alone:
-                self._running += 1
-            else:
-                waiter: _Waiter[AskedT, AnswerT] = _Waiter(key, asked, deadline)
+            waits = self._running >= self._concurrency
+            if waits:
+                waiter: _Waiter[ItemT, ResultT] = _Waiter(key, item, deadline, weight)
                 self._waiting.append(waiter)
-        if alone:
+            else:
+                self._running += 1
+        if not waits:
             try:
-                return answered([asked], deadline)[0]
+                return work([item], deadline)[0]
             finally:
-                self._hand_on()
-        self._await(waiter)
-        if waiter.gone:
-            raise CallerGoneError
+                self._release()
+        self._wait(waiter)
         if waiter.leads:
-            return self._lead(waiter, answered)
-        # What a batch failed with may be the fault of another.
-        return waiter.answers[0] if waiter.answers else answered([asked], deadline)[0]
+            self._lead(waiter, work)
+        if waiter.result is not None:
+            return waiter.result[0]
+        raise waiter.error or RuntimeError("the thread that worked on the batch was ended")
 
-    def _await(self, waiter: _Waiter[AskedT, AnswerT]) -> None:
-        if turn := current_permit():
-            turn.pause()
-        if waiter.ready.acquire(timeout=min(waiter.deadline.remaining_s, threading.TIMEOUT_MAX)):
+    def _wait(self, waiter: _Waiter[ItemT, ResultT]) -> None:
+        if permit := current_permit():
+            permit.pause()
+        if waiter.wake.acquire(timeout=min(waiter.deadline.remaining_s, threading.TIMEOUT_MAX)):
             return
         with self._lock:
             leads = waiter.leads
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
         if leads:
-            self._hand_on()
+            self._release()
         raise DeadlineError("the deadline passed while the request waited for its turn")
 
     def _lead(
         self,
-        waiter: _Waiter[AskedT, AnswerT],
-        answered: Callable[[Sequence[AskedT], Deadline], Sequence[AnswerT]],
-    ) -> AnswerT:
-        followers = self._taken(waiter.key)
-        deadline = max((waiter.deadline, *(each.deadline for each in followers)), key=lambda each: each.at_s)
+        leader: _Waiter[ItemT, ResultT],
+        work: Callable[[Sequence[ItemT], Deadline], Sequence[ResultT]],
+    ) -> None:
+        """Work on a batch, and wake its followers."""
+        followers = self._followers(leader)
         try:
-            answers = answered([waiter.asked, *(each.asked for each in followers)], deadline)
-            for follower, answer in zip(followers, answers[1:], strict=True):
-                follower.answers.append(answer)
-            return answers[0]
-        except Exception:
-            if not followers:
-                raise
-            return answered([waiter.asked], waiter.deadline)[0]
+            _work([leader, *followers], work)
         finally:
-            self._hand_on()
+            self._release()
             for follower in followers:
-                follower.ready.release()
+                follower.wake.release()
 
-    def _taken(self, key: tuple[object, ...]) -> list[_Waiter[AskedT, AnswerT]]:
-        """Return those that wait with the key, and wait no longer."""
-        taken: list[_Waiter[AskedT, AnswerT]] = []
+    def _followers(self, leader: _Waiter[ItemT, ResultT]) -> list[_Waiter[ItemT, ResultT]]:
+        """Take the waiters with the leader's key, in their order, as far as the weight allows."""
+        taken: list[_Waiter[ItemT, ResultT]] = []
+        weight = leader.weight
         with self._lock:
             for _ in range(len(self._waiting)):
                 waiter = self._waiting.popleft()
                 if _dropped(waiter):
                     continue
-                same = all(one is two for one, two in zip(key, waiter.key, strict=True))
-                if same and len(taken) < self._largest - 1:
+                if waiter.key is leader.key and weight + waiter.weight <= self._max_weight:
+                    weight += waiter.weight
                     taken.append(waiter)
                 else:
                     self._waiting.append(waiter)
         return taken
 
-    def _hand_on(self) -> None:
-        """Let the first that waits go on; nobody waits: one less is answered."""
+    def _release(self) -> None:
+        """Wake the first waiter as a leader, or end with one batch less."""
         with self._lock:
             while self._waiting:
                 first = self._waiting.popleft()
                 if not _dropped(first):
                     first.leads = True
-                    first.ready.release()
+                    first.wake.release()
                     return
             self._running -= 1
 
 
-def _dropped(waiter: _Waiter[AskedT, AnswerT]) -> bool:
-    """Let a request go whose caller hung up."""
+def _work(
+    batch: Sequence[_Waiter[ItemT, ResultT]],
+    work: Callable[[Sequence[ItemT], Deadline], Sequence[ResultT]],
+) -> None:
+    """Set the result or the error of each item."""
+    try:
+        deadline = max((each.deadline for each in batch), key=lambda each: each.at_s)
+        results = work([each.item for each in batch], deadline)
+        for each, result in zip(batch, results, strict=True):
+            each.result = (result,)
+    except Exception as error:  # noqa: BLE001  raised by the caller of the item
+        if len(batch) == 1:
+            batch[0].error = error
+            return
+        # One item may be at fault: each one by itself tells which.
+        for each in batch:
+            _work([each], work)
+
+
+def _dropped(waiter: _Waiter[ItemT, ResultT]) -> bool:
+    """Return whether the caller of an item hung up; if so, wake it."""
     if waiter.wanted():
         return False
-    waiter.gone = True
-    waiter.ready.release()
+    waiter.error = CallerGoneError()
+    waiter.wake.release()
     return True

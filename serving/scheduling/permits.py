@@ -1,4 +1,4 @@
-"""The right to work: as many requests have it at once as a process has threads for."""
+"""Permits that bound how many requests run at once."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ __all__ = ["CallerGoneError", "Permit", "current_permit", "still_wanted", "waiti
 
 
 class CallerGoneError(Exception):
-    """Nobody waits for the answer any more: the caller hung up."""
+    """The caller hung up."""
 
 
 class Permit:
-    """A turn, awaited no longer than the deadline. A context manager, which raises GoneError if the caller is gone."""
+    """The permit of a request: a context that waits for it, and raises CallerGoneError if the caller hung up."""
 
-    __slots__ = ("_held", "_token", "_turns", "deadline", "on_end", "wanted")
+    __slots__ = ("_held", "_permits", "_token", "deadline", "on_end", "wanted")
 
     def __init__(
         self,
-        turns: threading.Semaphore,
+        permits: threading.Semaphore,
         deadline: Deadline,
         wanted: Callable[[], bool],
         on_end: Callable[[Callable[[], None]], bool] | None = None,
     ) -> None:
-        self._turns = turns
+        """Take no permit yet.
+
+        Args:
+            permits: those of the process.
+            deadline: of the request; ends the wait.
+            wanted: returns whether the caller still waits for the answer.
+            on_end: registers a callback for the end of the call, answered or not; False: the call has ended already.
+
+        """
+        self._permits = permits
         self._held = False
-        self.deadline = deadline
-        """Of the request."""
-        self.wanted = wanted
-        """Whether somebody still waits for the answer."""
-        self.on_end = on_end
-        """Registers what is called when the call ends, however it does; False: it has ended already."""
+        self.deadline, self.wanted, self.on_end = deadline, wanted, on_end
 
     def __enter__(self) -> None:
         with span("scannery.queue"):
@@ -52,49 +56,49 @@ class Permit:
         self.pause()
 
     def pause(self) -> None:
-        """Let another request work while this one waits for something, or has next to nothing left to do."""
+        """Release the permit while the request waits, or has next to nothing left to do."""
         if self._held:
             self._held = False
-            self._turns.release()
+            self._permits.release()
 
     def resume(self) -> None:
-        """Go on."""
-        if not self._turns.acquire(timeout=min(self.deadline.remaining_s, threading.TIMEOUT_MAX)):
+        """Take the permit again; DeadlineError if that takes too long."""
+        if not self._permits.acquire(timeout=min(self.deadline.remaining_s, threading.TIMEOUT_MAX)):
             raise DeadlineError("the deadline passed while the request waited for its turn")
         self._held = True
 
     def insist(self) -> None:
-        """Go on, however late it is."""
-        self._turns.acquire()
+        """Take the permit again, without a deadline."""
+        self._permits.acquire()
         self._held = True
 
 
-_CURRENT: ContextVar[Permit | None] = ContextVar("scannery_turn", default=None)
+_CURRENT: ContextVar[Permit | None] = ContextVar("scannery_permit", default=None)
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Give the turn of the current request back for a while, if it has one."""
-    turn = _CURRENT.get()
-    if turn is None:
+    """Release the permit of the current request, if it has one, inside the context."""
+    permit = _CURRENT.get()
+    if permit is None:
         yield
         return
-    turn.pause()
+    permit.pause()
     try:
         yield
     finally:
-        turn.insist()
+        permit.insist()
 
 
 def current_permit() -> Permit | None:
-    """Return the turn of the current request; None outside of one."""
+    """Return the permit of the current request; None outside of one."""
     return _CURRENT.get()
 
 
 def still_wanted() -> Callable[[], bool]:
-    """Return what tells whether somebody waits for the answer to the current request."""
-    turn = _CURRENT.get()
-    return turn.wanted if turn else _always
+    """Return the function that tells whether the caller of the current request still waits."""
+    permit = _CURRENT.get()
+    return permit.wanted if permit else _always
 
 
 def _always() -> bool:

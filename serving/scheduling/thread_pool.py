@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Call:
-    """One call: as much of a future as gRPC asks for."""
+    """One call: the part of a future that gRPC uses."""
 
     __slots__ = ("_callbacks", "_ended", "_lock", "arguments", "work")
 
@@ -39,7 +39,7 @@ class _Call:
     def run(self) -> None:
         try:
             self.work(*self.arguments)
-        except BaseException:  # noqa: BLE001  whatever it is, the next call needs the thread
+        except BaseException:  # noqa: BLE001  the thread serves further calls
             _LOG.exception("a call ended its thread's work")
         with self._lock:
             self._ended = True
@@ -58,7 +58,7 @@ class _Thread:
 
 
 class CallThreads:
-    """At most so many threads, made when they are needed. Calls that find none free wait in their order."""
+    """A pool of threads, started when they are needed. Calls beyond its size wait in their order."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
@@ -73,7 +73,7 @@ class CallThreads:
         call = _Call(work, arguments)
         with self._lock:
             if self._closed:
-                raise RuntimeError("there are no threads any more")
+                raise RuntimeError("the thread pool is closed")
             if self._idle:
                 thread = self._idle.pop()
                 thread.call = call
@@ -93,7 +93,7 @@ class CallThreads:
         return call
 
     def close(self) -> None:
-        """Take no more calls, and let each thread end when it has nothing to do."""
+        """Refuse further calls, and end each thread when it is idle."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -104,14 +104,14 @@ class CallThreads:
     def _run(self, thread: _Thread) -> None:
         while (call := thread.call) is not None:
             call.run()
-            # What it refers to must not stay until the next one.
+            # Free what the call refers to before the thread waits.
             del call
             thread.call = None
             if not self._has_next(thread):
                 thread.wake.acquire()
 
     def _has_next(self, thread: _Thread) -> bool:
-        """Give the thread its next call, or the end; False: it has to wait for either."""
+        """Set the next call of the thread, or None to end it; False: the thread has to wait."""
         with self._lock:
             if self._waiting:
                 thread.call = self._waiting.popleft()

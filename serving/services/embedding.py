@@ -96,7 +96,7 @@ class Embedding:
         if request.kind == pb.TEXT_KIND_DOCUMENT:
             vectors_ND = chosen.open().encode_documents(texts, deadline, path="texts")
         else:
-            vectors_ND = chosen.open().encode(texts, path="texts")
+            vectors_ND = chosen.open().encode(texts, path="texts", deadline=deadline)
         packed = vectors_ND.astype("<f4", copy=False).tobytes()
         return pb.EmbedResponse(
             vectors=Matrix(packed=packed, dimensions=vectors_ND.shape[1]), fingerprint=chosen.digest

@@ -1,18 +1,18 @@
-"""Methods of the wire contract by path, without a wire: what a dispatcher and an embedded client call."""
+"""RPC handlers by full method path, for servers and for the embedded client."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from google.protobuf.message import Message
 
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import UnsupportedError
-from scannery.serving.engine.fast_path import FastQuery
+from scannery.serving.engine.search import PreparedQuery
 from scannery.serving.security.principal import Scope
+from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
 
 __all__ = ["MethodRegistry", "UnaryMethod"]
@@ -24,16 +24,17 @@ class UnaryMethod:
 
     request: type[Message]
     # Each handler takes its own kind of request; `MethodRegistry.call` checks that it gets it.
-    handle: Callable[[Any, Deadline], Message | bytes]
+    handle: Callable[..., Message | bytes]
+    """From a request and its deadline to the answer; see `response`."""
     scope: Scope
     """What a caller's credentials must allow. There is no default: a method that is added is open to no caller by
     accident."""
     response: type[Message] | None = None
-    """Of handlers that return the answer as it goes over the wire."""
+    """Of searches: their handlers take the QueryStats of the request as well, and return a serialised answer."""
 
 
 class MethodRegistry:
-    """Some methods. Safe to use from several threads."""
+    """RPC handlers by full method path. Safe to use from several threads."""
 
     def __init__(
         self, methods: dict[str, UnaryMethod], *, streams: Mapping[str, Scope] = MappingProxyType({})
@@ -41,10 +42,10 @@ class MethodRegistry:
         self.methods = methods
         """By full path."""
         self.streams = streams
-        """Scopes of the streams that are served besides, by full path."""
+        """Scopes of the streams, by full path."""
 
     def add(self, methods: Mapping[str, UnaryMethod]) -> None:
-        """Serve these, too; before anything is called."""
+        """Add handlers; before the first call."""
         self.methods = {**self.methods, **methods}
 
     def scope_of(self, path: str) -> Scope | None:
@@ -54,31 +55,38 @@ class MethodRegistry:
 
     def call(self, path: str, request: Message, deadline: Deadline) -> Message:
         """Return the answer of the method at `path`; raise what its handler raises."""
-        answer = self._handled(path, request, deadline)
+        answer = self._handled(path, request, deadline, QueryStats())
         response = self.methods[path].response
         if isinstance(answer, Message):
             return answer
         assert response is not None
         return response.FromString(answer)
 
-    def call_on_wire(self, path: str, request: Message, deadline: Deadline) -> bytes:
-        """Return what `call` does, serialised: cheaper than to make a message and to serialise it."""
-        answer = self._handled(path, request, deadline)
+    def call_on_wire(
+        self, path: str, request: Message, deadline: Deadline, stats: QueryStats | None = None
+    ) -> bytes:
+        """Return what `call` does, serialised: cheaper than to make a message and to serialise it.
+
+        `stats` is where it is recorded how a search is answered.
+        """
+        answer = self._handled(path, request, deadline, stats or QueryStats())
         return answer.SerializeToString() if isinstance(answer, Message) else answer
 
-    def _handled(self, path: str, request: Message, deadline: Deadline) -> Message | bytes:
+    def _handled(self, path: str, request: Message, deadline: Deadline, stats: QueryStats) -> Message | bytes:
         method = self.methods[path]
         if not isinstance(request, method.request):
             raise TypeError(f"{path} takes a {method.request.__name__}, got a {type(request).__name__}")
         deadline.check()
-        return method.handle(request, deadline)
+        if method.response is None:
+            return method.handle(request, deadline)
+        return method.handle(request, deadline, stats)
 
-    def ready(self, request: search_pb2.SearchRequest) -> FastQuery | None:
-        """Return a search that can be answered at once, by anybody; None: it takes a call."""
+    def ready(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
+        """Return a search that may run on the event loop; None: it may block, or take long."""
         return None
 
     def stream_answer(
-        self, request: search_pb2.SearchStreamRequest, deadline: Deadline
+        self, request: search_pb2.SearchStreamRequest, deadline: Deadline, stats: QueryStats
     ) -> search_pb2.SearchStreamResponse:
         """Return the answer to a request of a SearchStream; an error is an answer."""
         raise UnsupportedError("streams are not served here")

@@ -1,7 +1,7 @@
 """Attribute indexes: for each distinct value of a field, in order, the rows that have it.
 
 One structure for all types: equality takes one run of rows, an order takes a range of runs, and a filter costs as
-much as it matches, instead of a look at every row. Built when a field is first filtered by.
+much as it matches, and not as much as there are rows. Built when a field is first filtered by.
 
 Shapes: V distinct values, P postings (rows, once for each value they have), N rows of a segment.
 """
@@ -33,7 +33,7 @@ class Field(Protocol):
         """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
 
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
-        """Return which rows equal a value, or lie on a side of it; lists, if any element does."""
+        """Return which rows compare so with a value; lists, if any element does."""
 
     def few(self, operator: Operator, value: Any, most: int) -> np.ndarray | None:
         """Return the numbers of these rows, int64, ascending; None if there may be more than `most`."""
@@ -96,12 +96,12 @@ class AttributePostings:
             return np.array(
                 [at for value, at in places if at < len(strings) and strings[at] == value], np.int64
             )
-        # One hash of each value. To look for each by halves makes Python strings, under the interpreter's lock.
+        # One hash of each value. A bisection for each makes Python strings, under the interpreter's lock.
         wanted = pa.array(values, self._values.type)
         return np.flatnonzero(_bools(pc.is_in(self._values, value_set=wanted)))
 
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
-        """Return which rows equal a value, or lie on a side of it."""
+        """Return which rows compare so with a value."""
         mask_N = np.zeros(self._rows, bool)
         mask_N[self._matching(operator, value)] = True
         return mask_N
@@ -130,7 +130,7 @@ class AttributePostings:
         return mask_N
 
     def _place(self, value: Any) -> tuple[int, int]:
-        """Return where a value's run of distinct values begins and ends: as long as 1, or 0 if nothing has it."""
+        """Return where a value begins and ends among the distinct values: the range has 1 value, or 0."""
         if pa.types.is_timestamp(self._type):
             value = pa.scalar(value, self._type).value
         if isinstance(self._values, np.ndarray):
@@ -141,7 +141,7 @@ class AttributePostings:
 
 
 class IdField:
-    """The ids of a segment, which it has an index of already; for orders, postings are made."""
+    """The ids of a segment, which has a hash index of them; postings are made for order comparisons only."""
 
     def __init__(self, segment: Segment, postings: Callable[[], AttributePostings]) -> None:
         self._segment = segment
@@ -159,7 +159,7 @@ class IdField:
         return None if len(rows) > most else np.unique(rows)
 
     def compare(self, operator: Operator, value: Any) -> np.ndarray:
-        """Return which ids equal a value, or lie on a side of it."""
+        """Return which ids compare so with a value."""
         if operator == "eq":
             return self.among([value])
         return self._postings().compare(operator, value)

@@ -38,7 +38,7 @@ def evaluate(node: Node, field: Callable[[str], Field], rows: int) -> np.ndarray
 
 
 def few_rows(node: Node, field: Callable[[str], Field], most: int) -> np.ndarray | None:
-    """Return the numbers of the rows that match, int64, ascending, if one look at an index tells that they are few."""
+    """Return the numbers of the rows that match, int64, ascending; None unless an index shows at most `most`."""
     match node:
         case Compare(name, operator, value):
             return field(name).few(operator, value, most)
@@ -48,34 +48,34 @@ def few_rows(node: Node, field: Callable[[str], Field], most: int) -> np.ndarray
 
 
 _Key = tuple[str, Node, "weakref.ref[AllowedRows] | None"]
-"""A segment, a filter, and the live rows. Each write makes other live rows, and an entry must not keep them: it holds
-them weakly, and is never found again when they are gone."""
+"""A segment, a filter, and the live rows. Each write makes new live rows, and an entry must not keep the old ones: it
+refers to them weakly, and is never found again once they are freed."""
 
 
 class FilterCache:
-    """What filters allow, by segment and filter, and the indexes of the fields they name.
+    """Allowed rows by segment and filter, and the attribute indexes of the fields that filters name.
 
     Segments are known by their hash, so a cache serves all versions of an index. Safe to use from several threads.
     """
 
     def __init__(self, max_bytes: int = 64 << 20, *, max_index_bytes: int = 512 << 20) -> None:
-        # Of live rows the very object is part of the key: a version has one for each segment as long as it is open.
+        # Live rows are part of the key by identity: an open version has one such object for each segment.
         self._allowed: BoundedCache[_Key, AllowedRows] = BoundedCache(max_bytes)
         self._postings: BoundedCache[tuple[str, str], AttributePostings] = BoundedCache(max_index_bytes)
 
     @property
     def hits(self) -> int:
-        """How often a filter was known."""
+        """Filters found in the cache."""
         return self._allowed.hits
 
     @property
     def misses(self) -> int:
-        """How often it was not."""
+        """Filters not found in the cache."""
         return self._allowed.misses
 
     @property
     def size_bytes(self) -> int:
-        """Memory that all of it takes."""
+        """Memory of the cache and the attribute indexes."""
         return self._allowed.size_bytes + self._postings.size_bytes
 
     def allowed(self, segment: Segment, node: Node, alive: AllowedRows | None = None) -> AllowedRows:
@@ -83,7 +83,7 @@ class FilterCache:
         key = (segment.entry.sha256, node, None if alive is None else weakref.ref(alive))
         known = self._allowed.find(key)
         if known is None:
-            # Made without a lock: two threads may make the same, and none waits for another.
+            # Evaluated without a lock: two threads may evaluate the same filter, and neither waits.
             known = self._evaluated(segment, node, alive)
             self._allowed.keep(key, known, size_of(node) + known.size_bytes)
         return known
@@ -95,7 +95,7 @@ class FilterCache:
     def _evaluated(self, segment: Segment, node: Node, alive: AllowedRows | None) -> AllowedRows:
         most = int(FEW_ROWS * segment.rows)
         if alive is not None:
-            # The filter alone is kept too: it outlives every set of deleted rows.
+            # The filter alone is cached too: it stays valid when rows are deleted.
             matching = self.allowed(segment, node)
             if matching.count <= most:
                 return segment.allow(matching.rows[alive.mask_N[matching.rows]])

@@ -1,4 +1,4 @@
-"""What one query sees: an immutable version of an index with some mutations, and what was derived from it."""
+"""What one query sees: an immutable version of an index with the mutations up to a sequence."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ MAX_PARSED_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A version of an index, and what was written since. Readers hold it as long as they need it, and take no lock."""
+    """A version of an index with the mutations since. Immutable: readers take no lock."""
 
     index: OpenIndex
     encoders: EncoderPool
     masks: FilterCache = field(default_factory=FilterCache)
     sequence: int = -1
-    """Mutations up to this one are in it; -1: those that the version holds."""
+    """Sequence of the last mutation in it; -1: that of the version."""
     _parsed: dict[bytes, Options] = field(default_factory=dict)
-    """Options by their message: callers mostly send the same ones again."""
-    _derived: dict[int, tuple[Options, dict[Any, Any]]] = field(default_factory=dict)
-    """What was made for these very objects, by their identity: to compare options takes longer than to make it."""
+    """Options by their serialised message: most requests repeat earlier ones."""
+    _derived: dict[int, tuple[Options, Any]] = field(default_factory=dict)
+    """What `derived` made, by identity of the options: to compare options takes longer than to make it."""
     _encoder: list[QueryEncoder] = field(default_factory=list)
-    """The one, when it was needed once: to find it takes longer than to find a vector in its cache."""
+    """The encoder, after its first use: to find it in the pool takes longer than to find a vector in its cache."""
 
     def __post_init__(self) -> None:
         if self.sequence < 0:
@@ -51,7 +51,7 @@ class Snapshot:
 
     @property
     def manifest(self) -> Manifest:
-        """What the version consists of."""
+        """The manifest of the version."""
         return self.index.manifest
 
     @property
@@ -72,7 +72,7 @@ class Snapshot:
         return self._encoder[0]
 
     def known_vector(self, text: str) -> np.ndarray | None:
-        """Return the vector of a text that was asked lately, float32 (D,), without waiting for anything."""
+        """Return the vector of a text from the encoder's cache, float32 (D,); None if it is not there."""
         return self._encoder[0].known(text) if self._encoder else None
 
     def options(self, message: SearchOptions) -> Options:
@@ -86,24 +86,24 @@ class Snapshot:
                 self._derived.clear()
             if len(key) <= MAX_PARSED_BYTES:
                 self._parsed[key] = options
-                self._derived[id(options)] = (options, {})
+                self._derived[id(options)] = (options, None)
         return options
 
     def known_options(self, message: SearchOptions) -> Options | None:
-        """Return the options of a search that was asked before, and None of any other."""
+        """Return the options of a search if they are cached; None otherwise."""
         return self._parsed.get(message.SerializeToString())
 
     def derived(self, options: Options, make: Callable[[Snapshot, Options], MadeT]) -> MadeT:
-        """Return `make(self, options)`, which is remembered for options that are asked with again.
+        """Return `make(self, options)`, kept for requests with the same options; `make` is always the same.
 
-        For small things that depend on nothing else: the snapshot and the options are immutable.
+        For small values that depend on nothing else: the snapshot and the options are immutable.
         """
-        owner, known = self._derived.get(id(options), (None, None))
-        if owner is not options or known is None:
+        owner, made = self._derived.get(id(options), (None, None))
+        if owner is not options:
             return make(self, options)
-        made: MadeT | None = known.get(make)
         if made is None:
-            made = known[make] = make(self, options)
+            made = make(self, options)
+            self._derived[id(options)] = (options, made)
         return made
 
     def find(self, identifier: str) -> tuple[int, int] | None:
@@ -115,7 +115,7 @@ class Snapshot:
         return None
 
     def require(self, identifier: str, *, path: str) -> tuple[int, int]:
-        """Return where a datapoint is; UnknownDatapointError if it is nowhere."""
+        """Return what `find` does; UnknownDatapointError if there is no such datapoint."""
         found = self.find(identifier)
         if found is None:
             raise UnknownDatapointError(

@@ -1,46 +1,96 @@
-"""By which plan a request was answered: noted deep down in the engine, asked for where the request is counted."""
+"""Statistics of how one request was answered, made by its lifecycle and passed to the engine.
+
+Metrics and the request's span take the plan from them, `explain` the stages and segments. Each stage is a span.
+"""
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["PlanNote", "note_plan", "noted_plan", "noting"]
+from scannery.serving.telemetry import tracing
+
+if TYPE_CHECKING:
+    from scannery.indexer import Found
+
+__all__ = ["QueryStats", "SegmentStats"]
 
 
-class PlanNote:
-    """The plan of one request: that of its largest segment, since it decides on the time."""
+@dataclass(frozen=True, slots=True)
+class SegmentStats:
+    """How one query was answered in one segment."""
 
-    __slots__ = ("_rows", "plan")
+    plan: str
+    rows_allowed: int
+    leaves: int
+    """Leaves searched."""
+    candidates: int
+    """Rows scored, in all rounds of the query."""
+    recall: float
+    """Expected recall, 0 to 1."""
+
+
+class QueryStats:
+    """Statistics of one request. Written by one thread at a time."""
+
+    __slots__ = ("_rows", "explained", "plan", "segments", "stages_s")
 
     def __init__(self) -> None:
         self.plan = ""
-        """Empty: nothing was searched."""
+        """Plan of the segment with the most allowed rows, which decides on the time; empty: nothing was searched."""
         self._rows = -1
+        """Allowed rows of that segment."""
+        self.explained = False
+        """Whether stages and segments are recorded, too."""
 
-    def add(self, plan: str, rows: int) -> None:
-        """Note the plan of a segment of which so many rows are allowed."""
-        if rows > self._rows:
-            self.plan, self._rows = plan, rows
+    def explain(self) -> None:
+        """Record stages and segments, too."""
+        if not self.explained:
+            self.explained = True
+            self.stages_s: dict[str, float] = {}
+            """Seconds by stage, of all queries together."""
+            self.segments: dict[tuple[str, int], SegmentStats] = {}
+            """By path of the query in the request, and number of the segment."""
 
+    @property
+    def detailed(self) -> bool:
+        """Whether the request is explained or traced, which needs each of its stages."""
+        return self.explained or tracing.recording()
 
-_CURRENT: ContextVar[PlanNote | None] = ContextVar("scannery_plan", default=None)
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """Return a context that is a span, and is timed for `explain`."""
+        return self._timed(name) if self.explained else tracing.span(f"scannery.{name}")
 
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        started_s = time.perf_counter()
+        with tracing.span(f"scannery.{name}"):
+            yield
+        self.stages_s[name] = self.stages_s.get(name, 0.0) + time.perf_counter() - started_s
 
-def noting() -> PlanNote:
-    """Return a new note, which is that of the current request from now on."""
-    note = PlanNote()
-    _CURRENT.set(note)
-    return note
+    def add_plan(self, plan: str, rows_allowed: int) -> None:
+        """Record the plan of a segment."""
+        if rows_allowed > self._rows:
+            self.plan, self._rows = plan, rows_allowed
 
+    def add_segment(self, number: int, rows_allowed: int, found: Found, paths: Sequence[str]) -> None:
+        """Record what was found in a segment, for the queries at `paths` in their order."""
+        for i, path in enumerate(paths):
+            before = self.segments.get((path, number))
+            self.segments[path, number] = SegmentStats(
+                found.plans[i],
+                rows_allowed,
+                int(found.leaves_Q[i]),
+                int(found.candidates_Q[i]) + (before.candidates if before else 0),
+                float(found.recall_Q[i]),
+            )
 
-def note_plan(plan: str, rows: int) -> None:
-    """Note the plan of a segment, if a request is being counted."""
-    note = _CURRENT.get()
-    if note is not None:
-        note.add(plan, rows)
-
-
-def noted_plan() -> str:
-    """Return the plan of the current request; empty if none is known, or if nobody counts it."""
-    note = _CURRENT.get()
-    return note.plan if note else ""
+    def add_words(self, number: int, rows_allowed: int, paths: Sequence[str]) -> None:
+        """Record that a segment is searched by words alone, which is exact."""
+        self.add_plan("words", rows_allowed)
+        if self.explained:
+            step = SegmentStats("words", rows_allowed, 0, rows_allowed, 1.0)
+            self.segments.update({(path, number): step for path in paths})

@@ -26,7 +26,7 @@ from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
-from scannery.serving.telemetry.query_stats import noting
+from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
 
 __all__ = [
@@ -56,14 +56,15 @@ Offer: TypeAlias = Callable[[search_pb2.SearchRequest | search_pb2.SearchManyReq
 class ActiveRequest:
     """A request that is being answered, and what is to be counted of it."""
 
-    __slots__ = ("index", "note", "path", "size", "started_s", "taken_s", "ticket")
+    __slots__ = ("index", "path", "size", "started_s", "stats", "taken_s", "ticket")
 
     def __init__(self, path: str, ticket: Ticket) -> None:
         self.path, self.ticket = path, ticket
         self.index = ""
         self.size = 0
         """Bytes of the request."""
-        self.note = noting()
+        self.stats = QueryStats()
+        """How it is answered, if it is a search."""
         self.started_s = self.taken_s = time.monotonic()
         """When its headers were there, and when all of it was."""
 
@@ -100,14 +101,16 @@ class RequestLifecycle:
             asked.index = getattr(request, "index", "")
             if isinstance(request, search_pb2.SearchManyRequest):
                 asked.ticket.weigh(count_queries(request))
-            response = self.handled(asked.path, request, turn.deadline)
+            response = self.handled(asked.path, request, turn.deadline, asked.stats)
         self.answered(asked, request)
         return response
 
-    def handled(self, path: str, request: Message, deadline: Deadline) -> bytes:
+    def handled(
+        self, path: str, request: Message, deadline: Deadline, stats: QueryStats | None = None
+    ) -> bytes:
         """Return the answer to a request, in its turn."""
         check_visible(getattr(request, "index", ""))
-        return self._service.call_on_wire(path, request, deadline)
+        return self._service.call_on_wire(path, request, deadline, stats)
 
     def answered(self, asked: ActiveRequest, request: Message) -> None:
         """Learn from a request that was answered."""
@@ -118,7 +121,7 @@ class RequestLifecycle:
 
     def ended(self, asked: ActiveRequest, code: StatusCode) -> None:
         """Count a request."""
-        self.observe(asked.path, asked.index, asked.note.plan, code, time.monotonic() - asked.started_s)
+        self.observe(asked.path, asked.index, asked.stats.plan, code, time.monotonic() - asked.started_s)
 
     def observe(self, path: str, index: str, plan: str, code: StatusCode, seconds: float) -> None:
         """Count a request that took so long."""

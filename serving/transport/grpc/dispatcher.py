@@ -32,7 +32,7 @@ from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.status import status_of
 from scannery.serving.telemetry import tracing
-from scannery.serving.telemetry.query_stats import noting
+from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.serving.transport.grpc.abort import abort
 from scannery.serving.transport.grpc.call_limit import CallLimit
 from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
@@ -217,14 +217,16 @@ class Dispatcher(GenericHandler):
         principal = self._entry.principal(SEARCH_STREAM, context.invocation_metadata())
         request = decoded(search_pb2.SearchStreamRequest, data)
         with tracing.request(SEARCH_STREAM, context.invocation_metadata):
-            note = noting()
+            stats = QueryStats()
             with Permit(self._answering.turns, deadline, context.is_active):
                 # These threads serve many streams: each request is answered as its own caller's.
                 CURRENT.set(principal)
-                response = self._service.stream_answer(request, deadline)
+                response = self._service.stream_answer(request, deadline, stats)
             code = _CODES[response.error.code if response.HasField("error") else 0]
             asked = request.search_many if request.HasField("search_many") else request.search
-            self._answering.observe(SEARCH_STREAM, asked.index, note.plan, code, time.monotonic() - started_s)
+            self._answering.observe(
+                SEARCH_STREAM, asked.index, stats.plan, code, time.monotonic() - started_s
+            )
         return response.SerializeToString()
 
     def _watched(self, path: str, context: grpc.ServicerContext) -> AbstractContextManager[None]:

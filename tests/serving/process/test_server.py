@@ -193,7 +193,7 @@ def test_what_nobody_expected_goes_to_the_log_and_not_to_the_caller(
     def broken(*arguments: object) -> None:
         raise KeyError("/secret/path")
 
-    monkeypatch.setattr("scannery.serving.engine.search.merge", broken)
+    monkeypatch.setattr("scannery.serving.engine.candidates.merge", broken)
     with scannery.connect(server.address) as client:
         with pytest.raises(scannery.InternalError, match="KeyError") as caught:
             client.index("library").search(VECTOR)

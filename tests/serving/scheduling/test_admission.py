@@ -14,8 +14,7 @@ from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
 from scannery.serving import OverloadedError, ServerConfig
 from scannery.serving.scheduling.admission import WINDOW, Admission, Ticket
-from scannery.serving.scheduling.permits import CallerGoneError, Permit, still_wanted, waiting
-from scannery.serving.scheduling.text_batcher import TextBatcher
+from scannery.serving.scheduling.permits import CallerGoneError, Permit, waiting
 from scannery.serving.transport.lifecycle import least_in_flight
 from tests.served import DIMENSIONS, serving
 
@@ -221,68 +220,3 @@ def test_a_turn_is_waited_for_no_longer_than_the_deadline() -> None:
         pass
     with Permit(turns, Deadline.after(1), lambda: True):
         pass
-
-
-# Batches of texts
-
-
-class SlowEncoder:
-    """Encodes a text as its length, when it is let."""
-
-    def __init__(self) -> None:
-        self.batches: list[list[str]] = []
-        self.go = threading.Event()
-        self.entered = threading.Event()
-
-    def encode(self, texts: list[str]) -> np.ndarray:
-        self.batches.append(list(texts))
-        self.entered.set()
-        assert self.go.wait(60)
-        if "bad" in texts:
-            raise ValueError("bad")
-        return np.array([[len(text)] for text in texts], np.float32)
-
-
-def test_texts_that_come_while_others_are_encoded_are_encoded_together() -> None:
-    slow = SlowEncoder()
-    sizes: list[float] = []
-    batcher = TextBatcher(slow.encode, observe=sizes.append)  # type: ignore[arg-type]
-    found: dict[str, object] = {}
-
-    def ask(text: str) -> None:
-        try:
-            found[text + threading.current_thread().name] = float(batcher.encode([text])[0][0])
-        except ValueError as error:
-            found[text + threading.current_thread().name] = str(error)
-
-    first = threading.Thread(target=ask, args=("first",), name="0")
-    first.start()
-    assert slow.entered.wait(60)
-    threads = [threading.Thread(target=ask, args=(text,), name=name)
-               for text, name in (("a", "1"), ("bb", "2"), ("bad", "3"), ("a", "4"))]  # fmt: skip
-    for thread in threads:
-        thread.start()
-    until = time.monotonic() + 60
-    while len(batcher._gathered) < 4:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    slow.go.set()
-    for thread in [first, *threads]:
-        thread.join(60)
-    assert found == {"first0": 5.0, "a1": 1.0, "bb2": 2.0, "bad3": "bad", "a4": 1.0}
-    assert [sorted(batch) for batch in slow.batches[:2]] == [["first"], ["a", "bad", "bb"]]
-    assert sizes[:2] == [1, 3]
-    assert batcher.encode(["again"])[0].tolist() == [5.0]
-
-
-def test_texts_of_callers_who_hung_up_are_not_encoded() -> None:
-    slow = SlowEncoder()
-    slow.go.set()
-    batcher = TextBatcher(slow.encode, observe=lambda texts: None)  # type: ignore[arg-type]
-    here = [True]
-    with Permit(threading.BoundedSemaphore(1), Deadline.after(10), lambda: here[0]):
-        assert still_wanted()()
-        here[0] = False
-        with pytest.raises(CallerGoneError):
-            batcher.encode(["x"])
-    assert slow.batches == []

@@ -21,7 +21,7 @@ from tests.data import clustered
 from tests.served import DIMENSIONS, serving
 
 NEVER = Deadline.after(None)
-ONE, TWO = (object(),), (object(),)
+ONE, TWO = object(), object()
 
 
 class Answers:
@@ -44,7 +44,7 @@ class Answers:
 
 
 def _ask_while_busy(
-    together: Coalescer[int, int],
+    coalescer: Coalescer[int, int],
     answers: Answers,
     asks: Sequence[Callable[[], int]],
     *,
@@ -56,12 +56,12 @@ def _ask_while_busy(
     """
     answers.open.clear()
     with ThreadPoolExecutor(len(asks) + 1) as pool:
-        first = pool.submit(together.answer, ONE, 0, NEVER, answers)
+        first = pool.submit(coalescer.run, ONE, 0, NEVER, answers)
         assert answers.begun.acquire(timeout=60)
         futures = []
         for ask in asks:
             futures.append(pool.submit(ask))
-            _await(lambda: len(together._waiting) == len([f for f in futures if not f.done()]))
+            _await(lambda: len(coalescer._waiting) == len([f for f in futures if not f.done()]))
         _await(lambda: sum(future.done() for future in futures) >= ended)
         answers.open.set()
         assert first.result() == 0
@@ -81,44 +81,44 @@ def answers() -> Answers:
 
 
 @pytest.fixture
-def together() -> Coalescer[int, int]:
-    return Coalescer(at_once=1, largest=3)
+def coalescer() -> Coalescer[int, int]:
+    return Coalescer(concurrency=1, max_weight=3)
 
 
-def test_one_that_comes_alone_waits_for_nobody(together: Coalescer[int, int], answers: Answers) -> None:
-    assert [together.answer(ONE, number, NEVER, answers) for number in (1, 2, 3)] == [2, 4, 6]
+def test_one_that_comes_alone_waits_for_nobody(coalescer: Coalescer[int, int], answers: Answers) -> None:
+    assert [coalescer.run(ONE, number, NEVER, answers) for number in (1, 2, 3)] == [2, 4, 6]
     assert answers.batches == [[1], [2], [3]]
 
 
 def test_those_that_wait_are_answered_together_with_their_like(
-    together: Coalescer[int, int], answers: Answers
+    coalescer: Coalescer[int, int], answers: Answers
 ) -> None:
     asks = [(ONE, 1), (TWO, 2), (ONE, 3), (ONE, 4), (ONE, 5)]
     futures = _ask_while_busy(
-        together,
+        coalescer,
         answers,
-        [partial(together.answer, key, number, NEVER, answers) for key, number in asks],
+        [partial(coalescer.run, key, number, NEVER, answers) for key, number in asks],
     )
     assert [future.result() for future in futures] == [2, 4, 6, 8, 10]
     # At most three together, and the others in the order in which they came.
     assert answers.batches == [[0], [1, 3, 4], [2], [5]]
-    assert together._running == 0
+    assert coalescer._running == 0
 
 
-def test_who_makes_a_batch_fail_fails_alone(together: Coalescer[int, int], answers: Answers) -> None:
+def test_who_makes_a_batch_fail_fails_alone(coalescer: Coalescer[int, int], answers: Answers) -> None:
     futures = _ask_while_busy(
-        together,
+        coalescer,
         answers,
-        [partial(together.answer, ONE, number, NEVER, answers) for number in (1, -1, 3)],
+        [partial(coalescer.run, ONE, number, NEVER, answers) for number in (1, -1, 3)],
     )
     assert [futures[0].result(), futures[2].result()] == [2, 6]
     with pytest.raises(ValueError, match="negative"):
         futures[1].result()
-    assert together.answer(ONE, 7, NEVER, answers) == 14
+    assert coalescer.run(ONE, 7, NEVER, answers) == 14
 
 
 def test_deadlines_and_callers_who_hang_up_keep_nobody_waiting(
-    together: Coalescer[int, int], answers: Answers
+    coalescer: Coalescer[int, int], answers: Answers
 ) -> None:
     turns = threading.BoundedSemaphore(8)
     here = [True, True]
@@ -126,17 +126,17 @@ def test_deadlines_and_callers_who_hang_up_keep_nobody_waiting(
     def in_turn(number: int) -> int:
         with Permit(turns, NEVER, lambda: here[number]):
             try:
-                return together.answer(ONE, number, NEVER, answers)
+                return coalescer.run(ONE, number, NEVER, answers)
             finally:
                 here[number] = False
 
     def leave() -> int:
         here[1] = False
-        return together.answer(ONE, 5, NEVER, answers)
+        return coalescer.run(ONE, 5, NEVER, answers)
 
-    late = lambda: together.answer(ONE, 9, Deadline.after(0.05), answers)  # noqa: E731
+    late = lambda: coalescer.run(ONE, 9, Deadline.after(0.05), answers)  # noqa: E731
     asks = [late, lambda: in_turn(0), lambda: in_turn(1), leave]
-    futures = _ask_while_busy(together, answers, asks, ended=1)
+    futures = _ask_while_busy(coalescer, answers, asks, ended=1)
     with pytest.raises(DeadlineError):
         futures[0].result()
     with pytest.raises(CallerGoneError):
@@ -144,7 +144,7 @@ def test_deadlines_and_callers_who_hang_up_keep_nobody_waiting(
     assert (futures[1].result(), futures[3].result()) == (0, 10)
     assert not any(9 in batch or 1 in batch for batch in answers.batches)
     assert turns._value == 8, "every turn was given back once"
-    assert together._running == 0
+    assert coalescer._running == 0
 
 
 def test_queries_of_concurrent_callers_are_searched_together_and_answered_as_alone(
@@ -153,10 +153,12 @@ def test_queries_of_concurrent_callers_are_searched_together_and_answered_as_alo
     sizes: list[int] = []
     search = engine.search
 
-    def slow(snapshot: object, queries: Sequence[object], *arguments: object, **named: object) -> object:
+    def slow(
+        prepared: object, snapshot: object, queries: Sequence[object], *arguments: object, **named: object
+    ) -> object:
         sizes.append(len(queries))
         time.sleep(0.02)
-        return search(snapshot, queries, *arguments, **named)  # type: ignore[arg-type]
+        return search(prepared, snapshot, queries, *arguments, **named)  # type: ignore[arg-type]
 
     vectors_ND = clustered(40, DIMENSIONS, seed=6)
     with serving(library) as server, scannery.connect(server.address) as client:

@@ -1,4 +1,4 @@
-"""The straight way of most searches against that of all others, which `explain` makes a search take."""
+"""The early return of searches of one segment against the general search, which `explain` asks for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from scannery.indexer import Store, parse_spec
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
 from scannery.serving.catalog.catalog import Catalog
-from scannery.serving.engine.fast_path import PreparedSearch
+from scannery.serving.engine import search as engine
+from scannery.serving.engine.prepared_search import PreparedSearch
 from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb
 from tests.data import clustered, datapoints
@@ -64,27 +65,27 @@ def answer(service: Service, query: Any, options: dict[str, Any], **more: Any) -
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
-def test_the_straight_way_gives_the_answers_of_the_other(
+def test_the_early_return_gives_the_answers_of_the_general_search(
     service: Service, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ways: list[bool] = []
-    straight = PreparedSearch.straight
+    early: list[bool] = []
+    search_one_segment = engine._search_one_segment
 
-    def counted(prepared: PreparedSearch, *arguments: Any) -> Any:
-        written = straight(prepared, *arguments)
-        ways.append(written is not None)
+    def counted(*arguments: Any) -> Any:
+        written = search_one_segment(*arguments)
+        early.append(written is not None)
         return written
 
-    monkeypatch.setattr(PreparedSearch, "straight", counted)
+    monkeypatch.setattr(engine, "_search_one_segment", counted)
     others = [answer(service, query_D, options, explain=True) for query_D in QUERIES_QD]
-    assert not any(ways), "who wants to know how is told by the general way"
+    assert not early, "a search that is explained takes all stages"
     matches = options.get("where") != NOTHING
     for query_D, other in zip(QUERIES_QD, others, strict=True):
         response = answer(service, query_D, options)
         assert list(response.hits) == list(other.hits)
         assert (response.version, response.sequence) == (other.version, other.sequence)
-    # Where nothing is allowed, there is no segment to look at.
-    assert sum(ways) == (len(QUERIES_QD) if matches else 0)
+    # Where nothing is allowed, there is no segment to search.
+    assert sum(early) == (len(QUERIES_QD) if matches else 0)
     request = search_many("one", QUERIES_QD, **{"k": 10, **options}).request
     many = service.search_many(request, Deadline.after(60))
     assert many.version == others[0].version
@@ -95,7 +96,7 @@ def test_the_straight_way_gives_the_answers_of_the_other(
             assert list(result.hits) == list(other.hits)
 
 
-def test_equal_scores_come_by_id_on_the_straight_way(service: Service) -> None:
+def test_equal_scores_come_by_id_with_the_early_return(service: Service) -> None:
     twins = sorted(f"d{row}" for row in range(0, ROWS, 50))
     hits = answer(service, QUERIES_QD[0], {"k": len(twins), "exact": True}).hits
     assert len({hit.score for hit in hits}) == 1

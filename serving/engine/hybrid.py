@@ -1,11 +1,13 @@
-"""Two rankings of the same rows, by vector and by words, become one.
+"""Hybrid search: a dense ranking (by vector) and a lexical ranking (by words) are fused into one.
 
-- By **reciprocal rank**: a row scores alpha / (60 + rank by vector) + (1 - alpha) / (60 + rank by words), ranks from 1.
-  A side that did not find the row adds nothing (Cormack, Clarke and Büttcher, SIGIR 2009, with weights).
-- By **weighted score**: alpha · dense + (1 - alpha) · lexical, each side's scores scaled so that the best row it found
-  has 1 and the last one 0. A side that did not find the row adds nothing.
+- By **reciprocal rank**: a row scores alpha / (60 + dense rank) + (1 - alpha) / (60 + lexical rank), ranks from 1
+  (Cormack, Clarke and Büttcher, SIGIR 2009, with weights).
+- By **weighted score**: alpha · dense + (1 - alpha) · lexical, the scores of each ranking scaled so that its first row
+  has 1 and its last row 0.
 
-Shapes: H rows that either side found, D and L those of one side.
+A ranking without the row adds nothing.
+
+Shapes: H rows of both rankings.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ DEEPER = 4
 
 
 def fusion_depth(wanted: int) -> int:
-    """Return how many rows of each side to fuse for so many hits: 200, 800, 3,200 and so on.
+    """Return how many rows of each ranking to fuse for `wanted` hits: 200, 800, 3,200 and so on.
 
-    In steps, because what is fused decides the scores: the pages of one answer should mostly agree.
+    In steps, because the rows fused decide on the scores: the pages of one answer should mostly agree.
     """
     depth = LEAST_DEPTH
     while depth < wanted:
@@ -37,7 +39,7 @@ def fusion_depth(wanted: int) -> int:
 
 
 def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, segments: Sequence[Segment]) -> Ranking:
-    """Return all rows of both rankings by fused score, then by id, with both sides' scores."""
+    """Return all rows of both rankings by fused score, then by id, with their scores in both."""
     keys_H, places = np.unique(np.concatenate([_keys(dense), _keys(lexical)]), return_inverse=True)
     dense_at, lexical_at = places[: len(dense)], places[len(dense) :]
     gain = _GAINS[fusion.method]
@@ -63,7 +65,7 @@ def _keys(ranking: Ranking) -> np.ndarray:
 
 
 def _spread(scores: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
-    """Return the scores at their places, and NaN elsewhere: float32 (H,)."""
+    """Return the scores at the given places, and NaN elsewhere: float32 (H,)."""
     spread_H = np.full(size, np.nan, np.float32)
     spread_H[places] = scores
     return spread_H

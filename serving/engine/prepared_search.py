@@ -1,0 +1,74 @@
+"""What all requests with the same options over one snapshot have in common, computed once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from scannery.serving.engine.hydrator import Hydrator
+from scannery.serving.engine.segment_search import SegmentSearch, segment_searches, settings_of
+from scannery.serving.request.options import CostClass, Options
+from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.v1.search_pb2 import SearchResponse
+
+__all__ = ["PreparedSearch"]
+
+QUICK_S = 0.002
+"""A search that takes no longer may run on the event loop: other requests wait for it there."""
+
+
+class PreparedSearch:
+    """Options over one snapshot, for any number of requests. Safe to use from several threads.
+
+    A snapshot keeps these, so they must not refer to it: its memory is freed with the last query on it.
+    """
+
+    def __init__(self, snapshot: Snapshot, options: Options) -> None:
+        self.options = options
+        group_by = options.group_by if options.max_per_group is not None else None
+        spec = snapshot.manifest.spec
+        self.hydrator = Hydrator(snapshot.segments, spec, options.fields, group_by=group_by)
+        """Writes the hits."""
+        rest = SearchResponse(version=snapshot.manifest.version, sequence=snapshot.sequence)
+        self.trailer = rest.SerializeToString()
+        """The fields of a SearchResponse besides its hits, serialised."""
+        self._settings = settings_of(snapshot, options)
+        # The rows that a filter allows have a cache of their own, with a bound of memory.
+        self._unfiltered = (
+            segment_searches(snapshot, options, self._settings) if options.where is None else None
+        )
+        searches = snapshot.segments if self._unfiltered is None else self._unfiltered
+        self.cost_class = options.cost_class
+        one_stage = self.cost_class is not CostClass.STAGED
+        self.reads_one_segment = len(searches) == 1 and options.drops_nothing and one_stage
+        """Whether the best rows by vector of one segment are the answer."""
+        self._latest_s: deque[float] = deque(maxlen=8)
+        self.first_stage: PreparedSearch | None = None
+        """The search for the candidates of a reranking."""
+        if options.rerank is not None:
+            first = replace(options, k=options.deepest, offset=0, rerank=None)
+            self.first_stage = PreparedSearch(snapshot, first)
+
+    def segments(self, snapshot: Snapshot) -> Sequence[SegmentSearch]:
+        """Return the searches of the segments that have allowed rows."""
+        if self._unfiltered is not None:
+            return self._unfiltered
+        return segment_searches(snapshot, self.options, self._settings)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a search is expected to take at most QUICK_S, by the fastest of the latest ones.
+
+        A single slow search says more about the machine. Without a measurement, those are quick that use the tuned
+        plan: a filter may need a scan.
+        """
+        if self.cost_class is CostClass.STAGED:
+            return False
+        if self._latest_s:
+            return min(self._latest_s) <= QUICK_S
+        return self.cost_class is CostClass.INDEXED
+
+    def took(self, seconds: float) -> None:
+        """Record how long a search took."""
+        self._latest_s.append(seconds)

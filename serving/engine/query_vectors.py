@@ -1,0 +1,161 @@
+"""From queries to the vectors that segments are searched with.
+
+A blend (several queries with weights) ranks by the weighted sum of the scores that its members give a row. Inner
+products and minus squared distances have one vector that gives the same ranking: no row is missed that only the sum
+would bring to the top, and a blend costs no more than a single query.
+
+- `cosine`: the weighted sum of the members scaled to length 1; the score is the cosine with that.
+- `dot`: the weighted sum, divided by the sum of the weights' absolute values.
+- `squared_l2`: the weighted mean. Needs a positive sum of weights, or the best row would be the farthest one.
+- By words: a term counts in proportion to the weight of its member. Needs weights above 0, since only rows that have a
+  word are scored.
+
+Shapes: Q queries, M members, D dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scannery.indexer import Distance, InvalidRecordError, search_ready, unit_length, vector_value
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving.request.query import Blend, ById, ByText, ByVector, Query, Single, Vectors, WithSparse
+from scannery.serving.snapshot.snapshot import Snapshot
+
+__all__ = ["blended_vector", "members_of", "named_rows", "query_vectors"]
+
+
+def members_of(query: Query, path: str) -> list[tuple[Single, float, str]]:
+    """Return the members of a query with their weights and their paths in the request; a single query is its own."""
+    if isinstance(query, WithSparse):
+        return [] if query.query is None else members_of(query.query, path)
+    if not isinstance(query, Blend):
+        return [(query, 1.0, path)]
+    return [
+        (member, weight, f"{path}.group.queries[{i}]")
+        for i, (member, weight) in enumerate(zip(query.members, query.weights, strict=True))
+    ]
+
+
+def named_rows(
+    snapshot: Snapshot, queries: Sequence[Query], paths: Sequence[str]
+) -> list[list[tuple[int, int]]]:
+    """Return for each query the rows that it names by id, which are no hits of it: (segment number, row)."""
+    if isinstance(queries, Vectors):
+        return [[]] * len(queries)
+    return [
+        [
+            snapshot.require(member.id, path=place)
+            for member, _, place in members_of(query, path)
+            if isinstance(member, ById)
+        ]
+        for query, path in zip(queries, paths, strict=True)
+    ]
+
+
+def query_vectors(
+    snapshot: Snapshot, queries: Sequence[Query], mode: str, deadline: Deadline, *, paths: Sequence[str]
+) -> np.ndarray:
+    """Return the vector of each query as segments are searched with it, float32 (Q, D).
+
+    Raises:
+        EncoderUnavailableError: a text query, and the index has no encoder.
+        InvalidRequestError: a query has no vector in this mode.
+        UnknownDatapointError: a query names a datapoint that is not there.
+
+    """
+    if isinstance(queries, Vectors):
+        return queries.vectors_QD
+    dense = [_dense(query, mode, path) for query, path in zip(queries, paths, strict=True)]
+    if not any(isinstance(query, Blend) for query in dense):
+        return _vectors(snapshot, dense, deadline, paths)
+    groups = [members_of(query, path) for query, path in zip(dense, paths, strict=True)]
+    flat = [part for group in groups for part in group]
+    members = [member for member, _, _ in flat]
+    vectors_MD = _vectors(snapshot, members, deadline, [path for _, _, path in flat])
+    vectors_QD = np.empty((len(dense), snapshot.manifest.dimensions), np.float32)
+    distance, first = snapshot.manifest.spec.distance, 0
+    for i, (query, group) in enumerate(zip(dense, groups, strict=True)):
+        own_MD = vectors_MD[first : first + len(group)]
+        first += len(group)
+        if isinstance(query, Blend):
+            blended_D = blended_vector(own_MD, query.weights, distance, path=paths[i])
+            vectors_QD[i] = search_ready(blended_D[None], distance)[0]
+        else:
+            vectors_QD[i] = own_MD[0]
+    return vectors_QD
+
+
+def _dense(query: Query, mode: str, path: str) -> Single | Blend:
+    """Return the part of a query that is searched by vector."""
+    if not isinstance(query, WithSparse):
+        return query
+    if mode == "dense":
+        raise InvalidRequestError.at(
+            f"{path}.sparse_vector", "is for lexical and hybrid search, the mode is dense"
+        )
+    if query.query is None:
+        raise InvalidRequestError.at(path, "hybrid search needs a text, a vector or an id besides")
+    return query.query
+
+
+def _vectors(
+    snapshot: Snapshot, queries: Sequence[Single | Blend], deadline: Deadline, paths: Sequence[str]
+) -> np.ndarray:
+    """Return the vectors of queries of which none is a blend, float32 (Q, D)."""
+    vectors_QD = np.empty((len(queries), snapshot.manifest.dimensions), np.float32)
+    texts = [(i, query.text) for i, query in enumerate(queries) if isinstance(query, ByText)]
+    if texts:
+        path = paths[texts[0][0]] if len(texts) == 1 else "queries"
+        encoded_TD = snapshot.encoder.encode([text for _, text in texts], path=path, deadline=deadline)
+        vectors_QD[[i for i, _ in texts]] = search_ready(encoded_TD, snapshot.manifest.spec.distance)
+    for i, query in enumerate(queries):
+        if isinstance(query, ByVector):
+            vectors_QD[i] = query.vector_D
+        elif isinstance(query, ById):
+            number, row = snapshot.require(query.id, path=paths[i])
+            vectors_QD[i] = snapshot.segments[number].searched_ND[row]
+    return vectors_QD
+
+
+def blended_vector(
+    vectors_MD: np.ndarray, weights: Sequence[float], distance: Distance, *, path: str
+) -> np.ndarray:
+    """Return the vector that ranks as the weighted sum of its members, float32 (D,).
+
+    Raises:
+        InvalidRequestError: the weights leave nothing to rank by, or make a vector that no query may have.
+
+    """
+    weights_M = np.array(weights, np.float64)
+    members_MD = unit_length(vectors_MD) if distance == "cosine" else vectors_MD
+    sum_D = weights_M @ members_MD.astype(np.float64)
+    if distance == "squared_l2":
+        if weights_M.sum() <= 0:
+            raise InvalidRequestError.at(f"{path}.group.weights", "must have a sum above 0 with squared_l2")
+        # Weights that nearly cancel each other out put the mean far away from all members.
+        return _checked(sum_D / weights_M.sum(), path)
+    blended_D = _checked(sum_D / np.abs(weights_M).sum(), path)
+    if distance == "cosine" and np.linalg.norm(blended_D) < LEAST_LENGTH:
+        raise InvalidRequestError.at(
+            f"{path}.group", "its queries cancel each other out: cosine needs a direction"
+        )
+    return blended_D
+
+
+def _checked(blended_D: np.ndarray, path: str) -> np.ndarray:
+    try:
+        return vector_value(blended_D, len(blended_D), field=f"{path}.group")
+    except InvalidRecordError as error:
+        largest = np.abs(blended_D).max()
+        raise InvalidRequestError.at(
+            f"{path}.group",
+            f"its weights make a vector with components of {largest:.3g}; {error.message.partition(': ')[2]}",
+        ) from error
+
+
+LEAST_LENGTH = 1e-6
+"""Rounding leaves less than this of vectors that cancel each other out."""

@@ -1,0 +1,63 @@
+"""The handlers that describe indexes: messages in, messages out, errors raised."""
+
+from __future__ import annotations
+
+import logging
+
+from scannery.indexer import IndexerError
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import InvalidRequestError, UnknownIndexError
+from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.description import index_info
+from scannery.serving.contract import INDEX_SERVICE
+from scannery.serving.services.registry import UnaryMethod
+from scannery.v1 import index_pb2 as pb
+
+__all__ = ["Indexes"]
+
+_LOG = logging.getLogger(__name__)
+
+DEFAULT_PAGE = 100
+MAX_PAGE = 1000
+
+
+class Indexes:
+    """ListIndexes and GetIndex over one catalog. Safe to use from several threads."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self.methods = {
+            f"/{INDEX_SERVICE}/ListIndexes": UnaryMethod(pb.ListIndexesRequest, self.list_indexes, "read"),
+            f"/{INDEX_SERVICE}/GetIndex": UnaryMethod(pb.GetIndexRequest, self.get_index, "read"),
+        }
+
+    def list_indexes(self, request: pb.ListIndexesRequest, deadline: Deadline) -> pb.ListIndexesResponse:
+        """Return a page of indexes by name; the token of a page is the last name of the page before."""
+        size = request.page_size if request.HasField("page_size") else DEFAULT_PAGE
+        if not 1 <= size <= MAX_PAGE:
+            raise InvalidRequestError.at("page_size", f"must be 1 to {MAX_PAGE}, got {size}")
+        names = [name for name in self._catalog.names() if name > request.page_token]
+        page = names[:size]
+        infos = [info for info in map(self._listed, page) if info]
+        token = page[-1] if len(names) > size else ""
+        return pb.ListIndexesResponse(indexes=infos, next_page_token=token)
+
+    def get_index(self, request: pb.GetIndexRequest, deadline: Deadline) -> pb.GetIndexResponse:
+        """Return the description of an index."""
+        snapshot = self._catalog.snapshot(request.index)
+        problem = self._catalog.problem(request.index)
+        return pb.GetIndexResponse(
+            index=index_info(snapshot.manifest, details=True, snapshot=snapshot, problem=problem)
+        )
+
+    def _listed(self, name: str) -> pb.IndexInfo | None:
+        try:
+            snapshot = self._catalog.snapshot(name) if self._catalog.watched else None
+            # Without a watcher, an index is not opened to be listed.
+            manifest = snapshot.manifest if snapshot else self._catalog.manifest(name)
+            problem = self._catalog.problem(name)
+            return index_info(manifest, details=False, snapshot=snapshot, problem=problem)
+        except (IndexerError, UnknownIndexError) as error:
+            # A broken index, or one that was just removed, must not hide the others.
+            _LOG.warning("index %s is left out of the list: %s", name, error)
+            return None
