@@ -19,7 +19,7 @@ from scannery.indexer import IndexerError, search_ready
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, UnknownIndexError
 from scannery.serving import limits
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.description import index_info
 from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.engine import hydrator
@@ -66,7 +66,7 @@ MAX_PAGE = 1000
 class Service(MethodRegistry):
     """Every method of the contract over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: Catalog, *, at_once: int | None = None) -> None:
+    def __init__(self, catalog: BaseCatalog, *, at_once: int | None = None) -> None:
         """Take what is served; `at_once`: searches that run at once, one per core unless said otherwise."""
         self._catalog = catalog
         self._together: Coalescer[ByVector, tuple[bytes, str]] = Coalescer(
@@ -131,7 +131,7 @@ class Service(MethodRegistry):
             ServingError: what is wrong with it.
 
         """
-        snapshot = self._catalog.snapshot(request.index) if self._catalog.watched else None
+        snapshot = self._catalog.open_snapshot(request.index)
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
         # To take a large filter apart takes longer than to search, and one that is new is not known to be quick.
@@ -240,7 +240,7 @@ class Service(MethodRegistry):
 
     def _listed(self, name: str) -> index_pb2.IndexInfo | None:
         try:
-            snapshot = self._catalog.snapshot(name) if self._catalog.watched else None
+            snapshot = self._catalog.open_snapshot(name)
             # Without a watcher, an index is not opened to be listed.
             manifest = snapshot.manifest if snapshot else self._catalog.manifest(name)
             problem = self._catalog.problem(name)

@@ -78,7 +78,7 @@ def test_a_process_that_cannot_be_started_keeps_no_lock(store: Path, full: None)
     (store / "live" / "log").mkdir()
     descriptors = open_files()
     maintenance._start("seal", state)
-    assert maintenance._failures == {"seal": 1}
+    assert maintenance._backoff["seal"].failures == 1
     assert open_files() == descriptors
     with locked(store, "live", "seal"):
         pass
