@@ -1,7 +1,7 @@
 """The open indexes of a store, and their move to new versions: what servers and embedded engines have in common.
 
-A snapshot is replaced as a whole, by one assignment; queries that hold the old one finish on it, and its memory is freed
-with the last of them. A version that cannot be opened changes nothing: the one before keeps answering.
+A snapshot is replaced as a whole, by one assignment; queries that hold the old one finish on it, and its memory is
+freed with the last of them. A version that cannot be opened changes nothing: the one before keeps answering.
 """
 
 from __future__ import annotations
@@ -100,6 +100,14 @@ class BaseCatalog(ABC):
     def open_snapshot(self, name: str) -> Snapshot | None:
         """Return the snapshot of an index without reading a file; None if that may be needed. Raises as `snapshot`."""
 
+    @abstractmethod
+    def written(self) -> None:
+        """Record that something was written."""
+
+    @abstractmethod
+    def _prepare(self, entry: CatalogEntry, snapshot: Snapshot) -> None:
+        """Prepare a version that was opened, before queries see it."""
+
     def names(self) -> list[str]:
         """Return the names of the indexes that the caller can ask for, sorted."""
         self._check_open()
@@ -155,9 +163,6 @@ class BaseCatalog(ABC):
             raise (entry.opening.error or self._unknown(name)).with_traceback(None)
         return entry.live
 
-    def written(self) -> None:
-        """Record that something was written."""
-
     def maintain(self) -> None:
         """Have sealed and merged what is due; costs little where nothing is."""
         for entry in list(self._entries.values()):
@@ -174,9 +179,6 @@ class BaseCatalog(ABC):
         with self._lock:
             for name in list(self._entries):
                 self._forget(name)
-
-    def _prepare(self, entry: CatalogEntry, snapshot: Snapshot) -> None:
-        """Prepare a version that was opened, before queries see it."""
 
     def _forget(self, name: str) -> None:
         entry = self._entries.pop(name, None)
@@ -226,9 +228,7 @@ class BaseCatalog(ABC):
             if not self._opener.is_open(entry, version):
                 index = self._opener.move(entry, version, lambda snapshot: self._prepare(entry, snapshot))
                 manifest = index.manifest
-                _LOG.info(
-                    "index %s: version %d, %d datapoints", entry.name, manifest.version, manifest.rows
-                )
+                _LOG.info("index %s: version %d, %d datapoints", entry.name, manifest.version, manifest.rows)
         except Exception as error:  # noqa: BLE001  what is open goes on, and so do other indexes
             entry.opening.failed(f"index {entry.name}: version {version} cannot be opened", error)
         else:

@@ -49,6 +49,9 @@ class EmbeddedCatalog(BaseCatalog):
         """Have sealed and merged what is due."""
         self.maintain()
 
+    def _prepare(self, entry: CatalogEntry, snapshot: Snapshot) -> None:
+        """Do nothing: the encoder is loaded with the first text."""
+
     def _names(self) -> Collection[str]:
         return [name for name in self._chosen() if self._is_stored(name)]
 

@@ -30,6 +30,9 @@ class ServerCatalog(BaseCatalog):
         """Return the current snapshot of an index; raises as `snapshot`."""
         return self.snapshot(name)
 
+    def written(self) -> None:
+        """Do nothing: the watcher has due maintenance started."""
+
     def refresh(self) -> None:
         """Open new indexes and versions with their encoders, announce them, and drop indexes that are gone.
 

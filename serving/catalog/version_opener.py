@@ -47,7 +47,12 @@ class VersionOpener:
     def is_open(self, entry: CatalogEntry, version: int) -> bool:
         """Return whether an entry has this version open, and not one of the same number of a former index."""
         current = entry.snapshot
-        if entry.live is None or current is None or current.manifest.version != version or entry.live.replaced:
+        if (
+            entry.live is None
+            or current is None
+            or current.manifest.version != version
+            or entry.live.replaced
+        ):
             return False
         try:
             return self.store.stamp(manifest_key(entry.name, version)) == entry.stamp
@@ -82,9 +87,7 @@ class VersionOpener:
         if before is not None:  # also if what is there now cannot be opened
             before.retire()
         home = LogPlace(self.store, entry.name, self.log_root)
-        entry.live = LiveIndex(
-            index, self._snapshots(), home=home, waiting=waiting, on_gap=entry.look_again
-        )
+        entry.live = LiveIndex(index, self._snapshots(), home=home, waiting=waiting, on_gap=entry.look_again)
         if before is not None:
             before.close()
         if self.log_root is not None and entry.maintenance is None:

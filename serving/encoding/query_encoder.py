@@ -27,6 +27,7 @@ from scannery.serving.encoding.reranker import RerankerPool
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.scheduling.text_batcher import TextBatcher
 from scannery.serving.security.principal import CURRENT
+from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.tracing import span
 
 if TYPE_CHECKING:
@@ -63,10 +64,17 @@ class TextEncoder(Protocol):
 
 @dataclass
 class Observer:
-    """Who is told what an encoder does."""
+    """Is told what encoders do; reports nothing before `report_to`."""
 
-    batch: Callable[[float], None] = lambda texts: None
-    cached: Callable[[bool, int], None] = lambda known, count: None
+    batch: Callable[[float], object] = lambda texts: None
+    """Called with the number of texts of each batch."""
+    cached: Callable[[bool, int], object] = lambda known, count: None
+    """Called with the number of query texts whose vectors the cache had (True) or had not (False)."""
+
+    def report_to(self, metrics: ServerMetrics) -> None:
+        """Count in these metrics from now on."""
+        self.batch = metrics.batch_texts.observe
+        self.cached = lambda known, count: metrics.cached.inc(("hit" if known else "miss",), count)
 
 
 class QueryEncoder:
@@ -223,12 +231,9 @@ class EncoderPool:
         self.rerankers = RerankerPool(model=reranker, device=device)
         self._encoders: dict[str, QueryEncoder] = {}
         self._failed: dict[str, RetryState] = {}
-        self._observer = Observer()
+        self.observer = Observer()
+        """Of all encoders."""
         self._lock = threading.Lock()
-
-    def observe(self, *, batch: Callable[[float], None], cached: Callable[[bool, int], None]) -> None:
-        """Report the size of each batch, and how many texts the cache had (True) or had not (False)."""
-        self._observer.batch, self._observer.cached = batch, cached
 
     def encoder_of(self, manifest: Manifest, *, field: str = "query") -> QueryEncoder:
         """Return the encoder for text queries of an index; it is loaded at the first call.
@@ -273,7 +278,7 @@ class EncoderPool:
     def _made(self, manifest: Manifest) -> QueryEncoder:
         if self._remote is None:
             encoder = load_encoder(manifest, self._device, self._folder)
-            return QueryEncoder(encoder, cached=self._cached, observer=self._observer)
+            return QueryEncoder(encoder, cached=self._cached, observer=self.observer)
         from scannery.serving.encoding.remote_encoder import EncoderProcess, RemoteEncoder
 
         # No connection before it is needed: none survives a fork.
@@ -281,7 +286,7 @@ class EncoderPool:
         return QueryEncoder(
             RemoteEncoder(self._process, manifest),
             cached=self._cached,
-            observer=self._observer,
+            observer=self.observer,
             batched=False,
         )
 

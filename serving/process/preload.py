@@ -80,13 +80,13 @@ def preload_encoders(config: EncoderConfig, before: EncoderRegistry | None = Non
         EncoderUnavailableError, UnknownIndexError, NotFoundError, StoreError: as `EncoderRegistry.refresh`.
 
     """
-    shelf = before or EncoderRegistry(config)
+    encoders = before or EncoderRegistry(config)
     local = not config.store or Store.open(config.store).local_root is not None
     if local and _forks_well(config.device):
-        shelf.refresh()
+        encoders.refresh()
     gc.collect()
     _settle()
-    return shelf
+    return encoders
 
 
 def encoder_pool(config: ServerConfig) -> EncoderPool:

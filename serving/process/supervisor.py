@@ -1,13 +1,13 @@
-"""Processes: workers that share a port, under a supervisor.
+"""The supervisor of a server: starts its processes, and starts again those that die.
 
 The supervisor opens what can be shared (preload.py), forks, and never serves itself. It keeps the port reserved, starts
-dead processes again (later and later if they keep dying), and hands signals on:
+dead processes again (with growing waits if they keep dying), and passes signals on:
 
 SIGTERM, SIGINT   all workers refuse new requests, finish running ones, and end
 SIGHUP            a new generation of workers starts; when all of them answer, the old one drains. If one of them
                   cannot start, or does not answer in time, the old generation stays
 
-As process 1 of a container it also reaps the orphans that end up with it.
+As process 1 of a container it also reaps orphaned processes.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Generic, TypeVar
 
 from scannery.embed.devices.busy_neighbours import Neighbours, live_with
 from scannery.runtime.errors import ConfigError, ServingError
-from scannery.serving.config import EncoderConfig, ListenConfig, ServerConfig, joined_address, split_address
+from scannery.runtime.retry import Backoff
+from scannery.serving.config import ListenConfig, WorkerContext, joined_address, split_address
 from scannery.serving.process.generations import WORKER, Generations, Process
 from scannery.serving.process.os_calls import die_with_parent, ended, notify, reserved
-from scannery.serving.process.preload import Preloaded, preload, preload_encoders
 from scannery.serving.process.signals import Signals
+from scannery.serving.process.worker import STOP_SIGNALS, run_metrics
 from scannery.serving.scheduling.affinity import own_core
-from scannery.serving.services.encoder_registry import EncoderRegistry
 from scannery.serving.telemetry.metrics import SharedSlots
 
-__all__ = ["Helper", "serve", "serve_encoders"]
+__all__ = ["Helper", "Supervisor"]
 
 _LOG = logging.getLogger(__name__)
 
 MAX_WORKERS = 256
 FIRST_RESTART_S = 0.1
 MAX_RESTART_S = 30.0
-# A process that lived so long was healthy: its next death counts as the first.
+# A process that lived this long was healthy: its next death counts as the first.
 HEALTHY_AFTER_S = 60.0
 # After the drain, a process has this long to go before it is killed.
 KILL_AFTER_S = 5.0
@@ -52,130 +53,51 @@ MAX_RELOAD_S = 600.0
 
 LOOK_EVERY_S = 0.2
 STOP_AFTER_S = 1.0
-"""A reload that has not ended by then is not awaited by who wants to stop."""
+"""A signal to stop waits this long for a reload that is under way."""
 
-SWITCH_S = 0.0005
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A process that is ready writes its number into a pipe, and then makes the supervisor look.
 _LOOK = signal.SIGUSR1
-_SIGNALS = {*_STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD, _LOOK}
+_SIGNALS = {*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD, _LOOK}
 
 ConfigT = TypeVar("ConfigT", bound=ListenConfig)
 SharedT = TypeVar("SharedT")
 
 Helper = Callable[[ListenConfig, SharedSlots, Callable[[], None]], None]
-"""The body of a process beside the workers: runs until SIGTERM; calls its last argument when it is ready."""
-
-
-def serve(config: ServerConfig, *, workers: int = 1, ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and return. Must be called from the main thread.
-
-    Args:
-        config: how.
-        workers: processes that serve; this one only looks after them.
-        ready: called with the address once every process answers.
-
-    Raises:
-        ConfigError, BindError, IndexerError: the server cannot start.
-        ServingError: the workers cannot start; their own errors are in the log.
-
-    """
-    Supervisor(config, workers, ready or _ignore, preload, _serve_here).run()
-
-
-def serve_encoders(
-    config: EncoderConfig, *, workers: int = 1, ready: Callable[[str], None] | None = None
-) -> None:
-    """Serve encoders, as `serve` does indexes.
-
-    Raises:
-        ConfigError, BindError, EncoderUnavailableError, IndexerError: they cannot be served.
-        ServingError: the workers cannot start; their own errors are in the log.
-
-    """
-    Supervisor(config, workers, ready or _ignore, preload_encoders, _serve_encoders_here).run()
-
-
-def _serve_encoders_here(
-    config: EncoderConfig, shelf: EncoderRegistry, slots: SharedSlots, slot: int, ready: Callable[[], None]
-) -> None:
-    from scannery.serving.process.encoder_server import EncoderServer
-
-    server = EncoderServer(
-        config, shelf=shelf, publish=lambda data: slots.write(slot, data), before=slots.read(slot)
-    )
-    with server:
-        ready()
-        _await_stop()
-
-
-def _serve_here(
-    config: ServerConfig, preloaded: Preloaded, slots: SharedSlots, slot: int, ready: Callable[[], None]
-) -> None:
-    from scannery.serving.process.server import Server
-
-    # A query changes threads several times, and each time waits so long for whoever applies writes.
-    sys.setswitchinterval(SWITCH_S)
-    server = Server(
-        config, preloaded=preloaded, publish=lambda data: slots.write(slot, data), before=slots.read(slot)
-    )
-    with server:
-        ready()
-        _await_stop()
-
-
-def _serve_metrics(config: ListenConfig, slots: SharedSlots, ready: Callable[[], None]) -> None:
-    from scannery.serving.telemetry.metrics import ServerMetrics, merged, rendered
-    from scannery.serving.telemetry.metrics.exposition import MetricsServer
-
-    families = ServerMetrics().registry.families
-    server = MetricsServer(
-        config.metrics_listen, lambda: rendered(families, merged(families, slots.read_all()))
-    )
-    _LOG.info("metrics at http://%s/metrics", server.address)
-    ready()
-    _await_stop()
-    server.stop()
-
-
-def _await_stop() -> None:
-    # Blocked since before the fork, a signal that came at any time is still there.
-    received = signal.sigwait(_STOP_SIGNALS)
-    _LOG.info("%s: draining", signal.Signals(received).name)
+"""Runs in a process beside the workers until SIGTERM; calls its last argument when it is ready."""
 
 
 class Supervisor(Generic[ConfigT, SharedT]):
-    """Looks after the processes of one server."""
+    """Starts, restarts, replaces and ends the processes of one server."""
 
     def __init__(
         self,
         config: ConfigT,
         workers: int,
-        ready: Callable[[str], None],
+        ready: Callable[[str], object],
         share: Callable[[ConfigT, SharedT | None], SharedT],
-        body: Callable[[ConfigT, SharedT, SharedSlots, int, Callable[[], None]], None],
+        run_worker: Callable[[ConfigT, SharedT, WorkerContext, Callable[[], None]], None],
     ) -> None:
-        """Take what is to run.
+        """Start nothing yet.
 
         Args:
             config: how to listen.
             workers: processes that serve.
             ready: called with the address once every process answers.
             share: opens what workers share; gets what the generation before had.
-            body: of a worker: runs until SIGTERM; calls its last argument when it is ready.
+            run_worker: runs in each worker until SIGTERM; calls its last argument when it is ready.
 
         """
         if not 1 <= workers <= MAX_WORKERS:
             raise ConfigError(f"workers: must be 1 to {MAX_WORKERS}, got {workers}", field="workers")
-        helpers: dict[str, Helper] = {"metrics": _serve_metrics} if config.metrics_listen else {}
+        helpers: dict[str, Helper] = {"metrics": run_metrics} if config.metrics_listen else {}
         self._config = config
-        self._share, self._body = share, body
+        self._share, self._run_worker = share, run_worker
+        self._context = WorkerContext(workers=workers, share_port=True)
         self._wanted = {WORKER: workers} | dict.fromkeys(helpers, 1)
         self._helpers = helpers
         self._ready = ready
         self._there: Generations[SharedT]
-        self._failures = 0
+        self._restarts = Backoff(first_s=FIRST_RESTART_S, max_s=MAX_RESTART_S)
         self._was_ready = self._reload_wanted = False
         self._restart_at_s = 0.0
         self._reload_until_s = math.inf
@@ -192,10 +114,10 @@ class Supervisor(Generic[ConfigT, SharedT]):
             port = ports.enter_context(closing(reserved(self._config.listen)))
             host, _ = split_address(self._config.listen)
             address = joined_address(host, port.getsockname()[1])
-            self._config = replace(self._config, listen=address, share_port=True)
+            self._config = replace(self._config, listen=address)
             if native := self._config.native_address:
                 port = ports.enter_context(closing(reserved(native, field="native")))
-                self._config = replace(self._config, native_port=port.getsockname()[1])
+                self._context = replace(self._context, native_port=port.getsockname()[1])
             # Before the signals are taken: loading takes a while, and Ctrl-C must end it.
             self._there = Generations(self._wanted, self._share(self._config, None))
             with self._signals:
@@ -209,7 +131,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
             self._start_missing()
             received = self._wait()
             self._note_ready()
-            if received in _STOP_SIGNALS:
+            if received in STOP_SIGNALS:
                 _LOG.info("%s: draining", signal.Signals(received).name)
                 return
             self._reap()
@@ -258,13 +180,12 @@ class Supervisor(Generic[ConfigT, SharedT]):
         try:
             die_with_parent(self._pid)
             # The stop signals stay blocked since before the fork: they are waited for. Threads inherit the mask.
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - set(_STOP_SIGNALS))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - set(STOP_SIGNALS))
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if process.role == WORKER:
-                workers = self._wanted[WORKER]
-                config = replace(self._config, core=own_core(process.slot, workers), workers=workers)
                 live_with(self._neighbours, process.slot)
-                self._body(config, self._there.shared(process), self._slots, process.slot, self._tell_ready)
+                context = self._context_of(process.slot)
+                self._run_worker(self._config, self._there.shared(process), context, self._tell_ready)
             else:
                 self._helpers[process.role](self._config, self._slots, self._tell_ready)
             status = 0
@@ -277,6 +198,14 @@ class Supervisor(Generic[ConfigT, SharedT]):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
+
+    def _context_of(self, slot: int) -> WorkerContext:
+        return replace(
+            self._context,
+            core=own_core(slot, self._context.workers),
+            publish=partial(self._slots.write, slot),
+            counted=self._slots.read(slot),
+        )
 
     def _tell_ready(self) -> None:
         os.write(self._ready_pipe[1], b"%d\n" % os.getpid())
@@ -322,7 +251,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         received: list[int] = []
         while not done.is_set():
             received.append(self._signals.wait(LOOK_EVERY_S))
-            if received[-1] in _STOP_SIGNALS and not done.wait(STOP_AFTER_S):
+            if received[-1] in STOP_SIGNALS and not done.wait(STOP_AFTER_S):
                 _LOG.error("reload: it does not end; stopping nevertheless")
                 self._stop()
                 os._exit(0)
@@ -362,8 +291,9 @@ class Supervisor(Generic[ConfigT, SharedT]):
 
     def _restart_later(self, pid: int, process: Process) -> None:
         lived_s = time.monotonic() - process.started_s
-        self._failures = 1 if lived_s >= HEALTHY_AFTER_S else self._failures + 1
-        wait_s = min(MAX_RESTART_S, FIRST_RESTART_S * 2 ** min(self._failures - 1, 10))
+        if lived_s >= HEALTHY_AFTER_S:
+            self._restarts.reset()
+        wait_s = self._restarts.failed()
         self._restart_at_s = time.monotonic() + wait_s
         _LOG.error("%s %d died after %.1f s; another starts in %.1f s", process.role, pid, lived_s, wait_s)
 
@@ -383,7 +313,3 @@ class Supervisor(Generic[ConfigT, SharedT]):
             self._signals.wait(min(left_s, 1.0))
             while (pid := ended()) != 0:
                 self._there.processes.pop(pid, None)
-
-
-def _ignore(address: str) -> None:
-    """Nobody wants to know."""

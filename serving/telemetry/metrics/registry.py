@@ -139,7 +139,7 @@ class Registry:
         """Return all values."""
         return {family.name: family.dump() for family in self.families}
 
-    def restore(self, dump: Dump) -> None:
+    def restore(self, dump: Mapping[str, Mapping[str, Any]]) -> None:
         """Go on from the counters of a process that is gone, so that sums never fall."""
         for family in self.families:
             family.restore(dump.get(family.name, {}))

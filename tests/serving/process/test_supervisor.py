@@ -313,17 +313,18 @@ HANGING = """
 import os, time
 from scannery.serving import ServerConfig
 from scannery.serving.process import supervisor as workers
+from scannery.serving.process.worker import await_stop
 workers.MAX_RELOAD_S, workers.KILL_AFTER_S = 4.0, 0.5
 
 def share(config, before):
     return 0 if before is None else before + 1
 
-def body(config, shared, slots, slot, ready):
+def body(config, shared, context, ready):
     os.write(1, b"began %d\\n" % shared)  # at once: several processes write there
     if shared:
         time.sleep(20)
     ready()
-    workers._await_stop()
+    await_stop()
 
 config = ServerConfig(store="/", listen="127.0.0.1:0", drain_s=0)
 workers.Supervisor(config, 2, lambda address: print("ready", flush=True), share, body).run()
