@@ -92,7 +92,16 @@ class QueryEncoder:
         observer: Observer | None = None,
         batched: bool = True,
     ) -> None:
-        """`batched`: False if the encoder itself joins the texts of concurrent callers."""
+        """Encode nothing yet.
+
+        Args:
+            encoder: of the texts.
+            cached: queries whose vectors are remembered.
+            cached_bytes: bound of their texts and vectors.
+            observer: is told of batches and of the cache.
+            batched: False if the encoder itself joins the texts of concurrent callers.
+
+        """
         self._encoder = encoder
         self._observer = observer or Observer()
         self._queries: Encode = encoder.encode_queries
@@ -264,13 +273,13 @@ class EncoderPool:
 
     def _tried(self, key: str, manifest: Manifest, field: str) -> QueryEncoder:
         """Load it, unless that failed a moment ago: a try takes seconds, in which all texts wait."""
-        attempts = self._failed.setdefault(key, RetryState(clock=self._clock))
-        if attempts.error is not None and not attempts.due:
-            raise EncoderUnavailableError(str(attempts.error), field=field)
+        retry = self._failed.setdefault(key, RetryState(clock=self._clock))
+        if retry.error is not None and not retry.due:
+            raise EncoderUnavailableError(str(retry.error), field=field)
         try:
             encoder = self._made(manifest)
         except EncoderUnavailableError as error:
-            attempts.failed(f"the encoder of index {manifest.index}", error)
+            retry.failed(f"the encoder of index {manifest.index}", error)
             raise
         del self._failed[key]
         return encoder

@@ -120,8 +120,8 @@ def _settle() -> None:
 
 def _check_named(store: Store, config: ServerConfig) -> None:
     # Every worker would say so, too; here it is the error of the whole. One that cannot be read is there.
-    if missing := sorted(name for name in config.indexes if not _is_there(store, name)):
-        raise UnknownIndexError(f"there is no index {', '.join(missing)} in {config.store}", field="index")
+    if missing := [name for name in config.indexes if not _is_there(store, name)]:
+        raise UnknownIndexError.missing(missing, config.store)
 
 
 def _is_there(store: Store, name: str) -> bool:

@@ -117,10 +117,8 @@ class Server(BaseServer):
 
     def _check_indexes(self) -> None:
         states = self._catalog.states()
-        if missing := sorted(set(self.config.indexes) - states.keys()):
-            raise UnknownIndexError(
-                f"there is no index {', '.join(missing)} in {self.config.store}", field="indexes"
-            )
+        if missing := set(self.config.indexes) - states.keys():
+            raise UnknownIndexError.missing(missing, self.config.store)
         if not states:
             _LOG.warning(
                 "there is no index in %s yet; it will be served as soon as there is", self.config.store
