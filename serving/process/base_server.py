@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
@@ -65,7 +64,7 @@ class BaseServer:
         self.metrics.registry.restore(context.counted)
         self._core = context.core
         self._drain_s = config.drain_s
-        self._ended = threading.Event()
+        self._ended = False
         # Calls that wait for their body or their permit each hold a thread, which costs next to nothing.
         self._threads = CallThreads(with_reserve(config.threads + config.queue), "scannery-request")
         authenticator = Authenticator(config.security)
@@ -113,9 +112,9 @@ class BaseServer:
 
     def stop(self, drain_s: float | None = None) -> None:
         """Refuse new requests, let those that run finish (for at most `drain_s`), and close everything."""
-        if self._ended.is_set():
+        if self._ended:
             return
-        self._ended.set()
+        self._ended = True
         drain_s = self._drain_s if drain_s is None else drain_s
         self._grpc.refuse(drain_s)
         self._native.stop(drain_s)

@@ -96,7 +96,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         self._wanted = {WORKER: workers} | dict.fromkeys(helpers, 1)
         self._helpers = helpers
         self._ready = ready
-        self._there: Generations[SharedT]
+        self._generations: Generations[SharedT]
         self._restarts = Backoff(first_s=FIRST_RESTART_S, max_s=MAX_RESTART_S)
         self._was_ready = self._reload_wanted = False
         self._restart_at_s = 0.0
@@ -119,7 +119,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
                 port = ports.enter_context(closing(reserved(native, field="native")))
                 self._context = replace(self._context, native_port=port.getsockname()[1])
             # Before the signals are taken: loading takes a while, and Ctrl-C must end it.
-            self._there = Generations(self._wanted, self._share(self._config, None))
+            self._generations = Generations(self._wanted, self._share(self._config, None))
             with self._signals:
                 try:
                     self._supervise()
@@ -130,38 +130,38 @@ class Supervisor(Generic[ConfigT, SharedT]):
         while True:
             self._start_missing()
             received = self._wait()
-            self._note_ready()
+            self._read_ready()
             if received in STOP_SIGNALS:
                 _LOG.info("%s: draining", signal.Signals(received).name)
                 return
             self._reap()
             self._take_over()
-            self._look_at_clock()
+            self._check_deadlines()
             self._reload_wanted |= received == signal.SIGHUP
             # One at a time, and not while processes are just starting.
-            if self._reload_wanted and not self._there.reloading and self._there.answering():
+            if self._reload_wanted and not self._generations.reloading and self._generations.answering():
                 self._reload()
 
     def _wait(self) -> int:
         """Return the next signal; 0 if it is time to start or end a process, or to give up a reload, first."""
-        at_s = min(self._there.next_kill_s(), self._reload_until_s)
-        if self._there.missing():
+        at_s = min(self._generations.next_kill_s(), self._reload_until_s)
+        if self._generations.missing():
             at_s = min(at_s, self._restart_at_s)
         return self._signals.wait(None if at_s == math.inf else max(0.0, at_s - time.monotonic()))
 
-    def _look_at_clock(self) -> None:
+    def _check_deadlines(self) -> None:
         if time.monotonic() >= self._reload_until_s:
             self._give_up_reload(f"the new workers do not answer after {MAX_RELOAD_S:.0f} s")
-        for pid, process in self._there.overdue().items():
+        for pid, process in self._generations.overdue().items():
             _LOG.error("%s %d does not end; killing it", process.role, pid)
             process.kill_at_s = math.inf
             os.kill(pid, signal.SIGKILL)
 
     def _start_missing(self) -> None:
-        for role, generation in self._there.missing():
+        for role, generation in self._generations.missing():
             if time.monotonic() < self._restart_at_s:
                 return
-            processes = self._there.processes
+            processes = self._generations.processes
             taken = {process.slot for process in processes.values() if process.role == WORKER}
             slot = next((slot for slot in range(self._slots.count) if slot not in taken), -1)
             if slot < 0:  # the old ones do not go: look again when one does
@@ -172,10 +172,10 @@ class Supervisor(Generic[ConfigT, SharedT]):
             sys.stderr.flush()
             pid = self._signals.fork()
             if pid == 0:
-                self._become(process)
+                self._run_child(process)
             processes[pid] = process
 
-    def _become(self, process: Process) -> None:
+    def _run_child(self, process: Process) -> None:
         status = 1
         try:
             die_with_parent(self._pid)
@@ -185,7 +185,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
             if process.role == WORKER:
                 live_with(self._neighbours, process.slot)
                 context = self._context_of(process.slot)
-                self._run_worker(self._config, self._there.shared(process), context, self._tell_ready)
+                self._run_worker(self._config, self._generations.shared(process), context, self._tell_ready)
             else:
                 self._helpers[process.role](self._config, self._slots, self._tell_ready)
             status = 0
@@ -212,13 +212,13 @@ class Supervisor(Generic[ConfigT, SharedT]):
         if os.getppid() == self._pid:  # otherwise it died, and somebody else would get the signal
             os.kill(self._pid, _LOOK)
 
-    def _note_ready(self) -> None:
+    def _read_ready(self) -> None:
         os.set_blocking(self._ready_pipe[0], False)
         with suppress(BlockingIOError):
             for pid in os.read(self._ready_pipe[0], 1 << 16).split():
-                if process := self._there.processes.get(int(pid)):
+                if process := self._generations.processes.get(int(pid)):
                     process.ready = True
-        if self._there.answering() and not self._was_ready:
+        if self._generations.answering() and not self._was_ready:
             self._was_ready = True
             notify("READY=1")
             self._ready(self._config.listen)
@@ -229,25 +229,25 @@ class Supervisor(Generic[ConfigT, SharedT]):
         _LOG.info("reload: starting new workers")
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
-            self._there.begin(self._shared_anew())
+            self._generations.begin(self._share_again())
         except Exception as error:  # noqa: BLE001  whatever is wrong now, what runs must go on
             _LOG.error("reload: everything stays as it was: %s", error)
             notify("READY=1")
             return
         self._reload_until_s = time.monotonic() + MAX_RELOAD_S
 
-    def _shared_anew(self) -> SharedT:
+    def _share_again(self) -> SharedT:
         """Return what new workers share. A store may hang while it is opened: a signal to stop must not wait for it."""
         done = threading.Event()
-        watcher = threading.Thread(target=self._stop_if_asked, args=(done,), daemon=True)
+        watcher = threading.Thread(target=self._stop_when_asked, args=(done,), daemon=True)
         watcher.start()
         try:
-            return self._share(self._config, self._there.standing_shared)
+            return self._share(self._config, self._generations.standing_shared)
         finally:
             done.set()
             watcher.join()
 
-    def _stop_if_asked(self, done: threading.Event) -> None:
+    def _stop_when_asked(self, done: threading.Event) -> None:
         received: list[int] = []
         while not done.is_set():
             received.append(self._signals.wait(LOOK_EVERY_S))
@@ -258,14 +258,14 @@ class Supervisor(Generic[ConfigT, SharedT]):
         self._signals.give_back(number for number in received if number)
 
     def _take_over(self) -> None:
-        if self._there.reloading and self._there.answering():
-            old = self._there.take_over()
+        if self._generations.reloading and self._generations.answering():
+            old = self._generations.take_over()
             _LOG.info("reload: the new workers answer; %d old ones drain", len(old))
             self._reload_ends(old)
 
     def _give_up_reload(self, why: str) -> None:
         _LOG.error("reload: %s; the old ones stay", why)
-        self._reload_ends(self._there.give_up())
+        self._reload_ends(self._generations.give_up())
 
     def _reload_ends(self, leaving: Mapping[int, Process]) -> None:
         self._reload_until_s = math.inf
@@ -277,12 +277,12 @@ class Supervisor(Generic[ConfigT, SharedT]):
 
     def _reap(self) -> None:
         while (pid := ended()) != 0:
-            process = self._there.processes.pop(pid, None)
+            process = self._generations.processes.pop(pid, None)
             if process is None or process.leaving:  # an orphan that process 1 inherits, or one that should go
                 continue
             if not self._was_ready:
                 raise ServingError("the workers cannot start; the log says why")
-            new = self._there.reloading and process.generation == self._there.newest
+            new = self._generations.reloading and process.generation == self._generations.newest
             if process.role == WORKER and new and not process.ready:
                 self._give_up_reload(f"new worker {pid} cannot serve")
             else:
@@ -300,16 +300,16 @@ class Supervisor(Generic[ConfigT, SharedT]):
     def _stop(self) -> None:
         """End all processes: ask, wait, insist."""
         notify("STOPPING=1")
-        for pid in self._there.processes:
+        for pid in self._generations.processes:
             os.kill(pid, signal.SIGTERM)
         deadline_s = time.monotonic() + self._config.drain_s + KILL_AFTER_S
-        while self._there.processes:
+        while self._generations.processes:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                for pid, process in self._there.processes.items():
+                for pid, process in self._generations.processes.items():
                     _LOG.error("%s %d does not end; killing it", process.role, pid)
                     os.kill(pid, signal.SIGKILL)
                 left_s = 60.0
             self._signals.wait(min(left_s, 1.0))
             while (pid := ended()) != 0:
-                self._there.processes.pop(pid, None)
+                self._generations.processes.pop(pid, None)
