@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
-
-from typing_extensions import Self
 
 from scannery.runtime.retry import RetryState
 
@@ -17,7 +14,7 @@ class PeriodicTask:
     """Runs a function at an interval, in a thread of its own.
 
     An error ends neither the thread nor the task: it is logged once until another one comes, and the waits grow while
-    it lasts. A context manager: entering starts the thread, leaving stops it.
+    it lasts.
     """
 
     def __init__(
@@ -51,15 +48,6 @@ class PeriodicTask:
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _run(self) -> None:
         wait_s = self._every_s

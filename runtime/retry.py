@@ -45,7 +45,7 @@ class Backoff:
         """Whether it is time for a try."""
         return self._clock() >= self.retry_at_s
 
-    def failed(self) -> float:
+    def back_off(self) -> float:
         """Count a failure, and return the seconds until the next try."""
         self.failures += 1
         wait_s = min(self._max_s, self._first_s * 2.0 ** min(self.failures - 1, 20))
@@ -57,7 +57,7 @@ class Backoff:
         self.failures, self.retry_at_s = 0, float("-inf")
 
 
-class RetryState:
+class RetryState(Backoff):
     """The failures in a row of one task. For one thread at a time; any thread may read."""
 
     def __init__(
@@ -73,22 +73,12 @@ class RetryState:
             clock: seconds.
 
         """
+        super().__init__(clock=clock)
         self._on_failure = on_failure
-        self._backoff = Backoff(clock=clock)
         self.error: Exception | None = None
         """The last one; None if the last try worked."""
         self.problem = ""
         """What cannot be done and why, for callers: without paths of this machine; empty if the last try worked."""
-
-    @property
-    def failures(self) -> int:
-        """Failures since it worked last."""
-        return self._backoff.failures
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time for a try."""
-        return self._backoff.due
 
     def failed(self, what: str, error: Exception) -> None:
         """Count the error of a try and put off the next one; `what` says what cannot be done.
@@ -100,7 +90,7 @@ class RetryState:
         expected = isinstance(error, (IndexerError, ServingError, OSError))
         # The chain of causes holds frames, and these may hold open segments: only the log gets it.
         _LOG.log(
-            level, "%s: %s; trying again in %.0f s", what, error, self._backoff.failed(),
+            level, "%s: %s; trying again in %.0f s", what, error, self.back_off(),
             exc_info=None if expected else error,
         )  # fmt: skip
         error.__cause__ = error.__context__ = error.__traceback__ = None
@@ -111,7 +101,7 @@ class RetryState:
     def succeeded(self) -> None:
         """Record that a try worked."""
         self.error, self.problem = None, ""
-        self._backoff.reset()
+        self.reset()
 
     def run(self, what: str, task: Callable[[], object]) -> None:
         """Try it if it is due; `what` says what cannot be done if it fails."""

@@ -227,7 +227,7 @@ class Maintenance:
             self._backoff[task].reset()
 
     def _failed(self, task: Task, what: str) -> None:
-        wait_s = self._backoff[task].failed()
+        wait_s = self._backoff[task].back_off()
         _LOG.error("index %s: %s %s; trying again in %.0f s", self._index, task, what, wait_s)
 
 

@@ -293,7 +293,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         lived_s = time.monotonic() - process.started_s
         if lived_s >= HEALTHY_AFTER_S:
             self._restarts.reset()
-        wait_s = self._restarts.failed()
+        wait_s = self._restarts.back_off()
         self._restart_at_s = time.monotonic() + wait_s
         _LOG.error("%s %d died after %.1f s; another starts in %.1f s", process.role, pid, lived_s, wait_s)
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from scannery.runtime import retry
 from scannery.runtime.periodic_task import PeriodicTask
+
+
+@contextmanager
+def started(task: PeriodicTask) -> Iterator[None]:
+    task.start()
+    try:
+        yield
+    finally:
+        task.stop()
 
 
 def test_it_runs_at_its_interval_in_its_thread_and_stops_at_once() -> None:
@@ -19,7 +30,7 @@ def test_it_runs_at_its_interval_in_its_thread_and_stops_at_once() -> None:
         names.add(threading.current_thread().name)
         ran.release()
 
-    with PeriodicTask("ticker", run, every_s=0.001):
+    with started(PeriodicTask("ticker", run, every_s=0.001)):
         assert all(ran.acquire(timeout=60) for _ in range(3))
     assert names == {"scannery-ticker"}
     patient = PeriodicTask("patient", run, every_s=3600)
@@ -37,7 +48,8 @@ def test_a_run_chooses_when_the_next_one_is() -> None:
         ran.release()
         return 0.001
 
-    with PeriodicTask("chooser", run, every_s=0.01) as task:
+    task = PeriodicTask("chooser", run, every_s=0.01)
+    with started(task):
         task._every_s = 3600
         assert all(ran.acquire(timeout=60) for _ in range(3))
 
@@ -55,7 +67,7 @@ def test_errors_end_nothing_and_are_said_once(
         raise RuntimeError("a bug")
 
     task = PeriodicTask("broken", run, every_s=0.001, on_failure=lambda: failures.append(1))
-    with caplog.at_level(logging.ERROR), task:
+    with caplog.at_level(logging.ERROR), started(task):
         assert all(ran.acquire(timeout=60) for _ in range(4))
     assert len(failures) >= 3
     assert len(caplog.records) == 1

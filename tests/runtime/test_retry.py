@@ -22,14 +22,14 @@ def test_waits_double_up_to_a_bound_until_it_works() -> None:
     clock = Clock()
     backoff = Backoff(first_s=0.1, max_s=1.0, clock=clock)
     assert backoff.due
-    assert [backoff.failed() for _ in range(6)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
+    assert [backoff.back_off() for _ in range(6)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
     assert (backoff.failures, backoff.due) == (6, False)
     clock.now_s += 1.0
     assert backoff.due
     for _ in range(2000):
-        backoff.failed()  # no overflow
+        backoff.back_off()  # no overflow
     backoff.reset()
-    assert (backoff.failures, backoff.due, backoff.failed()) == (0, True, 0.1)
+    assert (backoff.failures, backoff.due, backoff.back_off()) == (0, True, 0.1)
 
 
 def test_a_try_that_failed_is_put_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
