@@ -14,7 +14,7 @@ __all__ = ["Deadline"]
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment after which nobody waits for the answer any more."""
+    """The moment until which the caller waits for the answer."""
 
     at_s: float
     """In the clock's seconds; infinite for none."""
@@ -22,7 +22,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> Deadline:
-        """Return the deadline so many seconds from now; None: never."""
+        """Return the deadline in `seconds` from now; None: never."""
         return cls(math.inf if seconds is None else clock() + seconds, clock)
 
     @property

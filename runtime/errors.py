@@ -125,7 +125,7 @@ class ReadOnlyError(ServingError):
 
 
 class UnauthenticatedError(ServingError):
-    """No credentials, or wrong ones. Says no more, whatever was asked."""
+    """No credentials, or wrong ones. The message is the same for each request."""
 
 
 class PermissionDeniedError(ServingError):

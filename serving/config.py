@@ -60,10 +60,10 @@ class ListenConfig:
     """Longest message accepted: 1,000 query vectors of 16,384 dimensions."""
 
     max_request_s: float = 300.0
-    """A request takes at most so long, whatever deadline it brings."""
+    """Longest time of a request, in seconds; a later deadline of the caller is cut to it."""
 
     body_timeout_s: float = 20.0
-    """The body of a request must arrive within so long after its headers."""
+    """The body of a request must arrive within this many seconds after its headers."""
 
     check_every_s: float = 1.0
     """How often to look for new versions, in seconds."""
@@ -128,7 +128,7 @@ class ListenConfig:
             )
         if not self.insecure and not self.security.authenticates:
             raise ConfigError(
-                f"{name}: {address} can be reached from other machines, and this server authenticates nobody; "
+                f"{name}: {address} can be reached from other machines, and this server does not authenticate callers; "
                 "listen on 127.0.0.1, ask for credentials (--keys, --jwks, --client-ca), or allow it with --insecure",
                 field=name,
             )
@@ -215,7 +215,7 @@ class ServerConfig(ListenConfig):
     """The process that encodes texts; None: this one."""
 
     reranker: str | None = None
-    """The cross-encoder of all indexes, whatever their specs name: a name, or a local folder."""
+    """The cross-encoder of all indexes, in place of those in their specs: a name, or a local folder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

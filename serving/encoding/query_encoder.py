@@ -225,7 +225,7 @@ class EncoderPool:
 
         Args:
             device: where models run.
-            reranker: the cross-encoder of all indexes, whatever their specs name.
+            reranker: the cross-encoder of all indexes, in place of those in their specs.
             remote: the process that encodes; None: models are loaded here.
             cached: queries that each encoder remembers.
             clock: seconds.

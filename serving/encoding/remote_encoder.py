@@ -238,7 +238,7 @@ class RemoteEncoder:
         except InvalidRequestError as error:
             raise _text_error(error, first) from error
         except (EncoderUnavailableError, EncoderUnreachableError) as error:
-            # Whatever is there next time may be another one.
+            # The process may have another encoder at the next call.
             self._fingerprint = ""
             if isinstance(error, EncoderUnavailableError):
                 self._fitting()

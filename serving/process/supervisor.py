@@ -209,7 +209,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
 
     def _tell_ready(self) -> None:
         os.write(self._ready_pipe[1], b"%d\n" % os.getpid())
-        if os.getppid() == self._pid:  # otherwise it died, and somebody else would get the signal
+        if os.getppid() == self._pid:  # otherwise it died, and another process would get the signal
             os.kill(self._pid, _LOOK)
 
     def _read_ready(self) -> None:
@@ -230,7 +230,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             self._generations.begin(self._share_again())
-        except Exception as error:  # noqa: BLE001  whatever is wrong now, what runs must go on
+        except Exception as error:  # noqa: BLE001  the processes that run must go on
             _LOG.error("reload: everything stays as it was: %s", error)
             notify("READY=1")
             return

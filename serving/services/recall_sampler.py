@@ -73,7 +73,7 @@ class RecallSampler(PeriodicTask):
             self.start()
 
     def offer(self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
-        """Take a query that was just answered, perhaps; or one of those that were."""
+        """Sample a query that was just answered, or one of a batch, with the probability `share` for each query."""
         queries = count_queries(request) if isinstance(request, search_pb2.SearchManyRequest) else 1
         if not self._share or self._random() >= self._share * queries:
             return

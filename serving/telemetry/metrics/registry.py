@@ -58,7 +58,7 @@ class Counter(_Family):
 
 
 class Gauge(_Family):
-    """Goes up and down: asked for when somebody looks."""
+    """Goes up and down; computed at each publication or scrape."""
 
     kind = "gauge"
 
@@ -76,7 +76,7 @@ class Gauge(_Family):
         self._ask: Callable[[], Mapping[Labels, float]] = dict
 
     def asks(self, ask: Callable[[], Mapping[Labels, float]]) -> None:
-        """Take the values from a function, at each look."""
+        """Set the function that returns the values."""
         self._ask = ask
 
     def dump(self) -> dict[str, Any]:

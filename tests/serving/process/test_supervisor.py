@@ -169,7 +169,7 @@ def test_a_server_that_cannot_start_says_why_and_ends(library: Path, workers: st
         for arguments, code, message in (
             (["--store", str(library), "--listen", server.address], 4, "cannot listen on"),
             (["--store", str(tmp_path / "no")], None, "there is no store"),
-            (["--store", str(library), "--listen", "0.0.0.0:0"], 2, "authenticates nobody"),
+            (["--store", str(library), "--listen", "0.0.0.0:0"], 2, "does not authenticate callers"),
         ):
             process = subprocess.run(
                 [sys.executable, "-m", "scannery.cli.main", "serve", "--workers", workers, *arguments],
