@@ -1,4 +1,4 @@
-"""Memory that processes share: each worker publishes into its slot, and the process with the metrics reads all slots."""
+"""Memory that processes share: each worker publishes into its slot; the process with the metrics reads all slots."""
 
 from __future__ import annotations
 
