@@ -7,10 +7,11 @@ from pathlib import Path
 
 from typing_extensions import Self
 
-from scannery.indexer import IndexerError, Manifest, Store, latest_version, read_manifest
+from scannery.indexer import Manifest, Store, read_manifest
 from scannery.live.live_index import LiveIndex
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.entry import CatalogEntry
+from scannery.serving.catalog.version_opener import is_stored
 from scannery.serving.encoding.query_encoder import EncoderPool
 from scannery.serving.snapshot.snapshot import Snapshot
 
@@ -53,13 +54,7 @@ class EmbeddedCatalog(BaseCatalog):
         """Do nothing: the encoder is loaded with the first text."""
 
     def _names(self) -> Collection[str]:
-        return [name for name in self._chosen() if self._is_stored(name)]
-
-    def _is_stored(self, name: str) -> bool:
-        try:
-            return latest_version(self._store, name) is not None
-        except IndexerError:  # it is there, and cannot be read
-            return True
+        return [name for name in self._chosen() if is_stored(self._store, name)]
 
     def _find(self, name: str) -> CatalogEntry | None:
         entry = self._entries.get(name)

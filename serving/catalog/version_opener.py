@@ -26,7 +26,7 @@ from scannery.serving.scheduling.permits import waiting
 from scannery.serving.snapshot.filter_cache import FilterCache
 from scannery.serving.snapshot.snapshot import Snapshot
 
-__all__ = ["VersionOpener"]
+__all__ = ["VersionOpener", "is_stored"]
 
 MAX_GAPS = 5
 """Versions that may be replaced one after the other while they are being opened."""
@@ -97,3 +97,11 @@ class VersionOpener:
         """Return what makes the snapshots of one index, which share a cache of filters."""
         filters = FilterCache()
         return lambda index, sequence: Snapshot(index, self.encoders, filters, sequence)
+
+
+def is_stored(store: Store, name: str) -> bool:
+    """Return whether a store has an index, readable or not."""
+    try:
+        return latest_version(store, name) is not None
+    except IndexerError:
+        return True

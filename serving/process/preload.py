@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 
 from scannery.indexer import (
-    IndexerError,
     Manifest,
     OpenIndex,
     Store,
@@ -24,6 +23,7 @@ from scannery.indexer import (
     read_manifest,
 )
 from scannery.runtime.errors import UnknownIndexError
+from scannery.serving.catalog.version_opener import is_stored
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding.query_encoder import EncoderPool
 from scannery.serving.engine import hydrator
@@ -120,15 +120,8 @@ def _settle() -> None:
 
 def _check_named(store: Store, config: ServerConfig) -> None:
     # Every worker would say so, too; here it is the error of the whole. One that cannot be read is there.
-    if missing := [name for name in config.indexes if not _is_there(store, name)]:
+    if missing := [name for name in config.indexes if not is_stored(store, name)]:
         raise UnknownIndexError.missing(missing, config.store)
-
-
-def _is_there(store: Store, name: str) -> bool:
-    try:
-        return latest_version(store, name) is not None
-    except IndexerError:
-        return True
 
 
 def _manifests(store: Store, config: ServerConfig) -> Iterator[Manifest]:
