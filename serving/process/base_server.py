@@ -23,6 +23,7 @@ from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.metrics.publisher import Publisher
 from scannery.serving.transport.grpc.grpc_server import GrpcServer
+from scannery.serving.transport.grpc.health import Health
 from scannery.serving.transport.lifecycle import Offer, RequestLifecycle
 
 __all__ = ["BaseServer"]
@@ -62,7 +63,8 @@ class BaseServer:
         """Where it listens; the real port once it is started."""
         self.metrics = ServerMetrics()
         self.metrics.registry.restore(context.counted)
-        self._core = context.core
+        self.context = context
+        """Of the worker that this process is."""
         self._drain_s = config.drain_s
         self._ended = False
         # Calls that wait for their body or their permit each hold a thread, which costs next to nothing.
@@ -70,12 +72,15 @@ class BaseServer:
         authenticator = Authenticator(config.security)
         self._entry = Authorizer(authenticator, self._scope_of)
         self._methods = methods
-        lifecycle = RequestLifecycle(methods, config, self.metrics, workers=context.workers, offer=offer)
-        self.admission = admission = lifecycle.admission
-        self._native = Native(methods, lifecycle, self._entry, self._threads, config, context)
+        self._lifecycle = RequestLifecycle(
+            methods, config, self.metrics, workers=context.workers, offer=offer
+        )
+        self.admission = admission = self._lifecycle.admission
+        self._health = Health()
+        self._native = Native(methods, self._lifecycle, self._entry, self._threads, config, context)
         methods.add(self._native.methods)
         self._grpc = GrpcServer(
-            methods, lifecycle, self._entry, self._threads, config,
+            methods, self._lifecycle, self._entry, self._threads, config, health=self._health,
             services=(*services, *self._native.services), share_port=context.share_port,
         )  # fmt: skip
         self._publisher = Publisher(self.metrics, config.metrics_listen, context.publish)
@@ -104,7 +109,7 @@ class BaseServer:
         tracing.start(self.traced_as)
         try:
             self._open()
-            on_core(self._core, self._listen)
+            on_core(self.context.core, self._listen)
             self._publisher.start()
         except BaseException:
             self.stop(0)
@@ -126,7 +131,7 @@ class BaseServer:
 
     def report_health(self, states: dict[str, bool]) -> None:
         """Say by name in the health service what answers; names that are missing now do not."""
-        self._grpc.health.report(states)
+        self._health.report(states)
 
     def _open(self) -> None:
         """Open what is served, before anything listens."""

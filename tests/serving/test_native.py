@@ -88,7 +88,7 @@ LARGE = search_many(160, ROWS)
 @contextmanager
 def held_turns(server: Server, count: int = THREADS) -> Iterator[None]:
     """Let nobody work."""
-    turns = server._grpc._dispatcher._answering.turns
+    turns = server._lifecycle.turns
     for _ in range(count):
         turns.acquire()
     try:

@@ -44,6 +44,7 @@ class GrpcServer:
         threads: CallThreads,
         config: ListenConfig,
         *,
+        health: Health,
         services: Sequence[str],
         share_port: bool = False,
     ) -> None:
@@ -55,19 +56,20 @@ class GrpcServer:
             entry: knows who may call what.
             threads: of calls.
             config: how to listen.
+            health: what the health service tells.
             services: names of what is served, for reflection.
             share_port: listen with SO_REUSEPORT, so that several processes can share the port.
 
         """
         self._config, self._entry, self._threads = config, entry, threads
         self._share_port = share_port
-        self.health = Health()
+        self._health = health
         self.certificates = Certificates(config.security) if config.security.tls_cert else None
         """None: it listens in the clear."""
         self._timeouts = CallTimeouts()
         self._dispatcher = Dispatcher(methods, lifecycle, config, entry, self._timeouts)
         shown = tuple(services) if config.security.shows_reflection else ()
-        self._standard = Standard(self.health, config, entry, self._timeouts, shown)
+        self._standard = Standard(self._health, config, entry, self._timeouts, shown)
         self._server: grpc.Server | None = None
         self._ended: threading.Event | None = None
 
@@ -91,12 +93,12 @@ class GrpcServer:
         address = self._bind(server)
         server.start()
         self._server = server
-        self.health.begin()
+        self._health.begin()
         return address
 
     def refuse(self, drain_s: float) -> None:
         """Refuse new calls, and end those that run after `drain_s`; returns at once, `stop` waits for them."""
-        self.health.stop()
+        self._health.stop()
         self._ended = self._server.stop(drain_s) if self._server is not None else None
 
     def stop(self) -> None:
