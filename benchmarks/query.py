@@ -38,7 +38,7 @@ from scannery.indexer import (
 )
 from scannery.indexer.tuning.settings_choice import recall_by_score
 from scannery.runtime.deadline import Deadline
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.services.search import Service
@@ -124,7 +124,7 @@ def opened(collection: Collection, folder: Path) -> Iterator[Opened]:
     """Build one segment, if it does not exist, and yield its handlers."""
     if not (folder / "store").exists():
         opened_store(collection, folder)
-    catalog = Catalog.open(folder / "store")
+    catalog = ServerCatalog(Store.open(folder / "store"))
     service, watcher = Service(catalog), Watcher(catalog)
     watcher.start()
     try:

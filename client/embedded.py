@@ -40,11 +40,11 @@ class EmbeddedTransport:
     @classmethod
     def open(cls, store: str | Path) -> Self:
         """Return the transport to a store; raise a ScanneryError."""
-        from scannery.serving.catalog.catalog import Catalog
+        from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
         from scannery.serving.services.search import Service
 
         try:
-            catalog = Catalog.open(store)
+            catalog = EmbeddedCatalog.open(store)
         except Exception as error:
             raise _translated(error) from error
         transport = cls(Service(catalog))

@@ -2,75 +2,71 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from scannery.live.live_index import LiveIndex
+from scannery.runtime.periodic_task import PeriodicTask
 from scannery.runtime.retry import RetryState
 
-__all__ = ["Tail"]
+__all__ = ["LogFollower"]
 
 BUSY_S = 0.003
 """Between two looks while something is being written. One look costs 5 µs an index."""
 REST = 8
 MOST_S = 0.02
-"""After it applied something, it rests so many times as long as that took, at most so long: under many writes it
+"""After it applied something, it rests for `REST` times the seconds that took, at most `MOST_S`: under many writes it
 applies several batches at once, which costs little more than one, and leaves queries most of the time."""
 IDLE_S = 0.015
 IDLE_AFTER_S = 1.0
 
 
-class Tail:
+class LogFollower(PeriodicTask):
     """A thread that makes indexes catch up with their logs."""
 
     def __init__(
-        self, indexes: Callable[[], Iterable[LiveIndex[Any]]], *, failed: Callable[[], object] = lambda: None
+        self,
+        indexes: Callable[[], Iterable[LiveIndex[Any]]],
+        *,
+        on_failure: Callable[[], object] = lambda: None,
     ) -> None:
-        """Take what gives the indexes; `failed` is called when one of them cannot be followed."""
+        """Start nothing yet.
+
+        Args:
+            indexes: returns the indexes to follow.
+            on_failure: called each time that one of them cannot be followed.
+
+        """
+        super().__init__("log-follower", self._look, every_s=BUSY_S, on_failure=on_failure)
         self._indexes = indexes
-        self._failed = failed
-        self._attempts: WeakKeyDictionary[LiveIndex[Any], RetryState] = WeakKeyDictionary()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="scannery-tail", daemon=True)
+        self._on_failure = on_failure
+        self._active_at_s = time.monotonic()
+        self._retries: WeakKeyDictionary[LiveIndex[Any], RetryState] = WeakKeyDictionary()
 
-    def start(self) -> None:
-        """Begin to follow."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop following; waits for what is being applied."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _follow(self) -> None:
-        active_at_s = time.monotonic()
-        wait_s = BUSY_S
-        while not self._stop.wait(wait_s):
-            started_s = time.monotonic()
-            found = [self._caught_up(index) for index in self._indexes()]
-            now_s = time.monotonic()
-            if any(found):
-                active_at_s = now_s
-                wait_s = min(MOST_S, max(BUSY_S, REST * (now_s - started_s)))
-            else:
-                wait_s = BUSY_S if now_s - active_at_s < IDLE_AFTER_S else IDLE_S
+    def _look(self) -> float:
+        """Follow each log, and return the seconds until the next look."""
+        started_s = time.monotonic()
+        found = [self._caught_up(index) for index in self._indexes()]
+        now_s = time.monotonic()
+        if any(found):
+            self._active_at_s = now_s
+            return min(MOST_S, max(BUSY_S, REST * (now_s - started_s)))
+        return BUSY_S if now_s - self._active_at_s < IDLE_AFTER_S else IDLE_S
 
     def _caught_up(self, index: LiveIndex[Any]) -> bool:
-        """Return whether there was anything; an index that cannot be followed keeps no other from it."""
-        attempts = self._attempts.get(index)
-        if attempts is not None and not attempts.due:
+        """Return whether there was anything; an index that cannot be followed does not delay the others."""
+        retry = self._retries.get(index)
+        if retry is not None and not retry.due:
             return False
         try:
             found = index.catch_up()
-        except Exception as error:  # noqa: BLE001  without this thread, nothing that others write would ever be seen
-            if attempts is None:
-                attempts = self._attempts[index] = RetryState(counted=self._failed)
-            attempts.failed(f"index {index.state.manifest.index}: its log cannot be followed", error)
+        except Exception as error:  # noqa: BLE001  without this thread, no write of another process would be seen
+            if retry is None:
+                retry = self._retries[index] = RetryState(on_failure=self._on_failure)
+            retry.failed(f"index {index.state.manifest.index}: its log cannot be followed", error)
             return False
-        if attempts is not None:
-            del self._attempts[index]
+        if retry is not None:
+            del self._retries[index]
         return found

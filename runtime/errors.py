@@ -22,6 +22,8 @@ ServingError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "BindError",
     "ClosedError",
@@ -77,6 +79,11 @@ class InvalidRequestError(ServingError, ValueError):
 
 class UnknownIndexError(ServingError, LookupError):
     """No such index is served."""
+
+    @classmethod
+    def missing(cls, names: Iterable[str], store: str) -> UnknownIndexError:
+        """Return the error about chosen indexes that a store does not have."""
+        return cls(f"there is no index {', '.join(sorted(names))} in {store}", field="indexes")
 
 
 class UnknownDatapointError(ServingError, LookupError):

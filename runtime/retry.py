@@ -1,7 +1,4 @@
-"""What is tried again and again in the background: when the next try is due, and what the last one said.
-
-A task in the background survives any error, logs it, waits longer after each failure, and never delays other tasks.
-"""
+"""When something that failed is tried again, and what the last try said."""
 
 from __future__ import annotations
 
@@ -12,60 +9,102 @@ from collections.abc import Callable
 from scannery.indexer import IndexerError, StoreError
 from scannery.runtime.errors import ServingError
 
-__all__ = ["MAX_BACKOFF_S", "RetryState"]
+__all__ = ["FIRST_WAIT_S", "MAX_WAIT_S", "Backoff", "RetryState"]
 
 _LOG = logging.getLogger(__name__)
 
-MAX_BACKOFF_S = 60.0
+FIRST_WAIT_S, MAX_WAIT_S = 2.0, 60.0
 
 
-class RetryState:
+class Backoff:
+    """Waits that double with each failure in a row."""
+
+    def __init__(
+        self,
+        *,
+        first_s: float = FIRST_WAIT_S,
+        max_s: float = MAX_WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin without failures.
+
+        Args:
+            first_s: the wait after the first failure, in seconds.
+            max_s: the longest wait.
+            clock: seconds.
+
+        """
+        self._first_s, self._max_s, self._clock = first_s, max_s, clock
+        self.failures = 0
+        """In a row, up to now."""
+        self.retry_at_s = float("-inf")
+        """When the next try is due, in the clock's seconds."""
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a try."""
+        return self._clock() >= self.retry_at_s
+
+    def back_off(self) -> float:
+        """Count a failure, and return the seconds until the next try."""
+        self.failures += 1
+        wait_s = min(self._max_s, self._first_s * 2.0 ** min(self.failures - 1, 20))
+        self.retry_at_s = self._clock() + wait_s
+        return wait_s
+
+    def reset(self) -> None:
+        """Forget the failures."""
+        self.failures, self.retry_at_s = 0, float("-inf")
+
+
+class RetryState(Backoff):
     """The failures in a row of one task. For one thread at a time; any thread may read."""
 
     def __init__(
         self,
         *,
-        counted: Callable[[], object] = lambda: None,
+        on_failure: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`counted` is called at each failure."""
-        self._counted = counted
-        self._clock = clock
-        self._retry_at_s = float("-inf")
-        self.failures = 0
-        """Since it worked last."""
+        """Begin without failures.
+
+        Args:
+            on_failure: called at each failure.
+            clock: seconds.
+
+        """
+        super().__init__(clock=clock)
+        self._on_failure = on_failure
         self.error: Exception | None = None
         """The last one; None if the last try worked."""
         self.problem = ""
         """What cannot be done and why, for callers: without paths of this machine; empty if the last try worked."""
 
-    @property
-    def due(self) -> bool:
-        """Whether it is time for a try."""
-        return self._clock() >= self._retry_at_s
-
     def failed(self, what: str, error: Exception) -> None:
-        """Log the error of a try, count it, and put off the next one; `what` says what cannot be done."""
-        self.failures += 1
-        wait_s = min(MAX_BACKOFF_S, 2.0 ** min(self.failures, 10))
-        self._retry_at_s = self._clock() + wait_s
+        """Count the error of a try and put off the next one; `what` says what cannot be done.
+
+        The same error as before is logged at debug level only.
+        """
+        problem = f"{what}: {_told(error)}"
+        level = logging.DEBUG if problem == self.problem else logging.ERROR
         expected = isinstance(error, (IndexerError, ServingError, OSError))
         # The chain of causes holds frames, and these may hold open segments: only the log gets it.
-        _LOG.error(
-            "%s: %s; trying again in %.0f s", what, error, wait_s, exc_info=None if expected else error
-        )
+        _LOG.log(
+            level, "%s: %s; trying again in %.0f s", what, error, self.back_off(),
+            exc_info=None if expected else error,
+        )  # fmt: skip
         error.__cause__ = error.__context__ = error.__traceback__ = None
-        self.problem = f"{what}: {_told(error)}"
-        self.error = StoreError(self.problem) if isinstance(error, OSError) else error
-        self._counted()
+        self.problem = problem
+        self.error = StoreError(problem) if isinstance(error, OSError) else error
+        self._on_failure()
 
     def succeeded(self) -> None:
-        """Take note that a try worked."""
-        self.failures, self.error, self.problem = 0, None, ""
-        self._retry_at_s = float("-inf")
+        """Record that a try worked."""
+        self.error, self.problem = None, ""
+        self.reset()
 
     def run(self, what: str, task: Callable[[], object]) -> None:
-        """Try it if it is due."""
+        """Try it if it is due; `what` says what cannot be done if it fails."""
         if not self.due:
             return
         try:

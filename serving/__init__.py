@@ -20,8 +20,8 @@ from scannery.runtime.errors import (
 )
 from scannery.serving.config import EncoderConfig, RemoteConfig, ServerConfig
 from scannery.serving.process.encoder_server import EncoderServer
+from scannery.serving.process.serve import serve, serve_encoders
 from scannery.serving.process.server import Server
-from scannery.serving.process.supervisor import serve, serve_encoders
 from scannery.serving.security import SecurityConfig
 
 __all__ = [

@@ -6,8 +6,10 @@ import ipaddress
 import os
 import re
 import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from scannery.runtime.errors import ConfigError
 from scannery.runtime.paths import make_absolute
@@ -18,6 +20,7 @@ __all__ = [
     "ListenConfig",
     "RemoteConfig",
     "ServerConfig",
+    "WorkerContext",
     "is_loopback",
     "joined_address",
     "split_address",
@@ -57,10 +60,10 @@ class ListenConfig:
     """Longest message accepted: 1,000 query vectors of 16,384 dimensions."""
 
     max_request_s: float = 300.0
-    """A request takes at most so long, whatever deadline it brings."""
+    """Longest time of a request, in seconds; a later deadline of the caller is cut to it."""
 
     body_timeout_s: float = 20.0
-    """The body of a request must arrive within so long after its headers."""
+    """The body of a request must arrive within this many seconds after its headers."""
 
     check_every_s: float = 1.0
     """How often to look for new versions, in seconds."""
@@ -68,12 +71,6 @@ class ListenConfig:
     native: str = "off"
     """Where the native protocol is spoken: `host:port`; `auto`: at a free port of `listen`'s host, if that is reached
     from this machine only; `off`: nowhere."""
-
-    native_port: int = 0
-    """The port that is reserved for it, where `native` leaves it open; 0: none."""
-
-    server_id: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Tells servers apart that have the same port one after the other."""
 
     metrics_listen: str = ""
     """`host:port` of the metrics, in the format of Prometheus, without authentication; empty: none."""
@@ -87,15 +84,6 @@ class ListenConfig:
     cached_queries: int = CACHED_QUERIES
     """Texts of queries whose vectors each encoder remembers, for each caller by themselves; 0: none."""
 
-    core: int | None = None
-    """The core that the threads of requests keep to; None: any."""
-
-    workers: int = 1
-    """Processes that take requests at the same address, this one among them."""
-
-    share_port: bool = False
-    """Listen with SO_REUSEPORT, so that several processes can share the port."""
-
     def __post_init__(self) -> None:
         self._check_address("listen")
         if self.metrics_listen:
@@ -104,7 +92,6 @@ class ListenConfig:
             self._check_address("native")
         for name, least, most in (
             ("threads", 1, 1024),
-            ("workers", 1, 256),
             ("queue", 0, 65536),
             ("max_request_bytes", 1 << 16, (1 << 31) - 1),
             ("max_request_s", 0.001, 86400),
@@ -125,7 +112,7 @@ class ListenConfig:
             if not is_loopback(host):
                 return ""
             port = 0
-        return joined_address(host, port or self.native_port)
+        return joined_address(host, port)
 
     def _check_address(self, name: str) -> None:
         address = getattr(self, name)
@@ -141,7 +128,7 @@ class ListenConfig:
             )
         if not self.insecure and not self.security.authenticates:
             raise ConfigError(
-                f"{name}: {address} can be reached from other machines, and this server authenticates nobody; "
+                f"{name}: {address} can be reached from other machines, and this server does not authenticate callers; "
                 "listen on 127.0.0.1, ask for credentials (--keys, --jwks, --client-ca), or allow it with --insecure",
                 field=name,
             )
@@ -150,6 +137,32 @@ class ListenConfig:
         value = getattr(self, name)
         if not least <= value <= most:
             raise ConfigError(f"{name}: must be {least} to {most}, got {value}", field=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerContext:
+    """What a supervisor gives to a worker besides the users' options; a process without one has the defaults."""
+
+    core: int | None = None
+    """The core that the threads of requests keep to; None: any."""
+
+    workers: int = 1
+    """Processes that take requests at the same address, this one among them."""
+
+    share_port: bool = False
+    """Listen with SO_REUSEPORT, so that several processes can share the port."""
+
+    native_port: int = 0
+    """The port that is reserved for the native protocol, if its address leaves it open; 0: none."""
+
+    server_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Tells servers apart that have the same port one after the other."""
+
+    publish: Callable[[bytes], object] | None = None
+    """Takes the metrics, every second; None: the process serves them itself, if `metrics_listen` says so."""
+
+    counted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Metrics of the worker that this one replaces, to go on from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +215,7 @@ class ServerConfig(ListenConfig):
     """The process that encodes texts; None: this one."""
 
     reranker: str | None = None
-    """The cross-encoder of all indexes, whatever their specs name: a name, or a local folder."""
+    """The cross-encoder of all indexes, in place of those in their specs: a name, or a local folder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -59,7 +59,7 @@ def hello(metadata: Iterable[tuple[str, str]] = (), *, protocol: int = 1, call: 
 
 
 def port_of(server: Server) -> int:
-    return server._front.native_port
+    return server.native_port
 
 
 def endpoint_of(address: str, metadata: Any = None) -> GetEndpointResponse:
@@ -181,4 +181,4 @@ def eventually(condition: Any, seconds: float = 60) -> None:
 
 def idle(server: Server) -> bool:
     """Return whether nothing is in flight."""
-    return server._front.admission.in_flight == 0
+    return server.admission.in_flight == 0

@@ -14,9 +14,11 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 
@@ -34,6 +36,7 @@ from scannery.live.log.location import log_folder
 from scannery.live.maintenance.merge import due
 from scannery.live.memtable import LiveState
 from scannery.runtime.errors import OverloadedError
+from scannery.runtime.retry import Backoff
 
 __all__ = ["PROGRAM", "Maintenance", "Task", "bounds", "locked", "seal_due", "task_threads"]
 
@@ -42,8 +45,6 @@ _LOG = logging.getLogger(__name__)
 Task = Literal["seal", "merge", "gc"]
 PROGRAM = "scannery.live.maintenance.main"
 END_S = 10.0
-FIRST_BACKOFF_S = 2.0
-MAX_BACKOFF_S = 60.0
 _TAIL_BYTES = 2000
 
 
@@ -97,14 +98,22 @@ class Maintenance:
     def __init__(
         self, store: Store, index: str, log_root: Path, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        """Start nothing yet.
+
+        Args:
+            store: with the index.
+            index: its name.
+            log_root: folder with the logs of the indexes.
+            clock: seconds.
+
+        """
         self._store = store
         self._index = index
         self._log_root = log_root.absolute()
         self._cache = default_cache_folder().absolute()
         self._clock = clock
         self._runs: dict[Task, _Run] = {}
-        self._failures: dict[Task, int] = {}
-        self._retry_at_s: dict[Task, float] = {}
+        self._backoff = defaultdict[Task, Backoff](partial(Backoff, clock=clock))
         self._first_at_s: float | None = None
         self._base = -1
         self._lock = threading.Lock()
@@ -165,7 +174,7 @@ class Maintenance:
         return self._clock() - self._first_at_s
 
     def _start(self, task: Task, state: LiveState) -> None:
-        if task in self._runs or self._clock() < self._retry_at_s.get(task, 0.0):
+        if task in self._runs or not self._backoff[task].due:
             return
         try:
             if latest_version(self._store, self._index) != state.manifest.version:
@@ -214,12 +223,10 @@ class Maintenance:
         if status:
             self._failed(task, f"ended with status {status}: {output}")
         else:
-            self._failures.pop(task, None)
+            self._backoff[task].reset()
 
     def _failed(self, task: Task, what: str) -> None:
-        failures = self._failures[task] = self._failures.get(task, 0) + 1
-        wait_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(failures - 1, 10))
-        self._retry_at_s[task] = self._clock() + wait_s
+        wait_s = self._backoff[task].back_off()
         _LOG.error("index %s: %s %s; trying again in %.0f s", self._index, task, what, wait_s)
 
 

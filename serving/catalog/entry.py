@@ -23,13 +23,13 @@ class CatalogEntry:
     """Changed under the lock of its catalog; an error of any of its tasks is kept here, and goes no further."""
 
     name: str
-    noted: Callable[[str], object]
-    """Is told the name of each task that fails."""
+    on_failure: Callable[[str], object]
+    """Called with the name of each task that fails."""
     clock: Callable[[], float]
     live: LiveIndex[Snapshot] | None = None
     maintenance: Maintenance | None = None
     stamp: str = ""
-    """Of the manifest that is open, by which another one of the same number is told."""
+    """Of the manifest that is open; another manifest of the same number has another one."""
     checked_at_s: float = float("-inf")
     """When its current version was looked for."""
     opening: RetryState = field(init=False)
@@ -41,7 +41,7 @@ class CatalogEntry:
 
     def __post_init__(self) -> None:
         self.opening, self.encoder, self._upkeep, self._lease = (
-            RetryState(counted=partial(self.noted, task), clock=self.clock)
+            RetryState(on_failure=partial(self.on_failure, task), clock=self.clock)
             for task in ("open", "encoder", "maintain", "lease")
         )
 

@@ -27,6 +27,7 @@ from scannery.serving.encoding.reranker import RerankerPool
 from scannery.serving.encoding.text_batcher import TextBatcher
 from scannery.serving.scheduling.permits import waiting
 from scannery.serving.security.principal import CURRENT
+from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.tracing import span
 
 if TYPE_CHECKING:
@@ -64,10 +65,17 @@ class TextEncoder(Protocol):
 
 @dataclass
 class Observer:
-    """Callbacks for the metrics of encoders."""
+    """Is told what encoders do; reports nothing before `report_to`."""
 
-    batch: Callable[[float], None] = lambda texts: None
-    cached: Callable[[bool, int], None] = lambda known, count: None
+    batch: Callable[[float], object] = lambda texts: None
+    """Called with the number of texts of each batch."""
+    cached: Callable[[bool, int], object] = lambda known, count: None
+    """Called with the number of query texts whose vectors the cache had (True) or had not (False)."""
+
+    def report_to(self, metrics: ServerMetrics) -> None:
+        """Count in these metrics from now on."""
+        self.batch = metrics.batch_texts.observe
+        self.cached = lambda known, count: metrics.cached.inc(("hit" if known else "miss",), count)
 
 
 class QueryEncoder:
@@ -85,7 +93,16 @@ class QueryEncoder:
         observer: Observer | None = None,
         batched: bool = True,
     ) -> None:
-        """`batched`: False if the encoder itself batches the texts of concurrent callers."""
+        """Encode nothing yet.
+
+        Args:
+            encoder: of the texts.
+            cached: queries whose vectors are remembered.
+            cached_bytes: bound of their texts and vectors.
+            observer: is told of batches and of the cache.
+            batched: False if the encoder itself joins the texts of concurrent callers.
+
+        """
         self._encoder = encoder
         self._observer = observer or Observer()
         self._queries: Encode = lambda texts, deadline: encoder.encode_queries(texts)
@@ -212,7 +229,7 @@ class EncoderPool:
 
         Args:
             device: where models run.
-            reranker: the cross-encoder of all indexes, whatever their specs name.
+            reranker: the cross-encoder of all indexes, in place of those in their specs.
             remote: the process that encodes; None: models are loaded here.
             cached: queries that each encoder remembers.
             clock: seconds.
@@ -227,12 +244,9 @@ class EncoderPool:
         self.rerankers = RerankerPool(model=reranker, device=device)
         self._encoders: dict[str, QueryEncoder] = {}
         self._failed: dict[str, RetryState] = {}
-        self._observer = Observer()
+        self.observer = Observer()
+        """Of all encoders."""
         self._lock = threading.Lock()
-
-    def observe(self, *, batch: Callable[[float], None], cached: Callable[[bool, int], None]) -> None:
-        """Report the size of each batch, and how many texts the cache had (True) or had not (False)."""
-        self._observer.batch, self._observer.cached = batch, cached
 
     def encoder_of(self, manifest: Manifest, *, field: str = "query") -> QueryEncoder:
         """Return the encoder for text queries of an index; it is loaded at the first call.
@@ -263,13 +277,13 @@ class EncoderPool:
 
     def _tried(self, key: str, manifest: Manifest, field: str) -> QueryEncoder:
         """Load it, unless that failed a moment ago: a try takes seconds, in which all texts wait."""
-        attempts = self._failed.setdefault(key, RetryState(clock=self._clock))
-        if attempts.error is not None and not attempts.due:
-            raise EncoderUnavailableError(str(attempts.error), field=field)
+        retry = self._failed.setdefault(key, RetryState(clock=self._clock))
+        if retry.error is not None and not retry.due:
+            raise EncoderUnavailableError(str(retry.error), field=field)
         try:
             encoder = self._made(manifest)
         except EncoderUnavailableError as error:
-            attempts.failed(f"the encoder of index {manifest.index}", error)
+            retry.failed(f"the encoder of index {manifest.index}", error)
             raise
         del self._failed[key]
         return encoder
@@ -277,7 +291,7 @@ class EncoderPool:
     def _made(self, manifest: Manifest) -> QueryEncoder:
         if self._remote is None:
             encoder = load_encoder(manifest, self._device, self._folder)
-            return QueryEncoder(encoder, cached=self._cached, observer=self._observer)
+            return QueryEncoder(encoder, cached=self._cached, observer=self.observer)
         from scannery.serving.encoding.remote_encoder import EncoderProcess, RemoteEncoder
 
         # No connection before it is needed: none survives a fork.
@@ -285,7 +299,7 @@ class EncoderPool:
         return QueryEncoder(
             RemoteEncoder(self._process, manifest),
             cached=self._cached,
-            observer=self._observer,
+            observer=self.observer,
             batched=False,
         )
 

@@ -10,13 +10,12 @@ Shapes: N texts, D dimensions.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import numpy as np
@@ -30,6 +29,7 @@ from scannery.runtime.errors import (
     EncoderUnreachableError,
     InvalidRequestError,
     OverloadedError,
+    ServingError,
 )
 from scannery.serving import limits
 from scannery.serving.config import RemoteConfig
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EncoderProcess", "RemoteEncoder"]
 
-_LOG = logging.getLogger(__name__)
-
 TIMEOUT_S = 30.0
 """Where no request sets a deadline: at the start of a server, and in tools."""
 SLICE_TEXTS, SLICE_BYTES = 256, 4 << 20
@@ -54,9 +52,9 @@ SLICE_TEXTS, SLICE_BYTES = 256, 4 << 20
 RETRY_AFTER_S = 0.2
 """What callers are told when the encoder cannot be reached: it is back within seconds, or not soon."""
 
+# As the options of the SDK's channels, which serving does not import.
 _OPTIONS = [
     ("grpc.max_receive_message_length", 1 << 30),
-    ("grpc.max_send_message_length", 1 << 30),
     ("grpc.use_local_subchannel_pool", 1),
     # An encoder that restarts is back within seconds; the default waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -74,7 +72,7 @@ class EncoderProcess:
     """The connection to an encoder process. Safe to use from several threads."""
 
     def __init__(self, config: RemoteConfig) -> None:
-        """Take where it is; nothing is connected before the first call."""
+        """Connect to nothing before the first call; `config` says where the process is."""
         self.address = config.address
         self._config = config
         self._lock = threading.Lock()
@@ -91,20 +89,20 @@ class EncoderProcess:
             EncoderUnreachableError: there is no answer, or we are refused.
             EncoderUnavailableError: it has no such encoder.
             InvalidRequestError, OverloadedError, DeadlineError: what it says about the request.
-            GoneError: the caller of the current request hung up.
+            CallerGoneError: the caller of the current request hung up.
 
         """
         try:
             return self._once(path, request, kind)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNAUTHENTICATED or not self._config.key_file:
-                self._refuse(error)
+                raise self._error_of(error) from error
         # The key may have been exchanged.
         self._metadata = None
         try:
             return self._once(path, request, kind)
         except grpc.RpcError as error:
-            self._refuse(error)
+            raise self._error_of(error) from error
 
     def close(self) -> None:
         """End the connection."""
@@ -153,33 +151,38 @@ class EncoderProcess:
             self._metadata = (("authorization", f"Bearer {Path(path).read_text().strip()}"),) if path else ()
         return self._metadata
 
-    def _refuse(self, error: grpc.RpcError) -> NoReturn:
-        # The errors of calls are both RpcError and Call; the stubs do not say so.
-        failed: Any = error
+    def _error_of(self, failed: Any) -> ServingError:
+        """Return what a failed call means here; `failed` is both RpcError and Call, which the stubs do not say."""
         code: grpc.StatusCode = failed.code()
         detail = _detail(failed.trailing_metadata())
         message = detail.message or failed.details() or code.name.lower()
+        at = f"encoder {self.address}"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise DeadlineError("the deadline passed before the text was encoded") from error
+            return DeadlineError("the deadline passed before the text was encoded")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED and detail.retry_after_ms:
-            raise OverloadedError(
-                f"encoder {self.address}: {message}", retry_after_s=detail.retry_after_ms / 1000
-            ) from error
+            return OverloadedError(f"{at}: {message}", retry_after_s=detail.retry_after_ms / 1000)
         if code is grpc.StatusCode.INVALID_ARGUMENT:
-            raise InvalidRequestError(message, field=detail.field or None) from error
+            return InvalidRequestError(message, field=detail.field or None)
         if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND):
-            raise EncoderUnavailableError(f"encoder {self.address}: {message}", field="query") from error
-        raise EncoderUnreachableError(
-            f"texts cannot be encoded: encoder {self.address}: {code.name}: {message}",
+            return EncoderUnavailableError(f"{at}: {message}", field="query")
+        return EncoderUnreachableError(
+            f"texts cannot be encoded: {at}: {code.name}: {message}",
             field="query",
             retry_after_s=RETRY_AFTER_S,
-        ) from error
+        )
 
 
 class RemoteEncoder:
     """The encoder of one index, in another process. Safe to use from several threads."""
 
     def __init__(self, process: EncoderProcess, manifest: Manifest) -> None:
+        """Ask nothing yet.
+
+        Args:
+            process: that encodes.
+            manifest: of the index; its encoder is the one that is asked for.
+
+        """
         assert manifest.spec.encoder is not None
         self._process = process
         self._index = manifest.index
@@ -235,7 +238,7 @@ class RemoteEncoder:
         except InvalidRequestError as error:
             raise _text_error(error, first) from error
         except (EncoderUnavailableError, EncoderUnreachableError) as error:
-            # Whatever is there next time may be another one.
+            # The process may have another encoder at the next call.
             self._fingerprint = ""
             if isinstance(error, EncoderUnavailableError):
                 self._fitting()

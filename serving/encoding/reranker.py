@@ -19,7 +19,13 @@ class RerankerPool:
     """The cross-encoders of a process. Safe to use from several threads."""
 
     def __init__(self, *, model: str | None = None, device: str = "auto") -> None:
-        """`model` is for all indexes, whatever their specs name."""
+        """Load nothing yet.
+
+        Args:
+            model: for all indexes, in place of those in their specs.
+            device: where models run.
+
+        """
         self._model = model
         self._folder = current_folder()
         # Rerankers know no XLA.

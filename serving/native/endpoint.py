@@ -6,7 +6,7 @@ import secrets
 
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import UnsupportedError
-from scannery.serving.config import ListenConfig
+from scannery.serving.config import ListenConfig, WorkerContext, joined_address, split_address
 from scannery.serving.native.answers import NativeAnswers
 from scannery.serving.native.frames import PROTOCOL
 from scannery.serving.native.listener import NativeListener
@@ -33,15 +33,16 @@ class Native:
         entry: Authorizer,
         threads: CallThreads,
         config: ListenConfig,
+        context: WorkerContext,
     ) -> None:
         """Take what answers; nothing listens before `start`."""
         self.methods = {GET_ENDPOINT: UnaryMethod(GetEndpointRequest, self.endpoint, "read")}
         """How clients learn of it, for the gRPC server."""
-        self._config = config
+        self._config, self._context = config, context
         # At a port that was chosen for it, whoever answers is the right one: several servers may share a name.
-        server = config.server_id if config.native == "auto" else ""
+        server = context.server_id if config.native == "auto" else ""
         welcome = NativeWelcome(
-            protocol=PROTOCOL, server=server, worker=secrets.randbits(63), workers=config.workers
+            protocol=PROTOCOL, server=server, worker=secrets.randbits(63), workers=context.workers
         )
         self._server = server
         self._answers = NativeAnswers(service, answering, entry, threads, config, welcome)
@@ -63,11 +64,12 @@ class Native:
         config = self._config
         if not config.native_address:
             return
+        host, port = split_address(config.native_address)
         self._listener = NativeListener(
-            config.native_address,
+            joined_address(host, port or self._context.native_port),
             self._answers,
             wrap=TlsSockets(config.security).wrap if config.security.tls_cert else None,
-            share_port=config.share_port,
+            share_port=self._context.share_port,
             silence_s=config.body_timeout_s,
         )
         self._listener.start()

@@ -1,20 +1,15 @@
-"""What every server of ours has: a port, a gate, health, metrics. What it serves is given."""
+"""What every server has: a port, authentication, admission, health, metrics. What it serves is given."""
 
 from __future__ import annotations
 
 import logging
-import resource
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 
-import grpc
 from typing_extensions import Self
 
-from scannery.runtime.errors import BindError
-from scannery.serving.config import ListenConfig, joined_address, split_address
+from scannery.serving.config import ListenConfig, WorkerContext
 from scannery.serving.native import Native
 from scannery.serving.scheduling.admission import with_reserve
 from scannery.serving.scheduling.affinity import on_core
@@ -24,31 +19,26 @@ from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import Scope
 from scannery.serving.security.tls import Certificates
 from scannery.serving.services.registry import MethodRegistry
+from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.metrics.publisher import Publisher
-from scannery.serving.telemetry.metrics.registry import Dump
-from scannery.serving.transport.grpc.auth_interceptor import AuthInterceptor
-from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
-from scannery.serving.transport.grpc.dispatcher import Dispatcher
+from scannery.serving.transport.grpc.grpc_server import GrpcServer
 from scannery.serving.transport.grpc.health import Health
-from scannery.serving.transport.grpc.standard_services import Standard
 from scannery.serving.transport.lifecycle import Offer, RequestLifecycle
 
-__all__ = ["BaseServer", "RunningServer"]
+__all__ = ["BaseServer"]
 
 _LOG = logging.getLogger(__name__)
 
-MAX_REFUSALS = 1024
-MAX_CALLS_PER_CONNECTION = 512
-MAX_CONNECTIONS = 16384
-"""Of a process, and at most half of the descriptors that it may have: it needs some to read its own files."""
-MAX_HEADER_BYTES = 16 << 10
-IDLE_S = 300
-"""Connections without calls are closed after so long; clients open others when they need them."""
-
 
 class BaseServer:
-    """Takes the requests of one process."""
+    """Answers the requests of one process. A context manager: entering starts it, leaving drains and stops it.
+
+    A subclass opens what it serves in `_open`, and closes it in `_close`.
+    """
+
+    traced_as = "scannery"
+    """Name of the service in traces."""
 
     def __init__(
         self,
@@ -56,47 +46,47 @@ class BaseServer:
         methods: MethodRegistry,
         *,
         services: Sequence[str],
-        publish: Callable[[bytes], object] | None = None,
-        before: Dump | None = None,
+        context: WorkerContext,
         offer: Offer = lambda request: None,
     ) -> None:
-        """Take what is served.
+        """Listen nowhere yet.
 
         Args:
             config: how to listen.
             methods: what is served.
             services: their names, for reflection.
-            publish: takes the metrics, every second; None: they are served here, if `config.metrics_listen` says so.
-            before: metrics to go on from.
+            context: of the worker that this process is.
             offer: called with each search that was answered.
 
         """
-        self.config = config
         self.address = config.listen
         """Where it listens; the real port once it is started."""
         self.metrics = ServerMetrics()
-        self.metrics.registry.restore(before or {})
-        self._health = Health()
-        self._grpc: grpc.Server | None = None
-        self._stopped = threading.Event()
-        # Calls that wait for their body or their turn each hold a thread, which costs next to nothing.
+        self.metrics.registry.restore(context.counted)
+        self.context = context
+        """Of the worker that this process is."""
+        self._drain_s = config.drain_s
+        self._ended = False
+        # Calls that wait for their body or their permit each hold a thread, which costs next to nothing.
         self._threads = CallThreads(with_reserve(config.threads + config.queue), "scannery-request")
         authenticator = Authenticator(config.security)
         self._entry = Authorizer(authenticator, self._scope_of)
-        self._certificates = Certificates(config.security) if config.security.tls_cert else None
-        self._publisher = Publisher(self.metrics, config, publish)
-        answering = RequestLifecycle(methods, config, self.metrics, offer=offer)
         self._methods = methods
-        self._slow = CallTimeouts()
-        self._dispatcher = Dispatcher(methods, answering, config, self._entry, self._slow)
-        self._native = Native(methods, answering, self._entry, self._threads, config)
+        self._lifecycle = RequestLifecycle(
+            methods, config, self.metrics, workers=context.workers, offer=offer
+        )
+        self.admission = admission = self._lifecycle.admission
+        self._health = Health()
+        self._native = Native(methods, self._lifecycle, self._entry, self._threads, config, context)
         methods.add(self._native.methods)
-        shown = (*services, *self._native.services) if config.security.shows_reflection else ()
-        self._standard = Standard(self._health, config, self._entry, self._slow, shown)
-        admission = self.admission = answering.admission
+        self._grpc = GrpcServer(
+            methods, self._lifecycle, self._entry, self._threads, config, health=self._health,
+            services=(*services, *self._native.services), share_port=context.share_port,
+        )  # fmt: skip
+        self._publisher = Publisher(self.metrics, config.metrics_listen, context.publish)
         self.metrics.in_flight.asks(lambda: {(): admission.in_flight})
         self.metrics.limit.asks(lambda: {(): admission.limit})
-        self.metrics.stale_credentials.asks(partial(_stale, authenticator, self._certificates))
+        self.metrics.stale_credentials.asks(partial(_stale, authenticator, self._grpc.certificates))
 
     @property
     def metrics_address(self) -> str:
@@ -109,131 +99,53 @@ class BaseServer:
         return self._native.port
 
     def start(self) -> None:
-        """Listen, and answer.
+        """Open what is served, listen, and answer.
 
         Raises:
             BindError: the address is taken, or is not one of this machine.
+            ServingError, IndexerError: what is served cannot be opened.
 
         """
-        on_core(self.config.core, self._listen)
-        self._publisher.start()
+        tracing.start(self.traced_as)
+        try:
+            self._open()
+            on_core(self.context.core, self._listen)
+            self._publisher.start()
+        except BaseException:
+            self.stop(0)
+            raise
 
-    def stop(self, drain_s: float | None = None) -> bool:
-        """Refuse new requests, and let those that run finish, for at most `drain_s`; False if it was stopped before."""
-        if self._stopped.is_set():
-            return False
-        self._stopped.set()
-        self._health.stop()
-        drain_s = self.config.drain_s if drain_s is None else drain_s
-        stopped = self._grpc.stop(drain_s) if self._grpc is not None else None
+    def stop(self, drain_s: float | None = None) -> None:
+        """Refuse new requests, let those that run finish (for at most `drain_s`), and close everything."""
+        if self._ended:
+            return
+        self._ended = True
+        drain_s = self._drain_s if drain_s is None else drain_s
+        self._grpc.refuse(drain_s)
         self._native.stop(drain_s)
-        if stopped is not None:
-            stopped.wait()
-        self._dispatcher.close()
-        self._standard.close()
-        self._slow.close()
+        self._grpc.stop()
         self._threads.close()
         self._publisher.stop()
-        return True
+        self._close()
+        tracing.stop()
 
     def report_health(self, states: dict[str, bool]) -> None:
         """Say by name in the health service what answers; names that are missing now do not."""
         self._health.report(states)
 
+    def _open(self) -> None:
+        """Open what is served, before anything listens."""
+
+    def _close(self) -> None:
+        """Close what is served, also if it was not opened; no request is under way."""
+
     def _scope_of(self, path: str) -> Scope | None:
-        return self._methods.scope_of(path) or self._standard.scopes.get(path)
+        return self._methods.scope_of(path) or self._grpc.scopes.get(path)
 
     def _listen(self) -> None:
-        config = self.config
-        probe = self._standard.probe() if config.security.public_health else None
-        server = grpc.server(
-            self._threads,  # type: ignore[arg-type]  # it submits to them, and no more
-            interceptors=[AuthInterceptor(self._entry, self._dispatcher.refusal, probe=probe)],
-            options=_options(config),
-            # A backstop for what is refused faster than it can be told; admission is what limits.
-            maximum_concurrent_rpcs=2 * (config.threads + config.queue) + MAX_REFUSALS,
-        )
-        server.add_generic_rpc_handlers((self._dispatcher, self._standard))
         self._native.start()
-        self.address = _bound(server, config, self._certificates)
-        server.start()
-        self._grpc = server
-        self._health.begin()
+        self.address = self._grpc.start()
         _LOG.info("listening on %s; native protocol: %s", self.address, self._native.port or "off")
-
-
-def _options(config: ListenConfig) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", config.max_request_bytes),
-        ("grpc.max_send_message_length", -1),
-        # Before anybody knows whose they are.
-        ("grpc.max_metadata_size", MAX_HEADER_BYTES),
-        ("grpc.absolute_max_metadata_size", MAX_HEADER_BYTES),
-        # On by default, and then two servers share a port in silence.
-        ("grpc.so_reuseport", int(config.share_port)),
-        # Connections that never finish their handshake, that died without a word, and that nobody uses.
-        ("grpc.server_handshake_timeout_ms", 10_000),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.max_connection_idle_ms", IDLE_S * 1000),
-        ("grpc.max_allowed_incoming_connections", _most_connections()),
-        # Clients may ask as often; a flood of pings ends their connection.
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
-    ]
-
-
-def _most_connections() -> int:
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (
-        MAX_CONNECTIONS if descriptors == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, descriptors // 2)
-    )
-
-
-def _bound(server: grpc.Server, config: ListenConfig, certificates: Certificates | None) -> str:
-    host, _ = split_address(config.listen)
-    try:
-        if certificates is not None:
-            port = server.add_secure_port(config.listen, certificates.credentials)
-        else:
-            port = server.add_insecure_port(config.listen)
-    except RuntimeError as error:
-        raise BindError(f"cannot listen on {config.listen}: {error}", field="listen") from error
-    if port == 0:
-        raise BindError(f"cannot listen on {config.listen}: is the port taken?", field="listen")
-    return joined_address(host, port)
-
-
-def _stale(authenticator: Authenticator, certificates: Certificates | None) -> dict[tuple[str, ...], float]:
-    return {
-        ("credentials",): authenticator.stale_s,
-        ("certificate",): certificates.stale_s if certificates else 0.0,
-    }
-
-
-class RunningServer(ABC):
-    """A server behind a front. A context manager: entering starts it, leaving drains and stops it."""
-
-    _front: BaseServer
-
-    @property
-    def address(self) -> str:
-        """Where it listens; the real port once it is started."""
-        return self._front.address
-
-    @property
-    def metrics_address(self) -> str:
-        """Where the metrics are, if they are served here."""
-        return self._front.metrics_address
-
-    @abstractmethod
-    def start(self) -> None:
-        """Listen, and answer; raises BindError and what is in the way of answering."""
-
-    @abstractmethod
-    def stop(self, drain_s: float | None = None) -> None:
-        """Refuse new requests, let those that run finish (for at most `drain_s`), and close everything."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -243,3 +155,10 @@ class RunningServer(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _stale(authenticator: Authenticator, certificates: Certificates | None) -> dict[tuple[str, ...], float]:
+    return {
+        ("credentials",): authenticator.stale_s,
+        ("certificate",): certificates.stale_s if certificates else 0.0,
+    }

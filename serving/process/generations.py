@@ -1,4 +1,4 @@
-"""Which processes a server has: those that serve, those that take over at a reload, and those that leave.
+"""The processes of a server: those that serve, those that replace them at a reload, and those that are ending.
 
 Bookkeeping only; supervisor.py starts and ends them.
 """
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 __all__ = ["WORKER", "Generations", "Process"]
 
 WORKER = "worker"
-"""The role of processes that serve; all others hold nothing that changes, and stay through a reload."""
+"""The role of processes that serve. Processes of other roles hold nothing that changes, and a reload keeps them."""
 
 SharedT = TypeVar("SharedT")
 
@@ -30,7 +30,7 @@ class Process:
     ready: bool = False
     leaving: bool = False
     kill_at_s: float = math.inf
-    """When it has had time enough to leave."""
+    """When it is killed if it has not ended, by the monotonic clock."""
 
 
 class Generations(Generic[SharedT]):
@@ -40,7 +40,13 @@ class Generations(Generic[SharedT]):
     """
 
     def __init__(self, wanted: Mapping[str, int], shared: SharedT) -> None:
-        """Take how many processes of each role there should be, and what the first workers share."""
+        """Start without processes.
+
+        Args:
+            wanted: number of processes of each role.
+            shared: what the first workers share.
+
+        """
         self._wanted = wanted
         self._standing = self._newest = 0
         self._shared = {0: shared}

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 
 from scannery.indexer import (
-    IndexerError,
     Manifest,
     OpenIndex,
     Store,
@@ -24,6 +23,7 @@ from scannery.indexer import (
     read_manifest,
 )
 from scannery.runtime.errors import UnknownIndexError
+from scannery.serving.catalog.version_opener import is_stored
 from scannery.serving.config import EncoderConfig, ServerConfig
 from scannery.serving.encoding.query_encoder import EncoderPool
 from scannery.serving.engine import hydrator
@@ -80,13 +80,13 @@ def preload_encoders(config: EncoderConfig, before: EncoderRegistry | None = Non
         EncoderUnavailableError, UnknownIndexError, NotFoundError, StoreError: as `EncoderRegistry.refresh`.
 
     """
-    shelf = before or EncoderRegistry(config)
+    encoders = before or EncoderRegistry(config)
     local = not config.store or Store.open(config.store).local_root is not None
     if local and _forks_well(config.device):
-        shelf.refresh()
+        encoders.refresh()
     gc.collect()
     _settle()
-    return shelf
+    return encoders
 
 
 def encoder_pool(config: ServerConfig) -> EncoderPool:
@@ -120,15 +120,8 @@ def _settle() -> None:
 
 def _check_named(store: Store, config: ServerConfig) -> None:
     # Every worker would say so, too; here it is the error of the whole. One that cannot be read is there.
-    if missing := sorted(name for name in config.indexes if not _is_there(store, name)):
-        raise UnknownIndexError(f"there is no index {', '.join(missing)} in {config.store}", field="index")
-
-
-def _is_there(store: Store, name: str) -> bool:
-    try:
-        return latest_version(store, name) is not None
-    except IndexerError:
-        return True
+    if missing := [name for name in config.indexes if not is_stored(store, name)]:
+        raise UnknownIndexError.missing(missing, config.store)
 
 
 def _manifests(store: Store, config: ServerConfig) -> Iterator[Manifest]:

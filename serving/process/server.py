@@ -1,4 +1,4 @@
-"""The gRPC server of one process."""
+"""The server of one process."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ from pathlib import Path
 
 from scannery.indexer import Store
 from scannery.runtime.errors import UnknownIndexError
-from scannery.serving.catalog.catalog import Catalog
 from scannery.serving.catalog.description import memory_rows
+from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.catalog.watcher import Watcher
-from scannery.serving.config import ServerConfig
+from scannery.serving.config import ServerConfig, WorkerContext
 from scannery.serving.contract import EMBEDDING_SERVICE, INDEX_SERVICE, SEARCH_SERVICE
-from scannery.serving.encoding.query_encoder import EncoderPool
-from scannery.serving.process.base_server import BaseServer, RunningServer
+from scannery.serving.process.base_server import BaseServer
 from scannery.serving.process.preload import Preloaded, encoder_pool
 from scannery.serving.services.recall_sampler import RecallSampler
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
-from scannery.serving.telemetry import tracing
-from scannery.serving.telemetry.metrics.registry import Dump
 from scannery.serving.transport.grpc.health import INDEX_PREFIX
 from scannery.v1 import search_pb2
 
@@ -35,7 +32,7 @@ def health_name(index: str) -> str:
     return f"{INDEX_PREFIX}{index}"
 
 
-class Server(RunningServer):
+class Server(BaseServer):
     """Serves the indexes of a store. A context manager: entering starts it, leaving drains and stops it.
 
     >>> with Server(ServerConfig(store="./store", listen="127.0.0.1:0")) as server:  # doctest: +SKIP
@@ -47,78 +44,65 @@ class Server(RunningServer):
         config: ServerConfig,
         *,
         preloaded: Preloaded | None = None,
-        publish: Callable[[bytes], object] | None = None,
-        before: Dump | None = None,
+        context: WorkerContext | None = None,
     ) -> None:
-        """Take the options; the rest is for workers under a supervisor.
+        """Open nothing yet.
 
         Args:
             config: how to serve.
             preloaded: what is open already.
-            publish: takes the metrics, every second; None: they are served here, if `config.metrics_listen` says so.
-            before: metrics to go on from.
+            context: of a worker under a supervisor.
 
         """
         self.config = config
+        context = context or WorkerContext()
         preloaded = preloaded or Preloaded(encoder_pool(config))
-        self._catalog = Catalog(
+        self._catalog = ServerCatalog(
             Store.open(config.store),
             only=config.indexes or None,
             encoders=preloaded.encoders,
-            opened=preloaded.indexes.get,
+            preloaded=preloaded.indexes.get,
             log=Path(config.log) if config.log else None,
         )
-        service = Service(self._catalog, at_once=None if config.core is None else 1)
-        self._front = BaseServer(
+        service = Service(self._catalog, at_once=None if context.core is None else 1)
+        super().__init__(
             config,
             service,
             services=(SEARCH_SERVICE, INDEX_SERVICE, EMBEDDING_SERVICE),
-            publish=publish,
-            before=before,
+            context=context,
             offer=self._offer,
         )
-        self.metrics, admission = self._front.metrics, self._front.admission
         self._sampler = RecallSampler(
             service.search,
             self.metrics,
             share=config.recall_share,
-            busy=lambda: admission.in_flight > 0,
+            busy=lambda: self.admission.in_flight > 0,
             distance_of=lambda index: self._catalog.snapshot(index).manifest.spec.distance,
         )
         self._watcher = Watcher(self._catalog, every_s=config.check_every_s, after=self._report_health)
-        self._measure(preloaded.encoders)
+        self._measure()
 
-    def start(self) -> None:
-        """Open the indexes, listen, and answer.
+    def _open(self) -> None:
+        """Open the indexes.
 
         Raises:
-            BindError: the address is taken, or is not one of this machine.
             UnknownIndexError: the store has not all of the chosen indexes.
             NotFoundError, StoreError: the store cannot be read.
 
         """
-        tracing.start("scannery")
         self._watcher.start()
-        try:
-            self._check_indexes()
-            self._front.start()
-        except BaseException:
-            self.stop(0)
-            raise
+        self._check_indexes()
 
-    def stop(self, drain_s: float | None = None) -> None:
-        """Refuse new requests, let those that run finish (for at most `drain_s`), and close everything."""
-        if self._front.stop(drain_s):
-            self._sampler.close()
-            self._watcher.stop()
-            self._catalog.close()
-            self._catalog.encoders.close()
-            tracing.stop()
+    def _close(self) -> None:
+        self._sampler.stop()
+        self._watcher.stop()
+        self._catalog.close()
+        self._catalog.encoders.close()
 
     def _offer(self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
         self._sampler.offer(request)
 
-    def _measure(self, encoders: EncoderPool) -> None:
+    def _measure(self) -> None:
         metrics, catalog = self.metrics, self._catalog
         for gauge, value in (
             (metrics.version, lambda snapshot: snapshot.manifest.version),
@@ -128,18 +112,13 @@ class Server(RunningServer):
             gauge.asks(partial(_by_index, catalog, value))
         metrics.up.asks(lambda: {(name,): float(answers) for name, answers in catalog.states().items()})
         metrics.open_failures.asks(lambda: {(name,): float(n) for name, n in catalog.failures().items()})
-        catalog.failed = lambda task: metrics.background_failures.inc((task,))
-        encoders.observe(
-            batch=metrics.batch_texts.observe,
-            cached=lambda known, count: metrics.cached.inc(("hit" if known else "miss",), count),
-        )
+        catalog.on_failure = lambda task: metrics.background_failures.inc((task,))
+        catalog.encoders.observer.report_to(metrics)
 
     def _check_indexes(self) -> None:
         states = self._catalog.states()
-        if missing := sorted(set(self.config.indexes) - states.keys()):
-            raise UnknownIndexError(
-                f"there is no index {', '.join(missing)} in {self.config.store}", field="indexes"
-            )
+        if missing := set(self.config.indexes) - states.keys():
+            raise UnknownIndexError.missing(missing, self.config.store)
         if not states:
             _LOG.warning(
                 "there is no index in %s yet; it will be served as soon as there is", self.config.store
@@ -147,8 +126,8 @@ class Server(RunningServer):
 
     def _report_health(self) -> None:
         states = self._catalog.states()
-        self._front.report_health({health_name(name): answers for name, answers in states.items()})
+        self.report_health({health_name(name): answers for name, answers in states.items()})
 
 
-def _by_index(catalog: Catalog, value: Callable[[Snapshot], float]) -> dict[tuple[str, ...], float]:
+def _by_index(catalog: ServerCatalog, value: Callable[[Snapshot], float]) -> dict[tuple[str, ...], float]:
     return {(snapshot.manifest.index,): value(snapshot) for snapshot in catalog.snapshots()}

@@ -1,8 +1,8 @@
-"""Signals of a process, whichever of its threads the kernel gives them to.
+"""Signals of a process, whichever of its threads the kernel delivers them to.
 
-To block signals and wait for them is right only if every thread blocks them. Libraries start threads as they like,
-before we can say anything: such a thread takes a SIGTERM and the whole process dies of it, or a SIGCHLD and it is lost.
-A handler runs in any thread, and writes into a pipe.
+To block signals and wait for them works only if every thread blocks them. Libraries start threads of their own before
+that: if such a thread gets a SIGTERM, the process ends; if it gets a SIGCHLD, the signal is lost. A handler runs
+whichever thread gets the signal, and writes into a pipe.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ __all__ = ["Signals"]
 
 
 class Signals:
-    """Takes some signals of this process while it is entered; in the main thread only."""
+    """Receives some signals of this process while it is entered; in the main thread only."""
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:
+        """Receive nothing yet; `numbers`: the signals."""
         self._numbers = frozenset(numbers)
         self._received: deque[int] = deque()
 
@@ -48,11 +49,11 @@ class Signals:
         return self._received.popleft() if self._received else 0
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Have these be returned by the next calls of `wait`."""
+        """Return these from the next calls of `wait`."""
         self._received.extend(numbers)
 
     def fork(self) -> int:
-        """Fork; in the child, none of them is taken any more, and all of them are blocked."""
+        """Fork; in the child, the handlers are removed and the signals are blocked."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
         pid = -1
         try:

@@ -24,7 +24,7 @@ from scannery.v1.types_pb2 import Matrix
 
 if TYPE_CHECKING:
     from scannery.embed import Encoder
-    from scannery.serving.catalog.catalog import Catalog
+    from scannery.serving.catalog.base_catalog import BaseCatalog
 
 __all__ = [
     "Embedding",
@@ -53,7 +53,7 @@ class ServedEncoder:
         return str((self.fingerprint or {}).get("digest", ""))
 
 
-def index_encoders(catalog: Catalog, index: str) -> list[ServedEncoder]:
+def index_encoders(catalog: BaseCatalog, index: str) -> list[ServedEncoder]:
     """Return the encoder of an index, or those of all that the caller can see (empty)."""
     found: dict[str, ServedEncoder] = {}
     for name in [index] if index else catalog.names():

@@ -10,14 +10,14 @@ import logging
 import threading
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from scannery.indexer import Manifest, Store, latest_version, read_manifest
 from scannery.runtime.errors import EncoderUnavailableError, UnknownIndexError
 from scannery.runtime.paths import current_folder, placed_model
 from scannery.runtime.retry import RetryState
 from scannery.serving.config import EncoderConfig
-from scannery.serving.encoding.query_encoder import Observer, QueryEncoder, load_encoder
+from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
 from scannery.serving.security.principal import CURRENT
 from scannery.serving.services.embedding import ServedEncoder
 
@@ -30,23 +30,25 @@ _LOG = logging.getLogger(__name__)
 
 
 class EncoderRegistry:
-    """Encoders by what decides on their vectors. Safe to use from several threads."""
+    """Loaded encoders by fingerprint. Safe to use from several threads."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        """Take the options; `refresh` loads what they name."""
+        """Load nothing yet; `refresh` loads what the options name."""
         self._config = config
         self._folder = current_folder()
-        self.observer = Observer()
+        self._pool = EncoderPool(device=config.device, cached=config.cached_queries)
+        self.observer = self._pool.observer
+        """Of all encoders."""
         self._served: dict[str, ServedEncoder] = {}
         self._versions: dict[str, int] = {}
-        self._attempts: dict[str, RetryState] = {}
+        self._retries: dict[str, RetryState] = {}
         self._store: Store | None = None
         self._lock = threading.Lock()
 
     def encoders(self, index: str) -> list[ServedEncoder]:
         """Return those that the caller of the current request can see; with a name, that of one index.
 
-        Who may see only some indexes sees only their encoders.
+        A caller who may see only some indexes sees only their encoders.
         """
         principal = CURRENT.get()
         served = list(self._served.values())
@@ -79,13 +81,11 @@ class EncoderRegistry:
 
     def _look_at_store(self, store: Store) -> None:
         names = [name for name in store.folders() if not self._config.indexes or name in self._config.indexes]
-        if missing := sorted(set(self._config.indexes) - set(names)):
-            raise UnknownIndexError(
-                f"there is no index {', '.join(missing)} in {self._config.store}", field="indexes"
-            )
+        if missing := set(self._config.indexes) - set(names):
+            raise UnknownIndexError.missing(missing, self._config.store)
         for name in names:
-            attempts = self._attempts.setdefault(name, RetryState())
-            attempts.run(f"the encoder of index {name} is not served", partial(self._look_at, store, name))
+            retry = self._retries.setdefault(name, RetryState())
+            retry.run(f"the encoder of index {name} is not served", partial(self._look_at, store, name))
 
     def _look_at(self, store: Store, name: str) -> None:
         version = latest_version(store, name)
@@ -107,7 +107,7 @@ class EncoderRegistry:
             manifest.spec.encoder.model_dump(mode="json"), sort_keys=True
         )
         if key not in self._served:
-            self._put(key, load_encoder(manifest, self._config.device, self._folder))
+            self._add(key, self._pool.encoder_of(manifest))
         return key
 
     def _add_model(self, model: str) -> None:
@@ -117,14 +117,16 @@ class EncoderRegistry:
             encoder = Encoder.load(placed_model(model, self._folder), device=self._config.device)
         except EmbedError as error:
             raise EncoderUnavailableError(f"model {model}: {error}", field="models") from error
-        self._put(encoder.fingerprint.digest, encoder)
+        self._add(
+            encoder.fingerprint.digest,
+            QueryEncoder(encoder, cached=self._config.cached_queries, observer=self.observer),
+        )
 
-    def _put(self, key: str, encoder: Encoder) -> None:
-        queries = QueryEncoder(encoder, cached=self._config.cached_queries, observer=self.observer)
-        fingerprint = encoder.fingerprint.to_dict()
+    def _add(self, key: str, queries: QueryEncoder) -> None:
+        encoder = cast("Encoder", queries.documents)  # loaded here, and in no other process
         self._served[key] = ServedEncoder(
             model=encoder.fingerprint.model,
-            fingerprint=fingerprint,
+            fingerprint=encoder.fingerprint.to_dict(),
             dimensions=encoder.dimensions,
             indexes=frozenset(),
             open=lambda: queries,

@@ -7,7 +7,7 @@ import logging
 from scannery.indexer import IndexerError
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError, UnknownIndexError
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.description import index_info
 from scannery.serving.contract import INDEX_SERVICE
 from scannery.serving.services.registry import UnaryMethod
@@ -24,7 +24,7 @@ MAX_PAGE = 1000
 class Indexes:
     """ListIndexes and GetIndex over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: BaseCatalog) -> None:
         self._catalog = catalog
         self.methods = {
             f"/{INDEX_SERVICE}/ListIndexes": UnaryMethod(pb.ListIndexesRequest, self.list_indexes, "read"),
@@ -52,7 +52,7 @@ class Indexes:
 
     def _listed(self, name: str) -> pb.IndexInfo | None:
         try:
-            snapshot = self._catalog.snapshot(name) if self._catalog.watched else None
+            snapshot = self._catalog.open_snapshot(name)
             # Without a watcher, an index is not opened to be listed.
             manifest = snapshot.manifest if snapshot else self._catalog.manifest(name)
             problem = self._catalog.problem(name)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import random
 import threading
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 import numpy as np
 
 from scannery.indexer import Distance
 from scannery.indexer.tuning.settings_choice import magnitude_of, score_to_reach
 from scannery.runtime.deadline import Deadline
+from scannery.runtime.periodic_task import PeriodicTask
 from scannery.serving import limits
 from scannery.serving.request.query import count_queries
 from scannery.serving.telemetry.metrics import ServerMetrics
@@ -30,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 WAITING = 8
 """Sampled queries that may wait; further ones are forgotten."""
 MOST_PER_S = 2.0
+BUSY_S = 0.05
+"""Between two looks for a moment without requests."""
 TIMEOUT_S = 30.0
 MAX_K = 100
 LOW_PRIORITY = 19
@@ -37,7 +39,7 @@ LOW_PRIORITY = 19
 Search = Callable[[search_pb2.SearchRequest, Deadline], search_pb2.SearchResponse]
 
 
-class RecallSampler:
+class RecallSampler(PeriodicTask):
     """Looks at a share of the queries in a thread of the lowest priority."""
 
     def __init__(
@@ -51,29 +53,42 @@ class RecallSampler:
         random: Callable[[], float] = random.random,
         pause_s: float = 1 / MOST_PER_S,
     ) -> None:
-        """Take what answers a request, and what gives the distance of an index by its name."""
+        """Start the thread, unless `share` is 0.
+
+        Args:
+            search: answers a request.
+            metrics: get the estimate.
+            share: of the queries that are asked again.
+            busy: returns whether requests are under way.
+            distance_of: returns the distance of an index by its name.
+            random: returns a number from 0 to 1.
+            pause_s: seconds between two sampled queries.
+
+        """
+        super().__init__("recall-sampler", self._work, every_s=pause_s)
         self._search, self._metrics, self._distance_of = search, metrics, distance_of
-        self._share, self._busy, self._random, self._pause_s = share, busy, random, pause_s
-        self._waiting: queue.Queue[search_pb2.SearchRequest | None] = queue.Queue(WAITING)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="scannery-recall", daemon=True)
+        self._share, self._busy, self._random = share, busy, random
+        self._waiting: deque[search_pb2.SearchRequest] = deque()
         if share:
-            self._thread.start()
+            self.start()
 
     def offer(self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
-        """Take a query that was just answered, perhaps; or one of those that were."""
+        """Sample a query that was just answered, or one of a batch, with the probability `share` for each query."""
         queries = count_queries(request) if isinstance(request, search_pb2.SearchManyRequest) else 1
         if not self._share or self._random() >= self._share * queries:
             return
         options = request.options
         if options.exact or options.mode not in (search_pb2.MODE_UNSPECIFIED, search_pb2.MODE_DENSE):
             return
-        if options.k + options.offset > MAX_K or options.HasField("crowding") or self._waiting.full():
+        if (
+            options.k + options.offset > MAX_K
+            or options.HasField("crowding")
+            or len(self._waiting) >= WAITING
+        ):
             return
         if isinstance(request, search_pb2.SearchManyRequest) and request.where_each:
             return
-        with suppress(queue.Full):
-            self._waiting.put_nowait(self._one_of(request, queries))
+        self._waiting.append(self._one_of(request, queries))
 
     def _one_of(
         self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest, queries: int
@@ -90,28 +105,18 @@ class RecallSampler:
             copy.query.vector.packed = request.vectors.packed[number * size : (number + 1) * size]
         return copy
 
-    def close(self) -> None:
-        """Stop looking."""
-        self._closed.set()
-        if self._thread.is_alive():
-            with suppress(queue.Full):
-                self._waiting.put_nowait(None)
-            self._thread.join()
-
-    def _work(self) -> None:
+    def _work(self) -> float | None:
+        if not self._waiting:
+            return None
+        if self._busy():
+            return BUSY_S
         # On Linux a priority belongs to a thread.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-        while not self._closed.is_set():
-            request = self._waiting.get()
-            while self._busy() and not self._closed.wait(0.05):
-                pass
-            if request is None or self._closed.is_set():
-                return
-            try:
-                self._look(request)
-            except Exception as error:  # noqa: BLE001  an estimate less; the query itself was answered
-                _LOG.debug("a sampled query could not be asked again: %s", error)
-            self._closed.wait(self._pause_s)
+        try:
+            self._look(self._waiting.popleft())
+        except Exception as error:  # noqa: BLE001  an estimate less; the query itself was answered
+            _LOG.debug("a sampled query could not be asked again: %s", error)
+        return None
 
     def _look(self, request: search_pb2.SearchRequest) -> None:
         options = request.options

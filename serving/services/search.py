@@ -16,7 +16,7 @@ from scannery.indexer import search_ready
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.engine.explain import explanation
 from scannery.serving.engine.hydrator import Hydrator, framed
@@ -48,7 +48,7 @@ _RESULTS = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
 class Service(MethodRegistry):
     """Every method of the contract over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: Catalog, *, at_once: int | None = None) -> None:
+    def __init__(self, catalog: BaseCatalog, *, at_once: int | None = None) -> None:
         """Serve a catalog.
 
         Args:
@@ -111,7 +111,7 @@ class Service(MethodRegistry):
             ServingError: the request is wrong.
 
         """
-        snapshot = self._catalog.snapshot(request.index) if self._catalog.watched else None
+        snapshot = self._catalog.open_snapshot(request.index)
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
         # To parse a large filter takes longer than to search, and a new filter is not known to be quick.

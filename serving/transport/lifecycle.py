@@ -73,13 +73,28 @@ class RequestLifecycle:
     """Answers the requests of a process. Safe to use from several threads."""
 
     def __init__(
-        self, service: MethodRegistry, config: ListenConfig, metrics: ServerMetrics, *, offer: Offer
+        self,
+        service: MethodRegistry,
+        config: ListenConfig,
+        metrics: ServerMetrics,
+        *,
+        workers: int,
+        offer: Offer,
     ) -> None:
-        """Take what is served; `offer` is called with each search that was answered."""
+        """Answer nothing yet.
+
+        Args:
+            service: what is served.
+            config: bounds on requests.
+            metrics: count each request.
+            workers: processes that take requests at the same address.
+            offer: called with each search that was answered.
+
+        """
         self._service, self._metrics, self._offer = service, metrics, offer
         warm_up()
         most = config.threads + config.queue
-        self.admission = Admission(least=min(least_in_flight(config), most), most=most)
+        self.admission = Admission(least=min(least_in_flight(workers), most), most=most)
         self.turns = threading.BoundedSemaphore(config.threads)
         """Requests that are worked on at once."""
         self._answering: set[str] = set()
@@ -134,10 +149,10 @@ class RequestLifecycle:
         tracing.describe(code, index=index, plan=plan)
 
 
-def least_in_flight(config: ListenConfig) -> int:
-    """Return how many requests a worker takes on even when it is overloaded."""
+def least_in_flight(workers: int) -> int:
+    """Return how many requests each of the workers takes on even when it is overloaded."""
     cores = len(os.sched_getaffinity(0))
-    return max(math.ceil(MIN_IN_FLIGHT / config.workers), MIN_PER_CORE * max(1, cores // config.workers))
+    return max(math.ceil(MIN_IN_FLIGHT / workers), MIN_PER_CORE * max(1, cores // workers))
 
 
 def current_principal() -> Principal:

@@ -41,7 +41,9 @@ from scannery.live.maintenance.lag import log_status
 from scannery.live.maintenance.seal import seal
 from scannery.runtime.deadline import Deadline
 from scannery.serving import ReadOnlyError
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.services.write import Writes
 from scannery.v1 import index_pb2, types_pb2
 from tests import served
@@ -66,15 +68,22 @@ def fast(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def opened(store: Path, log: Path | None = None) -> Iterator[Catalog]:
-    catalog = Catalog(Store.open(store), log=log)
+def watched(store: Path, log: Path | None = None) -> Iterator[ServerCatalog]:
+    with closing(ServerCatalog(Store.open(store), log=log)) as catalog:
+        catalog.refresh()
+        yield catalog
+
+
+@contextmanager
+def opened(store: Path, log: Path | None = None) -> Iterator[EmbeddedCatalog]:
+    catalog = EmbeddedCatalog(Store.open(store), log=log)
     try:
         yield catalog
     finally:
         catalog.close()
 
 
-def write(catalog: Catalog, name: str, request_id: str = "") -> int:
+def write(catalog: BaseCatalog, name: str, request_id: str = "") -> int:
     point = types_pb2.Datapoint(id=name, vector=types_pb2.Vector(values=VECTOR))
     request = index_pb2.UpsertRequest(
         index="live", upserts=[index_pb2.Upsert(datapoint=point)], request_id=request_id
@@ -82,7 +91,7 @@ def write(catalog: Catalog, name: str, request_id: str = "") -> int:
     return int(Writes(catalog).upsert(request, Deadline.after(20)).sequence)
 
 
-def ids(catalog: Catalog, *names: str) -> list[bool]:
+def ids(catalog: BaseCatalog, *names: str) -> list[bool]:
     index = catalog.snapshot("live").index
     found = {name for segment, rows_R in index.live_rows() for name in segment.ids.take(rows_R).to_pylist()}
     return [name in found for name in names]
@@ -404,19 +413,16 @@ def test_a_turn_that_ends_in_a_file_without_a_name_is_not_acknowledged(path: Pat
     log.close()
 
 
-@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize("server", [True, False])
 def test_an_index_that_is_made_anew_is_noticed_though_its_version_has_the_same_number(
-    path: Path, tmp_path: Path, watched: bool
+    path: Path, tmp_path: Path, server: bool
 ) -> None:
-    with opened(path) as catalog:
-        if watched:
-            catalog.refresh()
-            catalog.watched = True
+    with watched(path) if server else opened(path) as catalog:
         before = catalog.snapshot("live").manifest
         other = make_store(tmp_path, rows(1)[:5], name="other")
         (path / "live").rename(tmp_path / "former")
         (other / "live").rename(path / "live")
-        if watched:
+        if isinstance(catalog, ServerCatalog):
             catalog.refresh()
         else:
             time.sleep(1.1)
@@ -551,8 +557,8 @@ def test_an_index_in_a_bucket_has_one_log(path: Path, fast: Path, tmp_path: Path
     store = bucket(path)
 
     @contextmanager
-    def at(log: Path | None) -> Iterator[Catalog]:
-        with closing(Catalog(store, log=log, cache=SegmentCache(tmp_path / "cache"))) as catalog:
+    def at(log: Path | None) -> Iterator[EmbeddedCatalog]:
+        with closing(EmbeddedCatalog(store, log=log, cache=SegmentCache(tmp_path / "cache"))) as catalog:
             yield catalog
 
     with at(fast) as catalog:
@@ -579,7 +585,7 @@ def test_a_snapshot_in_a_bucket_is_restored_with_its_log(path: Path, fast: Path,
     copy = Store("gs://copies", _ObjectBackend(MemoryStore()))
     snapshot(Store.open(path), "live", copy)
     # Served as it is, it lacks the log: what a new one would get is refused.
-    catalog = Catalog(copy, log=fast, cache=SegmentCache(tmp_path / "cache"))
+    catalog = EmbeddedCatalog(copy, log=fast, cache=SegmentCache(tmp_path / "cache"))
     with closing(catalog), pytest.raises(WrongLogError, match="a log in the store"):
         catalog.snapshot("live")
     restore(copy, "live", Store.open(tmp_path / "back", create=True))
@@ -592,10 +598,7 @@ def test_a_snapshot_in_a_bucket_is_restored_with_its_log(path: Path, fast: Path,
 
 def test_a_process_that_has_not_seen_the_log_yet_takes_writes(path: Path) -> None:
     # Two workers, of which the second gets its first write before it has looked for what the first one made.
-    with opened(path) as one, opened(path) as two:
-        for catalog in (one, two):
-            catalog.refresh()
-            catalog.watched = True
+    with watched(path) as one, watched(path) as two:
         assert [write(one, "a"), write(two, "b")] == [1, 2]
         one.live("live").catch_up()
         assert ids(one, "a", "b") == ids(two, "a", "b") == [True, True]
@@ -605,12 +608,10 @@ def test_writes_to_an_index_whose_place_another_has_taken_are_refused(
     path: Path, fast: Path, tmp_path: Path
 ) -> None:
     # The log lies elsewhere and is still there, so nothing but the version tells that the index is another one.
-    with opened(path, fast) as catalog:
+    with watched(path, fast) as catalog:
         write(catalog, "a")
         snapshot(Store.open(path), "live", Store.open(tmp_path / "copy", create=True), log_root=fast)
         restore(Store.open(tmp_path / "copy"), "live", Store.open(tmp_path / "back", create=True))
-        catalog.refresh()
-        catalog.watched = True
         path.rename(tmp_path / "aside")
         (tmp_path / "back").rename(path)
         catalog.refresh()

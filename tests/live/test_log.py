@@ -26,7 +26,7 @@ from scannery.live.log.mutation_log import Answer, LogEntry, LogGapError, Reques
 from scannery.live.log.sqlite_log import SqliteLog
 from scannery.live.log.transaction import KEEP_ANSWERS_S, entries_after
 from scannery.serving import ConfigError
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from tests.data import ROOT
 
 
@@ -311,7 +311,7 @@ def test_nothing_starts_with_a_sqlite_that_may_lose_commits(
 ) -> None:
     monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.40.1")
     with pytest.raises(ConfigError, match="3.40.1"):
-        Catalog(Store.open(tmp_path))
+        EmbeddedCatalog(Store.open(tmp_path))
 
 
 def test_a_checkpoint_waits_for_the_turn(log: SqliteLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 import scannery
 from scannery.indexer import Store, list_versions, parse_spec
 from scannery.live.maintenance.scheduler import Maintenance, locked
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from tests.indexer.local.test_child_processes import hostile
 from tests.live.model import LIVE, make_store, random_row
 
@@ -72,13 +72,13 @@ def open_files() -> int:
 
 
 def test_a_process_that_cannot_be_started_keeps_no_lock(store: Path, full: None) -> None:
-    catalog = Catalog(Store.open(store))
+    catalog = EmbeddedCatalog(Store.open(store))
     state = catalog.live("live").state
     maintenance = Maintenance(Store.open(store), "live", store)
     (store / "live" / "log").mkdir()
     descriptors = open_files()
     maintenance._start("seal", state)
-    assert maintenance._failures == {"seal": 1}
+    assert maintenance._backoff["seal"].failures == 1
     assert open_files() == descriptors
     with locked(store, "live", "seal"):
         pass

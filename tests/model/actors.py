@@ -13,7 +13,8 @@ from typing import Any
 from scannery.client import Client, Index
 from scannery.client.embedded import EmbeddedTransport
 from scannery.indexer import SegmentCache, Store
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.services.search import Service
 
 __all__ = ["ACTORS", "Actor", "Clock", "LocalActor"]
@@ -33,11 +34,17 @@ class Clock:
         return self.now_s
 
 
-class _QuietCatalog(Catalog):
+class _Quiet:
     """A catalog that starts no process by itself: sealing and merging are operations here."""
 
     def maintain(self) -> None:
         pass
+
+
+class _QuietEmbedded(_Quiet, EmbeddedCatalog): ...
+
+
+class _QuietServer(_Quiet, ServerCatalog): ...
 
 
 @dataclass
@@ -79,7 +86,7 @@ class Actor:
 class LocalActor(Actor):
     """An actor of this process."""
 
-    catalog: Catalog = field(kw_only=True)
+    catalog: _QuietEmbedded | _QuietServer = field(kw_only=True)
     clock: Clock = field(kw_only=True)
     server: bool = field(kw_only=True)
 
@@ -87,18 +94,18 @@ class LocalActor(Actor):
     def opened(cls, name: str, store: Path, index: str, cache: SegmentCache, **options: Any) -> LocalActor:
         """Open the store anew."""
         clock = Clock()
-        catalog = _QuietCatalog(Store.open(store), cache=cache, clock=clock, **options)
-        client = Client(EmbeddedTransport(Service(catalog)), timeout_s=TIMEOUT_S)
         server = ACTORS[name]
-        if server:
+        kind = _QuietServer if server else _QuietEmbedded
+        catalog = kind(Store.open(store), cache=cache, clock=clock, **options)
+        client = Client(EmbeddedTransport(Service(catalog)), timeout_s=TIMEOUT_S)
+        if isinstance(catalog, ServerCatalog):
             catalog.refresh()
-            catalog.watched = True
         return cls(name, client, index, catalog=catalog, clock=clock, server=server)
 
     def look(self) -> None:
         """Look for new versions, as a server does each second, and an embedded client if it is asked."""
         self.clock.now_s += 3600.0
-        if self.server:
+        if isinstance(self.catalog, ServerCatalog):
             self.catalog.refresh()
 
     def open_version(self) -> int:

@@ -12,7 +12,7 @@ from scannery.client.credentials import Credentials
 from scannery.indexer import Store
 from scannery.live.log.location import log_folder
 from scannery.runtime.paths import placed_model
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.config import EncoderConfig, RemoteConfig, ServerConfig
 from scannery.serving.security import SecurityConfig
 from tests.served import copied
@@ -40,9 +40,9 @@ def test_a_store_is_opened_again_from_any_folder(here: Path, monkeypatch: pytest
 
 
 def test_the_log_stays_where_it_was(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog = Catalog(Store.open("library"), log=Path("logs"))
+    catalog = EmbeddedCatalog(Store.open("library"), log=Path("logs"))
     monkeypatch.chdir("elsewhere")
-    assert log_folder(catalog._log_root, "library") == here / "logs" / "library" / "log"
+    assert log_folder(catalog._opener.log_root, "library") == here / "logs" / "library" / "log"
 
 
 def test_options_are_absolute_from_the_start(here: Path) -> None:

@@ -56,7 +56,7 @@ def server(library: Path) -> Iterator[Server]:
 def _nothing_stays_behind(server: Server) -> Iterator[None]:
     yield
     eventually(lambda: idle(server))
-    listener = server._front._native._listener
+    listener = server._native._listener
     assert listener is not None
     eventually(lambda: not listener._connections)
 
@@ -88,7 +88,7 @@ LARGE = search_many(160, ROWS)
 @contextmanager
 def held_turns(server: Server, count: int = THREADS) -> Iterator[None]:
     """Let nobody work."""
-    turns = server._front._dispatcher._answering.turns
+    turns = server._lifecycle.turns
     for _ in range(count):
         turns.acquire()
     try:
@@ -326,7 +326,7 @@ def test_more_requests_than_may_be_under_way_wait_for_the_others(server: Server)
     """All in one packet, and none is read beyond what may be under way."""
     count = 300
     packet = b"".join(framed(SEARCH_MANY, b"", call=number) for number in range(count))
-    listener = server._front._native._listener
+    listener = server._native._listener
     assert listener is not None
     with Native.greeted(port_of(server)) as native:
         [connection] = listener._connections.values()
@@ -347,17 +347,17 @@ def test_more_requests_than_may_be_under_way_wait_for_the_others(server: Server)
 
 def test_requests_under_way_are_at_most_64(library: Path) -> None:
     with serving(library, threads=2, queue=1000) as server:
-        listener = server._front._native._listener
+        listener = server._native._listener
         assert listener is not None
-        server._front.admission.limit = 1000.0
+        server.admission.limit = 1000.0
         with Native.greeted(port_of(server)) as native:
             [connection] = listener._connections.values()
             with held_turns(server, 2):
                 for number in range(200):
                     native.send(framed(SEARCH_MANY, search_many(1), call=number))
-                eventually(lambda: server._front.admission.in_flight == 64)
+                eventually(lambda: server.admission.in_flight == 64)
                 time.sleep(0.2)
-                assert connection.calls == server._front.admission.in_flight == 64
+                assert connection.calls == server.admission.in_flight == 64
             assert {native.answer().call for _ in range(200)} == set(range(200))
 
 
@@ -419,7 +419,7 @@ def test_whoever_does_not_read_keeps_their_place_and_is_closed(server: Server, t
         if trickles:
             thread.start()
         time.sleep(0.5)
-        assert server._front.admission.in_flight >= 1  # what is not read is in flight
+        assert server.admission.in_flight >= 1  # what is not read is in flight
         with Native.greeted(port_of(server)) as other:
             assert other.ask(SEARCH, search()).code is OK
         eventually(lambda: idle(server), 30)
@@ -483,7 +483,7 @@ def test_whoever_hangs_up_is_dropped_before_anything_is_computed(server: Server,
         with held_turns(server):
             for number in range(5):
                 native.send(framed(SEARCH_MANY, search_many(), call=number))
-            eventually(lambda: server._front.admission.in_flight == 5)
+            eventually(lambda: server.admission.in_flight == 5)
             if how == "reset":
                 native.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if how == "last word":
@@ -546,7 +546,7 @@ def test_a_connection_that_another_process_has_open_is_forgotten_all_the_same(
     server: Server, native: Native
 ) -> None:
     """As after a fork: epoll goes on to tell of a descriptor that was closed here only."""
-    listener = server._front._native._listener
+    listener = server._native._listener
     assert listener is not None
     [number] = listener._connections
     elsewhere = os.dup(number)
@@ -620,7 +620,7 @@ def test_the_recall_is_estimated_of_both(library: Path) -> None:
 
 
 def test_overload_is_told_at_once_and_nobody_is_shut_out(server: Server) -> None:
-    refused = server._front.admission.refused
+    refused = server.admission.refused
     with (
         Native.greeted(port_of(server), [("scannery-client", "greedy")]) as greedy,
         Native.greeted(port_of(server), [("scannery-client", "modest")]) as modest,
@@ -633,18 +633,18 @@ def test_overload_is_told_at_once_and_nobody_is_shut_out(server: Server) -> None
             assert answer.detail.retry_after_ms >= 20
             modest.send(framed(SEARCH_MANY, search_many(), call=1))
             modest.send(framed(SEARCH_MANY, search_many(), call=2))
-            eventually(lambda: server._front.admission._clients.get("modest", 0) == 2)
+            eventually(lambda: server.admission._clients.get("modest", 0) == 2)
         assert [modest.answer().code for _ in range(2)] == [OK, OK]
         codes = Counter(greedy.answer().code for _ in range(59))
         assert codes.keys() == {OK, EXHAUSTED}
         # It is no reason to hang up.
         assert greedy.ask(SEARCH, search()).code is OK
-        assert server._front.admission.refused == refused + 1 + codes[EXHAUSTED]
+        assert server.admission.refused == refused + 1 + codes[EXHAUSTED]
 
 
 def test_admission_sees_all_who_wait(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits in the kernel is not seen, and then nobody is refused, however late they are answered."""
-    listener = server._front._native._listener
+    listener = server._native._listener
     assert listener is not None
     answer, together, all_wait = listener._answer, [], threading.Event()
 
@@ -666,7 +666,7 @@ def test_admission_sees_all_who_wait(server: Server, monkeypatch: pytest.MonkeyP
 
 
 def test_all_who_wait_are_heard_in_equal_parts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = server._front._native._listener
+    listener = server._native._listener
     assert listener is not None
     answer, turns, all_wait = listener._answer, [], threading.Event()
 
@@ -695,7 +695,7 @@ def test_all_who_wait_are_heard_in_equal_parts(server: Server, monkeypatch: pyte
 def test_whatever_goes_wrong_the_thread_goes_on(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for owner, name in ((server._sampler, "offer"), (server._front._entry, "principal")):
+    for owner, name in ((server._sampler, "offer"), (server._entry, "principal")):
         with Native.greeted(port_of(server)) as native, monkeypatch.context() as patch:
             patch.setattr(owner, name, lambda *_: 1 / 0)
             native.send(framed(SEARCH, search()))
@@ -703,7 +703,7 @@ def test_whatever_goes_wrong_the_thread_goes_on(
                 while True:
                     native.answer()
     with Native.greeted(port_of(server)) as native:
-        monkeypatch.setattr(server._front._native._answers._service, "ready", lambda *_: 1 / 0)
+        monkeypatch.setattr(server._native._answers._service, "ready", lambda *_: 1 / 0)
         answer = native.ask(SEARCH, search())
         assert answer.code is grpc.StatusCode.INTERNAL
         assert "division" not in answer.detail.message
@@ -739,7 +739,6 @@ def test_by_itself_it_is_for_this_machine_only() -> None:
     config = ServerConfig(store="x", listen="127.0.0.1:0")
     assert config.native_address == "127.0.0.1:0"
     assert replace(config, listen="[::1]:7").native_address == "[::1]:0"
-    assert replace(config, native_port=9).native_address == "127.0.0.1:9"
     assert replace(config, listen="0.0.0.0:7", insecure=True).native_address == ""
     assert replace(config, native="off").native_address == ""
     assert EncoderConfig(models=("x",)).native_address == ""
@@ -756,7 +755,7 @@ def test_stopping_answers_what_has_arrived_and_hangs_up(library: Path) -> None:
         with Native.greeted(port) as waiting, Native.greeted(port) as idle_one, Native(port) as stranger:
             with held_turns(server, 2):
                 waiting.send(framed(SEARCH_MANY, search_many(), call=5))
-                eventually(lambda: server._front.admission.in_flight == 1)
+                eventually(lambda: server.admission.in_flight == 1)
                 stopping = threading.Thread(target=server.stop, args=(30,))
                 stopping.start()
                 assert idle_one.is_closed()
@@ -775,7 +774,7 @@ def test_a_drain_has_an_end(library: Path) -> None:
         held_turns(server, 2),
     ):
         waiting.send(framed(SEARCH_MANY, search_many()))
-        eventually(lambda: server._front.admission.in_flight == 1)
+        eventually(lambda: server.admission.in_flight == 1)
         started_s = time.monotonic()
         server.stop(0.2)
         assert time.monotonic() - started_s < 20

@@ -162,7 +162,7 @@ def test_callers_on_one_thread_are_not_mixed_up(guarded: tuple[Server, dict[str,
 def test_shares_of_the_server_go_by_key(guarded: tuple[Server, dict[str, str]]) -> None:
     """Whoever has a key cannot be several clients by saying so."""
     server, texts = guarded
-    listener = server._front._native._listener
+    listener = server._native._listener
     assert listener is not None
     metadata = [*bearer(texts["reader"]), ("scannery-client", "another")]
     with Native.greeted(port_of(server), metadata):
@@ -330,7 +330,7 @@ def test_large_answers_and_readers_that_are_slow(encrypted: Server, authority: A
     with Native.greeted(port_of(encrypted), context=context(authority), window=1 << 12) as native:
         for number in range(3):
             native.send(framed(SEARCH_MANY, body, call=number))
-        eventually(lambda: encrypted._front.admission.in_flight)
+        eventually(lambda: encrypted.admission.in_flight)
         eventually(lambda: idle(encrypted), 30)  # it does not read, and is closed
 
 
@@ -361,7 +361,7 @@ def test_certificates_of_callers(tmp_path: Path, library: Path, authority: Autho
         for strange in (context(authority, other.issue("stranger")), context(authority)):
             with pytest.raises(OSError):  # TLS 1.3 tells when the handshake of the client is over
                 Native.greeted(port, context=strange)
-        listener = server._front._native._listener
+        listener = server._native._listener
         assert listener is not None
         eventually(lambda: not listener._connections)
 

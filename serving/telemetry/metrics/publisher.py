@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
-from scannery.runtime.retry import RetryState
-from scannery.serving.config import ListenConfig
+from scannery.runtime.periodic_task import PeriodicTask
 from scannery.serving.telemetry.metrics.exposition import MetricsServer
 from scannery.serving.telemetry.metrics.families import ServerMetrics
 from scannery.serving.telemetry.metrics.registry import rendered
@@ -20,47 +18,44 @@ class Publisher:
     """Publishes until it is stopped; the last time while it stops."""
 
     def __init__(
-        self, metrics: ServerMetrics, config: ListenConfig, publish: Callable[[bytes], object] | None
+        self, metrics: ServerMetrics, listen: str, publish: Callable[[bytes], object] | None
     ) -> None:
+        """Publish nothing yet.
+
+        Args:
+            metrics: of this process.
+            listen: `host:port` of the metrics; empty: they are not served.
+            publish: takes the metrics every second, and then they are not served here.
+
+        """
         self._registry = metrics.registry
-        self._config = config
-        self._publish = publish
+        self._listen, self._publish = listen, publish
         self._http: MetricsServer | None = None
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="scannery-publisher", daemon=True)
+        self._task = PeriodicTask("publisher", self._publish_all, every_s=EVERY_S)
+        self._started = False
         self.address = ""
         """Of the metrics, if they are served here."""
 
     def start(self) -> None:
-        """Begin.
-
-        Raises:
-            BindError: the address of the metrics is taken.
-
-        """
+        """Begin; raises BindError if the address of the metrics is taken."""
+        self._started = True
         if self._publish is not None:
-            self._publish(self._registry.to_bytes())
-            self._thread.start()
-        elif self._config.metrics_listen:
-            families = self._registry.families
-            self._http = MetricsServer(
-                self._config.metrics_listen, lambda: rendered(families, self._registry.dump())
-            )
+            self._publish_all()
+            self._task.start()
+        elif self._listen:
+            registry = self._registry
+            self._http = MetricsServer(self._listen, lambda: rendered(registry.families, registry.dump()))
             self.address = self._http.address
 
     def stop(self) -> None:
         """Stop."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._task.stop()
+        if self._publish is not None and self._started:
+            # The counters of a process that ends stay part of the sums; its gauges do not.
+            self._publish(self._registry.to_bytes(gauges=False))
         if self._http is not None:
             self._http.stop()
 
-    def _work(self) -> None:
-        assert self._publish is not None
-        publish = self._publish
-        attempts = RetryState()
-        while not self._stopped.wait(EVERY_S):
-            attempts.run("cannot publish metrics", lambda: publish(self._registry.to_bytes()))
-        # What is gone counts on; what it had under way does not.
-        publish(self._registry.to_bytes(gauges=False))
+    def _publish_all(self) -> None:
+        if self._publish is not None:
+            self._publish(self._registry.to_bytes())

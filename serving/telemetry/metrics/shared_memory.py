@@ -1,4 +1,4 @@
-"""Memory that processes share: each worker publishes into its slot, whoever serves the metrics reads all of them."""
+"""Memory that processes share: each worker publishes into its slot; the process with the metrics reads all slots."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class SharedSlots:
     """Slots of anonymous shared memory; made before the fork. One writer and any number of readers each."""
 
     def __init__(self, count: int) -> None:
+        """Reserve memory for `count` slots of 1 MiB."""
         self.count = count
         # Pages that were never written take no memory.
         self._memory = mmap.mmap(-1, count * SLOT_BYTES)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
+
+from scannery.runtime.periodic_task import PeriodicTask
 
 __all__ = ["CallTimeouts", "Cancellable"]
 
@@ -50,35 +51,29 @@ class _Watch:
         self._calls.pop(self._key, None)
 
 
-class CallTimeouts:
+class CallTimeouts(PeriodicTask):
     """Cancels what is watched for longer than it may take. Safe to use from several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start the thread; `clock` returns seconds."""
+        super().__init__("call-timeouts", self._look, every_s=LOOK_EVERY_S)
         self._clock = clock
         # Single operations on a dict are atomic.
         self._calls: dict[int, tuple[float, Cancellable, Allowed]] = {}
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="scannery-slow-calls", daemon=True)
-        self._thread.start()
+        self.start()
 
     def watched(self, call: Cancellable, seconds: float, allowed: Allowed = _always) -> _Watch:
         """Return a context in which the call may stay for `seconds`, and while `allowed()`, asked at intervals."""
         return _Watch(self._calls, call, self._clock() + seconds, allowed)
 
-    def close(self) -> None:
-        """Stop looking."""
-        self._closed.set()
-        self._thread.join()
-
     def _look(self) -> None:
-        while not self._closed.wait(LOOK_EVERY_S):
-            now_s = self._clock()
-            for key, (until_s, call, allowed) in list(self._calls.items()):
-                try:
-                    why = _TOO_LONG if now_s > until_s else "" if allowed() else _NOT_ALLOWED
-                    if why and key in self._calls:
-                        self._calls.pop(key, None)
-                        _LOG.info("%s is ended", why)
-                        call.cancel()
-                except Exception:  # noqa: BLE001  whatever it is, the other calls need the thread
-                    _LOG.exception("a call could not be looked at")
+        now_s = self._clock()
+        for key, (until_s, call, allowed) in list(self._calls.items()):
+            try:
+                why = _TOO_LONG if now_s > until_s else "" if allowed() else _NOT_ALLOWED
+                if why and key in self._calls:
+                    self._calls.pop(key, None)
+                    _LOG.info("%s is ended", why)
+                    call.cancel()
+            except Exception:  # noqa: BLE001  the other calls must be looked at, too
+                _LOG.exception("a call could not be looked at")

@@ -27,7 +27,7 @@ from scannery.indexer.errors import MissingFileError
 from scannery.indexer.versions import leases
 from scannery.indexer.versions.leases import LIFETIME, read_leases, removing, wait_for_removals, working
 from scannery.pipelines.state.job import sealed
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.catalog.watcher import Watcher
 from tests.data import without_ids
 from tests.hooks import before_call, make_old
@@ -109,7 +109,7 @@ def test_a_damaged_lease_holds_nothing_and_goes_when_it_is_old(store: Store):
 
 
 def test_a_version_that_a_server_has_open_stays(store: Store):
-    catalog = Catalog(store)
+    catalog = ServerCatalog(store)
     watcher = Watcher(catalog, every_s=3600)
     watcher.start()
     for row in range(3):

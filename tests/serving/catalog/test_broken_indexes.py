@@ -33,9 +33,10 @@ from scannery.indexer import (
     read_manifest,
     segment_key,
 )
-from scannery.live.log_follower import Tail
+from scannery.live.log_follower import LogFollower
 from scannery.runtime.errors import EncoderUnavailableError
-from scannery.serving.catalog.catalog import CHECK_EVERY_S, Catalog
+from scannery.serving.catalog.embedded_catalog import CHECK_EVERY_S, EmbeddedCatalog
+from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.catalog.watcher import Watcher
 from scannery.serving.encoding.query_encoder import EncoderPool
 from scannery.serving.process.server import health_name
@@ -71,7 +72,7 @@ def publish_junk(store: Store, name: str, like: str = "moving") -> Manifest:
 
 def test_a_cache_that_cannot_be_written_leaves_the_open_version(store: Store, tmp_path: Path) -> None:
     clock, folder = Clock(), tmp_path / "cache"
-    catalog = Catalog(store, clock=clock, cache=SegmentCache(folder))
+    catalog = EmbeddedCatalog(store, clock=clock, cache=SegmentCache(folder))
     old = catalog.snapshot("moving")
     shutil.rmtree(folder)
     folder.touch()
@@ -88,7 +89,7 @@ def test_a_cache_that_cannot_be_written_leaves_the_open_version(store: Store, tm
 
 def test_an_index_that_cannot_be_opened_for_want_of_a_cache_says_so(store: Store, tmp_path: Path) -> None:
     (tmp_path / "cache").touch()
-    catalog = Catalog(store, cache=SegmentCache(tmp_path / "cache"))
+    catalog = EmbeddedCatalog(store, cache=SegmentCache(tmp_path / "cache"))
     for _ in range(2):
         with pytest.raises(StoreError, match="local cache") as caught:
             catalog.snapshot("moving")
@@ -141,7 +142,7 @@ def test_any_error_of_one_index_leaves_the_others(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
-    catalog = Catalog(store, clock=clock)
+    catalog = ServerCatalog(store, clock=clock)
     catalog.refresh()
     spec = parse_spec({"index": "another", "source": {"id": "id", "vector": "v"}})
     publish_version(store, spec, datapoints(spec, np.eye(3, dtype=np.float32)), tmp_path)
@@ -152,7 +153,7 @@ def test_any_error_of_one_index_leaves_the_others(
             raise RuntimeError("a bug")
         return opened(store, name, *arguments, **options)
 
-    from scannery.serving.catalog import catalog as module
+    from scannery.serving.catalog import version_opener as module
 
     opened = open_index
     with monkeypatch.context() as patch:
@@ -172,9 +173,9 @@ def test_versions_that_cannot_be_listed_take_no_index_away(
     def failing(prefix: str = "") -> Sequence[StoredObject]:
         raise StoreError("too many open files")
 
-    watched, embedded = (Catalog(store, clock=(clock := Clock())) for _ in range(2))
+    clock = Clock()
+    watched, embedded = ServerCatalog(store, clock=clock), EmbeddedCatalog(store, clock=clock)
     watched.refresh()
-    watched.watched = True
     before = embedded.snapshot("moving")
     monkeypatch.setattr(store, "list", failing)
     clock.now += CHECK_EVERY_S
@@ -184,7 +185,7 @@ def test_versions_that_cannot_be_listed_take_no_index_away(
     assert embedded.snapshot("moving") is before
     assert embedded.names() == ["moving"]
     # One that was never open is there all the same.
-    late = Catalog(store)
+    late = ServerCatalog(store)
     late.refresh()
     assert late.states() == {"moving": False}
 
@@ -196,7 +197,7 @@ def test_leases_are_renewed_while_the_store_cannot_be_listed(
         raise StoreError("too many open files")
 
     now = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    catalog = Catalog(store)
+    catalog = ServerCatalog(store)
     catalog._leases = LeaseHolder(store, clock=lambda: now)
     catalog.refresh()
     monkeypatch.setattr(store, "folders", failing)
@@ -215,8 +216,8 @@ def test_a_watcher_goes_on_whatever_one_of_its_tasks_does(store: Store, tmp_path
         if threading.current_thread().name == "scannery-watcher":
             raise RuntimeError("nobody listens")
 
-    catalog, failed = Catalog(store), list[str]()
-    catalog.failed = failed.append
+    catalog, failed = ServerCatalog(store), list[str]()
+    catalog.on_failure = failed.append
     watcher = Watcher(catalog, every_s=0.02, after=report)
     watcher.start()
     try:
@@ -231,8 +232,8 @@ def test_a_watcher_goes_on_whatever_one_of_its_tasks_does(store: Store, tmp_path
 def test_a_log_that_cannot_be_followed_keeps_no_other_from_it(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    catalog = Catalog(store)
-    broken, healthy = (Catalog(store).live("moving") for _ in range(2))
+    catalog = EmbeddedCatalog(store)
+    broken, healthy = (EmbeddedCatalog(store).live("moving") for _ in range(2))
     followed = threading.Event()
 
     def failing(**_: Any) -> bool:
@@ -245,11 +246,11 @@ def test_a_log_that_cannot_be_followed_keeps_no_other_from_it(
     broken.catch_up = failing  # type: ignore[method-assign]
     healthy.catch_up = following  # type: ignore[method-assign]
     failures: list[None] = []
-    tail = Tail(lambda: [broken, healthy], failed=lambda: failures.append(None))
+    follower = LogFollower(lambda: [broken, healthy], on_failure=lambda: failures.append(None))
     with caplog.at_level(logging.ERROR):
-        tail.start()
+        follower.start()
         assert followed.wait(60)
-        tail.stop()
+        follower.stop()
     assert len(failures) == 1
     assert "its log cannot be followed" in caplog.text
     catalog.close()
@@ -270,11 +271,11 @@ def test_an_encoder_that_could_not_be_loaded_is_tried_again_and_told(
     vectors = encoder.encode_documents(["one", "two"])
     publish_version(store, spec, datapoints(spec, vectors), tmp_path, encoder=encoder.fingerprint.to_dict())
     folder.rename(tmp_path / "away")
-    catalog = Catalog(store, clock=clock, encoders=EncoderPool(device="cpu", clock=clock))
+    catalog = ServerCatalog(store, clock=clock, encoders=EncoderPool(device="cpu", clock=clock))
     # A relative path starts from where the catalog was opened.
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    catalog.refresh(encoders=True)
+    catalog.refresh()
     assert "its encoder cannot be used" in catalog.problem("texts")
     snapshot = catalog.snapshot("texts")
     (tmp_path / "away").rename(folder)
@@ -282,14 +283,14 @@ def test_an_encoder_that_could_not_be_loaded_is_tried_again_and_told(
     with pytest.raises(EncoderUnavailableError, match="does not exist"):
         _ = snapshot.encoder
     clock.now += 60
-    catalog.refresh(encoders=True)
+    catalog.refresh()
     assert catalog.problem("texts") == ""
     assert snapshot.encoder.dimensions == vectors.shape[1]
 
 
 def test_an_index_that_is_damaged_is_not_told_as_gone(store: Store, tmp_path: Path) -> None:
     publish_junk(store, "broken")
-    catalog = Catalog(store, cache=SegmentCache(tmp_path / "cache"))
+    catalog = EmbeddedCatalog(store, cache=SegmentCache(tmp_path / "cache"))
     for _ in range(3):
         with pytest.raises(CorruptError, match="is not a segment"):
             catalog.snapshot("broken")

@@ -12,7 +12,8 @@ import pytest
 from scannery.indexer import SegmentCache, Store, latest_version, parse_spec
 from scannery.indexer.errors import CorruptError, NotFoundError, StoreError
 from scannery.serving import ClosedError, UnknownIndexError
-from scannery.serving.catalog.catalog import CHECK_EVERY_S, Catalog
+from scannery.serving.catalog.embedded_catalog import CHECK_EVERY_S, EmbeddedCatalog
+from scannery.serving.catalog.server_catalog import ServerCatalog
 from scannery.serving.catalog.watcher import Watcher
 from tests.data import datapoints
 from tests.served import publish_version
@@ -46,7 +47,7 @@ def test_a_new_version_is_seen_and_the_old_one_stays_whole_for_its_readers(
     store: Store, tmp_path: Path
 ) -> None:
     clock = Clock()
-    catalog = Catalog(store, clock=clock)
+    catalog = EmbeddedCatalog(store, clock=clock)
     old = catalog.snapshot("moving")
     publish(store, tmp_path, 2)
     assert catalog.snapshot("moving") is old
@@ -61,7 +62,7 @@ def test_a_new_version_is_seen_and_the_old_one_stays_whole_for_its_readers(
 
 def test_segments_that_both_versions_have_are_opened_once(store: Store, tmp_path: Path) -> None:
     clock = Clock()
-    catalog = Catalog(store, clock=clock)
+    catalog = EmbeddedCatalog(store, clock=clock)
     old = catalog.snapshot("moving")
     vectors = np.full((5, 4), 1, np.float32)
     publish_version(store, SPEC, datapoints(SPEC, vectors, ids=[f"v1-{row}" for row in range(5)]), tmp_path)
@@ -73,7 +74,7 @@ def test_a_version_that_cannot_be_opened_leaves_the_one_before(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
-    catalog = Catalog(store, clock=clock, cache=SegmentCache(tmp_path / "cache"))
+    catalog = EmbeddedCatalog(store, clock=clock, cache=SegmentCache(tmp_path / "cache"))
     old = catalog.snapshot("moving")
     publish(store, tmp_path, 2)
     damaged = {item.key for item in store.list("moving/segments")} - {
@@ -97,7 +98,7 @@ def test_a_version_that_cannot_be_opened_leaves_the_one_before(
 def test_an_index_that_never_opened_says_why(store: Store, tmp_path: Path) -> None:
     for item in store.list("moving/segments"):
         store.write(item.key, b"x" * item.size_bytes)
-    catalog = Catalog(store, cache=SegmentCache(tmp_path / "cache"))
+    catalog = EmbeddedCatalog(store, cache=SegmentCache(tmp_path / "cache"))
     with pytest.raises(CorruptError, match="SHA-256"):
         catalog.snapshot("moving")
     assert catalog.states() == {"moving": False}
@@ -105,7 +106,7 @@ def test_an_index_that_never_opened_says_why(store: Store, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["nobody", "../moving", "moving/versions", "MOVING", "a" * 300])
 def test_an_unknown_index_is_named_with_those_that_there_are(store: Store, name: str) -> None:
-    catalog = Catalog(store)
+    catalog = EmbeddedCatalog(store)
     with pytest.raises(UnknownIndexError, match="there are: moving") as caught:
         catalog.snapshot(name)
     assert caught.value.field == "index"
@@ -114,22 +115,22 @@ def test_an_unknown_index_is_named_with_those_that_there_are(store: Store, name:
 
 def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
-        Catalog.open(tmp_path / "nothing")
+        EmbeddedCatalog.open(tmp_path / "nothing")
     (tmp_path / "file").touch()
     with pytest.raises(StoreError):
-        Catalog.open(tmp_path / "file")
-    assert Catalog.open(tmp_path).names() == []
+        EmbeddedCatalog.open(tmp_path / "file")
+    assert EmbeddedCatalog.open(tmp_path).names() == []
 
 
 def test_only_the_chosen_indexes_are_there(store: Store, library: Path) -> None:
-    catalog = Catalog(Store.open(library), only=["flat"])
+    catalog = EmbeddedCatalog(Store.open(library), only=["flat"])
     assert catalog.names() == ["flat"]
     with pytest.raises(UnknownIndexError):
         catalog.snapshot("library")
 
 
 def test_a_closed_catalog_refuses(store: Store) -> None:
-    catalog = Catalog(store)
+    catalog = EmbeddedCatalog(store)
     catalog.snapshot("moving")
     catalog.close()
     with pytest.raises(ClosedError):
@@ -139,7 +140,7 @@ def test_a_closed_catalog_refuses(store: Store) -> None:
 def test_the_watcher_finds_new_indexes_and_versions_and_drops_what_is_gone(
     store: Store, tmp_path: Path
 ) -> None:
-    catalog = Catalog(store)
+    catalog = ServerCatalog(store)
     looked = threading.Event()
     watcher = Watcher(catalog, every_s=0.02, after=looked.set)
     watcher.start()

@@ -14,7 +14,7 @@ from scannery.embed import Encoder
 from scannery.indexer import Manifest, Store, read_manifest
 from scannery.runtime.deadline import Deadline
 from scannery.serving import EncoderUnavailableError, InvalidRequestError
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
 from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.services.search import Service
@@ -33,7 +33,7 @@ def pool() -> EncoderPool:
 
 
 def test_meaning_is_found_without_a_shared_word(texts: Path, pool: EncoderPool) -> None:
-    service = Service(Catalog(Store.open(texts), encoders=pool))
+    service = Service(EmbeddedCatalog(Store.open(texts), encoders=pool))
     queries = {
         "how do eruptions happen": "volcano",
         "vehicles and climate change": "battery",
@@ -49,7 +49,7 @@ def test_meaning_is_found_without_a_shared_word(texts: Path, pool: EncoderPool) 
 def test_texts_vectors_and_ids_may_be_mixed_in_a_batch(texts: Path, pool: EncoderPool) -> None:
     from scannery import Like
 
-    service = Service(Catalog(Store.open(texts), encoders=pool))
+    service = Service(EmbeddedCatalog(Store.open(texts), encoders=pool))
     vector = Encoder.load(MINILM, device="cpu").encode_queries(["music"])[0]
     request = search_many("texts", ["music", vector, Like("orchestra"), "music"], 2).request
     first, second, like, last = service.search_many(request, Deadline.after(60)).results

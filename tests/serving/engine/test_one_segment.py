@@ -15,7 +15,7 @@ from scannery.client.calls import search, search_many
 from scannery.indexer import Store, parse_spec
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.engine import search as engine
 from scannery.serving.engine.prepared_search import PreparedSearch
 from scannery.serving.services.search import Service
@@ -57,7 +57,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
     part = np.random.default_rng(0).permutation(ROWS) / ROWS
     table = datapoints(parse_spec(SPEC), vectors_ND, columns={"part": part.tolist()})
     publish_version(Store.open(folder / "store", create=True), parse_spec(SPEC), table, folder, shards=1)
-    return Service(Catalog.open(folder / "store"))
+    return Service(EmbeddedCatalog.open(folder / "store"))
 
 
 def answer(service: Service, query: Any, options: dict[str, Any], **more: Any) -> pb.SearchResponse:

@@ -16,7 +16,7 @@ from scannery.indexer.planning.planner import Found
 from scannery.indexer.tuning.settings_choice import recall_by_score
 from scannery.indexer.vectors.exact_search import all_scores
 from scannery.runtime.deadline import Deadline
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.search import Service
 from tests.data import clustered, datapoints, first_quick
 from tests.served import publish_version
@@ -44,7 +44,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     columns = {"part": part.tolist(), "shelf": (np.arange(ROWS) % 7).tolist()}
     store = Store.open(folder / "store", create=True)
     publish_version(store, spec, datapoints(spec, vectors_ND, columns=columns), folder)
-    return Service(Catalog.open(folder / "store"))
+    return Service(EmbeddedCatalog.open(folder / "store"))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.tuning.settings_choice import recall_by_score
 from scannery.pipelines.evaluation.recall import Truth, measure_served_recall
 from scannery.runtime.deadline import Deadline
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.recall_sampler import RecallSampler
 from scannery.serving.services.search import Service
 from scannery.serving.telemetry.metrics import ServerMetrics
@@ -70,7 +70,7 @@ class Served:
         part = np.random.default_rng(2).permutation(ROWS) / ROWS
         table = datapoints(spec, sample.vectors_ND, columns={"part": part.tolist()})
         publish_version(self.store, spec, table, folder)
-        self.catalog = Catalog.open(folder / "store")
+        self.catalog = EmbeddedCatalog.open(folder / "store")
         self.service = Service(self.catalog)
 
     @property

@@ -14,7 +14,7 @@ from scannery.client.calls import search, search_many
 from scannery.indexer import Store, parse_spec, unit_length, vectors_of
 from scannery.runtime.deadline import Deadline
 from scannery.serving import DeadlineError, InvalidRequestError, UnknownDatapointError
-from scannery.serving.catalog.catalog import Catalog
+from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.search import Service
 from scannery.v1 import search_pb2 as pb
 from tests.data import clustered, datapoints, first_quick
@@ -28,7 +28,7 @@ ROW_OF = {record["id"]: row for row, record in enumerate(RECORDS)}
 
 @pytest.fixture(scope="module")
 def service(library: Path) -> Service:
-    return Service(Catalog.open(library))
+    return Service(EmbeddedCatalog.open(library))
 
 
 def ask(
@@ -203,7 +203,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Service, np.ndarray
     store = Store.open(folder / "store", create=True)
     manifest = publish_version(store, spec, datapoints(spec, vectors_ND, columns=columns), folder)
     assert manifest.segments[0].kind == "scann"
-    return Service(Catalog.open(folder / "store")), vectors_ND
+    return Service(EmbeddedCatalog.open(folder / "store")), vectors_ND
 
 
 def test_scann_recalls_what_it_promises(large: tuple[Service, np.ndarray]) -> None:

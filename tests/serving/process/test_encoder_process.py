@@ -285,7 +285,7 @@ def test_deadlines_and_hang_ups_reach_the_encoder_before_it_computes(
     texts: Path, process: EncoderServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one batch is being encoded, a request that is cancelled at the server must leave the encoder's queue."""
-    [served] = process._shelf.encoders("")
+    [served] = process._encoders.encoders("")
     assert served.loaded is not None
     model, encoded, go = served.loaded, [], threading.Event()
     batcher: Any = served.open()._queries.__self__  # type: ignore[attr-defined]
@@ -313,9 +313,9 @@ def test_deadlines_and_hang_ups_reach_the_encoder_before_it_computes(
                 from scannery.client.calls import search
 
                 call = rpc.future(search("texts", "the one that hangs up", 1).request.SerializeToString())
-                wait_until(lambda: process._front.admission.in_flight >= 2)
+                wait_until(lambda: process.admission.in_flight >= 2)
                 call.cancel()
-                wait_until(lambda: server._front.admission.in_flight <= 1)
+                wait_until(lambda: server.admission.in_flight <= 1)
                 wait_until(lambda: not any(job.wanted() for job in list(batcher._gathered)))
             go.set()
             first.join(60)

@@ -41,7 +41,7 @@ def test_a_taken_port_is_a_clear_error(server: Server, library: Path) -> None:
     "listen", ["0.0.0.0:0", "[::]:0", "192.168.1.5:7077", "example.com:1", "127.evil.com:1"]
 )
 def test_an_address_beyond_loopback_needs_consent(listen: str, library: Path) -> None:
-    with pytest.raises(ConfigError, match="authenticates nobody") as caught:
+    with pytest.raises(ConfigError, match="does not authenticate callers") as caught:
         ServerConfig(store=str(library), listen=listen)
     assert caught.value.field == "listen"
     assert ServerConfig(store=str(library), listen=listen, insecure=True).listen == listen

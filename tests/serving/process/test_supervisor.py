@@ -169,7 +169,7 @@ def test_a_server_that_cannot_start_says_why_and_ends(library: Path, workers: st
         for arguments, code, message in (
             (["--store", str(library), "--listen", server.address], 4, "cannot listen on"),
             (["--store", str(tmp_path / "no")], None, "there is no store"),
-            (["--store", str(library), "--listen", "0.0.0.0:0"], 2, "authenticates nobody"),
+            (["--store", str(library), "--listen", "0.0.0.0:0"], 2, "does not authenticate callers"),
         ):
             process = subprocess.run(
                 [sys.executable, "-m", "scannery.cli.main", "serve", "--workers", workers, *arguments],
@@ -313,17 +313,18 @@ HANGING = """
 import os, time
 from scannery.serving import ServerConfig
 from scannery.serving.process import supervisor as workers
+from scannery.serving.process.worker import await_stop
 workers.MAX_RELOAD_S, workers.KILL_AFTER_S = 4.0, 0.5
 
 def share(config, before):
     return 0 if before is None else before + 1
 
-def body(config, shared, slots, slot, ready):
+def body(config, shared, context, ready):
     os.write(1, b"began %d\\n" % shared)  # at once: several processes write there
     if shared:
         time.sleep(20)
     ready()
-    workers._await_stop()
+    await_stop()
 
 config = ServerConfig(store="/", listen="127.0.0.1:0", drain_s=0)
 workers.Supervisor(config, 2, lambda address: print("ready", flush=True), share, body).run()

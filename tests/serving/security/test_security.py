@@ -309,7 +309,7 @@ def test_with_credentials_a_server_may_be_reached_from_anywhere(keys: KeyFile) -
         assert ServerConfig(store="x", listen="0.0.0.0:1", security=good).listen == "0.0.0.0:1"
     with pytest.raises(ConfigError, match="behind_tls"):
         secure(*certificate, behind_tls=True)
-    with pytest.raises(ConfigError, match="authenticates nobody"):
+    with pytest.raises(ConfigError, match="does not authenticate callers"):
         ServerConfig(store="x", listen="0.0.0.0:1")
 
 

@@ -53,7 +53,7 @@ def test_it_looks_at_one_of_the_queries_of_a_call(asked: str) -> None:
         assert (found.index, found.options.k) == ("i", 3)
         assert found.options.where == single.options.where
         assert found.query.vector.packed == VECTORS[2].tobytes()
-    sampler.close()
+    sampler.stop()
 
 
 def test_queries_with_a_filter_each_are_left_alone() -> None:
@@ -68,8 +68,8 @@ def test_queries_with_a_filter_each_are_left_alone() -> None:
     request = search_many("i", VECTORS, 3).request
     request.where_each.add()
     sampler.offer(request)
-    assert sampler._waiting.empty()
-    sampler.close()
+    assert not sampler._waiting
+    sampler.stop()
 
 
 class Answers:

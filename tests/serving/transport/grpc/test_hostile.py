@@ -21,8 +21,8 @@ import scannery
 from scannery.client import calls
 from scannery.serving import Server
 from scannery.serving.native import listener as native_listener
-from scannery.serving.process import base_server as front
 from scannery.serving.process.os_calls import allow_open_files
+from scannery.serving.transport.grpc import grpc_server
 from scannery.v1 import search_pb2, search_pb2_grpc
 from tests import http2
 from tests.native import SEARCH, SEARCH_MANY, Native, framed, hello, port_of
@@ -312,7 +312,7 @@ def test_native_callers_that_do_not_read(server: Server) -> None:
         for number in range(40):
             native.send(framed(SEARCH_MANY, large, call=number))
     time.sleep(0.5)
-    listener = server._front._native._listener
+    listener = server._native._listener
     assert listener is not None
     # Beyond what may wait there is one answer of each, and of each thread.
     waiting = sum(connection._unsent_bytes for connection in listener._connections.values())
@@ -336,7 +336,7 @@ def test_native_callers_that_hang_up(server: Server) -> None:
 
 def _only_well_behaved_callers_are_left(server: Server) -> None:
     until = time.monotonic() + 60
-    while server._front.admission.in_flight > 2:
+    while server.admission.in_flight > 2:
         assert time.monotonic() < until
         time.sleep(0.05)
 
@@ -373,7 +373,7 @@ def test_a_stream_whose_answers_are_not_read_keeps_few_of_them(server: Server) -
 
 def test_connections_are_bounded(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are there go on, and when the others have gone, there is room again."""
-    monkeypatch.setattr(front, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(grpc_server, "MAX_CONNECTIONS", 20)
     with serving(library) as other, scannery.connect(other.address) as client:
         assert len(client.index("library").search(VECTOR, 3)) == 3
         flood = [http2.dialled(other.address) for _ in range(60)]

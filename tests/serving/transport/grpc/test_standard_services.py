@@ -146,9 +146,9 @@ def test_watches_tell_changes_and_do_not_hold_up_the_end(library: Path) -> None:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest(service="index/flat"), timeout=30)
             assert next(watch).status == 1
-            server._front.report_health({"index/flat": False})
+            server.report_health({"index/flat": False})
             assert next(watch).status == 2
-            server._front.report_health({"index/flat": True})
+            server.report_health({"index/flat": True})
             assert next(watch).status == 1
             started_s = time.monotonic()
         assert time.monotonic() - started_s < 3
@@ -211,15 +211,14 @@ def served_methods(address: str, metadata: Any) -> list[str]:
 def test_every_method_that_is_served_names_its_scope(
     server: Server, keys: tuple[KeyFile, dict[str, str]]
 ) -> None:
-    front = server._front
     told = served_methods(server.address, bearer(keys[1]["reader"]))
     assert {"/scannery.v1.SearchService/Search", CHECK, WATCH, REFLECT} <= set(told)
-    handled = {*front._methods.methods, *front._methods.streams, *front._standard.scopes}
+    handled = {*server._methods.methods, *server._methods.streams, *server._grpc.scopes}
     assert set(told) == handled
     for path in told:
-        assert front._scope_of(path) in ("read", "write", "admin"), path
+        assert server._scope_of(path) in ("read", "write", "admin"), path
     # What writes is for those who may write, whatever it is called.
-    writes = {path.rsplit("/", 1)[-1] for path in told if front._scope_of(path) == "write"}
+    writes = {path.rsplit("/", 1)[-1] for path in told if server._scope_of(path) == "write"}
     assert writes == {"Upsert", "UpsertStream", "Delete"}
 
 
@@ -227,11 +226,10 @@ def test_a_method_without_a_scope_answers_nobody(
     server: Server, keys: tuple[KeyFile, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever adds a handler and forgets its scope serves nothing by it."""
-    front = server._front
     path = "/scannery.v1.SearchService/Get"
-    known = type(front)._scope_of
+    known = type(server)._scope_of
     monkeypatch.setattr(
-        front._entry, "_scope_of", lambda asked: None if asked == path else known(front, asked)
+        server._entry, "_scope_of", lambda asked: None if asked == path else known(server, asked)
     )
     with grpc.insecure_channel(server.address) as channel:
         untyped: Any = channel

@@ -1,0 +1,250 @@
+"""The open indexes of a store, and their move to new versions: what servers and embedded engines have in common.
+
+A snapshot is replaced as a whole, by one assignment; queries that hold the old one finish on it, and its memory is
+freed with the last of them. A version that cannot be opened changes nothing: the one before keeps answering.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import ClassVar
+
+from scannery.indexer import Manifest, OpenIndex, SegmentCache, Store, latest_version
+from scannery.live.live_index import LiveIndex
+from scannery.live.log.database import check_sqlite
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import ClosedError, InvalidRequestError, UnknownIndexError
+from scannery.serving.catalog.entry import CatalogEntry
+from scannery.serving.catalog.version_opener import VersionOpener
+from scannery.serving.encoding.query_encoder import EncoderPool
+from scannery.serving.security.principal import CURRENT
+from scannery.serving.snapshot.snapshot import Snapshot
+
+__all__ = ["BaseCatalog"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class BaseCatalog(ABC):
+    """Snapshots by the name of the index. Safe to use from several threads."""
+
+    finishes_maintenance: ClassVar[bool]
+    """Whether maintenance that is due goes on when an index is closed."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        only: Iterable[str] | None = None,
+        encoders: EncoderPool | None = None,
+        cache: SegmentCache | None = None,
+        preloaded: Callable[[str], OpenIndex | None] = lambda name: None,
+        log: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            store: with the indexes.
+            only: the only ones to serve; None: all.
+            encoders: shared with others; None: its own.
+            cache: where segments are unpacked.
+            preloaded: returns an index that is open already, in any version.
+            log: local folder for the logs of live updates; None: that of the store, if it is one.
+            clock: seconds.
+
+        Raises:
+            ConfigError: the SQLite of the logs may lose commits.
+
+        """
+        check_sqlite()
+        self._store = store
+        self.uri = store.uri
+        """Of the store; what opens it again."""
+        self._only = None if only is None else frozenset(only)
+        self.encoders = encoders or EncoderPool()
+        self._clock = clock
+        # A relative path is resolved now: the process may change its working folder.
+        log_root = log.absolute() if log else store.local_root
+        self._opener = VersionOpener(store, self.encoders, cache or SegmentCache(), preloaded, log_root)
+        self._entries: dict[str, CatalogEntry] = {}
+        self._lock = threading.Lock()
+        """Of those who change entries."""
+        self._closed = False
+        self.on_failure: Callable[[str], object] = lambda task: None
+        """Called with the name of each background task that fails."""
+
+    @abstractmethod
+    def _names(self) -> Collection[str]:
+        """Return the names of the indexes that there are."""
+
+    @abstractmethod
+    def _find(self, name: str) -> CatalogEntry | None:
+        """Return the entry of an index, as new as queries should see it; None if there is no such index."""
+
+    @abstractmethod
+    def manifest(self, name: str) -> Manifest:
+        """Return the manifest of an index.
+
+        Raises:
+            UnknownIndexError, CorruptError, FormatError, StoreError
+
+        """
+
+    @abstractmethod
+    def open_snapshot(self, name: str) -> Snapshot | None:
+        """Return the snapshot of an index without reading a file; None if that may be needed. Raises as `snapshot`."""
+
+    @abstractmethod
+    def written(self) -> None:
+        """Record that something was written."""
+
+    @abstractmethod
+    def _prepare(self, entry: CatalogEntry, snapshot: Snapshot) -> None:
+        """Prepare a version that was opened, before queries see it."""
+
+    def names(self) -> list[str]:
+        """Return the names of the indexes that the caller can ask for, sorted."""
+        self._check_open()
+        return sorted(name for name in self._names() if _visible(name))
+
+    def states(self) -> dict[str, bool]:
+        """Return for each index whether it answers."""
+        return {name: entry.snapshot is not None for name, entry in list(self._entries.items())}
+
+    def problem(self, name: str) -> str:
+        """Return what is wrong with an index, which may still answer; empty if nothing is."""
+        entry = self._entries.get(name)
+        return entry.problem if entry is not None else ""
+
+    def failures(self) -> dict[str, int]:
+        """Return for each index how often in a row it failed to open its current version, or to load its encoder."""
+        return {name: entry.failures for name, entry in list(self._entries.items())}
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return the current snapshots of the indexes that are open."""
+        return [snapshot for entry in list(self._entries.values()) if (snapshot := entry.snapshot)]
+
+    def live_indexes(self) -> list[LiveIndex[Snapshot]]:
+        """Return all indexes that are open."""
+        return [entry.live for entry in list(self._entries.values()) if entry.live is not None]
+
+    def snapshot(self, name: str, *, min_sequence: int = 0, deadline: Deadline | None = None) -> Snapshot:
+        """Return the current snapshot of an index, or wait until there is one with all mutations up to a sequence.
+
+        Raises:
+            UnknownIndexError: there is no such index; the message names those that there are.
+            CorruptError, FormatError, StoreError: it is there and cannot be opened.
+            InvalidRequestError: there is no mutation with this sequence.
+            DeadlineError: it did not become visible in time.
+
+        """
+        live = self.live(name)
+        snapshot = live.snapshot
+        if snapshot.sequence < min_sequence:
+            return live.wait_for(min_sequence, deadline or Deadline.after(0))
+        return snapshot
+
+    def live(self, name: str) -> LiveIndex[Snapshot]:
+        """Return the index as what takes writes; raises as `snapshot`."""
+        self._check_open()
+        if not name:
+            raise InvalidRequestError.at("index", "must not be empty")
+        entry = self._find(name) if _visible(name) else None
+        if entry is None:
+            raise self._unknown(name)
+        if entry.live is None:
+            # Without the frames of the requests that got this error before.
+            raise (entry.opening.error or self._unknown(name)).with_traceback(None)
+        return entry.live
+
+    def maintain(self) -> None:
+        """Have sealed and merged what is due; costs little where nothing is."""
+        for entry in list(self._entries.values()):
+            # An error concerns neither another index nor the write, which is acknowledged by now.
+            entry.maintain()
+
+    def note_failure(self, task: str) -> None:
+        """Count a failure of a background task."""
+        self.on_failure(task)
+
+    def close(self) -> None:
+        """Close all indexes; queries that run finish on what they hold."""
+        self._closed = True
+        with self._lock:
+            for name in list(self._entries):
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is not None:
+            entry.close(finish=self.finishes_maintenance)
+            if not self._closed:
+                _LOG.info("index %s is gone", name)
+
+    def _chosen(self) -> set[str]:
+        return {name for name in self._store.folders() if self._only is None or name in self._only}
+
+    def _look(self, name: str, *, known: bool = False) -> CatalogEntry | None:
+        """Open the current version of an index if it is another one. An error changes nothing, and is kept.
+
+        `known`: the index is there, so its error is kept even if it was never open.
+        """
+        entry = self._entries.get(name)
+        if entry is not None:
+            entry.checked_at_s = self._clock()
+            if not entry.opening.due:
+                return entry
+        try:
+            version = latest_version(self._store, name) if self._only is None or name in self._only else None
+        except Exception as error:
+            if entry is None and not known:
+                raise
+            entry = self._entry(name)
+            entry.opening.failed(f"index {name}: its versions cannot be listed", error)
+            return entry
+        if version is None:
+            self._forget(name)
+            return None
+        entry = self._entry(name)
+        self._move(entry, version)
+        return entry
+
+    def _entry(self, name: str) -> CatalogEntry:
+        # Only of an index that is known to exist: requests for other names must not cost memory.
+        if name not in self._entries:
+            self._entries[name] = CatalogEntry(name, self.note_failure, self._clock)
+        entry = self._entries[name]
+        entry.checked_at_s = self._clock()
+        return entry
+
+    def _move(self, entry: CatalogEntry, version: int) -> None:
+        try:
+            if not self._opener.is_open(entry, version):
+                index = self._opener.move(entry, version, lambda snapshot: self._prepare(entry, snapshot))
+                manifest = index.manifest
+                _LOG.info("index %s: version %d, %d datapoints", entry.name, manifest.version, manifest.rows)
+        except Exception as error:  # noqa: BLE001  what is open goes on, and so do other indexes
+            entry.opening.failed(f"index {entry.name}: version {version} cannot be opened", error)
+        else:
+            entry.opening.succeeded()
+
+    def _unknown(self, name: str) -> UnknownIndexError:
+        names = self.names()
+        known = f"there are: {', '.join(names[:20])}" if names else "there are none"
+        return UnknownIndexError(f"index: there is no index {name!r:.100}; {known}", field="index")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the engine is closed")
+
+
+def _visible(name: str) -> bool:
+    # All access to indexes goes through the catalog, so a caller's permissions are checked here.
+    principal = CURRENT.get()
+    return principal is None or principal.sees(name)

@@ -1,0 +1,50 @@
+"""The engine without a server: the methods of the contract over a store, called in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from google.protobuf.message import Message
+
+from scannery.runtime.deadline import Deadline
+from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+from scannery.serving.services.search import Service
+from scannery.serving.status import status_of
+
+__all__ = ["EmbeddedEngine", "open_embedded", "status_of"]
+
+
+class EmbeddedEngine:
+    """What a server would answer. Safe to use from several threads."""
+
+    def __init__(self, catalog: EmbeddedCatalog) -> None:
+        """`catalog`: the indexes; closed with the engine."""
+        self.store = catalog.uri
+        """Absolute: opens the same store again, from any working folder."""
+        self._service = Service(catalog)
+
+    def call(self, path: str, request: Message, timeout_s: float) -> Message:
+        """Return the answer of the method at `path` (`/scannery.v1.SearchService/Search`).
+
+        Raises what its handler raises; `status_of` returns the gRPC status, the message and the detail of that.
+        """
+        return self._service.call(path, request, Deadline.after(timeout_s))
+
+    def close(self) -> None:
+        """Close the indexes; requests that run finish on what they hold."""
+        self._service.close()
+
+
+def open_embedded(store: str | Path, *, device: str = "auto") -> EmbeddedEngine:
+    """Return the engine over a store.
+
+    Args:
+        store: a folder or URI.
+        device: where texts are encoded: `auto`, `cpu`, `cuda` or `xla`.
+
+    Raises:
+        NotFoundError, StoreError: there is no such store.
+        ConfigError: the SQLite of the logs may lose commits.
+
+    """
+    return EmbeddedEngine(EmbeddedCatalog.open(store, device=device))

@@ -1,0 +1,65 @@
+"""What runs in each process of a server, from the fork to SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+
+from scannery.serving.config import EncoderConfig, ListenConfig, ServerConfig, WorkerContext
+from scannery.serving.process.preload import Preloaded
+from scannery.serving.services.encoder_registry import EncoderRegistry
+from scannery.serving.telemetry.metrics import SharedSlots
+
+__all__ = ["STOP_SIGNALS", "await_stop", "run_encoder_server", "run_metrics", "run_server"]
+
+_LOG = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SWITCH_S = 0.0005
+"""A query changes threads several times, and waits at most this long each time for the thread that applies writes."""
+
+
+def run_server(
+    config: ServerConfig, preloaded: Preloaded, context: WorkerContext, ready: Callable[[], None]
+) -> None:
+    """Serve indexes; call `ready` when it answers."""
+    from scannery.serving.process.server import Server
+
+    sys.setswitchinterval(SWITCH_S)
+    with Server(config, preloaded=preloaded, context=context):
+        ready()
+        await_stop()
+
+
+def run_encoder_server(
+    config: EncoderConfig, encoders: EncoderRegistry, context: WorkerContext, ready: Callable[[], None]
+) -> None:
+    """Serve encoders; call `ready` when it answers."""
+    from scannery.serving.process.encoder_server import EncoderServer
+
+    with EncoderServer(config, encoders=encoders, context=context):
+        ready()
+        await_stop()
+
+
+def run_metrics(config: ListenConfig, slots: SharedSlots, ready: Callable[[], None]) -> None:
+    """Serve the metrics of all workers; call `ready` when it answers."""
+    from scannery.serving.telemetry.metrics import ServerMetrics, merged, rendered
+    from scannery.serving.telemetry.metrics.exposition import MetricsServer
+
+    families = ServerMetrics().registry.families
+    server = MetricsServer(
+        config.metrics_listen, lambda: rendered(families, merged(families, slots.read_all()))
+    )
+    _LOG.info("metrics at http://%s/metrics", server.address)
+    ready()
+    await_stop()
+    server.stop()
+
+
+def await_stop() -> None:
+    """Return when SIGTERM or SIGINT comes; they are blocked since before the fork, so none is missed."""
+    received = signal.sigwait(STOP_SIGNALS)
+    _LOG.info("%s: draining", signal.Signals(received).name)

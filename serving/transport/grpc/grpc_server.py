@@ -1,0 +1,152 @@
+"""The gRPC port of one process: connections, health, reflection, and the methods that are served."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Sequence
+
+import grpc
+
+from scannery.runtime.errors import BindError
+from scannery.serving.config import ListenConfig, joined_address, split_address
+from scannery.serving.scheduling.thread_pool import CallThreads
+from scannery.serving.security.authorization import Authorizer
+from scannery.serving.security.principal import Scope
+from scannery.serving.security.tls import Certificates
+from scannery.serving.services.registry import MethodRegistry
+from scannery.serving.transport.grpc.auth_interceptor import AuthInterceptor
+from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
+from scannery.serving.transport.grpc.dispatcher import Dispatcher
+from scannery.serving.transport.grpc.health import Health
+from scannery.serving.transport.grpc.standard_services import Standard
+from scannery.serving.transport.lifecycle import RequestLifecycle
+
+__all__ = ["GrpcServer"]
+
+MAX_REFUSALS = 1024
+MAX_CALLS_PER_CONNECTION = 512
+MAX_CONNECTIONS = 16384
+"""Of a process, and at most half of the descriptors that it may have: it needs some to read its own files."""
+MAX_HEADER_BYTES = 16 << 10
+IDLE_S = 300
+"""Connections without calls are closed after this time; clients open others when they need them."""
+
+
+class GrpcServer:
+    """Listens, and hands calls to the lifecycle of requests."""
+
+    def __init__(
+        self,
+        methods: MethodRegistry,
+        lifecycle: RequestLifecycle,
+        entry: Authorizer,
+        threads: CallThreads,
+        config: ListenConfig,
+        *,
+        health: Health,
+        services: Sequence[str],
+        share_port: bool = False,
+    ) -> None:
+        """Listen nowhere yet.
+
+        Args:
+            methods: what is served.
+            lifecycle: of requests.
+            entry: knows who may call what.
+            threads: of calls.
+            config: how to listen.
+            health: what the health service tells.
+            services: names of what is served, for reflection.
+            share_port: listen with SO_REUSEPORT, so that several processes can share the port.
+
+        """
+        self._config, self._entry, self._threads = config, entry, threads
+        self._share_port = share_port
+        self._health = health
+        self.certificates = Certificates(config.security) if config.security.tls_cert else None
+        """None: it listens in the clear."""
+        self._timeouts = CallTimeouts()
+        self._dispatcher = Dispatcher(methods, lifecycle, config, entry, self._timeouts)
+        shown = tuple(services) if config.security.shows_reflection else ()
+        self._standard = Standard(self._health, config, entry, self._timeouts, shown)
+        self._server: grpc.Server | None = None
+        self._ended: threading.Event | None = None
+
+    @property
+    def scopes(self) -> dict[str, Scope]:
+        """Scopes of the standard services, by the path of each method."""
+        return self._standard.scopes
+
+    def start(self) -> str:
+        """Listen and answer; return the address, with the real port. Raises BindError."""
+        config = self._config
+        probe = self._standard.probe() if config.security.public_health else None
+        server = grpc.server(
+            self._threads,  # type: ignore[arg-type]  # it submits to them, and no more
+            interceptors=[AuthInterceptor(self._entry, self._dispatcher.refusal, probe=probe)],
+            options=self._options(),
+            # A backstop for what is refused faster than it can be told; admission is what limits.
+            maximum_concurrent_rpcs=2 * (config.threads + config.queue) + MAX_REFUSALS,
+        )
+        server.add_generic_rpc_handlers((self._dispatcher, self._standard))
+        address = self._bind(server)
+        server.start()
+        self._server = server
+        self._health.begin()
+        return address
+
+    def refuse(self, drain_s: float) -> None:
+        """Refuse new calls, and end those that run after `drain_s`; returns at once, `stop` waits for them."""
+        self._health.stop()
+        self._ended = self._server.stop(drain_s) if self._server is not None else None
+
+    def stop(self) -> None:
+        """Wait for the calls that run, and end all threads; after `refuse`."""
+        if self._ended is not None:
+            self._ended.wait()
+        self._dispatcher.close()
+        self._standard.close()
+        self._timeouts.stop()
+
+    def _options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.max_receive_message_length", self._config.max_request_bytes),
+            ("grpc.max_send_message_length", -1),
+            # Before the caller is known.
+            ("grpc.max_metadata_size", MAX_HEADER_BYTES),
+            ("grpc.absolute_max_metadata_size", MAX_HEADER_BYTES),
+            # On by default, and then two servers share a port without noticing.
+            ("grpc.so_reuseport", int(self._share_port)),
+            # Connections that never finish their handshake, that died without a word, and that are not used.
+            ("grpc.server_handshake_timeout_ms", 10_000),
+            ("grpc.keepalive_time_ms", 30_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.max_connection_idle_ms", IDLE_S * 1000),
+            ("grpc.max_allowed_incoming_connections", _max_connections()),
+            # Clients may ask as often; a flood of pings ends their connection.
+            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+        ]
+
+    def _bind(self, server: grpc.Server) -> str:
+        listen = self._config.listen
+        host, _ = split_address(listen)
+        try:
+            if self.certificates is not None:
+                port = server.add_secure_port(listen, self.certificates.credentials)
+            else:
+                port = server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise BindError(f"cannot listen on {listen}: {error}", field="listen") from error
+        if port == 0:
+            raise BindError(f"cannot listen on {listen}: is the port taken?", field="listen")
+        return joined_address(host, port)
+
+
+def _max_connections() -> int:
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        MAX_CONNECTIONS if descriptors == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, descriptors // 2)
+    )
