@@ -5,19 +5,13 @@ Shapes: Q queries, M candidates asked for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from scannery.runtime.deadline import Deadline
 from scannery.serving.engine.hybrid import fuse, fusion_depth
 from scannery.serving.engine.lexical import LexicalSearch
-from scannery.serving.engine.prepared_search import PreparedSearch
+from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import query_vectors
 from scannery.serving.engine.top_k import Ranking, merge
-from scannery.serving.request.query import Query
-from scannery.serving.snapshot.snapshot import Snapshot
-from scannery.serving.telemetry.query_stats import QueryStats
 
 __all__ = ["Candidates"]
 
@@ -25,33 +19,25 @@ __all__ = ["Candidates"]
 class Candidates:
     """The candidates of some queries with equal options, in the mode of these."""
 
-    def __init__(
-        self,
-        prepared: PreparedSearch,
-        snapshot: Snapshot,
-        queries: Sequence[Query],
-        deadline: Deadline,
-        *,
-        paths: Sequence[str],
-        stats: QueryStats,
-    ) -> None:
-        """Encode the queries and apply the filter; the arguments and errors are those of `search`."""
-        self._options, self._snapshot, self._deadline = prepared.options, snapshot, deadline
-        self._paths, self._stats = paths, stats
-        mode = prepared.options.mode
+    def __init__(self, prepared: PreparedSearch, batch: QueryBatch) -> None:
+        """Encode the queries and apply the filter; raises what `search` does."""
+        self._options, self._batch = prepared.options, batch
+        snapshot, stats, mode = batch.snapshot, batch.stats, prepared.options.mode
         with stats.stage("encode"):
             if mode != "dense":
-                self._words = LexicalSearch(snapshot, queries, mode, paths=paths)
+                self._words = LexicalSearch(snapshot, batch.queries, mode, paths=batch.paths)
             if mode != "lexical":
-                self._vectors_QD = query_vectors(snapshot, queries, mode, deadline, paths=paths)
-        deadline.check()
+                self._vectors_QD = query_vectors(
+                    snapshot, batch.queries, mode, batch.deadline, paths=batch.paths
+                )
+        batch.deadline.check()
         with stats.stage("filter"):
             self._searches = prepared.segments(snapshot)
         self.total = sum(each.rows for each in self._searches)
         """Rows that the filter allows."""
         if mode == "lexical":
             for each in self._searches:
-                stats.add_words(each.number, each.rows, paths)
+                stats.add_words(each.number, each.rows, batch.paths)
 
     def best(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
         """Return the best `wanted` rows of queries, by score and then by id; fewer only if there are no more.
@@ -68,19 +54,20 @@ class Candidates:
         depth = fusion_depth(wanted)
         pairs = zip(self._by_vector(queries, depth), self._by_words(queries, depth), strict=True)
         return [
-            fuse(dense, lexical, self._options.fusion, self._snapshot.segments) for dense, lexical in pairs
+            fuse(dense, lexical, self._options.fusion, self._batch.snapshot.segments)
+            for dense, lexical in pairs
         ]
 
     def _by_vector(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
-        vectors_QD, paths = self._vectors_QD, self._paths
+        vectors_QD, paths = self._vectors_QD, self._batch.paths
         if len(queries) < len(vectors_QD):
             vectors_QD, paths = vectors_QD[queries], [paths[number] for number in queries.tolist()]
         found = []
         for each in self._searches:
-            self._deadline.check()
-            found.append((each.number, *each.search(vectors_QD, wanted, self._stats, paths)))
-        self._deadline.check()
-        return merge(found, len(vectors_QD), wanted, self._snapshot.segments)
+            self._batch.deadline.check()
+            found.append((each.number, *each.search(vectors_QD, wanted, self._batch.stats, paths)))
+        self._batch.deadline.check()
+        return merge(found, len(vectors_QD), wanted, self._batch.snapshot.segments)
 
     def _by_words(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
         allowed = [
@@ -88,6 +75,6 @@ class Candidates:
         ]
         rankings = []
         for query in queries.tolist():
-            self._deadline.check()
+            self._batch.deadline.check()
             rankings.append(self._words.best(query, allowed, wanted))
         return rankings

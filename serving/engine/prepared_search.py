@@ -1,21 +1,38 @@
-"""What all requests with the same options over one snapshot have in common, computed once."""
+"""What is searched: a batch of queries, and what all requests with the same options have in common, computed once."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from scannery.runtime.deadline import Deadline
 from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.engine.segment_search import SegmentSearch, segment_searches, settings_of
 from scannery.serving.request.options import CostClass, Options
+from scannery.serving.request.query import Query
 from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1.search_pb2 import SearchResponse
 
-__all__ = ["PreparedSearch"]
+__all__ = ["PreparedSearch", "QueryBatch"]
 
 QUICK_S = 0.002
 """A search that takes no longer may run on the event loop: other requests wait for it there."""
+
+
+@dataclass(slots=True)
+class QueryBatch:
+    """Queries over one snapshot that are searched together."""
+
+    snapshot: Snapshot
+    queries: Sequence[Query]
+    paths: Sequence[str]
+    """Name of each query in errors and in `stats`."""
+    deadline: Deadline
+    """Checked between the steps."""
+    stats: QueryStats
+    """Where it is recorded how the queries are answered."""
 
 
 class PreparedSearch:

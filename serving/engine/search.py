@@ -30,7 +30,7 @@ from scannery.serving.engine.candidates import Candidates
 from scannery.serving.engine.crowding import Groups, crowd
 from scannery.serving.engine.explain import explanation
 from scannery.serving.engine.hydrator import Written
-from scannery.serving.engine.prepared_search import PreparedSearch
+from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import named_rows
 from scannery.serving.engine.rerank import reranked, texts_of
 from scannery.serving.engine.top_k import Ranking
@@ -71,7 +71,8 @@ def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[byt
         asked = Vectors(vectors[0][None] if len(vectors) == 1 else np.array(vectors))
     else:
         asked = [each.query for each in queries]
-    written = search(prepared, snapshot, asked, deadline, paths=["query"] * len(queries), stats=stats)
+    batch = QueryBatch(snapshot, asked, ["query"] * len(queries), deadline, stats)
+    written = search(prepared, batch)
     trailer = prepared.trailer
     if stats.explained:
         explained = SearchResponse(explanation=explanation(stats, "query", snapshot.segments))
@@ -85,24 +86,13 @@ def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[byt
 
 
 def search(
-    prepared: PreparedSearch,
-    snapshot: Snapshot,
-    queries: Sequence[Query],
-    deadline: Deadline,
-    *,
-    paths: Sequence[str],
-    stats: QueryStats,
-    filters: Sequence[Node | None] | None = None,
+    prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None] | None = None
 ) -> Written:
     """Return the hits of each query, best first, equal scores by id: `options.k` of them, if that many exist.
 
     Args:
-        prepared: the options, prepared for the snapshot.
-        snapshot: the snapshot to search.
-        queries: the queries.
-        deadline: checked between the steps.
-        paths: name of each query in errors and in `stats`.
-        stats: where it is recorded how the queries are answered.
+        prepared: the options, prepared for the snapshot of the batch.
+        batch: the queries.
         filters: the filter of each query; None: that of the options.
 
     Raises:
@@ -111,49 +101,39 @@ def search(
 
     """
     if prepared.options.explain:
-        stats.explain()
+        batch.stats.explain()
     if filters is not None:
-        rankings = _rank_by_filter(prepared, snapshot, queries, filters, deadline, paths, stats)
+        rankings = _rank_by_filter(prepared, batch, filters)
     else:
         # A search leaves the processor's cache without the interpreter: each function on the way costs several times
         # what it does in a loop of its own.
-        if prepared.reads_one_segment and isinstance(queries, Vectors) and not stats.detailed:
-            written = _search_one_segment(prepared, snapshot, queries.vectors_QD, deadline, stats)
+        if prepared.reads_one_segment and isinstance(batch.queries, Vectors) and not batch.stats.detailed:
+            written = _search_one_segment(prepared, batch, batch.queries.vectors_QD)
             if written is not None:
                 return written
-        rankings = _rank(prepared, snapshot, queries, deadline, paths, stats)
-    with stats.stage("hydrate"):
+        rankings = _rank(prepared, batch)
+    with batch.stats.stage("hydrate"):
         return prepared.hydrator.hits(rankings)
 
 
 def _search_one_segment(
-    prepared: PreparedSearch,
-    snapshot: Snapshot,
-    vectors_QD: np.ndarray,
-    deadline: Deadline,
-    stats: QueryStats,
+    prepared: PreparedSearch, batch: QueryBatch, vectors_QD: np.ndarray
 ) -> Written | None:
     """Return the hits of queries by vector in the only segment; None if it has no allowed rows."""
-    segments = prepared.segments(snapshot)
+    segments = prepared.segments(batch.snapshot)
     if not segments:
         return None
-    deadline.check()
+    batch.deadline.check()
     [segment], offset = segments, prepared.options.offset
-    rows_QK, scores_QK = segment.search(vectors_QD, offset + prepared.options.k, stats, ())
-    deadline.check()
+    rows_QK, scores_QK = segment.search(vectors_QD, offset + prepared.options.k, batch.stats, ())
+    batch.deadline.check()
     if offset:
         rows_QK, scores_QK = rows_QK[:, offset:], scores_QK[:, offset:]
     return prepared.hydrator.block(segment.number, rows_QK, scores_QK)
 
 
 def _rank_by_filter(
-    prepared: PreparedSearch,
-    snapshot: Snapshot,
-    queries: Sequence[Query],
-    filters: Sequence[Node | None],
-    deadline: Deadline,
-    paths: Sequence[str],
-    stats: QueryStats,
+    prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None]
 ) -> list[Ranking]:
     """Return the hits of each query; those that share a filter are searched together."""
     groups: dict[Node | None, list[int]] = {}
@@ -161,35 +141,28 @@ def _rank_by_filter(
         groups.setdefault(node, []).append(number)
     rankings: dict[int, Ranking] = {}
     for node, group in groups.items():
-        filtered = PreparedSearch(snapshot, replace(prepared.options, where=node))
-        members, names = [queries[number] for number in group], [paths[number] for number in group]
-        found = _rank(filtered, snapshot, members, deadline, names, stats)
+        filtered = PreparedSearch(batch.snapshot, replace(prepared.options, where=node))
+        queries, paths = zip(*((batch.queries[n], batch.paths[n]) for n in group), strict=True)
+        found = _rank(filtered, replace(batch, queries=queries, paths=paths))
         rankings.update(zip(group, found, strict=True))
-    return [rankings[number] for number in range(len(queries))]
+    return [rankings[number] for number in range(len(filters))]
 
 
-def _rank(
-    prepared: PreparedSearch,
-    snapshot: Snapshot,
-    queries: Sequence[Query],
-    deadline: Deadline,
-    paths: Sequence[str],
-    stats: QueryStats,
-) -> list[Ranking]:
+def _rank(prepared: PreparedSearch, batch: QueryBatch) -> list[Ranking]:
     """Return the hits of each query, in any mode."""
     options = prepared.options
     if options.rerank is not None:
-        return _reranked(prepared, options.rerank, snapshot, queries, deadline, paths, stats)
-    candidates = Candidates(prepared, snapshot, queries, deadline, paths=paths, stats=stats)
-    named = named_rows(snapshot, queries, paths)
-    finish = _Finish(snapshot, options, named)
+        return _reranked(prepared, options.rerank, batch)
+    candidates = Candidates(prepared, batch)
+    named = named_rows(batch.snapshot, batch.queries, batch.paths)
+    finish = _Finish(batch.snapshot, options, named)
     wanted = options.offset + options.k + max(map(len, named), default=0)
-    results: list[Ranking | None] = [None] * len(queries)
+    results: list[Ranking | None] = [None] * len(named)
     while None in results:
         incomplete = np.array([number for number, result in enumerate(results) if result is None], np.int64)
-        with stats.stage("search"):
+        with batch.stats.stage("search"):
             rankings = candidates.best(incomplete, wanted)
-        with stats.stage("crowd"):
+        with batch.stats.stage("crowd"):
             for number, ranking in zip(incomplete.tolist(), rankings, strict=True):
                 complete = wanted >= candidates.total or len(ranking) < wanted
                 results[number] = finish(number, ranking, complete=complete)
@@ -197,28 +170,21 @@ def _rank(
     return [ranking for ranking in results if ranking is not None]
 
 
-def _reranked(
-    prepared: PreparedSearch,
-    rerank: Rerank,
-    snapshot: Snapshot,
-    queries: Sequence[Query],
-    deadline: Deadline,
-    paths: Sequence[str],
-    stats: QueryStats,
-) -> list[Ranking]:
+def _reranked(prepared: PreparedSearch, rerank: Rerank, batch: QueryBatch) -> list[Ranking]:
     """Return the hits of each query in the order of the cross-encoder, in which offset and k count."""
     assert prepared.first_stage is not None
+    snapshot = batch.snapshot
     reranker = snapshot.encoders.rerankers.reranker_of(snapshot.manifest)
-    texts = [_text(query, path) for query, path in zip(queries, paths, strict=True)]
-    rankings = _rank(prepared.first_stage, snapshot, queries, deadline, paths, stats)
-    with stats.stage("rerank"):
+    texts = [_text(query, path) for query, path in zip(batch.queries, batch.paths, strict=True)]
+    rankings = _rank(prepared.first_stage, batch)
+    with batch.stats.stage("rerank"):
         ordered = [
             reranked(
                 ranking,
                 texts_of(ranking.at(slice(0, rerank.candidates)), snapshot.segments),
                 partial(reranker.scores, text),
                 rerank,
-                deadline,
+                batch.deadline,
             )
             for text, ranking in zip(texts, rankings, strict=True)
         ]

@@ -20,7 +20,7 @@ from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import INDEX_SERVICE, SEARCH_SERVICE, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.engine.explain import explanation
 from scannery.serving.engine.hydrator import Hydrator, framed
-from scannery.serving.engine.prepared_search import PreparedSearch
+from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.search import PreparedQuery, answers_of, search
 from scannery.serving.request.batch import parse_filters, parse_queries
 from scannery.serving.request.options import CostClass, parse_fields
@@ -142,7 +142,7 @@ class Service(MethodRegistry):
         paths = [f"queries[{number}]" for number in range(len(queries))]
         # A batch is worth any core that is idle.
         with on_all_cores():
-            written = search(prepared, snapshot, queries, deadline, paths=paths, stats=stats, filters=filters)
+            written = search(prepared, QueryBatch(snapshot, queries, paths, deadline, stats), filters)
         if not options.explain:
             results = written.framed(_RESULTS)
         else:

@@ -15,6 +15,8 @@ import scannery
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError
 from scannery.serving.engine import search as engine
+from scannery.serving.engine.hydrator import Written
+from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.scheduling.coalescer import Coalescer
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from tests.data import clustered
@@ -153,12 +155,10 @@ def test_queries_of_concurrent_callers_are_searched_together_and_answered_as_alo
     sizes: list[int] = []
     search = engine.search
 
-    def slow(
-        prepared: object, snapshot: object, queries: Sequence[object], *arguments: object, **named: object
-    ) -> object:
-        sizes.append(len(queries))
+    def slow(prepared: PreparedSearch, batch: QueryBatch) -> Written:
+        sizes.append(len(batch.queries))
         time.sleep(0.02)
-        return search(prepared, snapshot, queries, *arguments, **named)  # type: ignore[arg-type]
+        return search(prepared, batch)
 
     vectors_ND = clustered(40, DIMENSIONS, seed=6)
     with serving(library) as server, scannery.connect(server.address) as client:
