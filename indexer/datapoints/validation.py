@@ -123,8 +123,8 @@ def validate(
     if not partial and not has_vector_N.all():
         batch.check_texts(~has_vector_N, columns, embeds=embeds, cuts=spec.source.chunk is not None)
     columns |= batch.sparse()
-    for name, kind in spec.attributes.items():
-        columns |= batch.column(name, attribute_rule(kind, limits))
+    for name in (name for name in spec.attributes if name in fields):
+        columns |= batch.column(name, attribute_rule(spec.attributes[name], limits))
     columns |= batch.column("payload", payload_rule(limits.payload)) | batch.span(columns.get("text"))
     if spoken is not None and "text" in columns and SPOKEN_COLUMN not in fields:
         columns[SPOKEN_COLUMN] = _spoken(columns["text"], has_vector_N, spoken)
@@ -222,8 +222,8 @@ class _Batch:
     def span(self, texts: pa.Array | None) -> dict[str, pa.Array]:
         """Return the columns of `SPAN`."""
         columns: dict[str, pa.Array] = {}
-        for column, kind in SPAN.items():
-            columns |= self.column(column, attribute_rule(kind))
+        for column in (column for column in SPAN if column in self._fields):
+            columns |= self.column(column, attribute_rule(SPAN[column]))
         if columns or texts is None:
             return columns
         length = pc.utf8_length(texts).cast(pa.int64())

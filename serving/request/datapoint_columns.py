@@ -46,11 +46,8 @@ def datapoint_columns(points: Sequence[Datapoint], spec: IndexSpec, dimensions: 
     for column, name in _TEXTS.items():
         if (given := _given(points, name)) is not None:
             fields[column] = Field(name, given)
-    if any(point.HasField("sparse_vector") for point in points):
-        values = [
-            _sparse(point.sparse_vector, spec) if point.HasField("sparse_vector") else None
-            for point in points
-        ]
+    if (given := _given(points, "sparse_vector")) is not None:
+        values = [None if message is None else _sparse(message, spec) for message in given]
         fields[SPARSE] = Field("sparse_vector", values)
     return fields | _attributes(points, spec) | _spans(points)
 

@@ -366,6 +366,22 @@ def test_texts_are_cut_and_encoded_as_a_build_would(texts: Path, tmp_path: Path)
         point = index.get(["glacier"])[0]
         assert point is not None
         assert (point.text_start, point.text_end, point.document_id) == (0, 28, "glacier")
+        own = np.ones(384, np.float32)
+        mixed: Any = [
+            {"id": "ready", "vector": own, "text": "A vector of its own."},
+            {"id": "dune", "text": "A dune is a hill of sand."},
+            {"id": "blank", "vector": own, "text": " "},
+        ]
+        assert index.upsert(mixed).written == 3
+        ready, dune, blank = index.get(["ready", "dune", "blank"], vectors=True)
+        assert ready is not None and dune is not None and blank is not None
+        assert (ready.text, dune.text, blank.text) == (
+            "A vector of its own.",
+            "A dune is a hill of sand.",
+            None,
+        )
+        np.testing.assert_array_equal(ready.vector, own)
+        assert index.search("sand that the wind heaps up", 1)[0].id == "dune"
         wrong: Any = [{"id": "b", "text": "fine"}, {"id": "c", "text": "  "}]
         assert refusal(lambda: index.upsert(wrong)) == (
             scannery.InvalidArgumentError,
