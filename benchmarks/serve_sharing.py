@@ -10,7 +10,7 @@ import numpy as np
 import scannery
 from benchmarks.report import table
 from benchmarks.serve_load import CALLERS, ROUNDS, cpu_s, queries_of, served, throughput, unary
-from scannery.client.credentials import ConnectOptions
+from scannery.client.transport.credentials import ConnectOptions
 from scannery.indexer import Store, open_index
 
 __all__ = ["sharing"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import scannery
-from scannery.client.queries import SearchOptions, build_options
+from scannery.client.request.queries import SearchOptions, build_options
 
 NAMES = {
     "AlreadyExistsError", "Blend", "CancelledError", "Client", "DataLossError", "Datapoint", "DeadlineExceededError",

@@ -23,7 +23,7 @@ import numpy as np
 
 from scannery.client import Client
 from scannery.client.connect import DEFAULT_TIMEOUT_S
-from scannery.client.embedded import EmbeddedTransport
+from scannery.client.transport.embedded import EmbeddedTransport
 from scannery.client.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scannery import InvalidArgumentError
-from scannery.client.filters import build_filter
+from scannery.client.request.filters import build_filter
 from scannery.v1 import types_pb2 as pb
 
 

@@ -44,7 +44,7 @@ RIGHT = """
             if not isinstance(maybe, scannery.ScanneryError):
                 maybe[0].score
 
-    scannery.connect("localhost:7077", coalesce=False, retries=False, native=False).close()
+    scannery.connect("localhost:7077", retries=False).close()
 
     async def main() -> None:
         async with scannery.aio.connect("localhost:7077") as client:

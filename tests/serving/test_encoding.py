@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from scannery.client.calls import search, search_many
+from scannery.client.request.calls import search, search_many
 from scannery.embed import Encoder
 from scannery.indexer import Manifest, Store, read_manifest
 from scannery.serving import EncoderUnavailableError, InvalidRequestError

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.client import calls
+from scannery.client.request import calls
 from scannery.serving import Server, front
 from scannery.serving.native import listener as native_listener
 from scannery.serving.processes import allow_open_files

@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 from scannery.client import Like, calls
-from scannery.client.results import Hits, parse_hits
+from scannery.client.response.decoding import parse_hits
+from scannery.client.response.results import Hits
 from scannery.serving import BindError, ConfigError, EncoderConfig, Server, ServerConfig
 from scannery.serving.native import connection as native_connection
 from scannery.serving.native import listener as native_listener

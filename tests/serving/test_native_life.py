@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
-from scannery.client import calls
+from scannery.client.request import calls
 from tests.data import ROOT
 from tests.native import SEARCH, SEARCH_MANY, Native, endpoint_of
 from tests.served import DIMENSIONS, serving

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from scannery.client import calls
+from scannery.client.request import calls
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security import KeyFile
 from tests.native import (

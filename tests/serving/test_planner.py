@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scannery.client.calls import search, search_many
+from scannery.client.request.calls import search, search_many
 from scannery.indexer import AllowedRows, Segment, Store, exact_search, parse_spec, search_ready, unit_length
 from scannery.indexer.exact import all_scores
 from scannery.indexer.planner import Found

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scannery.client.calls import search, search_many
+from scannery.client.request.calls import search, search_many
 from scannery.indexer import Distance
 from scannery.serving.deadline import Deadline
 from scannery.serving.metrics import ServerMetrics

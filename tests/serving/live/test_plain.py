@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scannery.client.writes import build_upserts
+from scannery.client.request.writes import build_upserts
 from scannery.indexer import Manifest, Store, id_hashes, open_index, parse_spec, read_manifest
 from scannery.serving.deadline import Deadline
 from scannery.serving.encoding import EncoderPool
