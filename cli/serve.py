@@ -56,6 +56,9 @@ def serve(
     ] = None,
     drain: options.DrainOption = 10.0,
     native: options.NativeOption = "auto",
+    http: options.HttpOption = "auto",
+    http_cors: options.HttpCorsOption = None,
+    http_host: options.HttpHostOption = None,
     metrics_listen: options.MetricsOption = "",
     recall_share: Annotated[
         float, typer.Option(help="Share of the queries asked again exactly, to estimate the recall.")
@@ -92,6 +95,9 @@ def serve(
         device=device,
         encoder=RemoteConfig(address=encoder, key_file=encoder_key, ca=encoder_ca) if encoder else None,
         native=native,
+        http=http,
+        http_cors=tuple(http_cors or ()),
+        http_hosts=tuple(http_host or ()),
         metrics_listen=metrics_listen,
         cached_queries=cached_queries,
         recall_share=recall_share,

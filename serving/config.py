@@ -25,6 +25,7 @@ __all__ = [
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
 
+_ORIGIN = re.compile(r"https?://[^/\s,*]+")
 
 CACHED_QUERIES = 4096
 
@@ -72,6 +73,20 @@ class ListenConfig:
     native_port: int = 0
     """The port that is reserved for it, where `native` leaves it open; 0: none."""
 
+    http: str = "off"
+    """Where Connect is answered over HTTP/1.1: `host:port`; `auto`: at a free port of `listen`'s host, if that is
+    reached from this machine only, or callers are authenticated; `off`: nowhere."""
+
+    http_port: int = 0
+    """The port that is reserved for it, where `http` leaves it open; 0: none."""
+
+    http_cors: tuple[str, ...] = ()
+    """Origins (`https://host`) whose pages may call over HTTP from browsers."""
+
+    http_hosts: tuple[str, ...] = ()
+    """Names by which HTTP is reached, besides `localhost`, addresses, and the hosts of `listen` and `http`. None given:
+    any name, where callers show tokens or the server a certificate."""
+
     server_id: str = field(default_factory=lambda: secrets.token_hex(8))
     """Tells servers apart that have the same port one after the other."""
 
@@ -102,6 +117,14 @@ class ListenConfig:
             split_address(self.metrics_listen, field="metrics_listen")
         if self.native not in ("auto", "off"):
             self._check_address("native")
+        if self.http not in ("auto", "off"):
+            self._check_address("http")
+        for origin in self.http_cors:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"http_cors: must be an origin like https://example.org, got {origin!r}",
+                    field="http_cors",
+                )
         for name, least, most in (
             ("threads", 1, 1024),
             ("workers", 1, 256),
@@ -126,6 +149,18 @@ class ListenConfig:
                 return ""
             port = 0
         return joined_address(host, port or self.native_port)
+
+    @property
+    def http_address(self) -> str:
+        """Where HTTP is answered, `host:port`; port 0: at a free one. Empty: nowhere."""
+        if self.http == "off":
+            return ""
+        if self.http != "auto":
+            host, port = split_address(self.http)
+            return joined_address(host, port or self.http_port)
+        host, _ = split_address(self.listen)
+        allowed = is_loopback(host) or self.security.authenticates
+        return joined_address(host, self.http_port) if allowed else ""
 
     def _check_address(self, name: str) -> None:
         address = getattr(self, name)
@@ -188,6 +223,8 @@ class ServerConfig(ListenConfig):
     """Folder or URI of the store."""
 
     native: str = "auto"
+
+    http: str = "auto"
 
     indexes: tuple[str, ...] = ()
     """Serve only these; none: all of the store."""

@@ -37,6 +37,7 @@ from scannery.serving.service import INDEX_SERVICE, SEARCH_STREAM, UPSERT_STREAM
 from scannery.serving.slow import SlowCalls
 from scannery.serving.status import status_of
 from scannery.serving.streams import pipelined
+from scannery.serving.transport.http.endpoint import ASK_KEY, HttpEndpoint
 from scannery.serving.turns import GoneError, Turn
 from scannery.v1 import index_pb2, search_pb2
 
@@ -64,9 +65,26 @@ class Dispatcher(GenericHandler):
     """Finds the handler of a call, if it is taken on."""
 
     def __init__(
-        self, service: Methods, answering: Answering, config: ListenConfig, entry: Entry, slow: SlowCalls
+        self,
+        service: Methods,
+        answering: Answering,
+        config: ListenConfig,
+        entry: Entry,
+        slow: SlowCalls,
+        http: HttpEndpoint,
     ) -> None:
-        """Take what is served, what answers it, who may call, and what ends calls that take too long."""
+        """Take what answers.
+
+        Args:
+            service: what is served.
+            answering: the way of a request, which all wires share.
+            config: how the server listens.
+            entry: knows who may call what.
+            slow: ends calls that take too long.
+            http: what callers are told of HTTP.
+
+        """
+        self._http = http
         self._service = service
         self._entry = entry
         self._answering = answering
@@ -91,6 +109,8 @@ class Dispatcher(GenericHandler):
         except OverloadedError as error:
             return self.refusal(error)
         if method is not None:
+            if self._http.metadata and any(key == ASK_KEY for key, _ in details.invocation_metadata):
+                return grpc.stream_unary_rpc_method_handler(partial(self._telling, path, method, ticket))
             answer = self._traced if tracing.on() else self._unary
             return grpc.stream_unary_rpc_method_handler(partial(answer, path, method, ticket))
         if path == SEARCH_STREAM:
@@ -110,6 +130,18 @@ class Dispatcher(GenericHandler):
         """End the threads."""
         self._stream_threads.shutdown(wait=False)
         self._refusals.shutdown(wait=False)
+
+    def _telling(
+        self,
+        path: str,
+        method: UnaryMethod,
+        ticket: Ticket,
+        messages: Iterator[bytes],
+        context: grpc.ServicerContext,
+    ) -> bytes:
+        """Answer, and say where HTTP is."""
+        context.set_trailing_metadata(self._http.metadata)
+        return self._traced(path, method, ticket, messages, context)
 
     def _traced(
         self,

@@ -33,6 +33,7 @@ from scannery.serving.security.tls import Certificates
 from scannery.serving.slow import SlowCalls
 from scannery.serving.standard import Standard
 from scannery.serving.threads import CallThreads
+from scannery.serving.transport.http import HttpEndpoint
 
 __all__ = ["Front", "Running"]
 
@@ -88,7 +89,8 @@ class Front:
         answering = Answering(methods, config, self.metrics, offer=offer)
         self._methods = methods
         self._slow = SlowCalls()
-        self._dispatcher = Dispatcher(methods, answering, config, self._entry, self._slow)
+        self._http = HttpEndpoint(methods, answering, self._entry, self._threads, config, self._health)
+        self._dispatcher = Dispatcher(methods, answering, config, self._entry, self._slow, self._http)
         self._native = Native(methods, answering, self._entry, self._threads, config)
         methods.add(self._native.methods)
         shown = (*services, *self._native.services) if config.security.shows_reflection else ()
@@ -107,6 +109,11 @@ class Front:
     def native_port(self) -> int:
         """Where the native protocol is spoken once it is started; 0: nowhere."""
         return self._native.port
+
+    @property
+    def http_port(self) -> int:
+        """Where HTTP is answered once it is started; 0: nowhere."""
+        return self._http.port
 
     def start(self) -> None:
         """Listen, and answer.
@@ -127,6 +134,7 @@ class Front:
         drain_s = self.config.drain_s if drain_s is None else drain_s
         stopped = self._grpc.stop(drain_s) if self._grpc is not None else None
         self._native.stop(drain_s)
+        self._http.stop(drain_s)
         if stopped is not None:
             stopped.wait()
         self._dispatcher.close()
@@ -155,11 +163,17 @@ class Front:
         )
         server.add_generic_rpc_handlers((self._dispatcher, self._standard))
         self._native.start()
+        self._http.start()
         self.address = _bound(server, config, self._certificates)
         server.start()
         self._grpc = server
         self._health.begin()
-        _LOG.info("listening on %s; native protocol: %s", self.address, self._native.port or "off")
+        _LOG.info(
+            "listening on %s; HTTP: %s; native protocol: %s",
+            self.address,
+            self._http.port or "off",
+            self._native.port or "off",
+        )
 
 
 def _options(config: ListenConfig) -> list[tuple[str, int]]:
@@ -216,6 +230,11 @@ class Running(ABC):
     """A server behind a front. A context manager: entering starts it, leaving drains and stops it."""
 
     _front: Front
+
+    @property
+    def http_port(self) -> int:
+        """Where HTTP is answered once it is started; 0: nowhere."""
+        return self._front.http_port
 
     @property
     def address(self) -> str:

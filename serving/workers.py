@@ -196,6 +196,9 @@ class Supervisor(Generic[ConfigT, SharedT]):
             if native := self._config.native_address:
                 port = ports.enter_context(closing(reserved(native, field="native")))
                 self._config = replace(self._config, native_port=port.getsockname()[1])
+            if http := self._config.http_address:
+                port = ports.enter_context(closing(reserved(http, field="http")))
+                self._config = replace(self._config, http_port=port.getsockname()[1])
             # Before the signals are taken: loading takes a while, and Ctrl-C must end it.
             self._there = Generations(self._wanted, self._share(self._config, None))
             with self._signals:

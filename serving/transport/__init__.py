@@ -1,0 +1,1 @@
+"""The wires by which requests arrive."""

@@ -1,0 +1,74 @@
+"""Where a process answers HTTP, and how gRPC tells clients of it."""
+
+from __future__ import annotations
+
+import secrets
+
+from scannery.serving.answering import Answering
+from scannery.serving.config import ListenConfig
+from scannery.serving.health import Health
+from scannery.serving.methods import Methods
+from scannery.serving.security.entry import Entry
+from scannery.serving.security.tls import TlsSockets
+from scannery.serving.threads import CallThreads
+from scannery.serving.transport.http.handler import Handler
+from scannery.serving.transport.http.openapi import description
+from scannery.serving.transport.http.pages import Pages
+from scannery.serving.transport.http.responses import Responses
+from scannery.serving.transport.http.server import HttpServer
+
+__all__ = ["ASK_KEY", "HttpEndpoint"]
+
+ASK_KEY, SERVER_KEY = "scannery-http", "scannery-server"
+"""Metadata by which a gRPC call asks where HTTP is, and is told; and the server's id, which HTTP tells, too."""
+
+
+class HttpEndpoint:
+    """HTTP of one process, if it is on."""
+
+    def __init__(
+        self,
+        methods: Methods,
+        answering: Answering,
+        entry: Entry,
+        threads: CallThreads,
+        config: ListenConfig,
+        health: Health,
+    ) -> None:
+        """Take what answers; nothing listens before `start`."""
+        self._methods, self._answering, self._entry = methods, answering, entry
+        self._threads, self._config, self._health = threads, config, health
+        self._server: HttpServer | None = None
+        self.metadata: tuple[tuple[str, str], ...] = ()
+        """What a gRPC call is told that asks where HTTP is; empty: nowhere."""
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0: nowhere."""
+        return self._server.port if self._server else 0
+
+    def start(self) -> None:
+        """Listen and answer; raises BindError and ConfigError."""
+        config = self._config
+        if not config.http_address:
+            return
+        responses = Responses(server=config.server_id, worker=secrets.token_hex(8), workers=config.workers)
+        pages = Pages(config, self._entry, self._health, lambda: description(self._methods))
+        handler = Handler(
+            self._methods, self._answering, self._entry, self._threads, config, responses, pages
+        )
+        self._server = HttpServer(
+            config.http_address,
+            handler,
+            tls=TlsSockets(config.security) if config.security.tls_cert else None,
+            share_port=config.share_port,
+            every=responses.tell_time,
+        )
+        self._server.start()
+        self.metadata = ((ASK_KEY, str(self.port)), (SERVER_KEY, config.server_id))
+
+    def stop(self, drain_s: float) -> None:
+        """Close connections as their requests are answered, all of them within so long."""
+        server, self._server, self.metadata = self._server, None, ()
+        if server is not None:
+            server.stop(drain_s)

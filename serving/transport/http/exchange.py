@@ -1,0 +1,52 @@
+"""One request and its answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from scannery.serving.answering import Asked
+from scannery.serving.deadline import Deadline
+from scannery.serving.security.principals import ANONYMOUS, Principal
+from scannery.serving.transport.http.head import Head
+
+if TYPE_CHECKING:
+    from scannery.serving.admission import Ticket
+    from scannery.serving.transport.http.connection import Connection
+
+__all__ = ["Exchange"]
+
+
+class Exchange:
+    """A request as far as it was read, and what its answer needs."""
+
+    __slots__ = (
+        "admitted_s",
+        "asked",
+        "body",
+        "close",
+        "connection",
+        "deadline",
+        "error",
+        "head",
+        "principal",
+        "ticket",
+    )
+
+    def __init__(self, connection: Connection, head: Head | None) -> None:
+        """Take the connection on which it came; `head`: None if it cannot be read."""
+        self.connection, self.head = connection, head
+        self.body: bytes | bytearray = b""
+        self.error: Exception | None = None
+        """Why it is refused; its body is not kept then."""
+        self.close = False
+        """Whether the connection is closed behind the answer."""
+        self.principal: Principal = ANONYMOUS
+        self.admitted_s = 0.0
+        """When the credentials were checked."""
+        self.ticket: Ticket | None = None
+        self.asked: Asked
+        self.deadline: Deadline
+
+    def is_wanted(self) -> bool:
+        """Return whether its caller is still there."""
+        return self.connection.is_open

@@ -1,0 +1,323 @@
+"""From requests to their answers.
+
+Quick searches that wait for nothing are answered in the thread of the event loop: to hand a call to another thread,
+and the interpreter's lock with it, costs as much as the Python in it. Those that arrived together and have the same
+options are one batch. Everything else gets a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from functools import partial
+
+from grpc import StatusCode
+
+from scannery.serving import tracing
+from scannery.serving.answering import Answering, Asked, check_visible, client_of, decoded
+from scannery.serving.config import ListenConfig
+from scannery.serving.deadline import Deadline
+from scannery.serving.errors import OverloadedError, UnauthenticatedError, UnsupportedError
+from scannery.serving.methods import Methods
+from scannery.serving.plans import noting
+from scannery.serving.prepared import Ready, answers_of
+from scannery.serving.security.entry import Entry
+from scannery.serving.security.principals import CURRENT
+from scannery.serving.service import MAX_TOGETHER, SEARCH_SERVICE
+from scannery.serving.status import DETAIL_KEY, status_for_callers
+from scannery.serving.threads import CallThreads
+from scannery.serving.transport.http import connect
+from scannery.serving.transport.http.browsers import Browsers
+from scannery.serving.transport.http.connection import Connection
+from scannery.serving.transport.http.exchange import Exchange
+from scannery.serving.transport.http.head import JSON, PROTO, Head, Header, RefusedError, read_head
+from scannery.serving.transport.http.pages import Page, Pages
+from scannery.serving.transport.http.responses import Responses
+from scannery.serving.turns import GoneError, Turn
+from scannery.v1.search_pb2 import SearchRequest
+
+__all__ = ["Handler"]
+
+_LOG = logging.getLogger(__name__)
+
+SEARCH = f"/{SEARCH_SERVICE}/Search"
+CHECK_AGAIN_AFTER_S = 1.0
+"""A body that took longer to arrive may have outlived its caller's credentials."""
+MIN_GZIP_BYTES = 1 << 10
+"""Shorter answers are not compressed: they fit in a packet."""
+MAX_GZIP_AT_ONCE_BYTES = 1 << 16
+"""Longer answers of searches that are answered at once are not compressed: others wait meanwhile."""
+LARGE_ANSWER_BYTES = 1 << 20
+
+_Batch = list[tuple[Exchange, SearchRequest, Ready]]
+
+
+class Handler:
+    """Answers the requests of a process. Called in the thread of the loop unless said otherwise."""
+
+    def __init__(
+        self,
+        methods: Methods,
+        answering: Answering,
+        entry: Entry,
+        threads: CallThreads,
+        config: ListenConfig,
+        responses: Responses,
+        pages: Pages,
+    ) -> None:
+        """Take what answers.
+
+        Args:
+            methods: what is served.
+            answering: the way of a request, which gRPC shares.
+            entry: knows who may call what.
+            threads: for requests that are not answered at once.
+            config: how the server listens.
+            responses: writes answers.
+            pages: what GET has.
+
+        """
+        self._methods, self._answering, self._entry = methods, answering, entry
+        self._threads, self._config = threads, config
+        self._responses, self._pages = responses, pages
+        self._browsers = Browsers(config)
+        self._arrived: list[Exchange] = []
+        self.loop: asyncio.AbstractEventLoop
+        """The one whose thread this is; set before the first request."""
+        self.lost: Callable[[Connection], None]
+        """Called when a connection is closed; likewise."""
+        self.body_timeout_s = config.body_timeout_s
+        self.max_body_bytes = config.max_request_bytes
+
+    # Before the body
+
+    def head(self, method: str, target: bytes, headers: list[Header], *, sized: bool) -> Head:
+        """Return what a head says; raises RefusedError and InvalidRequestError."""
+        return read_head(method, target, headers, sized=sized)
+
+    def begin(self, exchange: Exchange) -> None:
+        """Check who asks, and for what; raises what the request is refused for."""
+        head = exchange.head
+        assert head is not None
+        self._browsers.check(head)
+        if head.method == "POST":
+            self._check_caller(exchange)
+        elif head.method == "GET":
+            self._pages.check(head)
+        elif head.method != "OPTIONS":
+            raise RefusedError(
+                405,
+                StatusCode.UNIMPLEMENTED,
+                f"{head.method} is not served",
+                headers=(("allow", "POST, GET"),),
+            )
+
+    def grown(self, exchange: Exchange) -> None:
+        """Take a request on before its body is here: it is not small; raises OverloadedError."""
+        self._enter(exchange)
+
+    def _check_caller(self, exchange: Exchange) -> None:
+        assert exchange.head is not None
+        exchange.principal = self._entry.principal(exchange.head.path, exchange.head.metadata)
+        if exchange.head.path not in self._methods.methods:
+            raise UnsupportedError("this method is served over gRPC only")
+        exchange.admitted_s = time.monotonic()
+        exchange.connection.is_known = True
+
+    def _enter(self, exchange: Exchange) -> None:
+        if exchange.ticket is None:
+            assert exchange.head is not None
+            client = client_of(exchange.principal, exchange.head.metadata)
+            exchange.ticket = self._answering.enter(client)
+
+    # Requests that are here
+
+    def answer(self, exchange: Exchange) -> None:
+        """Answer a request, together with all others that are read before the loop goes on."""
+        if not self._arrived:
+            self.loop.call_soon(self._answer_arrived)
+        self._arrived.append(exchange)
+
+    def _answer_arrived(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        # Of one batch: the same snapshot and options.
+        batches: dict[int, _Batch] = {}
+        for exchange in arrived:
+            try:
+                self._take_on(exchange, batches)
+            except Exception as error:  # noqa: BLE001  what one of them sends must not end the thread of all
+                exchange.error = error
+                self.refuse(exchange)
+        # They are answered together, so each of them waits for all.
+        in_flight = self._answering.admission.in_flight
+        for batch in batches.values():
+            for exchange, _, _ in batch:
+                exchange.asked.ticket.in_flight = in_flight
+            for start in range(0, len(batch), MAX_TOGETHER):
+                self._answer_ready(batch[start : start + MAX_TOGETHER])
+
+    def _take_on(self, exchange: Exchange, batches: dict[int, _Batch]) -> None:
+        head = exchange.head
+        assert head is not None
+        if head.method != "POST":
+            self._send_page(exchange, self._pages.page(head, self._browsers.preflight(head)))
+            return
+        if time.monotonic() - exchange.admitted_s > CHECK_AGAIN_AFTER_S:
+            self._check_caller(exchange)
+        CURRENT.set(exchange.principal)
+        self._enter(exchange)
+        assert exchange.ticket is not None
+        exchange.asked = Asked(head.path, exchange.ticket)
+        seconds = self._config.max_request_s
+        exchange.deadline = Deadline.after(
+            seconds if head.timeout_s is None else min(head.timeout_s, seconds)
+        )
+        if head.path == SEARCH and not head.json and not head.gzipped and not tracing.on():
+            try:
+                ready = self._ready(exchange, batches)
+            except Exception as error:  # noqa: BLE001  the table knows every one
+                self._answering.ended(exchange.asked, self._fail(exchange, error))
+                return
+            if ready:
+                return
+        # Who asks is known in this call alone, and not to what its thread does next.
+        self._threads.submit(copy_context().run, self._answer, exchange)
+
+    def _ready(self, exchange: Exchange, batches: dict[int, _Batch]) -> bool:
+        """Add a search to its batch, if it can be answered at once."""
+        data = bytes(exchange.body)
+        request = decoded(SearchRequest, data)
+        exchange.asked.index, exchange.asked.size = request.index, len(data)
+        check_visible(request.index)
+        ready = self._methods.ready(request)
+        if ready is None:
+            return False
+        batches.setdefault(id(ready.prepared), []).append((exchange, request, ready))
+        return True
+
+    def _answer_ready(self, batch: Sequence[tuple[Exchange, SearchRequest, Ready]]) -> None:
+        note = noting()
+        try:
+            # Of the last of them: each is answered whose caller still waits.
+            deadline = max((exchange.deadline for exchange, _, _ in batch), key=lambda each: each.at_s)
+            answers = answers_of([ready for _, _, ready in batch], deadline)
+        except Exception as error:  # noqa: BLE001  the table knows every one
+            for exchange, _, _ in batch:
+                self._answering.ended(exchange.asked, self._fail(exchange, error))
+            return
+        for (exchange, request, _), response in zip(batch, answers, strict=True):
+            asked = exchange.asked
+            asked.note = note
+            self._send(exchange, response, *self._encoded(exchange, response, MAX_GZIP_AT_ONCE_BYTES))
+            self._answering.answered(asked, request)
+            self._answering.ended(asked, StatusCode.OK)
+
+    def _answer(self, exchange: Exchange) -> None:
+        """Answer in a thread of its own."""
+        head, asked = exchange.head, exchange.asked
+        assert head is not None
+        asked.note = noting()
+        code = StatusCode.OK
+        with tracing.request(head.path, lambda: head.metadata):
+            try:
+                turn = Turn(self._answering.turns, exchange.deadline, exchange.is_wanted)
+                data, exchange.body = bytes(exchange.body), b""
+                if head.gzipped:
+                    data = connect.decompressed(data, self._config.max_request_bytes)
+                decode = connect.decoded_json if head.json else decoded
+                method = self._methods.methods[head.path]
+                response = self._answering.answer(asked, method, data, turn, decode=decode)
+                body, headers = self._encoded(exchange, response, len(response))
+                self._later(partial(self._send, exchange, response, body, headers))
+            except GoneError:
+                asked.ticket.leave()
+                code = StatusCode.CANCELLED
+            except Exception as error:  # noqa: BLE001  the table knows every one
+                code = status_for_callers(error)[0]
+                asked.ticket.leave()
+                self._later(partial(self._fail, exchange, error))
+            finally:
+                self._answering.ended(asked, code)
+
+    def _later(self, call: Callable[[], object]) -> None:
+        try:
+            self.loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop has ended, and all connections with it
+            _LOG.debug("an answer came after the end")
+
+    # Answers
+
+    def _encoded(
+        self, exchange: Exchange, response: bytes, most: int
+    ) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+        """Return an answer as its caller wants it, and the headers that say so; compressed up to a size."""
+        head = exchange.head
+        assert head is not None
+        body = connect.encoded_json(connect.response_type(head.path), response) if head.json else response
+        if head.accepts_gzip and MIN_GZIP_BYTES <= len(body) <= max(most, MIN_GZIP_BYTES):
+            return connect.compressed(body), (("content-encoding", "gzip"), ("vary", "accept-encoding"))
+        return body, ()
+
+    def _send(
+        self, exchange: Exchange, response: bytes, body: bytes, headers: tuple[tuple[str, str], ...]
+    ) -> None:
+        head = exchange.head
+        assert head is not None and exchange.ticket is not None
+        close = exchange.connection.closes_behind(exchange)
+        if headers or head.json or close or head.origin:
+            kind = JSON if head.json else PROTO
+            headers = (*headers, *self._browsers.headers(head))
+            start = self._responses.head(200, len(body), kind, headers, close=close)
+        else:
+            start = self._responses.ok(len(body))
+        # A large answer counts as in flight until it is read.
+        exchange.connection.reply(exchange, start, body, exchange.ticket.leave)
+
+    def _send_page(self, exchange: Exchange, page: Page) -> None:
+        connection, headers = exchange.connection, self._browsers.headers(exchange.head)
+        start = self._responses.head(
+            page.status,
+            len(page.body),
+            page.kind,
+            (*page.headers, *headers),
+            close=connection.closes_behind(exchange),
+        )
+        connection.reply(exchange, start, page.body)
+
+    def refuse(self, exchange: Exchange) -> None:
+        """Answer with the error of a request that was not taken on."""
+        assert exchange.error is not None
+        self._fail(exchange, exchange.error)
+
+    def _fail(self, exchange: Exchange, error: Exception) -> StatusCode:
+        """Answer with an error, and return its code."""
+        if exchange.ticket is not None:
+            exchange.ticket.leave()
+        headers: tuple[tuple[str, str], ...]
+        if isinstance(error, RefusedError):
+            code, status, headers = error.code, error.status, error.headers
+            body = connect.error_body(code, str(error), None)
+        else:
+            code, message, detail = status_for_callers(error)
+            if code is StatusCode.INTERNAL:
+                _LOG.error("unexpected error", exc_info=error)
+            status, headers = connect.HTTP_STATUS[code], _headers(error, detail.SerializeToString())
+            body = connect.error_body(code, message, detail)
+        connection = exchange.connection
+        headers = (*headers, *self._browsers.headers(exchange.head))
+        close = connection.closes_behind(exchange)
+        connection.reply(exchange, self._responses.head(status, len(body), JSON, headers, close=close), body)
+        return code
+
+
+def _headers(error: Exception, detail: bytes) -> tuple[tuple[str, str], ...]:
+    trailer = (f"trailer-{DETAIL_KEY}", base64.b64encode(detail).decode("ascii").rstrip("="))
+    if isinstance(error, UnauthenticatedError):
+        return trailer, ("www-authenticate", "Bearer")
+    if isinstance(error, OverloadedError) and error.retry_after_s:
+        return trailer, ("retry-after", str(max(1, round(error.retry_after_s))))
+    return (trailer,)
