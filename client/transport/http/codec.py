@@ -94,7 +94,8 @@ class ResponseParser:
         self._head_bytes = self._body_bytes = 0
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
-        self._in_body = self._complete = False
+        self._in_body = self._complete = self._reusable = False
+        self._status = 0
 
     def feed(self, data: bytes) -> Response | None:
         """Return the response if it is complete.
@@ -116,8 +117,7 @@ class ResponseParser:
 
     def _response(self) -> Response:
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        parser = self._parser
-        response = Response(parser.get_status_code(), self._headers, body, parser.should_keep_alive())
+        response = Response(self._status, self._headers, body, self._reusable)
         self._head_bytes = self._body_bytes = 0
         self._headers, self._body = {}, []
         self._in_body = self._complete = False
@@ -151,8 +151,10 @@ class ResponseParser:
         self._body.append(data)
 
     def on_message_complete(self) -> None:
-        """Note that the response is whole."""
+        """Note that the response is whole; the parser forgets it after this."""
         self._complete = True
+        self._status = self._parser.get_status_code()
+        self._reusable = self._parser.should_keep_alive()
 
 
 def call_head(path: str, host: str, metadata: tuple[tuple[str, str], ...]) -> bytes:
