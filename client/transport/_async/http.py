@@ -60,6 +60,7 @@ class AsyncHttpCalls:
         self._target = target
         self._credentials = credentials
         self._connect_timeout_s = connect_timeout_s
+        self._closed = False
         self._reset(None)
 
     def _reset(self, current: object) -> None:
@@ -131,7 +132,7 @@ class AsyncHttpCalls:
                 response = await connection.exchange(request, until_s)
             except ConnectionError as error:
                 pool.drop(connection)
-                if is_new or not (repeatable or isinstance(error, UnsentError)):
+                if is_new or self._closed or not (repeatable or isinstance(error, UnsentError)):
                     raise
                 continue
             except BaseException:  # cancelled or interrupted, too: no other call may get this response
@@ -176,6 +177,7 @@ class AsyncHttpCalls:
 
     async def close(self) -> None:
         """End all connections."""
+        self._closed = True
         if self._owner == async_owner():
             for connection in self._pool.close():
                 await connection.ended()

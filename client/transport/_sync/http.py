@@ -61,6 +61,7 @@ class HttpCalls:
         self._target = target
         self._credentials = credentials
         self._connect_timeout_s = connect_timeout_s
+        self._closed = False
         self._reset(None)
 
     def _reset(self, current: object) -> None:
@@ -132,7 +133,7 @@ class HttpCalls:
                 response = connection.exchange(request, until_s)
             except ConnectionError as error:
                 pool.drop(connection)
-                if is_new or not (repeatable or isinstance(error, UnsentError)):
+                if is_new or self._closed or not (repeatable or isinstance(error, UnsentError)):
                     raise
                 continue
             except BaseException:  # cancelled or interrupted, too: no other call may get this response
@@ -177,6 +178,7 @@ class HttpCalls:
 
     def close(self) -> None:
         """End all connections."""
+        self._closed = True
         if self._owner == owner():
             for connection in self._pool.close():
                 connection.ended()

@@ -139,6 +139,8 @@ class ResponseParser:
             raise ProtocolError("an interim response was not asked for")
         if "content-length" not in headers and headers.get("transfer-encoding", "").lower() != "chunked":
             raise ProtocolError("a body without a length")
+        if int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
+            raise ProtocolError(f"the body of a response exceeds {MAX_BODY_BYTES} bytes")
         if headers.get("content-encoding", "identity") != "identity":
             raise ProtocolError("an encoded body was not asked for")
         self._in_body = True

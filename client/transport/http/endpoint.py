@@ -29,7 +29,7 @@ SOCKET_OPTIONS = [
     ),
 ]
 
-_WORKER = re.compile(r"([0-9]{1,20})/([0-9]{1,6})")
+_WORKER = re.compile(r"([\w.-]{1,64})/([0-9]{1,6})", re.ASCII)
 _MISDIRECTED = 421
 
 
