@@ -27,6 +27,7 @@ from scannery.v1.types_pb2 import ErrorDetail
 __all__ = [
     "HTTP_STATUS",
     "MAX_JSON_BYTES",
+    "code_name",
     "compressed",
     "decoded_json",
     "decompressed",
@@ -67,7 +68,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 def error_body(code: StatusCode, message: str, detail: ErrorDetail | None) -> bytes:
     """Return the JSON of an error; `detail` is the one that gRPC sends."""
-    body: dict[str, object] = {"code": _code_name(code), "message": message}
+    body: dict[str, object] = {"code": code_name(code), "message": message}
     if detail is not None:
         value = base64.b64encode(detail.SerializeToString()).decode().rstrip("=")
         debug = json_format.MessageToDict(detail)
@@ -75,7 +76,8 @@ def error_body(code: StatusCode, message: str, detail: ErrorDetail | None) -> by
     return json.dumps(body, ensure_ascii=False).encode()
 
 
-def _code_name(code: StatusCode) -> str:
+def code_name(code: StatusCode) -> str:
+    """Return what Connect calls a code."""
     # The only one that Connect spells in another way.
     return "canceled" if code is StatusCode.CANCELLED else code.name.lower()
 
