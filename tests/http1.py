@@ -19,7 +19,18 @@ from scannery.serving import Server
 from scannery.serving.status import DETAIL_KEY
 from scannery.v1.types_pb2 import ErrorDetail
 
-__all__ = ["GET", "SEARCH", "SEARCH_MANY", "UPSERT", "Http", "Response", "eventually", "head", "idle", "over_grpc"]
+__all__ = [
+    "GET",
+    "SEARCH",
+    "SEARCH_MANY",
+    "UPSERT",
+    "Http",
+    "Response",
+    "eventually",
+    "head",
+    "idle",
+    "over_grpc",
+]
 
 SEARCH, SEARCH_MANY = "/scannery.v1.SearchService/Search", "/scannery.v1.SearchService/SearchMany"
 GET, UPSERT = "/scannery.v1.SearchService/Get", "/scannery.v1.IndexService/Upsert"
@@ -84,14 +95,22 @@ class Http:
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
 
-    def ask(self, method: str, path: str, body: bytes = b"", headers: Headers = (), **options: Any) -> Response:
+    def ask(
+        self, method: str, path: str, body: bytes = b"", headers: Headers = (), **options: Any
+    ) -> Response:
         """Send a request, and return the next answer."""
         length = [("content-length", str(len(body)))] if method == "POST" else []
         self.send(head(method, path, [*length, *headers], **options) + body)
         return self.response(empty=method == "HEAD")
 
     def post(
-        self, path: str, body: bytes, headers: Headers = (), *, kind: str = "application/proto", **options: Any
+        self,
+        path: str,
+        body: bytes,
+        headers: Headers = (),
+        *,
+        kind: str = "application/proto",
+        **options: Any,
     ) -> Response:
         """Call a method."""
         return self.ask("POST", path, body, [("content-type", kind), *headers], **options)
