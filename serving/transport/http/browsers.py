@@ -57,9 +57,8 @@ class Browsers:
             )
 
     def preflight(self, head: Head) -> tuple[tuple[str, str], ...]:
-        """Return the headers of the answer to an OPTIONS request."""
-        allowed = self.headers(head)
-        return (*allowed, *_PREFLIGHT) if allowed else ()
+        """Return what the answer to an OPTIONS request has besides `headers`."""
+        return _PREFLIGHT if head.origin in self._origins else ()
 
     def headers(self, head: Head | None) -> tuple[tuple[str, str], ...]:
         """Return the headers by which a page may read an answer; none without CORS."""

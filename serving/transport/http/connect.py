@@ -27,6 +27,7 @@ from scannery.v1.types_pb2 import ErrorDetail
 __all__ = [
     "HTTP_STATUS",
     "MAX_JSON_BYTES",
+    "code_name",
     "compressed",
     "decoded_json",
     "decompressed",
@@ -61,13 +62,19 @@ MAX_JSON_BYTES = 8 << 20
 GZIP_LEVEL = 1
 _TIMEOUT = re.compile(r"[0-9]{1,10}")
 _READ_BYTES = 1 << 20
+# How the JSON parser of Protobuf words its errors.
+_PARSED = re.compile(r"Failed to parse (\w+) field: ")
+_WHERE = re.compile(r' at "?\w+\.(?P<path>[\w.\[\]]+?)"?$')
+_UNKNOWN = re.compile(
+    r'Message type "(?P<kind>[\w.]+)" has no field named "(?P<name>[^"]*)" at "\w+\.?(?P<path>[^"]*)"'
+)
 
 MessageT = TypeVar("MessageT", bound=Message)
 
 
 def error_body(code: StatusCode, message: str, detail: ErrorDetail | None) -> bytes:
     """Return the JSON of an error; `detail` is the one that gRPC sends."""
-    body: dict[str, object] = {"code": _code_name(code), "message": message}
+    body: dict[str, object] = {"code": code_name(code), "message": message}
     if detail is not None:
         value = base64.b64encode(detail.SerializeToString()).decode().rstrip("=")
         debug = json_format.MessageToDict(detail)
@@ -75,7 +82,8 @@ def error_body(code: StatusCode, message: str, detail: ErrorDetail | None) -> by
     return json.dumps(body, ensure_ascii=False).encode()
 
 
-def _code_name(code: StatusCode) -> str:
+def code_name(code: StatusCode) -> str:
+    """Return what Connect calls a code."""
     # The only one that Connect spells in another way.
     return "canceled" if code is StatusCode.CANCELLED else code.name.lower()
 
@@ -124,11 +132,22 @@ def decoded_json(kind: type[MessageT], data: bytes) -> MessageT:
     try:
         json_format.Parse(data, message)
     except (json_format.ParseError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(
-            f"the body is not the JSON of a {kind.DESCRIPTOR.full_name}: {error}"
-        ) from error
+        raise _json_error(kind, str(error)) from error
     # The limits of a request are those of its binary form.
     return decoded(kind, message.SerializeToString())
+
+
+def _json_error(kind: type[Message], text: str) -> InvalidRequestError:
+    """Return an error that names the field, as far as the parser does."""
+    names = _PARSED.findall(text)
+    said = _PARSED.sub("", text).split("\n", 1)[0].strip(". ")
+    if (unknown := _UNKNOWN.search(said)) is not None:
+        field = ".".join(part for part in (unknown["path"], unknown["name"]) if part)
+        return InvalidRequestError.at(field, f"there is no such field in {unknown['kind']}")
+    where = _WHERE.search(said)
+    field = where["path"] if where else ".".join(names)
+    said = f"not the JSON of a {kind.DESCRIPTOR.full_name}: {_WHERE.sub('', said)}"
+    return InvalidRequestError.at(field, said) if field else InvalidRequestError(f"the body is {said}")
 
 
 def encoded_json(kind: type[Message], data: bytes) -> bytes:

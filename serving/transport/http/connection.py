@@ -175,9 +175,6 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
             self._check_unparsed(len(data))
-        except httptools.HttpParserUpgrade:
-            # The request is answered in HTTP/1.1; what may come behind it is another protocol.
-            self.end()
         except httptools.HttpParserCallbackError as error:
             self._break_off(error.__context__ if isinstance(error.__context__, Exception) else error)
         except httptools.HttpParserError as error:
@@ -187,7 +184,7 @@ class Connection(asyncio.Protocol):
             self._break_off(error)
         else:
             exchange = self._exchange
-            if exchange is not None and exchange.error is not None and not self._is_short(exchange):
+            if exchange is not None and exchange.error is not None and not self._is_short():
                 # Its body is not awaited.
                 self._break_off(exchange.error)
 
@@ -198,9 +195,9 @@ class Connection(asyncio.Protocol):
             if self._unparsed_bytes > MAX_HEADER_BYTES + PIECE_BYTES:
                 raise _TOO_MANY_HEADERS
 
-    def _is_short(self, exchange: Exchange) -> bool:
+    def _is_short(self) -> bool:
         """Return whether the rest of a refused request is read, so that the connection can stay open."""
-        expects = exchange.head is not None and exchange.head.expects_continue
+        expects = any(name.lower() == b"expect" for name, _ in self._headers)
         return not expects and self._length is not None and int(self._length) <= SMALL_BYTES
 
     def _break_off(self, error: Exception) -> None:
@@ -248,6 +245,8 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Decide whether the body is read."""
         self._in_body, self._began_s = True, time.monotonic()
+        if self._parser.should_upgrade():
+            raise RefusedError(400, StatusCode.INVALID_ARGUMENT, "upgrade: only HTTP/1.1 is spoken here")
         exchange = self._exchange = Exchange(self, None)
         try:
             head = exchange.head = self._read_head()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import cached_property
 
 from scannery.serving.answering import Answering
 from scannery.serving.config import ListenConfig
@@ -53,7 +54,7 @@ class HttpEndpoint:
         if not config.http_address:
             return
         responses = Responses(server=config.server_id, worker=secrets.token_hex(8), workers=config.workers)
-        pages = Pages(config, self._entry, self._health, lambda: description(self._methods))
+        pages = Pages(config, self._entry, self._health, lambda: self._description)
         handler = Handler(
             self._methods, self._answering, self._entry, self._threads, config, responses, pages
         )
@@ -66,6 +67,10 @@ class HttpEndpoint:
         )
         self._server.start()
         self.metadata = ((ASK_KEY, str(self.port)), (SERVER_KEY, config.server_id))
+
+    @cached_property
+    def _description(self) -> bytes:
+        return description(self._methods.methods, credentials=self._config.security.tokens)
 
     def stop(self, drain_s: float) -> None:
         """Close connections as their requests are answered, all of them within so long."""
