@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from typing_extensions import Self
@@ -149,21 +150,24 @@ class Permits:
     """Bounds how many threads do something at once."""
 
     def __init__(self, count: int) -> None:
-        self._semaphore = threading.Semaphore(count)
+        # A queue in C: a semaphore of `threading` is Python, and takes ten times as long.
+        self._permits: SimpleQueue[None] = SimpleQueue()
+        for _ in range(count):
+            self._permits.put(None)
 
     @property
     def free(self) -> bool:
         """Whether a permit can be taken without waiting."""
-        if taken := self._semaphore.acquire(blocking=False):
-            self._semaphore.release()
-        return taken
+        return not self._permits.empty()
 
     def acquire(self, timeout_s: float) -> bool:
         """Take a permit; return False if none is free within the timeout."""
-        if self._semaphore.acquire(blocking=False):
-            return True
-        return timeout_s > 0 and self._semaphore.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+        try:
+            self._permits.get(timeout=min(max(0.0, timeout_s), threading.TIMEOUT_MAX))
+        except Empty:
+            return False
+        return True
 
     def release(self) -> None:
         """Give a permit back."""
-        self._semaphore.release()
+        self._permits.put(None)

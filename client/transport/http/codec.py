@@ -79,7 +79,7 @@ class Response(NamedTuple):
     """A response."""
 
     status: int
-    headers: dict[str, str]
+    headers: dict[bytes, bytes]
     """By name in lower case."""
     body: bytes
     reusable: bool
@@ -92,7 +92,7 @@ class ResponseParser:
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = self._body_bytes = 0
-        self._headers: dict[str, str] = {}
+        self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
         self._in_body = self._complete = self._reusable = False
         self._status = 0
@@ -130,18 +130,20 @@ class ResponseParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Note a header; of several by one name, the last."""
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         """Refuse a body that ends only with the connection: whether it is whole could not be told."""
         headers = self._headers
-        if self._parser.get_status_code() < 200:
+        self._status = self._parser.get_status_code()
+        if self._status < 200:
             raise ProtocolError("an interim response was not asked for")
-        if "content-length" not in headers and headers.get("transfer-encoding", "").lower() != "chunked":
+        length = headers.get(b"content-length")
+        if length is None and headers.get(b"transfer-encoding", b"").lower() != b"chunked":
             raise ProtocolError("a body without a length")
-        if int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
+        if length is not None and int(length) > MAX_BODY_BYTES:
             raise ProtocolError(f"the body of a response exceeds {MAX_BODY_BYTES} bytes")
-        if headers.get("content-encoding", "identity") != "identity":
+        if headers.get(b"content-encoding", b"identity") != b"identity":
             raise ProtocolError("an encoded body was not asked for")
         self._in_body = True
 
@@ -155,7 +157,6 @@ class ResponseParser:
     def on_message_complete(self) -> None:
         """Note that the response is whole; the parser forgets it after this."""
         self._complete = True
-        self._status = self._parser.get_status_code()
         self._reusable = self._parser.should_keep_alive()
 
 
@@ -191,19 +192,20 @@ def read_answer(response: Response, kind: type[MessageT]) -> MessageT:
         ForeignAnswerError: this is no answer of Scannery.
 
     """
-    content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if response.status == 200 and content_type == _PROTO:
+    content_type = response.headers.get(b"content-type", b"")
+    if response.status == 200 and content_type == b"application/proto":
         try:
             return kind.FromString(response.body)
         except DecodeError as error:
             raise ProtocolError(f"the body is no {kind.__name__}") from error
-    if response.status != 200 and content_type == "application/json":
+    if response.status != 200 and content_type.partition(b";")[0].strip().lower() == b"application/json":
         answered = _connect_error(response)
         if answered is not None:
             raise answered
     code = _CODES_OF_STATUS.get(response.status, "unknown")
     raise ForeignAnswerError(
-        f"HTTP status {response.status} with content type {content_type or 'none'!r}, not an answer of Scannery",
+        f"HTTP status {response.status} with content type {content_type.decode('latin-1')!r}, "
+        "which is not an answer of Scannery",
         code,
     )
 

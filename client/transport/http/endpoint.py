@@ -29,7 +29,7 @@ SOCKET_OPTIONS = [
     ),
 ]
 
-_WORKER = re.compile(r"([\w.-]{1,64})/([0-9]{1,6})", re.ASCII)
+_WORKER = re.compile(rb"([\w.-]{1,64})/([0-9]{1,6})")
 _MISDIRECTED = 421
 
 
@@ -80,10 +80,11 @@ def worker_of(response: Response, endpoint: Endpoint) -> Worker:
 
     """
     if endpoint.server and (
-        response.headers.get("scannery-server") != endpoint.server or response.status == _MISDIRECTED
+        response.headers.get(b"scannery-server") != endpoint.server.encode()
+        or response.status == _MISDIRECTED
     ):
         raise ProtocolError(f"another server answers at {endpoint.url}")
     if not response.reusable:
         raise ProtocolError(f"{endpoint.url} answers one request per connection")
-    match = _WORKER.fullmatch(response.headers.get("scannery-worker", ""))
-    return Worker(match[1], max(1, int(match[2]))) if match else Worker("", 1)
+    match = _WORKER.fullmatch(response.headers.get(b"scannery-worker", b""))
+    return Worker(match[1].decode(), max(1, int(match[2]))) if match else Worker("", 1)
