@@ -110,7 +110,7 @@ def connect_python(server: Server, *, json_body: bool) -> Client:
                 request=call.request, method=method, headers=call.headers, timeout_ms=call.timeout_ms
             )
         except ConnectError as error:
-            return error.code.value, error.details[0].value() if error.details else b""
+            return error.code.value, error.details[0].message_bytes if error.details else b""
         return "ok", answer.SerializeToString()
 
     return call
