@@ -27,7 +27,6 @@ __all__ = [
     "ListenOption",
     "LogJsonOption",
     "MetricsOption",
-    "NativeOption",
     "PublicHealthOption",
     "ReflectionOption",
     "TlsCertOption",
@@ -64,14 +63,6 @@ CachedQueriesOption = Annotated[
 ]
 MetricsOption = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics here, at /metrics.")
-]
-NativeOption = Annotated[
-    str,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Speak the native protocol here, which the SDK prefers for searches; `auto`: at a free port, if only this "
-        "machine is served; `off`: not at all.",
-    ),
 ]
 HttpOption = Annotated[
     str,

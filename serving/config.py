@@ -66,13 +66,6 @@ class ListenConfig:
     check_every_s: float = 1.0
     """How often to look for new versions, in seconds."""
 
-    native: str = "off"
-    """Where the native protocol is spoken: `host:port`; `auto`: at a free port of `listen`'s host, if that is reached
-    from this machine only; `off`: nowhere."""
-
-    native_port: int = 0
-    """The port that is reserved for it, where `native` leaves it open; 0: none."""
-
     http: str = "off"
     """Where Connect is answered over HTTP/1.1: `host:port`; `auto`: at a free port of `listen`'s host, if that is
     reached from this machine only, or callers are authenticated; `off`: nowhere."""
@@ -115,8 +108,6 @@ class ListenConfig:
         self._check_address("listen")
         if self.metrics_listen:
             split_address(self.metrics_listen, field="metrics_listen")
-        if self.native not in ("auto", "off"):
-            self._check_address("native")
         if self.http not in ("auto", "off"):
             self._check_address("http")
         for origin in self.http_cors:
@@ -137,18 +128,6 @@ class ListenConfig:
             ("cached_queries", 0, 1 << 20),
         ):
             self._check(name, least, most)
-
-    @property
-    def native_address(self) -> str:
-        """Where the native protocol is spoken, `host:port`; port 0: at a free one. Empty: nowhere."""
-        if self.native == "off":
-            return ""
-        host, port = split_address(self.listen if self.native == "auto" else self.native)
-        if self.native == "auto":
-            if not is_loopback(host):
-                return ""
-            port = 0
-        return joined_address(host, port or self.native_port)
 
     @property
     def http_address(self) -> str:
@@ -221,8 +200,6 @@ class ServerConfig(ListenConfig):
 
     store: str
     """Folder or URI of the store."""
-
-    native: str = "auto"
 
     http: str = "auto"
 

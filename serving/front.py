@@ -24,7 +24,6 @@ from scannery.serving.methods import Methods
 from scannery.serving.metrics import ServerMetrics
 from scannery.serving.metrics.publishing import Publisher
 from scannery.serving.metrics.registry import Dump
-from scannery.serving.native import Native
 from scannery.serving.security.authentication import Authenticator
 from scannery.serving.security.entry import Entry
 from scannery.serving.security.interceptor import Gate
@@ -91,9 +90,7 @@ class Front:
         self._slow = SlowCalls()
         self._http = HttpEndpoint(methods, answering, self._entry, self._threads, config, self._health)
         self._dispatcher = Dispatcher(methods, answering, config, self._entry, self._slow, self._http)
-        self._native = Native(methods, answering, self._entry, self._threads, config)
-        methods.add(self._native.methods)
-        shown = (*services, *self._native.services) if config.security.shows_reflection else ()
+        shown = services if config.security.shows_reflection else ()
         self._standard = Standard(self._health, config, self._entry, self._slow, shown)
         admission = self.admission = answering.admission
         self.metrics.in_flight.asks(lambda: {(): admission.in_flight})
@@ -104,11 +101,6 @@ class Front:
     def metrics_address(self) -> str:
         """Where the metrics are, if they are served here."""
         return self._publisher.address
-
-    @property
-    def native_port(self) -> int:
-        """Where the native protocol is spoken once it is started; 0: nowhere."""
-        return self._native.port
 
     @property
     def http_port(self) -> int:
@@ -133,7 +125,6 @@ class Front:
         self._health.stop()
         drain_s = self.config.drain_s if drain_s is None else drain_s
         stopped = self._grpc.stop(drain_s) if self._grpc is not None else None
-        self._native.stop(drain_s)
         self._http.stop(drain_s)
         if stopped is not None:
             stopped.wait()
@@ -162,18 +153,12 @@ class Front:
             maximum_concurrent_rpcs=2 * (config.threads + config.queue) + MAX_REFUSALS,
         )
         server.add_generic_rpc_handlers((self._dispatcher, self._standard))
-        self._native.start()
         self._http.start()
         self.address = _bound(server, config, self._certificates)
         server.start()
         self._grpc = server
         self._health.begin()
-        _LOG.info(
-            "listening on %s; HTTP: %s; native protocol: %s",
-            self.address,
-            self._http.port or "off",
-            self._native.port or "off",
-        )
+        _LOG.info("listening on %s; HTTP: %s", self.address, self._http.port or "off")
 
 
 def _options(config: ListenConfig) -> list[tuple[str, int]]:

@@ -193,9 +193,6 @@ class Supervisor(Generic[ConfigT, SharedT]):
             host, _ = split_address(self._config.listen)
             address = joined_address(host, port.getsockname()[1])
             self._config = replace(self._config, listen=address, share_port=True)
-            if native := self._config.native_address:
-                port = ports.enter_context(closing(reserved(native, field="native")))
-                self._config = replace(self._config, native_port=port.getsockname()[1])
             if http := self._config.http_address:
                 port = ports.enter_context(closing(reserved(http, field="http")))
                 self._config = replace(self._config, http_port=port.getsockname()[1])

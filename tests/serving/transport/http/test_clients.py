@@ -18,7 +18,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
 from google.protobuf.message import Message
 
-from scannery.client import calls
+from scannery.client.request import calls
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security import KeyFile
 from scannery.serving.transport.http.connect import response_type

@@ -15,7 +15,7 @@ import pytest
 from google.protobuf import json_format
 from jsonschema import Draft202012Validator
 
-from scannery.client import calls
+from scannery.client.request import calls
 from scannery.serving import SecurityConfig, Server
 from scannery.serving.security import KeyFile
 from scannery.serving.transport.http import connect, handler

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from scannery.client import calls
+from scannery.client.request import calls
 from scannery.serving import BindError, ConfigError, EncoderConfig, SecurityConfig, Server, ServerConfig
 from scannery.serving.security import KeyFile
 from scannery.serving.transport.http import connection as http_connection

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scannery.client import calls
+from scannery.client.request import calls
 from scannery.serving import Server
 from scannery.serving.transport.http import connection as http_connection
 from scannery.serving.transport.http import handler as http_handler

@@ -1,4 +1,4 @@
-"""The ways of a search to a server, by how many callers there are: gRPC, shared calls, the native protocol."""
+"""The wires of a search to a server, by number of callers: gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from benchmarks.serve_load import CALLERS, ROUNDS, cpu_s, queries_of, served, th
 from scannery.client.transport.credentials import ConnectOptions
 from scannery.indexer import Store, open_index
 
-__all__ = ["sharing"]
+__all__ = ["wires"]
 
 HOW: dict[str, ConnectOptions] = {
-    "gRPC, a call each": {"channels": CALLERS, "native": False, "coalesce": False},
-    "gRPC, shared": {"channels": CALLERS, "native": False},
-    "native": {"native": True},
+    "gRPC": {"channels": CALLERS, "http": False},
+    "HTTP": {},
 }
 
 
-def sharing(store: str, name: str, seconds: float) -> None:
-    """Single queries of 1 to 32 threads, in each of the ways; these take turns."""
+def wires(store: str, name: str, seconds: float) -> None:
+    """Single queries of 1 to 32 threads, over each wire; these take turns."""
     _, queries_QD = queries_of(open_index(Store.open(store), name))
     rows: list[Sequence[object]] = []
     for label, workers in (("one worker", "1"), ("a worker per core", "auto")):
