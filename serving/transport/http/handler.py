@@ -97,13 +97,14 @@ class Handler:
 
     def head(self, method: str, target: bytes, headers: list[Header], *, sized: bool) -> Head:
         """Return what a head says; raises RefusedError and InvalidRequestError."""
-        return read_head(method, target, headers, sized=sized)
+        head = read_head(method, target, headers, sized=sized)
+        self._browsers.check(head)
+        return head
 
     def begin(self, exchange: Exchange) -> None:
         """Check who asks, and for what; raises what the request is refused for."""
         head = exchange.head
         assert head is not None
-        self._browsers.check(head)
         if head.method == "POST":
             self._check_caller(exchange)
         elif head.method == "GET":

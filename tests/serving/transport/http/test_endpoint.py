@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import ssl
 import threading
@@ -22,6 +23,7 @@ from scannery.serving.transport.http import server as http_server
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, idle
 from tests.served import DIMENSIONS, ROWS, serving
 from tests.serving.test_tls import Authority, secure
+from tests.serving.test_workers import Log, started
 
 QUERIES = np.random.default_rng(0).normal(size=(160, DIMENSIONS)).astype(np.float32)
 BODY = calls.search("library", QUERIES[0], 3).request.SerializeToString()
@@ -253,3 +255,70 @@ def test_slow_readers_by_tls_are_cut_off(
         )
         eventually(lambda: not idle(server))
         eventually(lambda: idle(server), 20)
+
+
+# Processes
+
+
+def test_workers_share_the_port(library: Path) -> None:
+    with started(library, "--workers", "2", "--http", "127.0.0.1:0", "--http-cors", "https://a.example") as (
+        process,
+        address,
+    ):
+        told = asked(address)
+        port = int(told["scannery-http"])
+        seen: dict[str, int] = {}
+
+        def ask() -> bool:
+            with Http(port) as http:
+                response = http.post(SEARCH, BODY, [("origin", "https://a.example")])
+            assert response.status == 200
+            assert response.headers["scannery-server"] == told["scannery-server"]
+            assert response.headers["access-control-allow-origin"] == "https://a.example"
+            worker, _, workers = response.headers["scannery-worker"].partition("/")
+            assert workers == "2"
+            seen[worker] = seen.get(worker, 0) + 1
+            return len(seen) == 2
+
+        eventually(ask)
+        with Http(port) as kept:
+            assert kept.post(SEARCH, BODY).status == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+            assert kept.is_closed()
+
+
+def test_a_reload_is_seen_as_closed_connections_only(library: Path) -> None:
+    """Every request is answered; those on a connection that closes between requests are sent again."""
+    with started(library, "--workers", "2") as (process, address):
+        port, log = int(asked(address)["scannery-http"]), Log(process)
+        done, statuses, broken = threading.Event(), set(), []
+
+        def ask() -> None:
+            http = Http(port)
+            while not done.is_set():
+                try:
+                    statuses.add(http.post(SEARCH, BODY).status)
+                except OSError as error:
+                    broken.append(error)
+                    http.close()
+                    with suppress(OSError):
+                        http = Http(port)
+            http.close()
+
+        callers = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        process.send_signal(signal.SIGHUP)
+        eventually(lambda: log.said("the new workers answer"))
+        first = set(broken)
+        time.sleep(0.5)
+        assert asked(address)["scannery-http"] == str(port)
+        done.set()
+        for caller in callers:
+            caller.join(60)
+        assert statuses == {200}
+        assert len(set(broken) - first) <= 2 * len(callers)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert log.said("Traceback") == 0
