@@ -290,7 +290,7 @@ def _queries(request: search_pb2.SearchManyRequest, snapshot: Snapshot, options:
         return parse_matrix(request.vectors, manifest)
     parsed = [parse_query(query, manifest, path=f"queries[{i}]") for i, query in enumerate(request.queries)]
     vectors = [query.vector_D for query in parsed if isinstance(query, ByVector)]
-    # So clients send those of several callers that they gather.
+    # Vectors given one by one are searched as a matrix, too.
     return Vectors(np.array(vectors)) if len(vectors) == len(parsed) else parsed
 
 

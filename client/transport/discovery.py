@@ -1,9 +1,10 @@
 """Finds where a server that is reached over gRPC answers HTTP.
 
 1. The second call of a client asks, by the metadata `scannery-http: ask`: a program of one call, as a command is, gains
-   nothing. A server that answers HTTP says its port and its id in trailing metadata.
+   nothing. A server that answers HTTP says its port and its id in trailing metadata. Where the port was configured, the
+   id is empty: several servers may share it, as they share the gRPC port.
 2. A thread connects to that port of the same host and asks for health, without credentials. The endpoint is used only
-   if the same id answers.
+   if the same id answers; if it is empty, any server of Scannery.
 3. While that is not so, calls go over gRPC. After a failure the next call asks again, with waits that double.
 """
 
@@ -95,8 +96,8 @@ class Discovery:
     def told(self, metadata: Iterable[Any] | None) -> None:
         """Look where the server says; `metadata` is the trailing metadata of its answer."""
         said = {key: value for key, value in metadata or () if key in ("scannery-http", "scannery-server")}
-        port, server = said.get("scannery-http", ""), said.get("scannery-server", "")
-        if not server or not re.fullmatch(r"[1-9][0-9]{0,4}", port):
+        port, server = said.get("scannery-http", ""), said.get("scannery-server")
+        if server is None or not re.fullmatch(r"[1-9][0-9]{0,4}", port):
             with self._lock:
                 self._looking, self._unserved = False, self.breaks
             return

@@ -46,8 +46,8 @@ class Endpoint(NamedTuple):
     tls: bool = False
     address: str = ""
     """What the host's name was resolved to; empty: it is resolved for each connection."""
-    server: str = ""
-    """The id of the server that must answer; empty: any."""
+    server: str | None = None
+    """The id of the server that must answer; empty: any server of Scannery; None: anything, for example a proxy."""
 
     @property
     def authority(self) -> str:
@@ -79,11 +79,10 @@ def worker_of(response: Response, endpoint: Endpoint) -> Worker:
         ProtocolError: it is not the server that was expected, or the connection ends here.
 
     """
-    if endpoint.server and (
-        response.headers.get(b"scannery-server") != endpoint.server.encode()
-        or response.status == _MISDIRECTED
-    ):
-        raise ProtocolError(f"another server answers at {endpoint.url}")
+    if endpoint.server is not None:
+        answers = response.headers.get(b"scannery-server", b"").decode("latin-1")
+        if not answers or endpoint.server not in ("", answers) or response.status == _MISDIRECTED:
+            raise ProtocolError(f"another server answers at {endpoint.url}")
     if not response.reusable:
         raise ProtocolError(f"{endpoint.url} answers one request per connection")
     match = _WORKER.fullmatch(response.headers.get(b"scannery-worker", b""))

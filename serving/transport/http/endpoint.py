@@ -6,7 +6,7 @@ import secrets
 from functools import cached_property
 
 from scannery.serving.answering import Answering
-from scannery.serving.config import ListenConfig
+from scannery.serving.config import ListenConfig, split_address
 from scannery.serving.health import Health
 from scannery.serving.methods import Methods
 from scannery.serving.security.entry import Entry
@@ -66,7 +66,10 @@ class HttpEndpoint:
             every=responses.tell_time,
         )
         self._server.start()
-        self.metadata = ((ASK_KEY, str(self.port)), (SERVER_KEY, config.server_id))
+        # A port that was configured may be that of several servers, which share a name.
+        chosen = config.http != "auto" and split_address(config.http)[1]
+        server = "" if chosen else config.server_id
+        self.metadata = ((ASK_KEY, str(self.port)), (SERVER_KEY, server))
 
     @cached_property
     def _description(self) -> bytes:

@@ -41,8 +41,8 @@ class Speaker:
         self.probes: list[Exchange] = []
         self.connections: list[socket.socket] = []
         """Those that are open."""
-        self.server_id = "this"
-        """What health says; what gRPC says is `this`."""
+        self.server_id = self.told_id = "this"
+        """What health says, and what gRPC says."""
         self.health_status = 200
         self.workers = workers
         self.worker: Callable[[], int] = lambda: 0
@@ -103,7 +103,7 @@ class Speaker:
                 if ("scannery-http", "ask") in [tuple(pair) for pair in context.invocation_metadata()]:
                     self.asked += 1
                     if self._http:
-                        where = (("scannery-http", str(self.told_port)), ("scannery-server", "this"))
+                        where = (("scannery-http", str(self.told_port)), ("scannery-server", self.told_id))
                         context.set_trailing_metadata(where)
                 return response()
 

@@ -253,12 +253,14 @@ def test_what_is_no_answer_of_scannery_is_told_by_its_status(
 @pytest.mark.parametrize("status", [200, 401, 403, 503])
 def test_health_tells_the_worker_whether_it_is_refused_or_not(status: int) -> None:
     headers = {b"scannery-server": b"ab", b"scannery-worker": b"1a-3/8"}
-    for server in ("ab", ""):
+    for server in ("ab", "", None):
         endpoint = Endpoint("h", 1, server=server)
         assert worker_of(Response(status, headers, b"", True), endpoint) == Worker("1a-3", 8)
     for other in ({**headers, b"scannery-server": b"cd"}, {}):
         with pytest.raises(ProtocolError, match="another server"):
             worker_of(Response(status, other, b"", True), Endpoint("h", 1, server="ab"))
+    with pytest.raises(ProtocolError, match="another server"):
+        worker_of(Response(status, {}, b"", True), Endpoint("h", 1, server=""))
 
 
 @pytest.mark.parametrize("said", ["", "1", "x/y", "1/2/3", "/2", "ü/2", "1/1e9"])

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import scannery
-from scannery.client.transport._sync.grpc import GrpcTransport
 from scannery.client.transport import discovery as discovery_module
+from scannery.client.transport._sync.grpc import GrpcTransport
 from scannery.client.transport.credentials import Credentials
 from scannery.client.transport.discovery import Discovery
 from scannery.client.transport.http.endpoint import Endpoint
@@ -114,6 +114,12 @@ def test_calls_beyond_the_connections_go_over_grpc(speaker: Speaker) -> None:
         assert version(client) == HTTP
 
 
+def test_servers_that_share_a_configured_port_need_no_id(speaker: Speaker) -> None:
+    speaker.told_id, speaker.server_id = "", "any of them"
+    with connected(speaker) as client:
+        assert version(client) == HTTP
+
+
 # When it is looked for
 
 
@@ -166,6 +172,7 @@ def test_waits_between_failures_double_until_an_endpoint_worked() -> None:
         None,
         (),
         (("scannery-http", "1"),),
+        (("scannery-http", ""), ("scannery-server", "")),
         (("scannery-server", "a"),),
         (("scannery-http", "x"), ("scannery-server", "a")),
         (("scannery-http", "0"), ("scannery-server", "a")),
@@ -228,13 +235,15 @@ def test_each_address_of_a_host_is_tried(speaker: Speaker, monkeypatch: pytest.M
     assert {one.headers["host"] for one in speaker.requests} == {f"127.0.0.1:{speaker.port}"}
 
 
-@pytest.mark.parametrize("wrong", ["server", "misdirected", "refused", "silent"])
+@pytest.mark.parametrize("wrong", ["server", "no server of ours", "misdirected", "refused", "silent"])
 def test_another_server_or_none_is_left_alone(
     speaker: Speaker, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery_module, "PROBE_TIMEOUT_S", 0.2)
     if wrong == "server":
         speaker.server_id = "that"
+    elif wrong == "no server of ours":
+        speaker.told_id, speaker.server_id = "", ""
     elif wrong == "misdirected":
         speaker.health_status = 421
     elif wrong == "silent":

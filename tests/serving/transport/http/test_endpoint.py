@@ -322,3 +322,10 @@ def test_a_reload_is_seen_as_closed_connections_only(library: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert log.said("Traceback") == 0
+
+
+def test_at_a_chosen_port_any_server_may_answer(library: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with serving(library, http=f"127.0.0.1:{port}") as server:
+        assert asked(server.address) == {"scannery-http": str(port), "scannery-server": ""}
