@@ -64,6 +64,7 @@ def _well_behaved_caller_is_answered(_nothing_stays_behind: None, server: Server
 
     caller = threading.Thread(target=ask, daemon=True)
     caller.start()
+    eventually(lambda: statuses)
     yield
     done.set()
     caller.join(60)
