@@ -17,8 +17,8 @@ import pytest
 
 from scannery.client import calls
 from scannery.serving import Server
-from scannery.serving.transport.http import connection as http_connection
 from scannery.serving.transport.http import connect as http_connect
+from scannery.serving.transport.http import connection as http_connection
 from scannery.serving.transport.http import server as http_server
 from scannery.serving.transport.http.head import MAX_HEADER_BYTES, MAX_HEADERS
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, head, idle
