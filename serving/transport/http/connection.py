@@ -37,9 +37,6 @@ MIN_READ_BYTES = 1 << 16
 """A caller who reads slower than this in the time that a body may take is a caller who does not read."""
 
 After = Callable[[], object]
-_TOO_MANY_HEADERS = RefusedError(
-    431, StatusCode.RESOURCE_EXHAUSTED, f"the headers have more than {MAX_HEADER_BYTES} bytes"
-)
 
 
 class Host(Protocol):
@@ -143,7 +140,10 @@ class Connection(asyncio.Protocol):
             try:
                 data = self._tls.decrypt(data)
             except ssl.SSLError:
-                self.abort()
+                # What is wrong with it is told as TLS has it.
+                self._put(self._tls.pending())
+                self.is_open = False
+                self._transport.close()
                 return
             if pending := self._tls.pending():
                 self._put(pending)
@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
         if self._is_arriving and (self._is_trailing or not self._in_body):
             self._unparsed_bytes += size
             if self._unparsed_bytes > MAX_HEADER_BYTES + PIECE_BYTES:
-                raise _TOO_MANY_HEADERS
+                raise _too_many(f"the headers have more than {MAX_HEADER_BYTES} bytes")
 
     def _is_short(self) -> bool:
         """Return whether the rest of a refused request is read, so that the connection can stay open."""
@@ -234,13 +234,11 @@ class Connection(asyncio.Protocol):
             return
         self._headers.append((name, value))
         if len(self._headers) > MAX_HEADERS:
-            raise RefusedError(
-                431, StatusCode.RESOURCE_EXHAUSTED, f"there are more than {MAX_HEADERS} headers"
-            )
+            raise _too_many(f"there are more than {MAX_HEADERS} headers")
 
     def _check_head_size(self) -> None:
         if self._head_bytes > MAX_HEADER_BYTES:
-            raise _TOO_MANY_HEADERS
+            raise _too_many(f"the headers have more than {MAX_HEADER_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
         """Decide whether the body is read."""
@@ -367,7 +365,9 @@ class Connection(asyncio.Protocol):
 
     def check_time(self, now_s: float) -> None:
         """Close it, if its caller takes longer than they may."""
-        if self._is_full:
+        if not self.is_open:
+            self.abort()
+        elif self._is_full:
             self._check_reader(now_s)
         elif self._last:
             if self._answering is None and now_s - self.active_s > LINGER_S:
@@ -392,7 +392,10 @@ class Connection(asyncio.Protocol):
         return self._written_bytes - self._transport.get_write_buffer_size()
 
     def _write(self, data: bytes) -> None:
-        self._put(data if self._tls is None else self._tls.encrypt(data))
+        try:
+            self._put(data if self._tls is None else self._tls.encrypt(data))
+        except ssl.SSLError:
+            self.abort()
 
     def _put(self, data: bytes) -> None:
         self._written_bytes += len(data)
@@ -414,3 +417,7 @@ class Connection(asyncio.Protocol):
         after, self._after = self._after, []
         for call in after:
             call()
+
+
+def _too_many(message: str) -> RefusedError:
+    return RefusedError(431, StatusCode.RESOURCE_EXHAUSTED, message)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
 
+from google.protobuf.message import Message
 from grpc import StatusCode
 
 from scannery.serving import tracing
@@ -51,7 +52,6 @@ MIN_GZIP_BYTES = 1 << 10
 """Shorter answers are not compressed: they fit in a packet."""
 MAX_GZIP_AT_ONCE_BYTES = 1 << 16
 """Longer answers of searches that are answered at once are not compressed: others wait meanwhile."""
-LARGE_ANSWER_BYTES = 1 << 20
 
 _Batch = list[tuple[Exchange, SearchRequest, Ready]]
 
@@ -159,7 +159,8 @@ class Handler:
             for exchange, _, _ in batch:
                 exchange.asked.ticket.in_flight = in_flight
             for start in range(0, len(batch), MAX_TOGETHER):
-                self._answer_ready(batch[start : start + MAX_TOGETHER])
+                some = batch[start : start + MAX_TOGETHER]
+                _replied([exchange for exchange, _, _ in some], partial(self._answer_ready, some))
 
     def _take_on(self, exchange: Exchange, batches: dict[int, _Batch]) -> None:
         head = exchange.head
@@ -213,7 +214,7 @@ class Handler:
         for (exchange, request, _), response in zip(batch, answers, strict=True):
             asked = exchange.asked
             asked.note = note
-            self._send(exchange, response, *self._encoded(exchange, response, MAX_GZIP_AT_ONCE_BYTES))
+            self._send(exchange, *self._encoded(exchange, response, MAX_GZIP_AT_ONCE_BYTES))
             self._answering.answered(asked, request)
             self._answering.ended(asked, StatusCode.OK)
 
@@ -227,26 +228,30 @@ class Handler:
             try:
                 turn = Turn(self._answering.turns, exchange.deadline, exchange.is_wanted)
                 data, exchange.body = bytes(exchange.body), b""
-                if head.gzipped:
-                    data = connect.decompressed(data, self._config.max_request_bytes)
-                decode = connect.decoded_json if head.json else decoded
-                method = self._methods.methods[head.path]
+                method, decode = self._methods.methods[head.path], partial(self._decoded, head)
                 response = self._answering.answer(asked, method, data, turn, decode=decode)
                 body, headers = self._encoded(exchange, response, len(response))
-                self._later(partial(self._send, exchange, response, body, headers))
+                self._later(exchange, partial(self._send, exchange, body, headers))
             except GoneError:
                 asked.ticket.leave()
                 code = StatusCode.CANCELLED
             except Exception as error:  # noqa: BLE001  the table knows every one
                 code = status_for_callers(error)[0]
                 asked.ticket.leave()
-                self._later(partial(self._fail, exchange, error))
+                self._later(exchange, partial(self._fail, exchange, error))
             finally:
                 self._answering.ended(asked, code)
 
-    def _later(self, call: Callable[[], object]) -> None:
+    def _decoded(self, head: Head, kind: type[Message], data: bytes) -> Message:
+        """Return the message of a body; raises InvalidRequestError and OverloadedError."""
+        if head.gzipped:
+            data = connect.decompressed(data, self._config.max_request_bytes)
+        return connect.decoded_json(kind, data) if head.json else decoded(kind, data)
+
+    def _later(self, exchange: Exchange, reply: Callable[[], object]) -> None:
+        """Reply in the thread of the loop."""
         try:
-            self.loop.call_soon_threadsafe(call)
+            self.loop.call_soon_threadsafe(_replied, [exchange], reply)
         except RuntimeError:  # the loop has ended, and all connections with it
             _LOG.debug("an answer came after the end")
 
@@ -263,9 +268,7 @@ class Handler:
             return connect.compressed(body), (("content-encoding", "gzip"), ("vary", "accept-encoding"))
         return body, ()
 
-    def _send(
-        self, exchange: Exchange, response: bytes, body: bytes, headers: tuple[tuple[str, str], ...]
-    ) -> None:
+    def _send(self, exchange: Exchange, body: bytes, headers: tuple[tuple[str, str], ...]) -> None:
         head = exchange.head
         assert head is not None and exchange.ticket is not None
         close = exchange.connection.closes_behind(exchange)
@@ -313,6 +316,16 @@ class Handler:
         close = connection.closes_behind(exchange)
         connection.reply(exchange, self._responses.head(status, len(body), JSON, headers, close=close), body)
         return code
+
+
+def _replied(exchanges: Sequence[Exchange], reply: Callable[[], object]) -> None:
+    """Reply; if that fails, close the connections, whose callers would wait for ever."""
+    try:
+        reply()
+    except Exception:  # noqa: BLE001  whatever it is, the loop goes on
+        _LOG.exception("connections are closed")
+        for exchange in exchanges:
+            exchange.connection.abort()
 
 
 def _headers(error: Exception, detail: bytes) -> tuple[tuple[str, str], ...]:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import uvloop
 
@@ -132,7 +133,13 @@ class HttpServer:
         self._connections[id(connection)] = connection
         task = self._loop.create_task(self._loop.connect_accepted_socket(lambda: connection, accepted))
         self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        task.add_done_callback(partial(self._opened, connection, accepted))
+
+    def _opened(self, connection: Connection, accepted: socket.socket, task: asyncio.Task[object]) -> None:
+        self._opening.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            accepted.close()
+            self._lost(connection)
 
     def _make_room(self) -> bool:
         """Close the oldest connection whose caller is not known, else the one that was idle for longest.

@@ -28,7 +28,7 @@ def podcasts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("podcasts")
     spec = parse_spec({**TEXTS.model_dump(), "index": "podcasts"})
     encoder = Encoder.load(MINILM, device="cpu")
-    columns = {
+    columns: dict[str, list[Any]] = {
         "document_id": list(SENTENCES),
         "text": list(SENTENCES.values()),
         "letters": [len(text) for text in SENTENCES.values()],

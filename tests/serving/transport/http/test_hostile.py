@@ -17,8 +17,8 @@ import pytest
 
 from scannery.client.request import calls
 from scannery.serving import Server
+from scannery.serving.transport.http import connect as http_connect
 from scannery.serving.transport.http import connection as http_connection
-from scannery.serving.transport.http import handler as http_handler
 from scannery.serving.transport.http import server as http_server
 from scannery.serving.transport.http.head import MAX_HEADER_BYTES, MAX_HEADERS
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, head, idle
@@ -64,6 +64,7 @@ def _well_behaved_caller_is_answered(_nothing_stays_behind: None, server: Server
 
     caller = threading.Thread(target=ask, daemon=True)
     caller.start()
+    eventually(lambda: statuses)
     yield
     done.set()
     caller.join(60)
@@ -247,13 +248,13 @@ def test_decompression_stops_at_the_limit(server: Server, monkeypatch: pytest.Mo
     data = b"".join(bomb.compress(bytes(1 << 20)) for _ in range(50)) + bomb.flush()
     assert len(data) < MAX_REQUEST_BYTES / 4
     seen: list[int] = []
-    real = http_handler.connect.decompressed
+    real = http_connect.decompressed
 
     def watched(data: bytes, max_bytes: int) -> bytes:
         seen.append(max_bytes)
         return real(data, max_bytes)
 
-    monkeypatch.setattr(http_handler.connect, "decompressed", watched)
+    monkeypatch.setattr(http_connect, "decompressed", watched)
     with Http(server.http_port) as http:
         for kind in ("application/proto", "application/json"):
             response = http.post(SEARCH, data, [("content-encoding", "gzip")], kind=kind)
