@@ -1,4 +1,4 @@
-"""What pages in browsers may do here: nothing, unless their origin is allowed.
+"""Refuses requests that pages of other sites make in browsers.
 
 A browser sends the requests of any page to any address that it reaches, this machine's loopback among them; and the
 owner of a name can point it at such an address, so that the server looks like the page's own. `Origin` and `Host` are
@@ -29,16 +29,16 @@ _EXPOSED = ("access-control-expose-headers", "scannery-worker, scannery-server, 
 
 
 class Browsers:
-    """The rules of one server."""
+    """Checks `Host` and `Origin`, and writes CORS headers."""
 
     def __init__(self, config: ListenConfig) -> None:
-        """Take which origins may call, and by which names the server is reached."""
+        """Read the allowed origins and names from `config`."""
         security = config.security
         self._origins = frozenset(config.http_cors)
         self._scheme = "https" if security.tls_cert else "http"
         names = {"localhost", split_address(config.listen)[0], split_address(config.http_address)[0]}
         self._names = frozenset(name.lower() for name in (*names, *config.http_hosts))
-        # Behind a name of somebody else's, a browser finds no certificate that it accepts, and has no token to send.
+        # Under a foreign name a browser rejects the certificate, and its page has no token to send.
         self._any_name = not config.http_hosts and bool(security.tls_cert or security.tokens)
 
     def check(self, head: Head) -> None:
@@ -76,7 +76,7 @@ class Browsers:
 
 
 def _is_address(name: str) -> bool:
-    """Return whether a host is no name: only names can be pointed at somebody else's address."""
+    """Return whether a host is an IP address: only names can be pointed at other addresses."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -1,7 +1,7 @@
-"""The Connect protocol for unary calls: codes, errors, timeouts and bodies.
+"""The Connect protocol of unary calls: codes, errors, timeouts, bodies.
 
-After https://connectrpc.com/docs/protocol. A request whose fields the contract does not have is refused in JSON, too:
-nothing is ignored.
+After https://connectrpc.com/docs/protocol. Other than most Connect servers, this one refuses
+unknown fields in JSON: nothing of a request is ignored.
 """
 
 from __future__ import annotations

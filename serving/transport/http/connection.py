@@ -1,4 +1,4 @@
-"""One connection: requests in, answers out, in their order, within limits of size and time."""
+"""One HTTP/1.1 connection: parses requests, and writes answers in their order, within limits of size and time."""
 
 from __future__ import annotations
 
@@ -17,61 +17,67 @@ from scannery.serving.transport.http.head import MAX_HEADER_BYTES, MAX_HEADERS, 
 from scannery.serving.transport.http.responses import CONTINUE
 from scannery.serving.transport.http.tls import TlsLayer
 
-__all__ = ["Connection", "Host"]
+__all__ = ["Connection", "RequestHandler"]
 
 MAX_WAITING = 16
-"""Requests of a connection that were read and not answered; while there are as many, no more are read."""
+"""Parsed requests of a connection that wait for their turn; no more are parsed while there are this many."""
 PIECE_BYTES = 1 << 13
-"""Parsed at a time: so many bytes may hold requests beyond MAX_WAITING."""
+"""Bytes parsed at a time; requests within them may exceed MAX_WAITING."""
 HEAD_WITHIN_S = 10.0
-"""The handshake and the first head must be here within so long, and each further head after its first byte."""
+"""Time limit of the handshake with the first head, and of each further head from its first byte."""
 IDLE_S = 300.0
-"""A connection without requests is closed after so long."""
+"""A connection without requests is closed after this time."""
 LINGER_S = 2.0
-"""For so long, what comes behind a last answer is read and dropped: to close at once would destroy the answer."""
+"""After the last answer, input is read and dropped for this time: closing at once would destroy the answer."""
 MAX_WAITING_BYTES = 1 << 20
-"""Likewise, of their bodies."""
+"""Limit on the bytes of their bodies together."""
 SMALL_BYTES = 1 << 16
-"""A body that has no more is read before the server decides whether it has room for the request."""
+"""A body up to this size is read before admission; a larger one passes admission first."""
 MIN_READ_BYTES = 1 << 16
-"""A caller who reads slower than this in the time that a body may take is a caller who does not read."""
+"""A caller that reads less than this of its answers within `body_timeout_s` is disconnected."""
 
 After = Callable[[], object]
 
 
-class Host(Protocol):
-    """What a connection needs of its server."""
+class RequestHandler(Protocol):
+    """Checks and answers the requests of connections."""
 
     body_timeout_s: float
     max_body_bytes: int
 
     def head(self, method: str, target: bytes, headers: list[Header], *, sized: bool) -> Head:
-        """Return what a head says; raises RefusedError and ServingError."""
+        """Parse a head; raises RefusedError and ServingError."""
 
-    def begin(self, exchange: Exchange) -> None:
-        """Check who asks, and for what, before the body is read; raises what it is refused for."""
+    def check(self, exchange: Exchange) -> None:
+        """Check caller and target before the body is read; raises what the request is refused for."""
 
-    def grown(self, exchange: Exchange) -> None:
-        """Check again: a body that is not small is about to be read; raises what it is refused for."""
+    def admit(self, exchange: Exchange) -> None:
+        """Pass admission before a large body is read; raises OverloadedError."""
 
     def answer(self, exchange: Exchange) -> None:
-        """Answer, now or later, with `Connection.reply` in the thread of the loop."""
+        """Answer by `Connection.reply`, now or later, in the thread of the event loop."""
 
     def refuse(self, exchange: Exchange) -> None:
-        """Answer with its error."""
+        """Answer with `exchange.error`."""
 
     def lost(self, connection: Connection) -> None:
-        """Forget a connection that is closed."""
+        """Forget a closed connection."""
 
 
 class Connection(asyncio.Protocol):
-    """A caller. Everything is called in the thread of the loop; `is_open` may be asked in others."""
+    """A connection. All methods are for the thread of the event loop; `is_open` may be read in others."""
 
     _transport: asyncio.Transport
 
-    def __init__(self, host: Host, context: ssl.SSLContext | None) -> None:
-        """Take its server; `context`: None for a connection in the clear."""
-        self._host = host
+    def __init__(self, handler: RequestHandler, context: ssl.SSLContext | None) -> None:
+        """Begin without a transport.
+
+        Args:
+            handler: checks and answers the requests.
+            context: of TLS; None: the connection is in the clear.
+
+        """
+        self._handler = handler
         self._tls = TlsLayer(context) if context else None
         self._parser = httptools.HttpRequestParser(self)
         self._is_made = False
@@ -81,11 +87,11 @@ class Connection(asyncio.Protocol):
         self._answering: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
         self._held = b""
-        """Read, and not parsed yet."""
+        """Bytes that were read and not parsed."""
         self._last = False
-        """Whether no further request is taken."""
+        """Whether further requests are dropped."""
         self.active_s = self._began_s = time.monotonic()
-        """When something was last done here; when the request began that is arriving."""
+        """Time of the last request or answer; time when the arriving request, or its body, began."""
         self._is_arriving = False
         self._target = b""
         self._headers: list[Header] = []
@@ -94,9 +100,9 @@ class Connection(asyncio.Protocol):
         self._unparsed_bytes = 0
         self._in_body = self._is_trailing = False
         self._exchange: Exchange | None = None
-        """The one that is arriving, from the end of its head on."""
+        """The arriving request, once its head is complete."""
         self._known: tuple[bytes, bytes, list[Header], bool, Head] | None = None
-        """The last head, and what it came from: callers repeat theirs."""
+        """The last head and its raw form: callers repeat theirs."""
         self._after: list[After] = []
         self._is_full = False
         self._written_bytes = self._read_mark_bytes = 0
@@ -105,29 +111,29 @@ class Connection(asyncio.Protocol):
     # What the loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Take the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not derived from it
         self._is_made = True
         if not self.is_open:
             self._transport.abort()
-        # Whether anything of an answer is left here, and not whether it is much.
+        # `pause_writing` is to be called as soon as anything of an answer is left unsent.
         self._transport.set_write_buffer_limits(high=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End: the caller hung up, or we did."""
+        """Release what the connection holds."""
         self.is_open = False
         self._release()
         self._waiting.clear()
         self._exchange = None
-        self._host.lost(self)
+        self._handler.lost(self)
 
     def pause_writing(self) -> None:
-        """Take note that a part of an answer waits for its caller."""
+        """Note that a part of an answer is not sent."""
         self._is_full = True
         self._read_mark_s, self._read_mark_bytes = time.monotonic(), self._sent_bytes()
 
     def resume_writing(self) -> None:
-        """Go on: all is sent."""
+        """Continue: everything is sent."""
         self._is_full = False
         self._release()
         self._next()
@@ -135,12 +141,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take bytes from the wire."""
         if self._last:
-            return  # behind the last request, all is dropped
+            return  # dropped, until the caller closes
         if self._tls is not None:
             try:
                 data = self._tls.decrypt(data)
             except ssl.SSLError:
-                # What is wrong with it is told as TLS has it.
+                # Send the alert that says what is wrong.
                 self._put(self._tls.pending())
                 self.is_open = False
                 self._transport.close()
@@ -185,23 +191,23 @@ class Connection(asyncio.Protocol):
         else:
             exchange = self._exchange
             if exchange is not None and exchange.error is not None and not self._is_short():
-                # Its body is not awaited.
+                # The answer does not wait for the body.
                 self._break_off(exchange.error)
 
     def _check_unparsed(self, size: int) -> None:
-        # The parser keeps a header, or a trailer, until it is whole.
+        # The parser buffers a header, or a trailer, until it is complete.
         if self._is_arriving and (self._is_trailing or not self._in_body):
             self._unparsed_bytes += size
             if self._unparsed_bytes > MAX_HEADER_BYTES + PIECE_BYTES:
                 raise _too_many(f"the headers have more than {MAX_HEADER_BYTES} bytes")
 
     def _is_short(self) -> bool:
-        """Return whether the rest of a refused request is read, so that the connection can stay open."""
+        """Return whether a refused request is short enough to be read to its end, which keeps the connection open."""
         expects = any(name.lower() == b"expect" for name, _ in self._headers)
         return not expects and self._length is not None and int(self._length) <= SMALL_BYTES
 
     def _break_off(self, error: Exception) -> None:
-        """Refuse the request that is arriving, and take no further one."""
+        """Refuse the arriving request, and take no further ones."""
         if self._last:
             return
         exchange = self._exchange or Exchange(self, None)
@@ -211,20 +217,20 @@ class Connection(asyncio.Protocol):
         self._next()
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
+        """Reset what is known of the arriving request."""
         self._is_arriving, self._began_s = True, time.monotonic()
         self._target, self._headers, self._length = b"", [], None
         self._head_bytes = self._unparsed_bytes = 0
         self._in_body = self._is_trailing = False
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the target."""
+        """Keep a part of the target."""
         self._target += url
         self._head_bytes += len(url)
         self._check_head_size()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, or a trailer, which is dropped."""
+        """Keep a header; drop a trailer."""
         self._head_bytes += len(name) + len(value) + 4
         self._check_head_size()
         if self._in_body:
@@ -241,19 +247,19 @@ class Connection(asyncio.Protocol):
             raise _too_many(f"the headers have more than {MAX_HEADER_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
-        """Decide whether the body is read."""
+        """Check the head, and decide whether the body is read."""
         self._in_body, self._began_s = True, time.monotonic()
         if self._parser.should_upgrade():
             raise RefusedError(400, StatusCode.INVALID_ARGUMENT, "upgrade: only HTTP/1.1 is spoken here")
         exchange = self._exchange = Exchange(self, None)
         try:
             head = exchange.head = self._read_head()
-            self._host.begin(exchange)
-            if self._length is not None and int(self._length) > self._host.max_body_bytes:
+            self._handler.check(exchange)
+            if self._length is not None and int(self._length) > self._handler.max_body_bytes:
                 raise self._too_long()
             if head.expects_continue and not self._waiting and self._answering is None:
                 self._write(CONTINUE)
-        except Exception as error:  # noqa: BLE001  the host's table knows every one
+        except Exception as error:  # noqa: BLE001  the table of statuses has every one
             exchange.error = error
 
     def _read_head(self) -> Head:
@@ -261,27 +267,27 @@ class Connection(asyncio.Protocol):
         known = self._known
         if known is not None and known[:4] == (method, self._target, self._headers, sized):
             return known[4]
-        head = self._host.head(method.decode("ascii"), self._target, self._headers, sized=sized)
+        head = self._handler.head(method.decode("ascii"), self._target, self._headers, sized=sized)
         self._known = (method, self._target, self._headers, sized, head)
         return head
 
     def on_chunk_header(self) -> None:
-        """Take note of a chunk; behind one without bytes there are trailers."""
+        """Note the start of a chunk; trailers follow an empty one."""
         self._is_trailing, self._unparsed_bytes = True, 0
 
     def on_body(self, data: bytes) -> None:
-        """Take a part of the body."""
+        """Keep a part of the body."""
         self._is_trailing = False
         exchange = self._exchange
         if exchange is None or exchange.error is not None:
             return
         size = len(exchange.body) + len(data)
         try:
-            if size > self._host.max_body_bytes:
+            if size > self._handler.max_body_bytes:
                 raise self._too_long()
             if size > SMALL_BYTES:
-                self._host.grown(exchange)
-        except Exception as error:  # noqa: BLE001  the host's table knows every one
+                self._handler.admit(exchange)
+        except Exception as error:  # noqa: BLE001  the table of statuses has every one
             exchange.error, exchange.body = error, b""
             return
         if not exchange.body:
@@ -293,11 +299,11 @@ class Connection(asyncio.Protocol):
 
     def _too_long(self) -> Exception:
         return RefusedError(
-            413, StatusCode.RESOURCE_EXHAUSTED, f"a body has at most {self._host.max_body_bytes} bytes"
+            413, StatusCode.RESOURCE_EXHAUSTED, f"a body has at most {self._handler.max_body_bytes} bytes"
         )
 
     def on_message_complete(self) -> None:
-        """Have the request answered."""
+        """Queue the request."""
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
         self._is_arriving = False
@@ -308,15 +314,15 @@ class Connection(asyncio.Protocol):
         self._next()
 
     def _next(self) -> None:
-        """Have the next request answered, if it is its turn."""
+        """Pass on the next request if none is being answered."""
         if self._answering is not None or self._is_full or not self.is_open:
             return
         if self._waiting:
             exchange = self._answering = self._waiting.popleft()
             if exchange.error is not None:
-                self._host.refuse(exchange)
+                self._handler.refuse(exchange)
             else:
-                self._host.answer(exchange)
+                self._handler.answer(exchange)
         elif self._held:
             data, self._held = self._held, b""
             self._began_s = time.monotonic()
@@ -328,7 +334,7 @@ class Connection(asyncio.Protocol):
     # Answers
 
     def reply(self, exchange: Exchange, head: bytes, body: bytes, after: After | None = None) -> None:
-        """Send an answer; `after` is called when all of it is sent, or never will be."""
+        """Send an answer; call `after` when it is sent or the connection is lost."""
         if self.is_open:
             self._write(head + body)
         self._last |= exchange.close
@@ -343,7 +349,7 @@ class Connection(asyncio.Protocol):
             self._next()
 
     def end(self) -> None:
-        """Take no further requests, and close when those that were read are answered."""
+        """Take no further requests, and close when the queued ones are answered."""
         self._last, self._held = True, b""
         if self._answering is None and not self._waiting:
             self._linger()
@@ -355,16 +361,16 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def closes_behind(self, exchange: Exchange) -> bool:
-        """Return whether the connection ends with this answer."""
+        """Return whether the connection is closed after this answer."""
         return exchange.close or (self._last and not self._waiting)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no request, not even a part of one."""
+        """Whether no request is queued, being answered or arriving."""
         return self._answering is None and not self._waiting and not self._is_arriving
 
     def check_time(self, now_s: float) -> None:
-        """Close it, if its caller takes longer than they may."""
+        """Enforce the time limits."""
         if not self.is_open:
             self.abort()
         elif self._is_full:
@@ -373,7 +379,7 @@ class Connection(asyncio.Protocol):
             if self._answering is None and now_s - self.active_s > LINGER_S:
                 self.abort()
         elif self._is_arriving and not self._held:
-            within_s = self._host.body_timeout_s if self._in_body else HEAD_WITHIN_S
+            within_s = self._handler.body_timeout_s if self._in_body else HEAD_WITHIN_S
             if now_s - self._began_s > within_s:
                 self._break_off(
                     RefusedError(408, StatusCode.DEADLINE_EXCEEDED, "the request took too long to arrive")
@@ -385,7 +391,7 @@ class Connection(asyncio.Protocol):
         sent = self._sent_bytes()
         if sent - self._read_mark_bytes >= MIN_READ_BYTES:
             self._read_mark_s, self._read_mark_bytes = now_s, sent
-        elif now_s - self._read_mark_s > self._host.body_timeout_s:
+        elif now_s - self._read_mark_s > self._handler.body_timeout_s:
             self.abort()
 
     def _sent_bytes(self) -> int:
@@ -402,7 +408,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     def _linger(self) -> None:
-        """Say that no more is sent; the caller closes, or `check_time` does."""
+        """Close the sending side; the caller closes the other, or `check_time` does."""
         if not self.is_open:
             return
         if not self._is_made:

@@ -1,4 +1,4 @@
-"""Where a process answers HTTP, and how gRPC tells clients of it."""
+"""HTTP of one process, and the metadata by which gRPC calls learn of it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from scannery.serving.transport.http.server import HttpServer
 __all__ = ["ASK_KEY", "HttpEndpoint"]
 
 ASK_KEY, SERVER_KEY = "scannery-http", "scannery-server"
-"""Metadata by which a gRPC call asks where HTTP is, and is told; and the server's id, which HTTP tells, too."""
+"""Keys of gRPC metadata: a call with the first (`ask`) gets the port under it, and under the second the server's id."""
 
 
 class HttpEndpoint:
-    """HTTP of one process, if it is on."""
+    """HTTP of one process, if the options turn it on."""
 
     def __init__(
         self,
@@ -36,16 +36,26 @@ class HttpEndpoint:
         config: ListenConfig,
         health: Health,
     ) -> None:
-        """Take what answers; nothing listens before `start`."""
+        """Prepare; nothing listens before `start`.
+
+        Args:
+            methods: the RPC methods.
+            answering: admission, execution and counting of a request, shared with gRPC.
+            entry: authentication and scopes.
+            threads: run requests that are not answered on the event loop.
+            config: the options.
+            health: state of the server.
+
+        """
         self._methods, self._answering, self._entry = methods, answering, entry
         self._threads, self._config, self._health = threads, config, health
         self._server: HttpServer | None = None
         self.metadata: tuple[tuple[str, str], ...] = ()
-        """What a gRPC call is told that asks where HTTP is; empty: nowhere."""
+        """Trailing metadata of gRPC calls that ask for HTTP; empty: HTTP is off."""
 
     @property
     def port(self) -> int:
-        """Where it listens; 0: nowhere."""
+        """The port; 0: HTTP is off."""
         return self._server.port if self._server else 0
 
     def start(self) -> None:

@@ -17,7 +17,7 @@ __all__ = ["Exchange"]
 
 
 class Exchange:
-    """A request as far as it was read, and what its answer needs."""
+    """A request as far as it was read, and the state of its answer."""
 
     __slots__ = (
         "admitted_s",
@@ -33,20 +33,26 @@ class Exchange:
     )
 
     def __init__(self, connection: Connection, head: Head | None) -> None:
-        """Take the connection on which it came; `head`: None if it cannot be read."""
+        """Begin an exchange.
+
+        Args:
+            connection: where the request comes from.
+            head: its head; None while it is not parsed, or cannot be.
+
+        """
         self.connection, self.head = connection, head
         self.body: bytes | bytearray = b""
         self.error: Exception | None = None
-        """Why it is refused; its body is not kept then."""
+        """Why the request is refused; its body is dropped then."""
         self.close = False
-        """Whether the connection is closed behind the answer."""
+        """Whether the connection is closed after the answer."""
         self.principal: Principal = ANONYMOUS
         self.admitted_s = 0.0
-        """When the credentials were checked."""
+        """Time of the check of the credentials."""
         self.ticket: Ticket | None = None
         self.asked: Asked
         self.deadline: Deadline
 
     def is_wanted(self) -> bool:
-        """Return whether its caller is still there."""
+        """Return whether the caller is still connected."""
         return self.connection.is_open

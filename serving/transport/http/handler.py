@@ -1,8 +1,8 @@
-"""From requests to their answers.
+"""Answers HTTP requests.
 
 Quick searches that wait for nothing are answered in the thread of the event loop: to hand a call to another thread,
-and the interpreter's lock with it, costs as much as the Python in it. Those that arrived together and have the same
-options are one batch. Everything else gets a thread of its own.
+and the interpreter's lock with it, costs as much as the Python in it. Those that arrive together with the same options
+are one batch. All other requests are answered in the threads that gRPC uses, too.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ SEARCH = f"/{SEARCH_SERVICE}/Search"
 CHECK_AGAIN_AFTER_S = 1.0
 """A body that took longer to arrive may have outlived its caller's credentials."""
 MIN_GZIP_BYTES = 1 << 10
-"""Shorter answers are not compressed: they fit in a packet."""
+"""Shorter answers are not compressed."""
 MAX_GZIP_AT_ONCE_BYTES = 1 << 16
-"""Longer answers of searches that are answered at once are not compressed: others wait meanwhile."""
+"""Longer answers are not compressed on the event loop: other requests would wait."""
 
 _Batch = list[tuple[Exchange, SearchRequest, Ready]]
 
 
 class Handler:
-    """Answers the requests of a process. Called in the thread of the loop unless said otherwise."""
+    """Answers the requests of a process. Its methods are for the thread of the event loop, except `_answer`."""
 
     def __init__(
         self,
@@ -69,16 +69,16 @@ class Handler:
         responses: Responses,
         pages: Pages,
     ) -> None:
-        """Take what answers.
+        """Answer nothing yet: `loop` and `lost` must be set first.
 
         Args:
-            methods: what is served.
-            answering: the way of a request, which gRPC shares.
-            entry: knows who may call what.
-            threads: for requests that are not answered at once.
-            config: how the server listens.
-            responses: writes answers.
-            pages: what GET has.
+            methods: the RPC methods.
+            answering: admission, execution and counting of a request, shared with gRPC.
+            entry: authentication and scopes.
+            threads: run requests that are not answered on the event loop.
+            config: limits, and the options of HTTP.
+            responses: formats answers.
+            pages: answers GET requests.
 
         """
         self._methods, self._answering, self._entry = methods, answering, entry
@@ -87,22 +87,22 @@ class Handler:
         self._browsers = Browsers(config)
         self._arrived: list[Exchange] = []
         self.loop: asyncio.AbstractEventLoop
-        """The one whose thread this is; set before the first request."""
+        """The event loop; set before the first request."""
         self.lost: Callable[[Connection], None]
-        """Called when a connection is closed; likewise."""
+        """Called with each closed connection; set before the first request."""
         self.body_timeout_s = config.body_timeout_s
         self.max_body_bytes = config.max_request_bytes
 
     # Before the body
 
     def head(self, method: str, target: bytes, headers: list[Header], *, sized: bool) -> Head:
-        """Return what a head says; raises RefusedError and InvalidRequestError."""
+        """Parse a head and check where it comes from; raises RefusedError and InvalidRequestError."""
         head = read_head(method, target, headers, sized=sized)
         self._browsers.check(head)
         return head
 
-    def begin(self, exchange: Exchange) -> None:
-        """Check who asks, and for what; raises what the request is refused for."""
+    def check(self, exchange: Exchange) -> None:
+        """Check caller and target; raises what the request is refused for."""
         head = exchange.head
         assert head is not None
         if head.method == "POST":
@@ -117,8 +117,8 @@ class Handler:
                 headers=(("allow", "POST, GET"),),
             )
 
-    def grown(self, exchange: Exchange) -> None:
-        """Take a request on before its body is here: it is not small; raises OverloadedError."""
+    def admit(self, exchange: Exchange) -> None:
+        """Pass admission before a large body is read; raises OverloadedError."""
         self._enter(exchange)
 
     def _check_caller(self, exchange: Exchange) -> None:
@@ -135,25 +135,25 @@ class Handler:
             client = client_of(exchange.principal, exchange.head.metadata)
             exchange.ticket = self._answering.enter(client)
 
-    # Requests that are here
+    # Complete requests
 
     def answer(self, exchange: Exchange) -> None:
-        """Answer a request, together with all others that are read before the loop goes on."""
+        """Answer a request together with all others that this turn of the event loop reads."""
         if not self._arrived:
             self.loop.call_soon(self._answer_arrived)
         self._arrived.append(exchange)
 
     def _answer_arrived(self) -> None:
         arrived, self._arrived = self._arrived, []
-        # Of one batch: the same snapshot and options.
+        # By snapshot and options.
         batches: dict[int, _Batch] = {}
         for exchange in arrived:
             try:
                 self._take_on(exchange, batches)
-            except Exception as error:  # noqa: BLE001  what one of them sends must not end the thread of all
+            except Exception as error:  # noqa: BLE001  an error of one request must not stop the others
                 exchange.error = error
                 self.refuse(exchange)
-        # They are answered together, so each of them waits for all.
+        # Admission learns from the time of a request, and each of a batch waits for all.
         in_flight = self._answering.admission.in_flight
         for batch in batches.values():
             for exchange, _, _ in batch:
@@ -186,11 +186,11 @@ class Handler:
                 return
             if ready:
                 return
-        # Who asks is known in this call alone, and not to what its thread does next.
+        # In a context of its own: the thread must not keep the caller for what it runs next.
         self._threads.submit(copy_context().run, self._answer, exchange)
 
     def _ready(self, exchange: Exchange, batches: dict[int, _Batch]) -> bool:
-        """Add a search to its batch, if it can be answered at once."""
+        """Add a search to its batch if it can be answered on the event loop; return whether it was."""
         data = bytes(exchange.body)
         request = decoded(SearchRequest, data)
         exchange.asked.index, exchange.asked.size = request.index, len(data)
@@ -204,7 +204,7 @@ class Handler:
     def _answer_ready(self, batch: Sequence[tuple[Exchange, SearchRequest, Ready]]) -> None:
         note = noting()
         try:
-            # Of the last of them: each is answered whose caller still waits.
+            # The latest: every caller that still waits is answered.
             deadline = max((exchange.deadline for exchange, _, _ in batch), key=lambda each: each.at_s)
             answers = answers_of([ready for _, _, ready in batch], deadline)
         except Exception as error:  # noqa: BLE001  the table knows every one
@@ -219,7 +219,7 @@ class Handler:
             self._answering.ended(asked, StatusCode.OK)
 
     def _answer(self, exchange: Exchange) -> None:
-        """Answer in a thread of its own."""
+        """Answer a request; for a thread of `CallThreads`."""
         head, asked = exchange.head, exchange.asked
         assert head is not None
         asked.note = noting()
@@ -249,18 +249,18 @@ class Handler:
         return connect.decoded_json(kind, data) if head.json else decoded(kind, data)
 
     def _later(self, exchange: Exchange, reply: Callable[[], object]) -> None:
-        """Reply in the thread of the loop."""
+        """Reply in the thread of the event loop."""
         try:
             self.loop.call_soon_threadsafe(_replied, [exchange], reply)
-        except RuntimeError:  # the loop has ended, and all connections with it
-            _LOG.debug("an answer came after the end")
+        except RuntimeError:  # the loop is closed, and all connections with it
+            _LOG.debug("the server stopped before an answer was sent")
 
     # Answers
 
     def _encoded(
         self, exchange: Exchange, response: bytes, most: int
     ) -> tuple[bytes, tuple[tuple[str, str], ...]]:
-        """Return an answer as its caller wants it, and the headers that say so; compressed up to a size."""
+        """Return a body in the format of the request, compressed up to `most` bytes, and its headers."""
         head = exchange.head
         assert head is not None
         body = connect.encoded_json(connect.response_type(head.path), response) if head.json else response
@@ -278,7 +278,7 @@ class Handler:
             start = self._responses.head(200, len(body), kind, headers, close=close)
         else:
             start = self._responses.ok(len(body))
-        # A large answer counts as in flight until it is read.
+        # A request counts as in flight until its answer is sent.
         exchange.connection.reply(exchange, start, body, exchange.ticket.leave)
 
     def _send_page(self, exchange: Exchange, page: Page) -> None:
@@ -293,7 +293,7 @@ class Handler:
         connection.reply(exchange, start, page.body)
 
     def refuse(self, exchange: Exchange) -> None:
-        """Answer with the error of a request that was not taken on."""
+        """Answer with `exchange.error`."""
         assert exchange.error is not None
         self._fail(exchange, exchange.error)
 
@@ -319,10 +319,10 @@ class Handler:
 
 
 def _replied(exchanges: Sequence[Exchange], reply: Callable[[], object]) -> None:
-    """Reply; if that fails, close the connections, whose callers would wait for ever."""
+    """Call `reply`; if it fails, close the connections: their callers would wait without end."""
     try:
         reply()
-    except Exception:  # noqa: BLE001  whatever it is, the loop goes on
+    except Exception:  # noqa: BLE001  the event loop must go on
         _LOG.exception("connections are closed")
         for exchange in exchanges:
             exchange.connection.abort()

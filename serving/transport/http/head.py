@@ -1,4 +1,4 @@
-"""The head of a request: what its request line and its headers say, checked before its body is read."""
+"""The head of a request: request line and headers, parsed and checked before the body is read."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Header = tuple[bytes, bytes]
 
 
 class RefusedError(Exception):
-    """A request that is refused for what HTTP, or the protocol, asks of it."""
+    """A request that breaks a rule of HTTP, Connect or this server."""
 
     def __init__(
         self, status: int, code: StatusCode, message: str, *, headers: Sequence[tuple[str, str]] = ()
     ) -> None:
-        """Say why.
+        """Describe the refusal.
 
         Args:
             status: of HTTP.
@@ -55,7 +55,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a request says before its body."""
+    """The parsed head of a request."""
 
     method: str
     """Of HTTP."""
@@ -64,24 +64,24 @@ class Head:
     """The headers, with names in lower case: what gRPC calls metadata."""
     host: str
     origin: str
-    """Empty: it does not come from a page in a browser, or from one that may read whatever it likes."""
+    """Empty: there is no such header."""
     json: bool
     """Whether bodies are in JSON."""
     gzipped: bool
     """Whether the body of the request is compressed."""
     accepts_gzip: bool
     timeout_s: float | None
-    """What its caller will wait; None: no limit was given."""
+    """How long the caller waits; None: no limit was given."""
     expects_continue: bool
 
 
 def read_head(method: str, target: bytes, headers: Sequence[Header], *, sized: bool) -> Head:
-    """Return what the head of a request says.
+    """Parse the head of a request.
 
     Args:
         method: of HTTP.
         target: from the request line.
-        headers: as they came; without Content-Length.
+        headers: raw, without Content-Length.
         sized: whether there was a Content-Length.
 
     Raises:
@@ -131,7 +131,7 @@ def _fields(metadata: Sequence[tuple[str, str]]) -> dict[str, str]:
 def _check_framing(fields: dict[str, str], *, sized: bool) -> None:
     encoding = fields.get("transfer-encoding")
     if encoding is not None:
-        # Two servers that read one request differently see different requests behind it.
+        # Servers that choose differently between the two see different requests after this one.
         if sized:
             raise _malformed("there are both Content-Length and Transfer-Encoding")
         if encoding.lower() != "chunked":
@@ -142,7 +142,7 @@ def _check_framing(fields: dict[str, str], *, sized: bool) -> None:
 
 def _check_content(fields: dict[str, str]) -> None:
     if _media_type(fields) not in _TYPES:
-        # Pages of any site may make a browser send the types of forms, without asking first.
+        # A page of any site can make a browser send the types of forms without a preflight.
         raise RefusedError(
             415,
             StatusCode.INVALID_ARGUMENT,

@@ -1,4 +1,4 @@
-"""What GET has: health, and the description of the API."""
+"""Answers to GET: health, and the description of the API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Page", "Pages"]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer that is no answer of a method."""
+    """An answer to GET or OPTIONS."""
 
     status: int
     body: bytes = b""
@@ -32,12 +32,12 @@ class Pages:
     def __init__(
         self, config: ListenConfig, entry: Entry, health: Health, openapi: Callable[[], bytes]
     ) -> None:
-        """Take what is shown.
+        """Prepare the pages.
 
         Args:
             config: how the server listens.
-            entry: knows callers.
-            health: what answers.
+            entry: authentication.
+            health: state of the server.
             openapi: returns the description of the API.
 
         """
@@ -50,7 +50,7 @@ class Pages:
         }
 
     def check(self, head: Head) -> None:
-        """Raise UnauthenticatedError or RefusedError, if there is no such page for who asks."""
+        """Raise UnauthenticatedError or RefusedError if the caller cannot have the page."""
         if head.path in self._public:
             return
         self._entry.known(head.metadata)
@@ -60,7 +60,7 @@ class Pages:
             )
 
     def page(self, head: Head, preflight: tuple[tuple[str, str], ...]) -> Page:
-        """Return the page that was asked for, after `check`; OPTIONS: the given headers."""
+        """Return the page of a request that passed `check`; for OPTIONS, one with the headers of `preflight`."""
         if head.method == "OPTIONS":
             return Page(204, kind="", headers=preflight or (("allow", "POST, GET"),))
         return self._pages[head.path]()

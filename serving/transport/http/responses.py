@@ -1,4 +1,4 @@
-"""The bytes of answers: status line, headers, body."""
+"""Status lines and headers of answers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Clien
 
 
 class Responses:
-    """Writes answers with the headers that all of them have."""
+    """Formats the heads of answers, with the headers that all of them have."""
 
     def __init__(self, *, server: str, worker: str, workers: int) -> None:
-        """Take what clients are told.
+        """Prepare the common headers.
 
         Args:
-            server: id of the server, by which clients know that they reached the one that they looked for.
+            server: id of the server; clients compare it with the one that gRPC told them.
             worker: id of this process.
-            workers: processes of the server.
+            workers: number of processes of the server.
 
         """
         self._identity = f"scannery-worker: {worker}/{workers}\r\nscannery-server: {server}\r\n".encode(
@@ -34,7 +34,7 @@ class Responses:
         self.tell_time()
 
     def tell_time(self) -> None:
-        """Take note of what time it is; to be called once a second."""
+        """Update the `date` header; to be called once a second."""
         date = formatdate(time.time(), usegmt=True).encode("ascii")
         self._common = self._identity + b"date: " + date + b"\r\n"
         self._ok = b"HTTP/1.1 200 OK\r\n" + _PROTO + self._common + b"content-length: "

@@ -1,4 +1,4 @@
-"""A port for HTTP, and the thread that reads it."""
+"""The listening socket of HTTP, its connections, and the thread of the event loop."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _LOG = logging.getLogger(__name__)
 MAX_CONNECTIONS = 1024
 """Of a process."""
 LOOK_EVERY_S = 1.0
-"""At what takes too long."""
+"""Interval at which time limits are checked."""
 ACCEPTED_AT_ONCE = 64
 SPARED_S = 10.0
-"""A connection whose caller is known, and that was used within so long, is not closed to make room."""
+"""A connection with a known caller that was used within this time is not closed to make room."""
 _DEAD_AFTER = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 """Seconds of silence before a peer is asked whether it is there, and between that and the two other times."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class HttpServer:
-    """Listens, and has requests answered, in a thread of its own."""
+    """Accepts connections, and runs them in a thread of its own."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class HttpServer:
         share_port: bool,
         every: Callable[[], object],
     ) -> None:
-        """Listen; nothing is read before `start`.
+        """Bind and listen; nothing is accepted before `start`.
 
         Args:
             address: `host:port`; port 0 takes a free one.
-            handler: answers.
+            handler: answers requests.
             tls: certificates; None: in the clear.
             share_port: listen with SO_REUSEPORT.
-            every: called each second.
+            every: called once a second.
 
         Raises:
             BindError: the address is taken, or is not one of this machine.
@@ -72,11 +72,11 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="scannery-http", daemon=True)
 
     def start(self) -> None:
-        """Read and answer."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, drain_s: float) -> None:
-        """Take no more requests, wait until those that were read are answered (so long at most), and close all."""
+        """Take no more requests, wait for answers (for at most `drain_s`), and close all connections."""
         if self._thread.ident is not None:
             self._loop.call_soon_threadsafe(self._drain, drain_s)
             self._thread.join()
@@ -104,7 +104,7 @@ class HttpServer:
     def _end(self) -> None:
         for connection in list(self._connections.values()):
             connection.abort()
-        # Behind the calls by which they are lost.
+        # After the callbacks by which connections are lost.
         self._loop.call_later(0.01, self._loop.stop)
 
     def _watch_port(self) -> None:
@@ -116,9 +116,9 @@ class HttpServer:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, _ = self._listening.accept()
-            except OSError as error:  # no more of them, or it is gone already
+            except OSError as error:  # no more connections, or the peer is gone
                 if error.errno in _EXHAUSTED:
-                    # It stays there to be accepted: do not hear of it all the time until a descriptor is free.
+                    # The connection stays in the queue: stop polling until a descriptor may be free.
                     self._loop.remove_reader(self._listening)
                     self._accepts = False
                 return
@@ -142,9 +142,9 @@ class HttpServer:
             self._lost(connection)
 
     def _make_room(self) -> bool:
-        """Close the oldest connection whose caller is not known, else the one that was idle for longest.
+        """Close the oldest connection without a known caller, else the one that was idle for longest.
 
-        So strangers do not keep others out. False: there is none to close.
+        Return whether there was one: connections of strangers must not keep callers out.
         """
         found = next((each for each in self._connections.values() if not each.is_known), None)
         if found is None:
@@ -168,7 +168,7 @@ class HttpServer:
         for connection in list(self._connections.values()):
             try:
                 connection.check_time(now_s)
-            except Exception:  # noqa: BLE001  whatever one of them causes, the others need the thread
+            except Exception:  # noqa: BLE001  an error of one connection must not stop the others
                 _LOG.exception("a connection is closed")
                 connection.abort()
         self._watch_port()
@@ -185,7 +185,7 @@ def _listening(address: str, *, share_port: bool) -> socket.socket:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if share_port:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            # Of what is accepted here, too.
+            # Accepted sockets inherit these.
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, number in _DEAD_AFTER:

@@ -18,7 +18,7 @@ class TlsLayer:
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
-        """Take certificates and rules."""
+        """Begin a connection with the certificates of `context`."""
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
         self.is_shaken = False
