@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import scannery
-from scannery.client.transport._sync.grpc import GrpcTransport
 from scannery.client.transport import discovery as discovery_module
+from scannery.client.transport._sync.grpc import GrpcTransport
 from scannery.client.transport.credentials import Credentials
 from scannery.client.transport.discovery import Discovery
 from scannery.client.transport.http.endpoint import Endpoint

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scannery.client import calls
+from scannery.client.request import calls
 from scannery.serving import Server, tracing
 from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually
 from tests.served import DIMENSIONS, serving
