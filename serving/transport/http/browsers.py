@@ -35,7 +35,7 @@ class Browsers:
         """Read the allowed origins and names from `config`."""
         security = config.security
         self._origins = frozenset(config.http_cors)
-        self._scheme = "https" if security.tls_cert else "http"
+        self._scheme = "https" if security.tls_cert or security.behind_tls else "http"
         names = {"localhost", split_address(config.listen)[0], split_address(config.http_address)[0]}
         self._names = frozenset(name.lower() for name in (*names, *config.http_hosts))
         # Under a foreign name a browser rejects the certificate, and its page has no token to send.

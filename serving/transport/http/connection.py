@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: parses requests, and writes answers in their order, within limits of size and time."""
+"""One HTTP/1.1 connection: its requests in their order, its answers, and its limits of time."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
-import httptools
 from grpc import StatusCode
 
 from scannery.serving.transport.http.exchange import Exchange
-from scannery.serving.transport.http.head import MAX_HEADER_BYTES, MAX_HEADERS, Head, Header, RefusedError
+from scannery.serving.transport.http.head import RefusedError
+from scannery.serving.transport.http.parser import PIECE_BYTES, RequestHandler, RequestParser
 from scannery.serving.transport.http.responses import CONTINUE
 from scannery.serving.transport.http.tls import TlsLayer
 
-__all__ = ["Connection", "RequestHandler"]
+__all__ = ["Connection"]
 
 MAX_WAITING = 16
-"""Parsed requests of a connection that wait for their turn; no more are parsed while there are this many."""
-PIECE_BYTES = 1 << 13
-"""Bytes parsed at a time; requests within them may exceed MAX_WAITING."""
+"""Parsed requests of a connection that wait for their turn; no more are parsed while there are this many.
+
+Requests within one piece of PIECE_BYTES may exceed it."""
 HEAD_WITHIN_S = 10.0
 """Time limit of the handshake with the first head, and of each further head from its first byte."""
 IDLE_S = 300.0
@@ -31,37 +31,10 @@ LINGER_S = 2.0
 """After the last answer, input is read and dropped for this time: closing at once would destroy the answer."""
 MAX_WAITING_BYTES = 1 << 20
 """Limit on the bytes of their bodies together."""
-SMALL_BYTES = 1 << 16
-"""A body up to this size is read before admission; a larger one passes admission first."""
 MIN_READ_BYTES = 1 << 16
 """A caller that reads less than this of its answers within `body_timeout_s` is disconnected."""
 
 After = Callable[[], object]
-
-
-class RequestHandler(Protocol):
-    """Checks and answers the requests of connections."""
-
-    body_timeout_s: float
-    max_body_bytes: int
-
-    def head(self, method: str, target: bytes, headers: list[Header], *, sized: bool) -> Head:
-        """Parse a head; raises RefusedError and ServingError."""
-
-    def check(self, exchange: Exchange) -> None:
-        """Check caller and target before the body is read; raises what the request is refused for."""
-
-    def admit(self, exchange: Exchange) -> None:
-        """Pass admission before a large body is read; raises OverloadedError."""
-
-    def answer(self, exchange: Exchange) -> None:
-        """Answer by `Connection.reply`, now or later, in the thread of the event loop."""
-
-    def refuse(self, exchange: Exchange) -> None:
-        """Answer with `exchange.error`."""
-
-    def lost(self, connection: Connection) -> None:
-        """Forget a closed connection."""
 
 
 class Connection(asyncio.Protocol):
@@ -79,7 +52,7 @@ class Connection(asyncio.Protocol):
         """
         self._handler = handler
         self._tls = TlsLayer(context) if context else None
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser = RequestParser(self, handler)
         self._is_made = False
         self.is_open = True
         self.is_known = False
@@ -90,19 +63,8 @@ class Connection(asyncio.Protocol):
         """Bytes that were read and not parsed."""
         self._last = False
         """Whether further requests are dropped."""
-        self.active_s = self._began_s = time.monotonic()
-        """Time of the last request or answer; time when the arriving request, or its body, began."""
-        self._is_arriving = False
-        self._target = b""
-        self._headers: list[Header] = []
-        self._length: bytes | None = None
-        self._head_bytes = 0
-        self._unparsed_bytes = 0
-        self._in_body = self._is_trailing = False
-        self._exchange: Exchange | None = None
-        """The arriving request, once its head is complete."""
-        self._known: tuple[bytes, bytes, list[Header], bool, Head] | None = None
-        """The last head and its raw form: callers repeat theirs."""
+        self.active_s = time.monotonic()
+        """Time of the last request or answer."""
         self._after: list[After] = []
         self._is_full = False
         self._written_bytes = self._read_mark_bytes = 0
@@ -124,7 +86,7 @@ class Connection(asyncio.Protocol):
         self.is_open = False
         self._release()
         self._waiting.clear()
-        self._exchange = None
+        self._parser.drop()
         self._handler.lost(self)
 
     def pause_writing(self) -> None:
@@ -167,7 +129,10 @@ class Connection(asyncio.Protocol):
                 self._transport.pause_reading()
                 return
             piece = data if len(data) <= PIECE_BYTES else data[start : start + PIECE_BYTES]
-            self._feed(piece)
+            try:
+                self._parser.feed(piece)
+            except Exception as error:  # noqa: BLE001  the table of statuses has every one
+                self._break_off(error)
             if self._last:
                 return
 
@@ -177,141 +142,26 @@ class Connection(asyncio.Protocol):
             len(waiting) >= MAX_WAITING or sum(len(each.body) for each in waiting) > MAX_WAITING_BYTES
         )
 
-    def _feed(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-            self._check_unparsed(len(data))
-        except httptools.HttpParserCallbackError as error:
-            self._break_off(error.__context__ if isinstance(error.__context__, Exception) else error)
-        except httptools.HttpParserError as error:
-            message = f"this is not HTTP/1.1: {error}"
-            self._break_off(RefusedError(400, StatusCode.INVALID_ARGUMENT, message))
-        except RefusedError as error:
-            self._break_off(error)
-        else:
-            exchange = self._exchange
-            if exchange is not None and exchange.error is not None and not self._is_short():
-                # The answer does not wait for the body.
-                self._break_off(exchange.error)
-
-    def _check_unparsed(self, size: int) -> None:
-        # The parser buffers a header, or a trailer, until it is complete.
-        if self._is_arriving and (self._is_trailing or not self._in_body):
-            self._unparsed_bytes += size
-            if self._unparsed_bytes > MAX_HEADER_BYTES + PIECE_BYTES:
-                raise _too_many(f"the headers have more than {MAX_HEADER_BYTES} bytes")
-
-    def _is_short(self) -> bool:
-        """Return whether a refused request is short enough to be read to its end, which keeps the connection open."""
-        expects = any(name.lower() == b"expect" for name, _ in self._headers)
-        return not expects and self._length is not None and int(self._length) <= SMALL_BYTES
-
     def _break_off(self, error: Exception) -> None:
         """Refuse the arriving request, and take no further ones."""
         if self._last:
             return
-        exchange = self._exchange or Exchange(self, None)
-        exchange.error, exchange.close = error, True
-        self._is_arriving, self._exchange, self._last = False, None, True
+        exchange = self._parser.drop() or Exchange(self, None)
+        exchange.error, exchange.close, self._last = error, True, True
         self._waiting.append(exchange)
         self._next()
 
-    def on_message_begin(self) -> None:
-        """Reset what is known of the arriving request."""
-        self._is_arriving, self._began_s = True, time.monotonic()
-        self._target, self._headers, self._length = b"", [], None
-        self._head_bytes = self._unparsed_bytes = 0
-        self._in_body = self._is_trailing = False
-
-    def on_url(self, url: bytes) -> None:
-        """Keep a part of the target."""
-        self._target += url
-        self._head_bytes += len(url)
-        self._check_head_size()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header; drop a trailer."""
-        self._head_bytes += len(name) + len(value) + 4
-        self._check_head_size()
-        if self._in_body:
-            return
-        if len(name) == 14 and name.lower() == b"content-length":
-            self._length = value
-            return
-        self._headers.append((name, value))
-        if len(self._headers) > MAX_HEADERS:
-            raise _too_many(f"there are more than {MAX_HEADERS} headers")
-
-    def _check_head_size(self) -> None:
-        if self._head_bytes > MAX_HEADER_BYTES:
-            raise _too_many(f"the headers have more than {MAX_HEADER_BYTES} bytes")
-
-    def on_headers_complete(self) -> None:
-        """Check the head, and decide whether the body is read."""
-        self._in_body, self._began_s = True, time.monotonic()
-        if self._parser.should_upgrade():
-            raise RefusedError(400, StatusCode.INVALID_ARGUMENT, "upgrade: only HTTP/1.1 is spoken here")
-        exchange = self._exchange = Exchange(self, None)
-        try:
-            head = exchange.head = self._read_head()
-            self._handler.check(exchange)
-            if self._length is not None and int(self._length) > self._handler.max_body_bytes:
-                raise self._too_long()
-            if head.expects_continue and not self._waiting and self._answering is None:
-                self._write(CONTINUE)
-        except Exception as error:  # noqa: BLE001  the table of statuses has every one
-            exchange.error = error
-
-    def _read_head(self) -> Head:
-        method, sized = self._parser.get_method(), self._length is not None
-        known = self._known
-        if known is not None and known[:4] == (method, self._target, self._headers, sized):
-            return known[4]
-        head = self._handler.head(method.decode("ascii"), self._target, self._headers, sized=sized)
-        self._known = (method, self._target, self._headers, sized, head)
-        return head
-
-    def on_chunk_header(self) -> None:
-        """Note the start of a chunk; trailers follow an empty one."""
-        self._is_trailing, self._unparsed_bytes = True, 0
-
-    def on_body(self, data: bytes) -> None:
-        """Keep a part of the body."""
-        self._is_trailing = False
-        exchange = self._exchange
-        if exchange is None or exchange.error is not None:
-            return
-        size = len(exchange.body) + len(data)
-        try:
-            if size > self._handler.max_body_bytes:
-                raise self._too_long()
-            if size > SMALL_BYTES:
-                self._handler.admit(exchange)
-        except Exception as error:  # noqa: BLE001  the table of statuses has every one
-            exchange.error, exchange.body = error, b""
-            return
-        if not exchange.body:
-            exchange.body = data
-        elif isinstance(exchange.body, bytes):
-            exchange.body = bytearray(exchange.body + data)
-        else:
-            exchange.body += data
-
-    def _too_long(self) -> Exception:
-        return RefusedError(
-            413, StatusCode.RESOURCE_EXHAUSTED, f"a body has at most {self._handler.max_body_bytes} bytes"
-        )
-
-    def on_message_complete(self) -> None:
-        """Queue the request."""
-        exchange, self._exchange = self._exchange, None
-        assert exchange is not None
-        self._is_arriving = False
+    def received(self, exchange: Exchange) -> None:
+        """Queue a complete request."""
         self.active_s = time.monotonic()
-        if not self._parser.should_keep_alive():
-            exchange.close = self._last = True
+        self._last |= exchange.close
         self._waiting.append(exchange)
         self._next()
+
+    def send_continue(self) -> None:
+        """Ask for the body of the arriving request, unless other answers come first."""
+        if self._answering is None and not self._waiting:
+            self._write(CONTINUE)
 
     def _next(self) -> None:
         """Pass on the next request if none is being answered."""
@@ -325,7 +175,7 @@ class Connection(asyncio.Protocol):
                 self._handler.answer(exchange)
         elif self._held:
             data, self._held = self._held, b""
-            self._began_s = time.monotonic()
+            self._parser.began_s = time.monotonic()
             self._transport.resume_reading()
             self._parse(data)
         elif self._last:
@@ -367,7 +217,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether no request is queued, being answered or arriving."""
-        return self._answering is None and not self._waiting and not self._is_arriving
+        return self._answering is None and not self._waiting and not self._parser.is_arriving
 
     def check_time(self, now_s: float) -> None:
         """Enforce the time limits."""
@@ -378,9 +228,9 @@ class Connection(asyncio.Protocol):
         elif self._last:
             if self._answering is None and now_s - self.active_s > LINGER_S:
                 self.abort()
-        elif self._is_arriving and not self._held:
-            within_s = self._handler.body_timeout_s if self._in_body else HEAD_WITHIN_S
-            if now_s - self._began_s > within_s:
+        elif self._parser.is_arriving and not self._held:
+            within_s = self._handler.body_timeout_s if self._parser.in_body else HEAD_WITHIN_S
+            if now_s - self._parser.began_s > within_s:
                 self._break_off(
                     RefusedError(408, StatusCode.DEADLINE_EXCEEDED, "the request took too long to arrive")
                 )
@@ -423,7 +273,3 @@ class Connection(asyncio.Protocol):
         after, self._after = self._after, []
         for call in after:
             call()
-
-
-def _too_many(message: str) -> RefusedError:
-    return RefusedError(431, StatusCode.RESOURCE_EXHAUSTED, message)
