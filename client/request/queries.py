@@ -98,11 +98,11 @@ class SearchOptions(TypedDict, total=False):
     fusion: Fusion | None
     """Hybrid: `reciprocal_rank` (default) or `weighted_score`."""
     max_per_group: int | None
-    """At most so many hits per group."""
+    """The largest number of hits per group."""
     group_by: str | None
     """The attribute that makes a group; default: the document."""
     offset: int
-    """Skip so many of the best hits."""
+    """Number of the best hits to skip."""
     min_score: float | None
     """Return only hits with at least this score."""
     exact: bool
@@ -114,9 +114,9 @@ class SearchOptions(TypedDict, total=False):
     rescore: int | None
     """ScaNN's candidates to rescore, at least k + offset; likewise."""
     rerank: int | None
-    """Order so many of the best hits, at most 1,000, again with the index's cross-encoder. Default: none."""
+    """Number of the best hits, at most 1,000, that the index's cross-encoder orders again. Default: none."""
     rerank_budget_s: float | None
-    """Stop reranking after so many seconds; the rest keeps its order."""
+    """Seconds after which reranking stops; the rest keeps its order."""
     explain: bool
     """Also say how the query was answered, in `hits.explanation`."""
     fields: Sequence[str] | None
@@ -126,7 +126,7 @@ class SearchOptions(TypedDict, total=False):
     min_sequence: int
     """See at least all writes up to this sequence; default: those of the same client."""
     timeout_s: float | None
-    """Give up after so many seconds; default: the client's own."""
+    """Timeout in seconds; default: the client's own."""
 
 
 def build_query(query: QueryLike, *, path: str = "query") -> pb.Query:
@@ -287,7 +287,7 @@ def build_fields(fields: Sequence[str] | None) -> list[str]:
         return []
     if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
         raise _invalid("fields", f"must be a list of names, got {fields!r:.80}")
-    # An empty list means "all" on the wire, and "nothing but the id and the score" to whoever writes it.
+    # An empty list means "all" on the wire, and "nothing but the id and the score" to a reader of the code.
     return list(fields) or ["id"]
 
 

@@ -22,7 +22,7 @@ _OFF: AbstractContextManager[Headers] = nullcontext(())
 
 def on() -> bool:
     """Return whether the program traces."""
-    # Whoever traces has imported it; whoever does not pays for a look into a dictionary.
+    # A program that traces has imported it; any other pays for one look-up in a dictionary.
     trace = sys.modules.get("opentelemetry.trace")
     return trace is not None and not type(trace.get_tracer_provider()).__module__.startswith(
         "opentelemetry.trace"
