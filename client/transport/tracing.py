@@ -47,7 +47,7 @@ def note_retry(error: ScanneryError, wait_s: float) -> None:
 def _traced(trace: Any, path: str, target: str) -> Iterator[Headers]:
     service, _, name = path.strip("/").rpartition("/")
     attributes = {
-        "rpc.system": "grpc",
+        "rpc.system": "connect_rpc" if target.startswith(("http://", "https://")) else "grpc",
         "rpc.service": service,
         "rpc.method": name,
         "server.address": target,

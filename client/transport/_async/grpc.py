@@ -98,6 +98,8 @@ class AsyncGrpcTransport(AsyncRetryingTransport):
             finally:
                 self._channels.done(lane)
         except grpc.RpcError as error:
+            # Errors of handlers tell the endpoint, too.
+            trailing = error.trailing_metadata() or None
             raise self._translated(error) from error
         except (ValueError, grpc.aio.UsageError) as error:  # the channel is closed
             raise client_closed() from error

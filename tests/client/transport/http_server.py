@@ -44,6 +44,8 @@ class Speaker:
         self.server_id = self.told_id = "this"
         """What health says, and what gRPC says."""
         self.health_status = 200
+        self.refuses = False
+        """Whether calls over gRPC fail."""
         self.workers = workers
         self.worker: Callable[[], int] = lambda: 0
         """Draws the worker for a connection."""
@@ -105,6 +107,8 @@ class Speaker:
                     if self._http:
                         where = (("scannery-http", str(self.told_port)), ("scannery-server", self.told_id))
                         context.set_trailing_metadata(where)
+                if self.refuses:
+                    context.abort(grpc.StatusCode.NOT_FOUND, "no")
                 return response()
 
             return answer

@@ -86,6 +86,16 @@ def test_the_second_call_asks_and_later_ones_need_no_grpc(speaker: Speaker) -> N
     assert {one.headers["authorization"] for one in speaker.requests} == {"Bearer secret"}
 
 
+def test_a_refused_call_finds_http_as_well(speaker: Speaker) -> None:
+    speaker.refuses = True
+    with scannery.connect(speaker.address) as client:
+        for _ in range(2):
+            with pytest.raises(scannery.NotFoundError):
+                version(client)
+        eventually(lambda: discovery_of(client).endpoint is not None)
+        assert (version(client), speaker.asked) == (HTTP, 1)
+
+
 def test_writes_go_over_http_only_if_they_may_be_repeated(speaker: Speaker) -> None:
     with connected(speaker) as client:
         speaker.requests.clear()
