@@ -25,7 +25,7 @@ import pyarrow as pa
 from google.protobuf.message import Message
 
 from benchmarks.report import environment, shared_data, table
-from scannery.client.calls import search, search_many
+from scannery.client.request.calls import search, search_many
 from scannery.indexer import (
     Distance,
     SearchSettings,

@@ -1,6 +1,6 @@
 """The server, through the SDK and over loopback: throughput and latency compared with searches of its segments.
 
-    python -m benchmarks.serve STORE INDEX [vectors] [sharing] [texts] [workers] [start] [overload] [--seconds 2]
+    python -m benchmarks.serve STORE INDEX [vectors] [wires] [texts] [workers] [start] [overload] [--seconds 2]
 
 STORE is a copy of a real store. `benchmarks.serve_peers` measures other engines with the same queries.
 """
@@ -36,7 +36,7 @@ from benchmarks.serve_load import (
     unary,
 )
 from benchmarks.serve_overload import overload
-from benchmarks.serve_sharing import sharing
+from benchmarks.serve_wires import wires
 from scannery.client import Index
 from scannery.indexer import OpenIndex, Store, exact_search, open_index
 from scannery.v1.search_pb2 import SearchResponse
@@ -52,7 +52,7 @@ def vectors(store: str, name: str, seconds: float) -> None:
         served(store) as (single_pid, single_address, _),
         scannery.connect(address) as client,
         scannery.connect(single_address) as single,
-        scannery.connect(address, channels=CALLERS, coalesce=False, native=False) as over_grpc,
+        scannery.connect(address, channels=CALLERS, http=False) as over_grpc,
     ):
         index = client.index(name)
         recall = recall_of(index, vectors_ND, queries_QD)
@@ -104,7 +104,7 @@ def _calls(
     with (
         tempfile.NamedTemporaryFile() as answer,
         _empty(index, queries_QD, Path(answer.name)) as (empty_pid, address, _),
-        scannery.connect(address, channels=CALLERS, coalesce=False, native=False) as client,
+        scannery.connect(address, channels=CALLERS, http=False) as client,
     ):
         empty = client.index(index.name)
         cases: dict[str, tuple[int, Index, list[str] | None, int]] = {
@@ -213,7 +213,7 @@ def texts(store: str, name: str, seconds: float) -> None:
     halves: dict[str, list[float]] = {"alone": [], "one": []}
     _, queries_QD = queries_of(opened)
     # Texts go over the wire one by one, and so do the vectors that they are compared with.
-    with served(store) as (_, address, _), scannery.connect(address, coalesce=False) as client:
+    with served(store) as (_, address, _), scannery.connect(address) as client:
         index = client.index(name)
 
         def ask(number: int) -> None:
@@ -257,7 +257,7 @@ def workers(store: str, name: str, seconds: float) -> None:
     for count in ("1", "2"):
         with (
             served(store, "--workers", count) as (pid, address, _),
-            scannery.connect(address, channels=8, coalesce=False) as client,
+            scannery.connect(address, channels=8) as client,
         ):
             ask = unary(client.index(name), queries_QD, [])
             rate = median(throughput(ask, CALLERS, seconds)[0] for _ in range(ROUNDS))
@@ -282,7 +282,7 @@ def start(store: str, name: str, seconds: float) -> None:
 
 PARTS = {
     "vectors": vectors,
-    "sharing": sharing,
+    "wires": wires,
     "texts": texts,
     "workers": workers,
     "start": start,

@@ -140,21 +140,21 @@ def ours(
 ) -> Iterator[list[object]]:
     """Yield the rows of Scannery: with its tuned settings, which suit harder queries, and with a lower setting.
 
-    Each as the SDK has it by default (the native protocol), and over gRPC alone.
+    Each as the SDK has it by default (HTTP), and over gRPC alone.
     """
     true_QK = exact_search(vectors_ND, queries_QD, K, "dot")[1]
     with (
         served(store, "--workers", "auto") as (_, address, _),
-        scannery.connect(address) as native,
-        scannery.connect(address, channels=CALLERS, native=False) as over_grpc,
+        scannery.connect(address) as by_http,
+        scannery.connect(address, channels=CALLERS, http=False) as over_grpc,
     ):
         for efforts in ((None,), (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)):
             for leaves in efforts:
-                found = native.index(name).search_many(queries_QD, K, fields=[], leaves=leaves)
+                found = by_http.index(name).search_many(queries_QD, K, fields=[], leaves=leaves)
                 recall = _recall(np.array([[hit.score for hit in hits] for hits in found]), true_QK)
                 if recall >= TARGET:
                     break
-            asked = [_ids_of(client.index(name), queries_QD, leaves) for client in (native, over_grpc)]
+            asked = [_ids_of(client.index(name), queries_QD, leaves) for client in (by_http, over_grpc)]
             knob = f"leaves {leaves}" if leaves else "as tuned"
             for label, figures in zip(("as by default", "over gRPC"), _rates(asked, seconds), strict=True):
                 yield ["scannery", f"{knob}, {label}", f"{recall:.3f}", *figures]

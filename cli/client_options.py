@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from scannery.client import Client, connect
-from scannery.client.credentials import ConnectOptions
+from scannery.client.transport.credentials import ConnectOptions
 
 __all__ = [
     "FieldsOption",

@@ -185,7 +185,6 @@ async def _sending(
     queries = _queries(asked, number)
     options = remote_options()
     options["retries"] = False  # refusals and failures are to be counted
-    options["coalesce"] = False  # and each request by itself
     async with aio.connect(target, timeout_s=timeout_s, **options) as client:
         handle = client.index(index)
         await handle.search(queries[0], k)  # connections are made before the clock runs

@@ -16,6 +16,9 @@ __all__ = [
     "ClientCaOption",
     "DeviceOption",
     "DrainOption",
+    "HttpCorsOption",
+    "HttpHostOption",
+    "HttpOption",
     "InsecureOption",
     "JwksOption",
     "JwtAudienceOption",
@@ -24,7 +27,6 @@ __all__ = [
     "ListenOption",
     "LogJsonOption",
     "MetricsOption",
-    "NativeOption",
     "PublicHealthOption",
     "ReflectionOption",
     "TlsCertOption",
@@ -60,12 +62,25 @@ CachedQueriesOption = Annotated[
 MetricsOption = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Serve Prometheus metrics here, at /metrics.")
 ]
-NativeOption = Annotated[
+HttpOption = Annotated[
     str,
     typer.Option(
         metavar="HOST:PORT",
-        help="Speak the native protocol here, which the SDK prefers for searches; `auto`: at a free port, if only this "
-        "machine is served; `off`: not at all.",
+        help="Answer Connect over HTTP/1.1 here; `auto`: at a free port, if only this machine is served or callers are "
+        "authenticated; `off`: not at all.",
+    ),
+]
+HttpCorsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN", help="Let pages of this origin call over HTTP; may be given several times."
+    ),
+]
+HttpHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A name by which HTTP is reached, through a proxy say; may be given several times.",
     ),
 ]
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log one JSON object per line.")]

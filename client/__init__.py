@@ -1,7 +1,7 @@
 """The SDK: connect, search, filters, errors."""
 
 from scannery.client import aio
-from scannery.client.client import Client, Index
+from scannery.client._sync.client import Client, Index
 from scannery.client.connect import connect
 from scannery.client.errors import (
     AlreadyExistsError,
@@ -19,9 +19,10 @@ from scannery.client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from scannery.client.filters import Where
-from scannery.client.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
-from scannery.client.results import (
+from scannery.client.request.filters import Where
+from scannery.client.request.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
+from scannery.client.request.writes import NewDatapoint, Update
+from scannery.client.response.results import (
     BulkWritten,
     Datapoint,
     Deleted,
@@ -36,7 +37,6 @@ from scannery.client.results import (
     SegmentPlan,
     Written,
 )
-from scannery.client.writes import NewDatapoint, Update
 
 __all__ = [
     "AlreadyExistsError",

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
 
-import numpy as np
-from google.protobuf.message import Message
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
-from scannery.client import calls
-from scannery.client.bulk import (
-    Errors,
-    Progress,
-    QueryStream,
-    ask_each_async,
-    batches,
-    size_of,
-)
-from scannery.client.bulk_writes import write_batches, write_each_async
-from scannery.client.calls import Call, TextKind, checked_timeout
-from scannery.client.connect import DEFAULT_TIMEOUT_S, checked_options, embedded_transport, remote_target
-from scannery.client.credentials import ConnectOptions
-from scannery.client.errors import ScanneryError
-from scannery.client.gathered import AsyncGatheredSearches
-from scannery.client.queries import Queries, QueryLike, SearchOptions
-from scannery.client.results import BulkWritten, Datapoint, Deleted, EncoderInfo, Hits, IndexInfo, Written
-from scannery.client.transport import AsyncTransport, GrpcAioTransport, ThreadTransport
-from scannery.client.writes import NewDatapoint, Update
-from scannery.v1.search_pb2 import SearchRequest, SearchResponse
+from scannery.client._async.client import AsyncClient, AsyncIndex
+from scannery.client.connect import DEFAULT_TIMEOUT_S, connect_config
+from scannery.client.request.calls import checked_timeout
+from scannery.client.transport.base import ThreadTransport
+from scannery.client.transport.credentials import ConnectOptions
+from scannery.client.transport.embedded import EmbeddedTransport
+from scannery.client.transport.http.endpoint import Endpoint
 
 __all__ = ["AsyncClient", "AsyncIndex", "connect"]
-
-RequestT = TypeVar("RequestT", bound=Message)
-ResponseT = TypeVar("ResponseT", bound=Message)
-ResultT = TypeVar("ResultT")
-DoneT = TypeVar("DoneT", Written, Deleted)
 
 
 def connect(
@@ -45,270 +22,17 @@ def connect(
 ) -> AsyncClient:
     """Return an asynchronous client; see `scannery.connect`."""
     timeout_s = checked_timeout(timeout_s)
-    remote = remote_target(target)
-    credentials, how = checked_options(remote, **options)
-    if remote is None:
-        return AsyncClient(ThreadTransport(embedded_transport(target)), timeout_s=timeout_s)
-    transport = GrpcAioTransport(
-        remote, credentials, channels=how.channels, retries=how.retries, native=how.native
-    )
-    return AsyncClient(transport, timeout_s=timeout_s, coalesce=how.coalesce)
+    config = connect_config(target, **options)
+    if isinstance(config.target, Endpoint):
+        from scannery.client.transport._async.http import AsyncHttpTransport
 
-
-class AsyncClient:
-    """See `scannery.Client`. Belongs to the event loop of its first call."""
-
-    def __init__(self, transport: AsyncTransport, *, timeout_s: float, coalesce: bool = False) -> None:
-        self._transport = transport
-        self._timeout_s = timeout_s
-        self._gathered = AsyncGatheredSearches(transport) if coalesce else None
-        self._sequences: dict[str, int] = {}
-
-    def index(self, name: str) -> AsyncIndex:
-        """Return a handle on an index."""
-        return AsyncIndex(self, name)
-
-    async def indexes(self) -> list[IndexInfo]:
-        """Return the indexes there are, by name, without their segments and specs."""
-        found, token = await self._run(calls.list_indexes(""))
-        while token:
-            page, token = await self._run(calls.list_indexes(token))
-            found += page
-        return found
-
-    async def encoders(self) -> list[EncoderInfo]:
-        """Return the encoders that the server has: of its indexes, or its own, if it is an encoder process."""
-        return await self._run(calls.list_encoders())
-
-    async def embed(
-        self,
-        texts: Sequence[str],
-        *,
-        kind: TextKind = "query",
-        model: str = "",
-        timeout_s: float | None = None,
-    ) -> np.ndarray:
-        """Return the vectors of texts, float32 (texts, dimensions), in their order; at most 1,000 texts.
-
-        Args:
-            texts: what to encode.
-            kind: `query` or `document`; models may encode the two differently.
-            model: which encoder, by its name; not needed where there is only one (`encoders` lists them).
-            timeout_s: of the call.
-
-        """
-        return await self._run(calls.embed(texts, kind, model=model, timeout_s=timeout_s))
-
-    async def close(self) -> None:
-        """Let go of connections and memory; later calls fail."""
-        await self._transport.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def _written(self, index: str, call: Call[RequestT, ResponseT, DoneT]) -> DoneT:
-        done = await self._run(call)
-        # Later calls see it, whichever worker answers them.
-        self._sequences[index] = max(self._sequences.get(index, 0), done.sequence)
-        return done
-
-    async def _search(self, call: Call[SearchRequest, SearchResponse, Hits]) -> Hits:
-        if self._gathered is None:
-            return await self._run(call)
-        return await self._gathered.search(call.request, call.timeout_or(self._timeout_s))
-
-    async def _run(self, call: Call[RequestT, ResponseT, ResultT]) -> ResultT:
-        timeout_s = call.timeout_or(self._timeout_s)
-        return call.parse(await self._transport.call(call.method, call.request, timeout_s))
-
-
-class AsyncIndex:
-    """See `scannery.Index`."""
-
-    def __init__(self, client: AsyncClient, name: str) -> None:
-        self._client = client
-        self.name = name
-
-    async def search(self, query: QueryLike, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
-        """Return the k best datapoints for a query, best first; see `scannery.Index.search`."""
-        return await self._client._search(calls.search(self.name, query, k, **self._fresh(options)))
-
-    async def search_many(
-        self, queries: Queries, k: int = 10, **options: Unpack[SearchOptions]
-    ) -> list[Hits]:
-        """Return the hits of each query, in their order."""
-        return await self._client._run(calls.search_many(self.name, queries, k, **self._fresh(options)))
-
-    @overload
-    def search_each(
-        self,
-        queries: QueryStream,
-        k: int = 10,
-        *,
-        batch_size: int = 100,
-        in_flight: int = 4,
-        progress: Progress = False,
-        errors: Literal["raise"] = "raise",
-        **options: Unpack[SearchOptions],
-    ) -> AsyncIterator[Hits]: ...
-
-    @overload
-    def search_each(
-        self,
-        queries: QueryStream,
-        k: int = 10,
-        *,
-        batch_size: int = 100,
-        in_flight: int = 4,
-        progress: Progress = False,
-        errors: Literal["return"],
-        **options: Unpack[SearchOptions],
-    ) -> AsyncIterator[Hits | ScanneryError]: ...
-
-    def search_each(
-        self,
-        queries: QueryStream,
-        k: int = 10,
-        *,
-        batch_size: int = 100,
-        in_flight: int = 4,
-        progress: Progress = False,
-        errors: Errors = "raise",
-        **options: Unpack[SearchOptions],
-    ) -> Any:
-        """Return the hits of any number of queries, in their order, as they come; see `scannery.Index.search_each`."""
-        parts = batches(queries, k, batch_size, in_flight, errors)
-        return ask_each_async(
-            lambda part: self.search_many(part, k, **options),
-            parts,
-            in_flight,
-            progress,
-            errors,
-            size_of(queries),
+        return AsyncClient(
+            AsyncHttpTransport(config.target, config.credentials, retries=config.retries), timeout_s=timeout_s
         )
+    if config.target is not None:
+        from scannery.client.transport._async.grpc import AsyncGrpcTransport
 
-    async def get(
-        self,
-        ids: Sequence[str],
-        *,
-        fields: Sequence[str] | None = None,
-        vectors: bool = False,
-        timeout_s: float | None = None,
-    ) -> list[Datapoint | None]:
-        """Return the datapoints with these ids, in their order; None for one that is not there."""
-        return await self._client._run(
-            calls.get(
-                self.name,
-                ids,
-                fields=fields,
-                vectors=vectors,
-                min_sequence=self._client._sequences.get(self.name, 0),
-                timeout_s=timeout_s,
-            )
+        return AsyncClient(
+            AsyncGrpcTransport(config.target, config.credentials, **config.grpc), timeout_s=timeout_s
         )
-
-    async def upsert(
-        self,
-        points: Iterable[NewDatapoint],
-        *,
-        request_id: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Written:
-        """Insert or replace datapoints, 1 to 1,000: all of them or none. When this returns, they are durable.
-
-        Args:
-            points: see `NewDatapoint`. Where texts are cut into passages, all passages of a document are replaced.
-            request_id: makes a repetition harmless: the same id within an hour does nothing and gets the first answer.
-            timeout_s: of the call. After a timeout it is not known whether the datapoints were written.
-
-        """
-        return await self._client._written(
-            self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
-        )
-
-    async def upsert_many(
-        self,
-        points: Iterable[NewDatapoint],
-        *,
-        batch_size: int = 200,
-        in_flight: int = 4,
-        progress: Progress = False,
-        errors: Errors = "raise",
-        timeout_s: float | None = None,
-    ) -> BulkWritten:
-        """Insert or replace any number of datapoints, in batches of which several are under way at once.
-
-        Each batch is all or nothing, and is tried again without harm. Where an id comes twice, the later datapoint
-        wins. Points are read only as fast as they are written.
-
-        Args:
-            points: see `NewDatapoint`.
-            batch_size: datapoints in one call, 1 to 1,000.
-            in_flight: calls under way at once, 1 to 64.
-            progress: True for a progress bar, or a function that is told how many datapoints are done.
-            errors: `raise` ends at the first batch that fails, and what was written before stays; `return` writes all
-                that can be, and lists the others in `failed`.
-            timeout_s: of each call.
-
-        """
-        parts = write_batches(points, batch_size, in_flight, errors)
-
-        async def write(batch: Sequence[NewDatapoint], request_id: str) -> Written:
-            return await self.upsert(batch, request_id=request_id, timeout_s=timeout_s)
-
-        return await write_each_async(write, parts, in_flight, progress, errors, size_of(points))
-
-    async def update(
-        self,
-        points: Iterable[Update],
-        *,
-        request_id: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Written:
-        """Change some fields of existing datapoints, 1 to 1,000, without encoding them again: all of them or none."""
-        return await self._client._written(
-            self.name, calls.update(self.name, points, request_id=request_id, timeout_s=timeout_s)
-        )
-
-    async def delete(
-        self,
-        ids: Sequence[str] = (),
-        *,
-        document_ids: Sequence[str] = (),
-        if_revision: int | None = None,
-        request_id: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Deleted:
-        """Delete datapoints, or documents with all of their passages; what is not there is no error."""
-        return await self._client._written(
-            self.name,
-            calls.delete(
-                self.name,
-                ids,
-                document_ids=document_ids,
-                if_revision=if_revision,
-                request_id=request_id,
-                timeout_s=timeout_s,
-            ),
-        )
-
-    async def embed(
-        self, texts: Sequence[str], *, kind: TextKind = "query", timeout_s: float | None = None
-    ) -> np.ndarray:
-        """Return the vectors of texts in the space of the index, float32 (texts, dimensions); at most 1,000 texts."""
-        return await self._client._run(calls.embed(texts, kind, index=self.name, timeout_s=timeout_s))
-
-    async def stats(self, *, timeout_s: float | None = None) -> IndexInfo:
-        """Return what the index is."""
-        return await self._client._run(calls.get_index(self.name, timeout_s=timeout_s))
-
-    def _fresh(self, options: SearchOptions) -> SearchOptions:
-        return {"min_sequence": self._client._sequences.get(self.name, 0), **options}
-
-    def __repr__(self) -> str:
-        return f"AsyncIndex({self.name!r})"
+    return AsyncClient(ThreadTransport(EmbeddedTransport.open(target)), timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""From a target to a client: which targets are servers, which are stores."""
+"""From a target to a transport: which targets are servers, over which wire, and which are stores."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import Any, NamedTuple
 
 from typing_extensions import Unpack
 
-from scannery.client.calls import checked_timeout
-from scannery.client.client import Client
-from scannery.client.credentials import ConnectOptions, Credentials
-from scannery.client.embedded import EmbeddedTransport
+from scannery.client._sync.client import Client
 from scannery.client.errors import InvalidArgumentError
-from scannery.client.transport import CHANNELS, GrpcTransport, Transport
+from scannery.client.request.calls import checked_timeout
+from scannery.client.transport.credentials import ConnectOptions, Credentials
+from scannery.client.transport.embedded import EmbeddedTransport
+from scannery.client.transport.http.endpoint import Endpoint
 
-__all__ = ["DEFAULT_TIMEOUT_S", "checked_options", "connect", "embedded_transport", "remote_target"]
+__all__ = ["DEFAULT_TIMEOUT_S", "ConnectConfig", "connect", "connect_config"]
 
 DEFAULT_TIMEOUT_S = 30.0
 """Everything that waits has a deadline."""
+DEFAULT_CHANNELS = 4
 
-_HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
+_HOST = r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)"
+_HOST_PORT = re.compile(rf"{_HOST}:(?P<port>[0-9]{{1,5}})")
+_HTTP_URL = re.compile(rf"(?P<scheme>https?)://{_HOST}(?::(?P<port>[0-9]{{1,5}}))?/?", re.IGNORECASE)
 _GRPC_SCHEME = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|xds):")
 _STORE_SCHEME = re.compile(r"(file|gs|s3|az|abfs|abfss)://", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -34,7 +37,8 @@ def connect(
     A server is not contacted before the first call. A store is opened here, its indexes when they are first used.
 
     Args:
-        target: `host:port`, a gRPC target (`dns:///…`, `unix:…`), or the path or URI of a store.
+        target: `host:port`, a gRPC target (`dns:///…`, `unix:…`), `http://host:port` or `https://host:port` for HTTP
+            without gRPC, or the path or URI of a store.
         timeout_s: default timeout of a call, in seconds. Within it, reads survive lost connections, restarts of the
             server, and overload.
         options: credentials, TLS and connections; see `ConnectOptions`.
@@ -45,60 +49,68 @@ def connect(
 
     """
     timeout_s = checked_timeout(timeout_s)
-    remote = remote_target(target)
-    credentials, how = checked_options(remote, **options)
-    if remote is None:
-        return Client(embedded_transport(target), timeout_s=timeout_s)
-    transport = GrpcTransport(
-        remote, credentials, channels=how.channels, retries=how.retries, native=how.native
-    )
-    return Client(transport, timeout_s=timeout_s, coalesce=how.coalesce)
+    config = connect_config(target, **options)
+    if isinstance(config.target, Endpoint):
+        from scannery.client.transport._sync.http import HttpTransport
+
+        return Client(
+            HttpTransport(config.target, config.credentials, retries=config.retries), timeout_s=timeout_s
+        )
+    if config.target is not None:
+        from scannery.client.transport._sync.grpc import GrpcTransport
+
+        return Client(GrpcTransport(config.target, config.credentials, **config.grpc), timeout_s=timeout_s)
+    return Client(EmbeddedTransport.open(target), timeout_s=timeout_s)
 
 
-class HowToCall(NamedTuple):
-    """How calls of a server are made; see `ConnectOptions`."""
+class ConnectConfig(NamedTuple):
+    """What `connect` was given, checked."""
 
-    channels: int
+    target: Endpoint | str | None
+    """Of HTTP, of gRPC, or None for a store."""
+    credentials: Credentials
     retries: bool
-    coalesce: bool
-    native: bool
+    channels: int
+    http: bool
+
+    @property
+    def grpc(self) -> dict[str, Any]:
+        """Return the options of a gRPC transport."""
+        return {"channels": self.channels, "retries": self.retries, "http": self.http}
 
 
-def checked_options(
-    target: str | None,
+def connect_config(
+    target: str | Path,
     *,
-    channels: int = CHANNELS,
+    channels: int = DEFAULT_CHANNELS,
     retries: bool = True,
-    coalesce: bool = True,
-    native: bool = True,
+    http: bool = True,
     **options: Any,
-) -> tuple[Credentials, HowToCall]:
-    """Return the credentials, and how to call; `target` is None for a store.
+) -> ConnectConfig:
+    """Return the arguments of `connect`, checked.
 
     Raises:
-        InvalidArgumentError: an option is wrong, a file cannot be read, or a store was given credentials.
+        InvalidArgumentError: the target or an option is wrong, a file cannot be read, or a store was given credentials.
+        TypeError: there is no option of that name.
 
     """
+    for name in options.keys() - ConnectOptions.__annotations__.keys():
+        raise TypeError(f"connect has no option {name!r}")
+    remote = _remote(target)
     credentials = Credentials(**options)
-    if target is None and credentials:
+    if remote is None and credentials:
         raise InvalidArgumentError(
             "target: a store takes no credentials; they are for a server (host:port)", field="target"
         )
     if not _is_count(channels, 64):
         raise InvalidArgumentError(f"channels: must be 1 to 64, got {channels!r:.80}", field="channels")
-    if target is not None:
-        # A file that cannot be read shows here, not at the first call.
-        credentials.channel_credentials(target)
-    return credentials, HowToCall(channels, bool(retries), bool(coalesce), bool(native))
+    if remote is not None:
+        credentials.check(remote.url if isinstance(remote, Endpoint) else remote)
+    return ConnectConfig(remote, credentials, bool(retries), channels, bool(http))
 
 
-def remote_target(target: str | Path) -> str | None:
-    """Return the gRPC target, or None for a store.
-
-    Raises:
-        InvalidArgumentError: it is neither.
-
-    """
+def _remote(target: str | Path) -> Endpoint | str | None:
+    """Return the endpoint of an HTTP URL, a gRPC target, or None for a store."""
     if isinstance(target, Path):
         return None
     if not _is_text(target):
@@ -109,20 +121,20 @@ def remote_target(target: str | Path) -> str | None:
         return None
     if _GRPC_SCHEME.match(target):
         return target
+    if (url := _HTTP_URL.fullmatch(target)) is not None:
+        tls = url["scheme"].lower() == "https"
+        return Endpoint(url["host"].strip("[]"), _port(target, url["port"] or (443 if tls else 80)), tls)
     if _SCHEME.match(target):
         raise InvalidArgumentError(
-            f"target: unknown scheme in {target!r}; give host:port, a folder, file://, gs://, s3:// or az://",
+            f"target: unknown scheme in {target!r}; give host:port, http://host:port, https://host:port, a folder, "
+            "file://, gs://, s3:// or az://",
             field="target",
         )
     match = _HOST_PORT.fullmatch(target)
-    if match and not 1 <= int(match["port"]) <= 65535:
-        raise InvalidArgumentError(f"target: the port of {target!r} must be 1 to 65535", field="target")
-    return target if match else None
-
-
-def embedded_transport(target: str | Path) -> Transport:
-    """Return the transport to a store in this process."""
-    return EmbeddedTransport.open(target)
+    if match is None:
+        return None
+    _port(target, match["port"])
+    return target
 
 
 def _is_count(value: object, most: int) -> bool:
@@ -131,3 +143,9 @@ def _is_count(value: object, most: int) -> bool:
 
 def _is_text(target: object) -> bool:
     return isinstance(target, str) and bool(target.strip())
+
+
+def _port(target: str, port: str | int) -> int:
+    if not 1 <= int(port) <= 65535:
+        raise InvalidArgumentError(f"target: the port of {target!r} must be 1 to 65535", field="target")
+    return int(port)

@@ -28,6 +28,7 @@ __all__ = [
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
 
+_ORIGIN = re.compile(r"https?://[^/\s,*]+")
 
 CACHED_QUERIES = 4096
 
@@ -68,9 +69,16 @@ class ListenConfig:
     check_every_s: float = 1.0
     """How often to look for new versions, in seconds."""
 
-    native: str = "off"
-    """Where the native protocol is spoken: `host:port`; `auto`: at a free port of `listen`'s host, if that is reached
-    from this machine only; `off`: nowhere."""
+    http: str = "off"
+    """Where Connect is answered over HTTP/1.1: `host:port`; `auto`: at a free port of `listen`'s host, if that is
+    reached from this machine only, or callers are authenticated; `off`: nowhere."""
+
+    http_cors: tuple[str, ...] = ()
+    """Origins (`https://host`) whose pages may call over HTTP from browsers."""
+
+    http_hosts: tuple[str, ...] = ()
+    """Names by which HTTP is reached, besides `localhost`, addresses, and the hosts of `listen` and `http`. None given:
+    any name, where callers show tokens or the server a certificate."""
 
     metrics_listen: str = ""
     """`host:port` of the metrics, in the format of Prometheus, without authentication; empty: none."""
@@ -88,8 +96,14 @@ class ListenConfig:
         self._check_address("listen")
         if self.metrics_listen:
             split_address(self.metrics_listen, field="metrics_listen")
-        if self.native not in ("auto", "off"):
-            self._check_address("native")
+        if self.http not in ("auto", "off"):
+            self._check_address("http")
+        for origin in self.http_cors:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"http_cors: must be an origin like https://example.org, got {origin!r}",
+                    field="http_cors",
+                )
         for name, least, most in (
             ("threads", 1, 1024),
             ("queue", 0, 65536),
@@ -103,16 +117,15 @@ class ListenConfig:
             self._check(name, least, most)
 
     @property
-    def native_address(self) -> str:
-        """Where the native protocol is spoken, `host:port`; port 0: at a free one. Empty: nowhere."""
-        if self.native == "off":
+    def http_address(self) -> str:
+        """Where HTTP is answered, `host:port`; port 0: at a free one. Empty: nowhere."""
+        if self.http == "off":
             return ""
-        host, port = split_address(self.listen if self.native == "auto" else self.native)
-        if self.native == "auto":
-            if not is_loopback(host):
-                return ""
-            port = 0
-        return joined_address(host, port)
+        if self.http != "auto":
+            return self.http
+        host, _ = split_address(self.listen)
+        allowed = is_loopback(host) or self.security.authenticates
+        return joined_address(host, 0) if allowed else ""
 
     def _check_address(self, name: str) -> None:
         address = getattr(self, name)
@@ -152,8 +165,8 @@ class WorkerContext:
     share_port: bool = False
     """Listen with SO_REUSEPORT, so that several processes can share the port."""
 
-    native_port: int = 0
-    """The port that is reserved for the native protocol, if its address leaves it open; 0: none."""
+    http_port: int = 0
+    """The port that is reserved for HTTP, if its address leaves it open; 0: none."""
 
     server_id: str = field(default_factory=lambda: secrets.token_hex(8))
     """Tells servers apart that have the same port one after the other."""
@@ -200,7 +213,7 @@ class ServerConfig(ListenConfig):
     store: str
     """Folder or URI of the store."""
 
-    native: str = "auto"
+    http: str = "auto"
 
     indexes: tuple[str, ...] = ()
     """Serve only these; none: all of the store."""

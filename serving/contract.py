@@ -5,10 +5,12 @@ from __future__ import annotations
 __all__ = [
     "EMBED",
     "EMBEDDING_SERVICE",
+    "HTTP_KEY",
     "INDEX_SERVICE",
     "LIST_ENCODERS",
     "SEARCH_SERVICE",
     "SEARCH_STREAM",
+    "SERVER_KEY",
     "UPSERT",
     "UPSERT_STREAM",
 ]
@@ -22,3 +24,6 @@ UPSERT = f"/{INDEX_SERVICE}/Upsert"
 UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
 EMBED = f"/{EMBEDDING_SERVICE}/Embed"
 LIST_ENCODERS = f"/{EMBEDDING_SERVICE}/ListEncoders"
+
+HTTP_KEY, SERVER_KEY = "scannery-http", "scannery-server"
+"""Keys of gRPC metadata: a call with the first gets the HTTP port under it, and the server's id under the second."""

@@ -59,10 +59,10 @@ def test_manifests_start_processes_with_options_that_they_have(
     ports = {entry["name"]: entry["containerPort"] for entry in container["ports"]}
     assert given["--listen"] == f"0.0.0.0:{ports['grpc']}" == f"0.0.0.0:{port}"
     assert given["--metrics-listen"] == f"0.0.0.0:{ports['metrics']}"
-    # The native protocol is beside it, at a port that is the same on both sides: clients are told the server's own.
-    assert ("--native" in given) == ("native" in ports) == (command == "serve")
-    beside = [(ports["native"], "native")] if "native" in ports else []
-    assert given.get("--native", "") == "".join(f"0.0.0.0:{number}" for number, _ in beside)
+    # HTTP is beside it, at a port that is the same on both sides: clients are told the server's own.
+    assert ("--http" in given) == ("http" in ports) == (command == "serve")
+    beside = [(ports["http"], "http")] if "http" in ports else []
+    assert given.get("--http", "") == "".join(f"0.0.0.0:{number}" for number, _ in beside)
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(ports["metrics"])
     assert {container[probe]["grpc"]["port"] for probe in ("startupProbe", "readinessProbe")} == {port}
     assert container["livenessProbe"]["tcpSocket"]["port"] in ports
@@ -141,7 +141,7 @@ def test_the_image_and_the_compose_files_start_what_there_is() -> None:
     assert starts
     command = json.loads(starts[1])
     by_default = dict(itertools.pairwise(command))
-    options = ("--listen", "--native")
+    options = ("--listen", "--http")
     assert [by_default[name] for name in options] == [f"0.0.0.0:{port}" for port in ports]
     # By itself, the image sends no key in the clear, and shows its metrics to nobody else.
     assert {"--keys", "--tls-cert", "--tls-key"} <= by_default.keys()

@@ -8,13 +8,18 @@ from typing import Any
 import pytest
 
 import scannery
-from scannery.client.queries import SearchOptions, build_options
+from scannery.client.request.queries import SearchOptions, build_options
 
 NAMES = {
     "AlreadyExistsError", "Blend", "CancelledError", "Client", "DataLossError", "Datapoint", "DeadlineExceededError",
     "FailedPreconditionError", "Hit", "Hits", "Index", "IndexInfo", "InternalError", "InvalidArgumentError", "Like",
     "NotFoundError", "PermissionDeniedError", "ResourceExhaustedError", "ScanneryError", "Sparse",
     "UnauthenticatedError", "UnavailableError", "UnimplementedError", "__version__", "aio", "connect",
+}  # fmt: skip
+
+CLIENT_NAMES = NAMES - {"__version__"} | {
+    "BulkWritten", "Deleted", "EncoderInfo", "Explanation", "Fusion", "Mode", "NewDatapoint", "NotWritten", "QueryLike",
+    "RecallInfo", "SearchOptions", "SegmentInfo", "SegmentPlan", "Update", "Where", "Written",
 }  # fmt: skip
 
 
@@ -29,6 +34,9 @@ def public(kind: type) -> dict[str, inspect.Signature]:
 def test_exported_names_are_exactly_these() -> None:
     assert set(scannery.__all__) == NAMES
     assert all(hasattr(scannery, name) for name in NAMES)
+    assert set(scannery.client.__all__) == CLIENT_NAMES
+    assert all(hasattr(scannery.client, name) for name in CLIENT_NAMES)
+    assert set(scannery.aio.__all__) == {"AsyncClient", "AsyncIndex", "connect"}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +73,7 @@ def test_every_module_says_what_it_exports(room: str) -> None:
 
     from tests.data import ROOT
 
-    for path in (ROOT / room).glob("*.py"):
+    for path in (ROOT / room).glob("**/*.py"):
         tree = ast.parse(path.read_text())
         assigned = [
             t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)

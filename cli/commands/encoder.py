@@ -36,6 +36,7 @@ def encoder(
     workers: options.WorkersOption = "1",
     device: options.DeviceOption = "auto",
     drain: options.DrainOption = 10.0,
+    http: options.HttpOption = "off",
     metrics_listen: options.MetricsOption = "",
     cached_queries: options.CachedQueriesOption = 4096,
     log_json: options.LogJsonOption = False,
@@ -67,5 +68,6 @@ def encoder(
         metrics_listen=metrics_listen,
         cached_queries=cached_queries,
         drain_s=drain,
+        http=http,
     )
     serve_encoders(config, workers=options.worker_count(workers), ready=options.announce)

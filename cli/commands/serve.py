@@ -60,7 +60,9 @@ def serve(
         typer.Option(metavar="MODEL", help="Cross-encoder for all indexes: a name, or a local folder."),
     ] = None,
     drain: options.DrainOption = 10.0,
-    native: options.NativeOption = "auto",
+    http: options.HttpOption = "auto",
+    http_cors: options.HttpCorsOption = None,
+    http_host: options.HttpHostOption = None,
     metrics_listen: options.MetricsOption = "",
     recall_share: Annotated[
         float, typer.Option(help="Share of queries repeated as exact searches, to estimate the recall.")
@@ -96,7 +98,9 @@ def serve(
         log=log,
         device=device,
         encoder=RemoteConfig(address=encoder, key_file=encoder_key, ca=encoder_ca) if encoder else None,
-        native=native,
+        http=http,
+        http_cors=tuple(http_cors or ()),
+        http_hosts=tuple(http_host or ()),
         metrics_listen=metrics_listen,
         cached_queries=cached_queries,
         recall_share=recall_share,

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing_extensions import Self
 
 from scannery.serving.config import ListenConfig, WorkerContext
-from scannery.serving.native import Native
 from scannery.serving.scheduling.admission import with_reserve
 from scannery.serving.scheduling.affinity import on_core
 from scannery.serving.scheduling.thread_pool import CallThreads
@@ -23,7 +22,8 @@ from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.metrics.publisher import Publisher
 from scannery.serving.transport.grpc.grpc_server import GrpcServer
-from scannery.serving.transport.grpc.health import Health
+from scannery.serving.transport.health import Health
+from scannery.serving.transport.http import HttpEndpoint
 from scannery.serving.transport.lifecycle import Offer, RequestLifecycle
 
 __all__ = ["BaseServer"]
@@ -77,11 +77,12 @@ class BaseServer:
         )
         self.admission = admission = self._lifecycle.admission
         self._health = Health()
-        self._native = Native(methods, self._lifecycle, self._entry, self._threads, config, context)
-        methods.add(self._native.methods)
+        self._http = HttpEndpoint(
+            methods, self._lifecycle, self._entry, self._threads, config, context, self._health
+        )
         self._grpc = GrpcServer(
             methods, self._lifecycle, self._entry, self._threads, config, health=self._health,
-            services=(*services, *self._native.services), share_port=context.share_port,
+            services=services, http_metadata=lambda: self._http.metadata, share_port=context.share_port,
         )  # fmt: skip
         self._publisher = Publisher(self.metrics, config.metrics_listen, context.publish)
         self.metrics.in_flight.asks(lambda: {(): admission.in_flight})
@@ -94,9 +95,9 @@ class BaseServer:
         return self._publisher.address
 
     @property
-    def native_port(self) -> int:
-        """Where the native protocol is spoken once it is started; 0: nowhere."""
-        return self._native.port
+    def http_port(self) -> int:
+        """Where HTTP is answered once it is started; 0: nowhere."""
+        return self._http.port
 
     def start(self) -> None:
         """Open what is served, listen, and answer.
@@ -122,7 +123,7 @@ class BaseServer:
         self._ended = True
         drain_s = self._drain_s if drain_s is None else drain_s
         self._grpc.refuse(drain_s)
-        self._native.stop(drain_s)
+        self._http.stop(drain_s)
         self._grpc.stop()
         self._threads.close()
         self._publisher.stop()
@@ -143,9 +144,9 @@ class BaseServer:
         return self._methods.scope_of(path) or self._grpc.scopes.get(path)
 
     def _listen(self) -> None:
-        self._native.start()
+        self._http.start()
         self.address = self._grpc.start()
-        _LOG.info("listening on %s; native protocol: %s", self.address, self._native.port or "off")
+        _LOG.info("listening on %s; HTTP: %s", self.address, self._http.port or "off")
 
     def __enter__(self) -> Self:
         self.start()

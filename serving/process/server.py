@@ -19,7 +19,7 @@ from scannery.serving.process.preload import Preloaded, encoder_pool
 from scannery.serving.services.recall_sampler import RecallSampler
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
-from scannery.serving.transport.grpc.health import INDEX_PREFIX
+from scannery.serving.transport.health import INDEX_PREFIX
 from scannery.v1 import search_pb2
 
 __all__ = ["Server", "health_name"]

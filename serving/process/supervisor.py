@@ -115,9 +115,9 @@ class Supervisor(Generic[ConfigT, SharedT]):
             host, _ = split_address(self._config.listen)
             address = joined_address(host, port.getsockname()[1])
             self._config = replace(self._config, listen=address)
-            if native := self._config.native_address:
-                port = ports.enter_context(closing(reserved(native, field="native")))
-                self._context = replace(self._context, native_port=port.getsockname()[1])
+            if http := self._config.http_address:
+                port = ports.enter_context(closing(reserved(http, field="http")))
+                self._context = replace(self._context, http_port=port.getsockname()[1])
             # Before the signals are taken: loading takes a while, and Ctrl-C must end it.
             self._generations = Generations(self._wanted, self._share(self._config, None))
             with self._signals:

@@ -63,10 +63,15 @@ class TlsSockets:
         self._config = config
         self._files = Watched("certificate", _files(config), self._read, every_s=0)
 
+    @property
+    def context(self) -> ssl.SSLContext:
+        """What the next connection is to use: with the certificates that are there now."""
+        self._files.look()
+        return self._files.value
+
     def wrap(self, accepted: socket.socket) -> socket.socket:
         """Return a TLS socket, whose handshake is still to be done; raises OSError."""
-        self._files.look()
-        return self._files.value.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        return self.context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
 
     def _read(self) -> ssl.SSLContext:
         config = self._config

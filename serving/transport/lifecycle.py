@@ -50,6 +50,7 @@ MIN_PER_CORE = 4
 """Likewise, for each core that a worker has: one is worked on, and the next ones are there when it ends."""
 
 MessageT = TypeVar("MessageT", bound=Message)
+Decode: TypeAlias = Callable[[type[Message], bytes], Message]
 Offer: TypeAlias = Callable[[search_pb2.SearchRequest | search_pb2.SearchManyRequest], object]
 
 
@@ -108,11 +109,22 @@ class RequestLifecycle:
             self._metrics.refused.inc()
             raise
 
-    def answer(self, asked: ActiveRequest, method: UnaryMethod, data: bytes, turn: Permit) -> bytes:
-        """Return the answer to a request that is here, as soon as it has its turn; raise what the handler raises."""
+    def answer(
+        self,
+        asked: ActiveRequest,
+        method: UnaryMethod,
+        data: bytes,
+        turn: Permit,
+        *,
+        decode: Decode | None = None,
+    ) -> bytes:
+        """Return the answer to a request that is here, as soon as it has its turn; raise what the handler raises.
+
+        `decode` makes a message of the bytes; None: they are Protobuf.
+        """
         asked.taken_s, asked.size = time.monotonic(), len(data)
         with turn:
-            request = decoded(method.request, data)
+            request = (decode or decoded)(method.request, data)
             asked.index = getattr(request, "index", "")
             if isinstance(request, search_pb2.SearchManyRequest):
                 asked.ticket.weigh(count_queries(request))

@@ -23,8 +23,8 @@ import numpy as np
 
 from scannery.client import Client
 from scannery.client.connect import DEFAULT_TIMEOUT_S
-from scannery.client.embedded import EmbeddedTransport
 from scannery.client.errors import InvalidArgumentError
+from scannery.client.transport.embedded import EmbeddedTransport
 
 if TYPE_CHECKING:
     from scannery.serving import Server

@@ -17,7 +17,7 @@ import pytest
 
 import scannery
 from scannery.client.errors import ResourceExhaustedError, ScanneryError, UnavailableError
-from scannery.client.retries import Attempts
+from scannery.client.transport.retries import Attempts
 from scannery.serving import Server, ServerConfig
 from scannery.v1 import index_pb2, search_pb2
 from tests.served import DIMENSIONS, library_table, serving

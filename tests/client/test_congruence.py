@@ -1,4 +1,4 @@
-"""The same lambda on an embedded and a remote index, sync and async, gives the same answer or the same error."""
+"""The same lambda on an index embedded, over gRPC and over HTTP, sync and async, gives the same answer or error."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ Target = tuple[str, Any]
 @pytest.fixture(scope="module")
 def targets(library: Path) -> Iterator[list[Target]]:
     with serving(library) as server:
+        http = f"http://127.0.0.1:{server.http_port}"
         clients = {
             "embedded": scannery.connect(library),
-            "remote": scannery.connect(server.address),
+            "gRPC": scannery.connect(server.address, http=False),
+            "HTTP": scannery.connect(http),
         }
         loop = asyncio.new_event_loop()
         async_clients = {
             "async embedded": scannery.aio.connect(library),
-            "async remote": scannery.aio.connect(server.address),
+            "async gRPC": scannery.aio.connect(server.address, http=False),
+            "async HTTP": scannery.aio.connect(http),
         }
         yield [
             *((name, Runner(client)) for name, client in clients.items()),

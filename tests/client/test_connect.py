@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.client.connect import remote_target
+from scannery.client.connect import connect_config
+from scannery.client.transport.http.endpoint import Endpoint
 from tests.data import ROOT
 from tests.served import DIMENSIONS, serving
 
@@ -29,7 +30,52 @@ from tests.served import DIMENSIONS, serving
     ],
 )
 def test_servers(target: str) -> None:
-    assert remote_target(target) == target
+    assert connect_config(target).target == target
+
+
+@pytest.mark.parametrize(
+    ("target", "endpoint", "authority"),
+    [
+        ("http://localhost:7077", Endpoint("localhost", 7077), "localhost:7077"),
+        ("HTTP://localhost:7077/", Endpoint("localhost", 7077), "localhost:7077"),
+        ("http://[::1]:80", Endpoint("::1", 80), "[::1]"),
+        ("https://search.example.com", Endpoint("search.example.com", 443, tls=True), "search.example.com"),
+        (
+            "https://search.example.com:80",
+            Endpoint("search.example.com", 80, tls=True),
+            "search.example.com:80",
+        ),
+    ],
+)
+def test_servers_by_http(target: str, endpoint: Endpoint, authority: str) -> None:
+    assert connect_config(target).target == endpoint
+    assert endpoint.authority == authority
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "field"),
+    [
+        ("http://localhost:1", {"tls": True}, "tls"),
+        ("http://localhost:1", {"ca": "ca.pem"}, "ca"),
+        ("http://localhost:1", {"cert": "a", "key": "b"}, "cert"),
+        ("https://localhost:1", {"tls": False}, "tls"),
+        ("https://localhost:1", {"ca": "/nothing/there.pem"}, "ca"),
+        ("http://search.example.com", {"api_key": "k"}, "target"),
+        ("http://localhost:1", {"channels": 0}, "channels"),
+    ],
+)
+def test_options_that_do_not_fit_the_scheme(target: str, options: dict[str, Any], field: str) -> None:
+    with pytest.raises(scannery.InvalidArgumentError) as caught:
+        scannery.connect(target, **options)
+    assert caught.value.field == field
+    with pytest.raises(TypeError, match="no option 'coalesce'"):
+        scannery.connect(target, coalesce=True)  # type: ignore[call-arg]  # the point
+
+
+def test_credentials_go_unencrypted_only_where_that_is_said() -> None:
+    scannery.connect("http://127.0.0.1:1", api_key="k").close()
+    scannery.connect("http://search.example.com", api_key="k", tls=False).close()
+    scannery.connect("https://search.example.com", api_key="k").close()
 
 
 @pytest.mark.parametrize(
@@ -38,11 +84,24 @@ def test_servers(target: str) -> None:
      "file:///a", "GS://bucket", Path("localhost:7077")],
 )  # fmt: skip
 def test_stores(target: str | Path) -> None:
-    assert remote_target(target) is None
+    assert connect_config(target).target is None
 
 
 @pytest.mark.parametrize(
-    "target", ["", "  ", None, 7077, "http://localhost:7077", "grpc://a:1", "host:0", "host:99999"]
+    "target",
+    [
+        "",
+        "  ",
+        None,
+        7077,
+        "http://",
+        "http://u:p@h:1",
+        "http://h:0",
+        "https://h:1/path",
+        "grpc://a:1",
+        "host:0",
+        "host:99999",
+    ],
 )
 def test_neither(target: Any) -> None:
     for connect in (scannery.connect, scannery.aio.connect):
@@ -109,14 +168,17 @@ def test_errors_are_the_builtin_ones_too() -> None:
     assert issubclass(scannery.UnavailableError, ConnectionError)
 
 
-def test_a_client_of_a_server_never_loads_the_engine() -> None:
+ENGINE = ("torch", "scann", "scannery.serving", "scannery.indexer", "pyarrow", "apache_beam")
+
+
+@pytest.mark.parametrize(("target", "more"), [("localhost:1", ()), ("http://localhost:1", ("grpc",))])
+def test_a_client_of_a_server_never_loads_the_engine(target: str, more: tuple[str, ...]) -> None:
     code = (
-        "import sys, scannery; scannery.connect('localhost:1'); "
-        "print([m for m in ('torch', 'scann', 'scannery.serving', 'scannery.indexer', 'pyarrow', 'apache_beam') "
-        "if m in sys.modules])"
+        "import sys, scannery; scannery.connect(sys.argv[1]); "
+        "print([m for m in sys.argv[2:] if m in sys.modules])"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, target, *ENGINE, *more],
         capture_output=True,
         text=True,
         check=True,

@@ -44,7 +44,8 @@ RIGHT = """
             if not isinstance(maybe, scannery.ScanneryError):
                 maybe[0].score
 
-    scannery.connect("localhost:7077", coalesce=False, retries=False, native=False).close()
+    scannery.connect("localhost:7077", retries=False, http=False).close()
+    scannery.connect("https://search.example.com", api_key="k").close()
 
     async def main() -> None:
         async with scannery.aio.connect("localhost:7077") as client:
@@ -67,8 +68,8 @@ WRONG = {
     'index.search("a")[0].score = 1.0': "read-only",
     'index.get(["a"])[0].id': "None",
     "scannery.connect(7077)": "target",
-    'scannery.connect("localhost:7077", coalesce="no")': "coalesce",
-    'scannery.connect("localhost:7077", native="no")': "native",
+    'scannery.connect("localhost:7077", http="no")': "http",
+    'scannery.connect("localhost:7077", coalesce=False)': "coalesce",
     'index.upsert([{"id": "a", "vektor": [1.0]}])': "vektor",
     'index.update([{"id": "a", "text": "b"}])': "text",
     'index.delete("a").sequences': "sequences",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.client.writes import NewDatapoint
+from scannery.client.request.writes import NewDatapoint
 from scannery.embed import Encoder, Reranker
 from scannery.indexer import Store, parse_spec
 from scannery.live.maintenance.seal import seal

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from scannery.client.writes import build_upserts
+from scannery.client.request.writes import build_upserts
 from scannery.indexer import (
     Manifest,
     Store,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scannery.client import Client, Index
-from scannery.client.embedded import EmbeddedTransport
+from scannery.client.transport.embedded import EmbeddedTransport
 from scannery.indexer import SegmentCache, Store
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog

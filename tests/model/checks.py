@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import scannery
-from scannery.client.queries import Mode
-from scannery.client.results import Datapoint, Hits
+from scannery.client.request.queries import Mode
+from scannery.client.response.results import Datapoint, Hits
 from tests.model.actors import Actor
 from tests.model.errors import check
 from tests.model.oracle import Oracle, Ranked

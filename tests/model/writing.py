@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import scannery
-from scannery.client.results import Deleted, Written
+from scannery.client.response.results import Deleted, Written
 from tests.model.actors import Actor
 from tests.model.errors import check
 from tests.model.operations import Op, operation

@@ -17,7 +17,7 @@ from google.protobuf.descriptor import (
     ServiceDescriptor,
 )
 
-from scannery.v1 import embedding_pb2, index_pb2, native_pb2, search_pb2, types_pb2
+from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
 
 CONTRACT = Path(__file__).with_name("contract.txt")
 FILES: tuple[FileDescriptor, ...] = (
@@ -25,7 +25,6 @@ FILES: tuple[FileDescriptor, ...] = (
     search_pb2.DESCRIPTOR,
     index_pb2.DESCRIPTOR,
     embedding_pb2.DESCRIPTOR,
-    native_pb2.DESCRIPTOR,
 )
 # Enum values speak for themselves; services, messages, calls and fields do not.
 DECLARATION = re.compile(r"(message|service|enum|rpc) |(?!.*[A-Z_]{4,} = ).* [a-z_]+ = \d+;")

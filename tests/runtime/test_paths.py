@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import scannery
-from scannery.client.credentials import Credentials
+from scannery.client.transport.credentials import Credentials
 from scannery.indexer import Store
 from scannery.live.log.location import log_folder
 from scannery.runtime.paths import placed_model

@@ -19,5 +19,6 @@ def abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
     code, message, detail = status_for_callers(error)
     if code is grpc.StatusCode.INTERNAL:
         _LOG.error("unexpected error", exc_info=error)
-    context.set_trailing_metadata(((DETAIL_KEY, detail.SerializeToString()),))
+    told = context.trailing_metadata() or ()
+    context.set_trailing_metadata((*told, (DETAIL_KEY, detail.SerializeToString())))
     context.abort(code, message)

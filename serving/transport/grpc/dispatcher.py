@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
@@ -24,7 +24,7 @@ import grpc
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import OverloadedError
 from scannery.serving.config import ListenConfig
-from scannery.serving.contract import SEARCH_STREAM, UPSERT, UPSERT_STREAM
+from scannery.serving.contract import HTTP_KEY, SEARCH_STREAM, UPSERT, UPSERT_STREAM
 from scannery.serving.scheduling.admission import Ticket
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.security.authorization import Authorizer
@@ -51,7 +51,10 @@ if TYPE_CHECKING:
 else:  # gRPC's classes are generic in its stubs only
     GenericHandler = grpc.GenericRpcHandler
 
-__all__ = ["Dispatcher"]
+__all__ = ["Dispatcher", "Metadata"]
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+"""Of gRPC: keys and values."""
 
 # While so much of an answer is still to be sent, its request counts as in flight: slow readers must not pile them up.
 LARGE_ANSWER_BYTES = 1 << 20
@@ -75,8 +78,20 @@ class Dispatcher(GenericHandler):
         config: ListenConfig,
         entry: Authorizer,
         slow: CallTimeouts,
+        http_metadata: Callable[[], Metadata],
     ) -> None:
-        """Take what is served, what answers it, who may call, and what ends calls that take too long."""
+        """Take what answers.
+
+        Args:
+            service: what is served.
+            answering: the way of a request, which all wires share.
+            config: how the server listens.
+            entry: knows who may call what.
+            slow: ends calls that take too long.
+            http_metadata: trailing metadata of calls that ask for HTTP; empty: HTTP is off.
+
+        """
+        self._http_metadata = http_metadata
         self._service = service
         self._entry = entry
         self._answering = answering
@@ -101,6 +116,8 @@ class Dispatcher(GenericHandler):
         except OverloadedError as error:
             return self.refusal(error)
         if method is not None:
+            if any(key == HTTP_KEY for key, _ in details.invocation_metadata):
+                return grpc.stream_unary_rpc_method_handler(partial(self._telling, path, method, ticket))
             answer = self._traced if tracing.on() else self._unary
             return grpc.stream_unary_rpc_method_handler(partial(answer, path, method, ticket))
         if path == SEARCH_STREAM:
@@ -120,6 +137,18 @@ class Dispatcher(GenericHandler):
         """End the threads."""
         self._stream_threads.shutdown(wait=False)
         self._refusals.shutdown(wait=False)
+
+    def _telling(
+        self,
+        path: str,
+        method: UnaryMethod,
+        ticket: Ticket,
+        messages: Iterator[bytes],
+        context: grpc.ServicerContext,
+    ) -> bytes:
+        """Answer, and say where HTTP is."""
+        context.set_trailing_metadata(self._http_metadata())
+        return self._traced(path, method, ticket, messages, context)
 
     def _traced(
         self,

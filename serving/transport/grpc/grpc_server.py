@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc
 
@@ -17,9 +17,9 @@ from scannery.serving.security.tls import Certificates
 from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.transport.grpc.auth_interceptor import AuthInterceptor
 from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
-from scannery.serving.transport.grpc.dispatcher import Dispatcher
-from scannery.serving.transport.grpc.health import Health
+from scannery.serving.transport.grpc.dispatcher import Dispatcher, Metadata
 from scannery.serving.transport.grpc.standard_services import Standard
+from scannery.serving.transport.health import Health
 from scannery.serving.transport.lifecycle import RequestLifecycle
 
 __all__ = ["GrpcServer"]
@@ -46,6 +46,7 @@ class GrpcServer:
         *,
         health: Health,
         services: Sequence[str],
+        http_metadata: Callable[[], Metadata] = tuple,
         share_port: bool = False,
     ) -> None:
         """Listen nowhere yet.
@@ -58,6 +59,7 @@ class GrpcServer:
             config: how to listen.
             health: what the health service tells.
             services: names of what is served, for reflection.
+            http_metadata: trailing metadata of calls that ask for HTTP.
             share_port: listen with SO_REUSEPORT, so that several processes can share the port.
 
         """
@@ -67,7 +69,7 @@ class GrpcServer:
         self.certificates = Certificates(config.security) if config.security.tls_cert else None
         """None: it listens in the clear."""
         self._timeouts = CallTimeouts()
-        self._dispatcher = Dispatcher(methods, lifecycle, config, entry, self._timeouts)
+        self._dispatcher = Dispatcher(methods, lifecycle, config, entry, self._timeouts, http_metadata)
         shown = tuple(services) if config.security.shows_reflection else ()
         self._standard = Standard(self._health, config, entry, self._timeouts, shown)
         self._server: grpc.Server | None = None

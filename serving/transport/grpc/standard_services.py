@@ -24,7 +24,7 @@ from scannery.serving.transport.grpc.abort import abort
 from scannery.serving.transport.grpc.auth_interceptor import HEALTH_CHECK
 from scannery.serving.transport.grpc.call_limit import CallLimit
 from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
-from scannery.serving.transport.grpc.health import SERVING, UNKNOWN, Health
+from scannery.serving.transport.health import SERVING, UNKNOWN, Health
 from scannery.serving.transport.lifecycle import client_of, current_principal, decoded
 
 if TYPE_CHECKING:

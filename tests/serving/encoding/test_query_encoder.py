@@ -5,11 +5,10 @@ from __future__ import annotations
 import tracemalloc
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
-from scannery.client.calls import search, search_many
+from scannery.client.request.calls import search, search_many
 from scannery.embed import Encoder
 from scannery.indexer import Manifest, Store, read_manifest
 from scannery.runtime.deadline import Deadline
@@ -18,7 +17,7 @@ from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.encoding.query_encoder import EncoderPool, QueryEncoder
 from scannery.serving.security.principal import CURRENT, Principal
 from scannery.serving.services.search import Service
-from tests.native import SEARCH, SEARCH_MANY, Native, over_grpc, port_of
+from tests.http1 import SEARCH, SEARCH_MANY, Http, over_grpc
 from tests.served import MINILM, SENTENCES, serving
 
 
@@ -124,16 +123,16 @@ def test_a_text_that_cannot_be_encoded_is_the_callers_error() -> None:
     assert caught.value.field == "query"
 
 
-def test_texts_are_answered_by_the_native_protocol_as_by_grpc(texts: Path) -> None:
-    with serving(texts) as server, Native.greeted(port_of(server)) as native:
+def test_texts_are_answered_over_http_as_over_grpc(texts: Path) -> None:
+    with serving(texts) as server, Http(server.http_port) as http:
         for text in ("baking", "a game", *SENTENCES.values()):
             body = search("texts", text, 3).request.SerializeToString()
-            first = native.ask(SEARCH, body)
-            assert first.code is grpc.StatusCode.OK
+            first = http.post(SEARCH, body)
+            assert first.code == "ok"
             # From the cache now.
-            assert native.ask(SEARCH, body).body == first.body == over_grpc(server, SEARCH, body)[1]
+            assert http.post(SEARCH, body).body == first.body == over_grpc(server, SEARCH, body)[1]
         body = search_many("texts", ["baking", "tax"], 2).request.SerializeToString()
-        assert native.ask(SEARCH_MANY, body).body == over_grpc(server, SEARCH_MANY, body)[1]
+        assert http.post(SEARCH_MANY, body).body == over_grpc(server, SEARCH_MANY, body)[1]
 
 
 def test_what_is_remembered_of_queries_is_bounded_in_bytes() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scannery.client.calls import search, search_many
+from scannery.client.request.calls import search, search_many
 from scannery.indexer import Store, parse_spec
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import DeadlineError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scannery.client.calls import search, search_many
+from scannery.client.request.calls import search, search_many
 from scannery.indexer import AllowedRows, Segment, Store, exact_search, parse_spec, search_ready, unit_length
 from scannery.indexer.planning.planner import Found
 from scannery.indexer.tuning.settings_choice import recall_by_score

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from scannery import Like
-from scannery.client.calls import search
+from scannery.client.request.calls import search
 from scannery.indexer import Store, parse_spec, unit_length
 from scannery.runtime.deadline import Deadline
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog

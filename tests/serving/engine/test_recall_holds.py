@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.recall_data import KINDS
 from benchmarks.recall_matrix import SHARES, built, measure
-from scannery.client.calls import search, search_many
+from scannery.client.request.calls import search, search_many
 from scannery.indexer import Distance, Segment, Store, measure_recall, open_index, parse_spec, verify
 from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.tuning.settings_choice import recall_by_score

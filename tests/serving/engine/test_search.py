@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scannery.client.calls import search, search_many
+from scannery.client.request.calls import search, search_many
 from scannery.indexer import Store, parse_spec, unit_length, vectors_of
 from scannery.runtime.deadline import Deadline
 from scannery.serving import DeadlineError, InvalidRequestError, UnknownDatapointError
@@ -144,7 +144,7 @@ def test_many_queries_get_the_answers_of_each(service: Service) -> None:
 
 
 def test_each_query_may_have_a_filter_of_its_own(service: Service) -> None:
-    from scannery.client.filters import build_filter
+    from scannery.client.request.filters import build_filter
 
     queries_QD = np.random.default_rng(2).normal(size=(6, DIMENSIONS)).astype(np.float32)
     own: list[dict[str, Any]] = [

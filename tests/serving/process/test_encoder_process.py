@@ -310,7 +310,7 @@ def test_deadlines_and_hang_ups_reach_the_encoder_before_it_computes(
                 client.index("texts").search("the one that gives up", timeout_s=0.3)
             with grpc.insecure_channel(server.address) as channel:
                 rpc: Any = channel.unary_unary("/scannery.v1.SearchService/Search", bytes, bytes)
-                from scannery.client.calls import search
+                from scannery.client.request.calls import search
 
                 call = rpc.future(search("texts", "the one that hangs up", 1).request.SerializeToString())
                 wait_until(lambda: process.admission.in_flight >= 2)

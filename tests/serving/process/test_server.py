@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import scannery
-from scannery.client.calls import search, search_many
+from scannery.client.request.calls import search, search_many
 from scannery.indexer import Store
 from scannery.serving import Server, ServerConfig, UnknownIndexError
 from scannery.serving.process.server import health_name

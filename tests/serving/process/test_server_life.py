@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.client.calls import search
+from scannery.client.request.calls import search
 from scannery.indexer import Store
 from scannery.serving import BindError, ConfigError, Server, ServerConfig
 from scannery.serving.config import split_address

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scannery.client.filters import build_filter
+from scannery.client.request.filters import build_filter
 from scannery.serving import InvalidRequestError
 from scannery.serving.request.filter import parse_filter
 from scannery.v1 import types_pb2 as pb

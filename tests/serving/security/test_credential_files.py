@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 import pytest
 
-from scannery.client.calls import search
+from scannery.client.request.calls import search
 from scannery.serving import ConfigError, SecurityConfig
 from scannery.serving.security import KeyFile, private_files
 from scannery.serving.security.authentication import Authenticator

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import scannery
-from scannery.client.calls import search
+from scannery.client.request.calls import search
 from scannery.serving import ConfigError, EncoderConfig, SecurityConfig, Server, ServerConfig
 from scannery.serving.security import KeyFile
 from scannery.serving.security.authentication import Authenticator
@@ -289,12 +289,12 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
 def test_with_credentials_a_server_may_be_reached_from_anywhere(keys: KeyFile) -> None:
     keys.create("a")
     security = SecurityConfig(keys_file=str(keys.path))
-    for native in ("off", "0.0.0.0:2"):
+    for http in ("off", "0.0.0.0:2"):
         with pytest.raises(ConfigError, match="in the clear"):
-            ServerConfig(store="x", listen="0.0.0.0:1", native=native, security=security)
+            ServerConfig(store="x", listen="0.0.0.0:1", http=http, security=security)
     with pytest.raises(ConfigError, match="in the clear") as caught:
-        ServerConfig(store="x", native="0.0.0.0:2", security=security)
-    assert caught.value.field == "native"
+        ServerConfig(store="x", http="0.0.0.0:2", security=security)
+    assert caught.value.field == "http"
     # What allows strangers does not send anybody's key around.
     with pytest.raises(ConfigError, match="--behind-tls"):
         ServerConfig(store="x", listen="0.0.0.0:1", insecure=True, security=security)
@@ -314,7 +314,7 @@ def test_with_credentials_a_server_may_be_reached_from_anywhere(keys: KeyFile) -
 
 
 def test_secrets_do_not_travel_in_the_clear_by_accident() -> None:
-    from scannery.client.credentials import Credentials
+    from scannery.client.transport.credentials import Credentials
 
     assert Credentials(api_key="a").channel_credentials("localhost:1") is None
     assert Credentials(api_key="a").channel_credentials("[::1]:1") is None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scannery.client.calls import search, search_many
+from scannery.client.request.calls import search, search_many
 from scannery.indexer import Distance
 from scannery.runtime.deadline import Deadline
 from scannery.serving.services.recall_sampler import RecallSampler

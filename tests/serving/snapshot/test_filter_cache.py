@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scannery.client.filters import build_filter
+from scannery.client.request.filters import build_filter
 from scannery.indexer import AllowedRows
 from scannery.serving.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_DEPTH, MAX_FILTER_VALUES
 from scannery.serving.request.filter import Node, parse_filter

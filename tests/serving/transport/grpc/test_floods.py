@@ -20,7 +20,7 @@ from scannery.serving.process.os_calls import allow_open_files
 from scannery.serving.security import KeyFile
 from scannery.v1 import embedding_pb2, embedding_pb2_grpc
 from tests import http2
-from tests.native import SEARCH, Native, hello, port_of
+from tests.http1 import SEARCH, Http
 from tests.served import DIMENSIONS, MINILM, serving
 
 VECTOR = np.ones(DIMENSIONS, np.float32)
@@ -29,6 +29,11 @@ WITHIN_S = 10.0
 """On a machine that is busy with other tests; without strangers it takes milliseconds."""
 
 GRPC_CALL = http2.PREFACE + http2.frame(4, 0, 0, b"") + http2.call("/scannery.v1.SearchService/Search", 1)
+
+HTTP_CALL = (
+    b"POST /scannery.v1.SearchService/Search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/proto\r\n"
+    b"content-length: 100\r\n\r\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +92,14 @@ class Flood:
 
 
 def ask_grpc(server: Server, encoders: EncoderServer, key: str) -> None:
-    with scannery.connect(server.address, api_key=key, retries=False, native=False) as client:
+    with scannery.connect(server.address, api_key=key, retries=False, http=False) as client:
         assert len(client.index("library").search(VECTOR, 3, timeout_s=WITHIN_S)) == 3
 
 
-def ask_native(server: Server, encoders: EncoderServer, key: str) -> None:
-    with Native.greeted(port_of(server), [("authorization", f"Bearer {key}")]) as native:
-        assert native.ask(SEARCH, b"").code is grpc.StatusCode.INVALID_ARGUMENT
+def ask_http(server: Server, encoders: EncoderServer, key: str) -> None:
+    with Http(server.http_port) as http:
+        answer = http.post(SEARCH, b"", [("authorization", f"Bearer {key}")])
+        assert answer.code == "invalid_argument"
 
 
 def ask_encoder(server: Server, encoders: EncoderServer, key: str) -> None:
@@ -114,9 +120,9 @@ def ask_encoder(server: Server, encoders: EncoderServer, key: str) -> None:
         ("grpc", GRPC_CALL, http2.frame(0, 0, 1, bytes(100))),
         ("encoder", b"", b""),
         ("encoder", GRPC_CALL, http2.frame(0, 0, 1, bytes(100))),
-        ("native", b"", b""),
-        ("native", b"", hello()),
-        ("native", hello()[:-1], b""),
+        ("http", b"", b""),
+        ("http", b"", HTTP_CALL),
+        ("http", HTTP_CALL, b"x"),
     ],
 )
 def test_strangers_do_not_keep_callers_waiting(
@@ -130,7 +136,7 @@ def test_strangers_do_not_keep_callers_waiting(
     address, ask = {
         "grpc": (server.address, ask_grpc),
         "encoder": (encoders.address, ask_encoder),
-        "native": (f"127.0.0.1:{port_of(server)}", ask_native),
+        "http": (f"127.0.0.1:{server.http_port}", ask_http),
     }[port]
     asked: Callable[[Server, EncoderServer, str], None] = ask
     asked(server, encoders, key[1])

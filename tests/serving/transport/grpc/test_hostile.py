@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import resource
 import socket
 import struct
 import threading
@@ -18,14 +17,12 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.client import calls
+from scannery.client.request import calls
 from scannery.serving import Server
-from scannery.serving.native import listener as native_listener
 from scannery.serving.process.os_calls import allow_open_files
 from scannery.serving.transport.grpc import grpc_server
 from scannery.v1 import search_pb2, search_pb2_grpc
 from tests import http2
-from tests.native import SEARCH, SEARCH_MANY, Native, framed, hello, port_of
 from tests.served import DIMENSIONS, ROWS, serving
 
 VECTOR = np.ones(DIMENSIONS, np.float32)
@@ -41,16 +38,14 @@ def server(library: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(autouse=True)
-def _well_behaved_callers_notice_nothing(server: Server, request: pytest.FixtureRequest) -> Iterator[None]:
+def _well_behaved_callers_notice_nothing(server: Server) -> Iterator[None]:
     """Ask all the time, beside each test, and look at the memory."""
     before = _resident_mib()
-    # Those who flood the native port do nothing wrong: then some are asked to come again.
-    retries = "_well_behaved_native_callers_notice_nothing" in request.fixturenames
     failures: list[Exception] = []
     slowest, done, answered = [0.0], threading.Event(), [0]
 
     def ask() -> None:
-        with scannery.connect(server.address, retries=retries) as client:
+        with scannery.connect(server.address, retries=False) as client:
             while not done.is_set():
                 started_s = time.monotonic()
                 try:
@@ -183,154 +178,6 @@ def test_callers_that_hang_up(server: Server) -> None:
         call = untyped.unary_unary("/scannery.v1.SearchService/Search").future(b"\x0a\x07library", timeout=60)
         channel.close()
         assert call.done()
-    _only_well_behaved_callers_are_left(server)
-
-
-# The native port
-
-
-@pytest.fixture
-def _well_behaved_native_callers_notice_nothing(server: Server) -> Iterator[None]:
-    body = calls.search("library", VECTOR, 3).request.SerializeToString()
-    done, answered, slowest, failures = threading.Event(), [0], [0.0], []
-
-    def ask() -> None:
-        try:
-            with Native.greeted(port_of(server), [("scannery-client", "good")]) as native:
-                while not done.is_set():
-                    started_s = time.monotonic()
-                    while (answer := native.ask(SEARCH, body)).code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                        time.sleep(answer.detail.retry_after_ms / 1000)
-                    assert answer.code is grpc.StatusCode.OK, answer
-                    answered[0] += 1
-                    slowest[0] = max(slowest[0], time.monotonic() - started_s)
-                    time.sleep(0.002)  # a caller, and not a load
-        except Exception as error:  # noqa: BLE001  every one is a finding
-            failures.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    yield
-    done.set()
-    thread.join(60)
-    assert failures == []
-    assert answered[0] > 0
-    assert slowest[0] < 20
-
-
-native_port = pytest.mark.usefixtures("_well_behaved_native_callers_notice_nothing")
-
-
-def dialled(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port_of(server)), timeout=60)
-
-
-@native_port
-def test_noise_at_the_native_port(server: Server) -> None:
-    rng = random.Random(4)
-    for number in range(60):
-        with dialled(server) as connection:
-            # Half of them know how to begin.
-            begun = hello() if number % 2 else b""
-            sent(connection, begun + rng.randbytes(rng.randrange(1, 4096)))
-    for text in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", PREFACE):
-        with dialled(server) as connection:
-            sent(connection, text)
-
-
-@native_port
-def test_native_frames_that_lie(server: Server) -> None:
-    rng = random.Random(5)
-    body = calls.search("library", VECTOR, 3).request.SerializeToString()
-    for _ in range(25):
-        length = rng.choice((0, 1, len(body) + 1, 1 << 18, (1 << 18) + 1, 1 << 31, (1 << 32) - 1))
-        header = struct.pack(
-            "<IBxxxII", length, rng.randrange(5), rng.randrange(1 << 32), rng.randrange(1 << 32)
-        )
-        with dialled(server) as connection:
-            sent(connection, hello() + header + body)
-    # A flood of the smallest frames, and of hellos.
-    for flood in (framed(SEARCH, b"") * 20_000, hello() * 5000, bytes(1 << 20)):
-        with dialled(server) as connection:
-            sent(connection, hello() + flood)
-    _only_well_behaved_callers_are_left(server)
-
-
-@native_port
-def test_native_bodies_that_are_no_messages(server: Server) -> None:
-    rng = random.Random(6)
-    body = calls.search("library", VECTOR, 3, where={"year": 2010}).request.SerializeToString()
-    allowed = {
-        "OK",
-        "INVALID_ARGUMENT",
-        "NOT_FOUND",
-        "UNIMPLEMENTED",
-        "RESOURCE_EXHAUSTED",
-        "FAILED_PRECONDITION",
-    }
-    with Native.greeted(port_of(server)) as native:
-        for number in range(300):
-            changed = bytearray(rng.randbytes(rng.randrange(1, 400)) if number % 3 == 0 else body)
-            for _ in range(rng.randrange(4)):
-                changed[rng.randrange(len(changed))] = rng.randrange(256)
-            answer = native.ask(SEARCH if number % 2 else SEARCH_MANY, bytes(changed), call=number)
-            assert answer.code.name in allowed, answer
-
-
-@native_port
-def test_a_thousand_native_connections_that_say_little(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More than there may be: those that say nothing make room."""
-    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 3 * native_listener.MAX_CONNECTIONS:
-        # Both ends are in this process, and the system lets it have no more files.
-        monkeypatch.setattr(native_listener, "MAX_CONNECTIONS", 200)
-    half = framed(SEARCH, bytes(200_000))[:100_000]
-    connections = []
-    for number in range(native_listener.MAX_CONNECTIONS + 76):
-        connections.append(dialled(server))
-        if number % 3 == 1:
-            connections[-1].sendall(hello()[:-1])
-        if number % 11 == 0:
-            connections[-1].sendall(hello() + half)
-    with Native.greeted(port_of(server)) as native:
-        assert native.ask(SEARCH, b"").code is grpc.StatusCode.INVALID_ARGUMENT
-    for connection in connections[::3]:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    for connection in connections:
-        connection.close()
-
-
-@native_port
-def test_native_callers_that_do_not_read(server: Server) -> None:
-    vectors = np.resize(VECTOR, (40, DIMENSIONS))
-    large = calls.search_many("library", vectors, ROWS).request.SerializeToString()
-    greedy = [
-        Native.greeted(port_of(server), [("scannery-client", "greedy")], window=4096) for _ in range(20)
-    ]
-    for native in greedy:
-        for number in range(40):
-            native.send(framed(SEARCH_MANY, large, call=number))
-    time.sleep(0.5)
-    listener = server._native._listener
-    assert listener is not None
-    # Beyond what may wait there is one answer of each, and of each thread.
-    waiting = sum(connection._unsent_bytes for connection in listener._connections.values())
-    assert waiting < 100 << 20
-    _only_well_behaved_callers_are_left(server)
-    for native in greedy:
-        native.close()
-
-
-@native_port
-def test_native_callers_that_hang_up(server: Server) -> None:
-    body = calls.search_many("library", np.resize(VECTOR, (20, DIMENSIONS)), 10).request.SerializeToString()
-    for number in range(100):
-        native = Native.greeted(port_of(server))
-        native.send(framed(SEARCH_MANY, body) * (number % 3))
-        if number % 2:
-            native.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        native.close()
     _only_well_behaved_callers_are_left(server)
 
 

@@ -20,7 +20,7 @@ from scannery.serving.process.encoder_server import EncoderServer
 from scannery.serving.security import KeyFile
 from scannery.serving.transport.grpc.standard_services import MAX_BODY_BYTES, MAX_WATCHED
 from tests import http2
-from tests.native import SEARCH, Native, port_of
+from tests.http1 import SEARCH, Http
 from tests.served import DIMENSIONS, MINILM, serving
 
 VECTOR = np.ones(DIMENSIONS, np.float32)
@@ -82,8 +82,8 @@ def test_calls_without_bodies_keep_nobody_waiting(
         with scannery.connect(server.address, api_key=keys[1]["reader"], retries=False) as client:
             assert len(client.index("library").search(VECTOR, 3, timeout_s=5)) == 3
             assert len(client.index("library").search_many([VECTOR], 3, timeout_s=5)[0]) == 3
-        with Native.greeted(port_of(server), list(known)) as native:
-            assert native.ask(SEARCH, b"").code is grpc.StatusCode.INVALID_ARGUMENT
+        with Http(server.http_port) as http:
+            assert http.post(SEARCH, b"", known).code == "invalid_argument"
         # Probes of strangers and of callers, among all the others.
         assert health_of(server.address, "") == 1
         assert health_of(server.address, "index/library", known) == 1
@@ -97,9 +97,7 @@ def test_requests_without_bodies_leave_other_callers_their_share(
     path = f"/scannery.v1.SearchService/{method}"
     with without_bodies(server.address, path, bearer(keys[1]["flat"])):
         started_s = time.monotonic()
-        with scannery.connect(
-            server.address, api_key=keys[1]["reader"], retries=False, native=False
-        ) as client:
+        with scannery.connect(server.address, api_key=keys[1]["reader"], retries=False, http=False) as client:
             for _ in range(5):
                 assert len(client.index("library").search(VECTOR, 3, timeout_s=5)) == 3
         assert health_of(server.address, "") == 1

@@ -1,0 +1,119 @@
+"""Queries and datapoints cut into batches, each of which one call takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from scannery.client.errors import InvalidArgumentError
+from scannery.client.request.queries import QueryLike
+
+__all__ = ["Errors", "QueryStream", "WriteBatch", "must_wait", "query_batches", "size_of", "write_batches"]
+
+Errors: TypeAlias = Literal["raise", "return"]
+"""What becomes of failures: `raise` ends at the first error, `return` gives each error in its place."""
+
+QueryStream: TypeAlias = Iterable[QueryLike] | np.ndarray
+"""Any number of queries, read as they are needed."""
+
+MAX_BATCH_HITS = 100_000
+MAX_BATCH = 1000
+MAX_IN_FLIGHT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBatch:
+    """Datapoints that are written in one call."""
+
+    points: list[Any]
+    first: int
+    """Position of the first of them in the input."""
+    ids: frozenset[str]
+    """Ids of datapoints and documents that the batch replaces."""
+
+
+def query_batches(
+    queries: QueryStream, k: int, batch_size: int, in_flight: int, errors: Errors
+) -> Iterator[Any]:
+    """Return the queries in batches; rows of an array as arrays.
+
+    Raises:
+        InvalidArgumentError: a size is out of range.
+
+    """
+    _check_sizes(batch_size, in_flight, errors)
+    if isinstance(queries, (str, bytes)):
+        raise InvalidArgumentError(f"queries: must be many, got one: {queries!r:.80}", field="queries")
+    size = max(1, min(batch_size, MAX_BATCH_HITS // max(1, k)))
+    return _cut_queries(queries, size)
+
+
+def write_batches(
+    points: Iterable[Any], batch_size: int, in_flight: int, errors: Errors
+) -> Iterator[WriteBatch]:
+    """Return the datapoints in batches; no id comes twice in one batch.
+
+    Raises:
+        InvalidArgumentError: a size is out of range.
+
+    """
+    _check_sizes(batch_size, in_flight, errors)
+    if isinstance(points, (str, bytes, Mapping)) or not isinstance(points, Iterable):
+        raise InvalidArgumentError(f"points: must be many datapoints, got {points!r:.80}", field="points")
+    return _cut_writes(points, batch_size)
+
+
+def must_wait(batch: WriteBatch, under_way: Sequence[WriteBatch], in_flight: int) -> bool:
+    """Return whether another batch must end first: calls may overtake each other, writes of one id must not."""
+    return len(under_way) >= in_flight or any(not batch.ids.isdisjoint(other.ids) for other in under_way)
+
+
+def size_of(items: object) -> int | None:
+    """Return the number of items, None where it is not known beforehand."""
+    return len(items) if isinstance(items, Sized) else None
+
+
+def _check_sizes(batch_size: int, in_flight: int, errors: Errors) -> None:
+    for name, value, most in (
+        ("batch_size", batch_size, MAX_BATCH),
+        ("in_flight", in_flight, MAX_IN_FLIGHT),
+    ):
+        if not 1 <= value <= most:
+            raise InvalidArgumentError(f"{name}: must be 1 to {most}, got {value!r:.40}", field=name)
+    if errors not in ("raise", "return"):
+        raise InvalidArgumentError(f"errors: must be 'raise' or 'return', got {errors!r:.40}", field="errors")
+
+
+def _cut_queries(queries: QueryStream, size: int) -> Iterator[Any]:
+    if isinstance(queries, np.ndarray):
+        # A matrix is sent as it is; its rows would each be converted.
+        yield from (queries[start : start + size] for start in range(0, len(queries), size))
+        return
+    iterator = iter(queries)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def _cut_writes(points: Iterable[Any], size: int) -> Iterator[WriteBatch]:
+    batch: list[Any] = []
+    ids: set[str] = set()
+    first = 0
+    for point in points:
+        own = _ids(point)
+        if batch and (len(batch) >= size or not ids.isdisjoint(own)):
+            yield WriteBatch(batch, first, frozenset(ids))
+            first += len(batch)
+            batch, ids = [], set()
+        batch.append(point)
+        ids |= own
+    if batch:
+        yield WriteBatch(batch, first, frozenset(ids))
+
+
+def _ids(point: Any) -> set[str]:
+    # What is wrong with a datapoint shows when it is written. Passages of one document may share a batch.
+    return {str(point["id"])} if isinstance(point, Mapping) and "id" in point else set()

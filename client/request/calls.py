@@ -1,0 +1,278 @@
+"""The core that the sync and the async client share: each method as a call, a request and what its answer means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+import numpy as np
+from google.protobuf.message import Message
+
+from scannery.client.errors import InvalidArgumentError
+from scannery.client.request.queries import (
+    Queries,
+    QueryLike,
+    build_fields,
+    build_options,
+    build_queries,
+    build_query,
+)
+from scannery.client.request.unicode import refuses_surrogates
+from scannery.client.request.writes import build_updates, build_upserts, checked_revision
+from scannery.client.response.decoding import (
+    parse_embed,
+    parse_encoders,
+    parse_get,
+    parse_hits,
+    parse_index,
+    parse_many,
+)
+from scannery.client.response.results import Datapoint, Deleted, EncoderInfo, Hits, IndexInfo, Written
+from scannery.v1 import embedding_pb2, index_pb2, search_pb2
+
+__all__ = [
+    "Call",
+    "Method",
+    "TextKind",
+    "checked_timeout",
+    "delete",
+    "embed",
+    "get",
+    "get_index",
+    "list_encoders",
+    "list_indexes",
+    "search",
+    "search_many",
+    "update",
+    "upsert",
+]
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class Method(Generic[RequestT, ResponseT]):
+    """A method of the wire contract."""
+
+    path: str
+    """For example `/scannery.v1.SearchService/Search`."""
+    request: type[RequestT]
+    response: type[ResponseT]
+
+
+@dataclass(frozen=True)
+class Call(Generic[RequestT, ResponseT, ResultT]):
+    """A request, ready to be sent, and how to read its answer."""
+
+    method: Method[RequestT, ResponseT]
+    request: RequestT
+    parse: Callable[[ResponseT], ResultT]
+    timeout_s: float | None = None
+    """None: the client's default."""
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None:
+            checked_timeout(self.timeout_s)
+
+    def timeout_or(self, default_s: float) -> float:
+        """Return its timeout, or the client's."""
+        return default_s if self.timeout_s is None else self.timeout_s
+
+
+SEARCH = Method("/scannery.v1.SearchService/Search", search_pb2.SearchRequest, search_pb2.SearchResponse)
+SEARCH_MANY = Method(
+    "/scannery.v1.SearchService/SearchMany", search_pb2.SearchManyRequest, search_pb2.SearchManyResponse
+)
+GET = Method("/scannery.v1.SearchService/Get", search_pb2.GetRequest, search_pb2.GetResponse)
+LIST_INDEXES = Method(
+    "/scannery.v1.IndexService/ListIndexes", index_pb2.ListIndexesRequest, index_pb2.ListIndexesResponse
+)
+UPSERT = Method("/scannery.v1.IndexService/Upsert", index_pb2.UpsertRequest, index_pb2.UpsertResponse)
+DELETE = Method("/scannery.v1.IndexService/Delete", index_pb2.DeleteRequest, index_pb2.DeleteResponse)
+GET_INDEX = Method(
+    "/scannery.v1.IndexService/GetIndex", index_pb2.GetIndexRequest, index_pb2.GetIndexResponse
+)
+
+EMBED = Method("/scannery.v1.EmbeddingService/Embed", embedding_pb2.EmbedRequest, embedding_pb2.EmbedResponse)
+LIST_ENCODERS = Method(
+    "/scannery.v1.EmbeddingService/ListEncoders",
+    embedding_pb2.ListEncodersRequest,
+    embedding_pb2.ListEncodersResponse,
+)
+
+TextKind: TypeAlias = Literal["query", "document"]
+"""What a text is: models may encode the two differently."""
+
+_KINDS: dict[str, embedding_pb2.TextKind.ValueType] = {
+    "query": embedding_pb2.TEXT_KIND_QUERY,
+    "document": embedding_pb2.TEXT_KIND_DOCUMENT,
+}
+
+
+@refuses_surrogates
+def search(
+    index: str, query: QueryLike, k: int, *, timeout_s: float | None = None, **options: Any
+) -> Call[search_pb2.SearchRequest, search_pb2.SearchResponse, Hits]:
+    """Return the call for one query; `options` are those of `SearchOptions`."""
+    request = search_pb2.SearchRequest(
+        index=index, query=build_query(query), options=build_options(k, **options)
+    )
+    return Call(SEARCH, request, parse_hits, timeout_s)
+
+
+@refuses_surrogates
+def search_many(
+    index: str, queries: Queries, k: int, *, timeout_s: float | None = None, **options: Any
+) -> Call[search_pb2.SearchManyRequest, search_pb2.SearchManyResponse, list[Hits]]:
+    """Return the call for many queries; `options` are those of `SearchOptions`."""
+    request = search_pb2.SearchManyRequest(
+        index=index, options=build_options(k, **options), **build_queries(queries)
+    )
+    return Call(SEARCH_MANY, request, parse_many, timeout_s)
+
+
+@refuses_surrogates
+def get(
+    index: str,
+    ids: Sequence[str],
+    *,
+    fields: Sequence[str] | None = None,
+    vectors: bool = False,
+    min_sequence: int = 0,
+    timeout_s: float | None = None,
+) -> Call[search_pb2.GetRequest, search_pb2.GetResponse, list[Datapoint | None]]:
+    """Return the call for datapoints by id."""
+    _check_ids(ids, "ids")
+    request = search_pb2.GetRequest(
+        index=index,
+        ids=ids,
+        return_fields=build_fields(fields),
+        return_vector=vectors,
+        min_sequence=min_sequence,
+    )
+    return Call(GET, request, lambda response: parse_get(ids, response), timeout_s)
+
+
+@refuses_surrogates
+def upsert(
+    index: str,
+    points: Iterable[Mapping[str, Any]],
+    *,
+    request_id: str | None = None,
+    timeout_s: float | None = None,
+) -> Call[index_pb2.UpsertRequest, index_pb2.UpsertResponse, Written]:
+    """Return the call that inserts or replaces datapoints."""
+    return _upsert(index, build_upserts(points), request_id, timeout_s)
+
+
+@refuses_surrogates
+def update(
+    index: str,
+    points: Iterable[Mapping[str, Any]],
+    *,
+    request_id: str | None = None,
+    timeout_s: float | None = None,
+) -> Call[index_pb2.UpsertRequest, index_pb2.UpsertResponse, Written]:
+    """Return the call that changes fields of datapoints."""
+    return _upsert(index, build_updates(points), request_id, timeout_s)
+
+
+def _upsert(
+    index: str, upserts: Sequence[index_pb2.Upsert], request_id: str | None, timeout_s: float | None
+) -> Call[index_pb2.UpsertRequest, index_pb2.UpsertResponse, Written]:
+    request = index_pb2.UpsertRequest(index=index, upserts=upserts, request_id=request_id or "")
+    return Call(UPSERT, request, lambda answer: Written(answer.sequence, answer.written), timeout_s)
+
+
+@refuses_surrogates
+def delete(
+    index: str,
+    ids: Sequence[str],
+    *,
+    document_ids: Sequence[str] = (),
+    if_revision: int | None = None,
+    request_id: str | None = None,
+    timeout_s: float | None = None,
+) -> Call[index_pb2.DeleteRequest, index_pb2.DeleteResponse, Deleted]:
+    """Return the call that deletes datapoints and documents."""
+    _check_ids(ids, "ids")
+    _check_ids(document_ids, "document_ids")
+    request = index_pb2.DeleteRequest(
+        index=index, ids=ids, document_ids=document_ids, request_id=request_id or ""
+    )
+    if if_revision is not None:
+        request.condition.if_revision = checked_revision(if_revision, "condition")
+    return Call(DELETE, request, lambda answer: Deleted(answer.sequence, answer.deleted), timeout_s)
+
+
+def _check_ids(ids: Sequence[str], field: str) -> None:
+    if isinstance(ids, (str, bytes)) or not all(isinstance(identifier, str) for identifier in ids):
+        raise InvalidArgumentError(f"{field}: must be a list of strings, got {ids!r:.80}", field=field)
+
+
+@refuses_surrogates
+def embed(
+    texts: Sequence[str],
+    kind: TextKind,
+    *,
+    index: str = "",
+    model: str = "",
+    fingerprint: str = "",
+    timeout_s: float | None = None,
+) -> Call[embedding_pb2.EmbedRequest, embedding_pb2.EmbedResponse, np.ndarray]:
+    """Return the call for the vectors of texts."""
+    _check_ids(texts, "texts")
+    if kind not in _KINDS:
+        raise InvalidArgumentError(f"kind: must be 'query' or 'document', got {kind!r:.80}", field="kind")
+    try:
+        request = embedding_pb2.EmbedRequest(
+            index=index, model=model, fingerprint=fingerprint, kind=_KINDS[kind], texts=texts
+        )
+    except (TypeError, ValueError, UnicodeEncodeError) as error:
+        raise InvalidArgumentError(f"texts: {error}", field="texts") from error
+    return Call(EMBED, request, parse_embed, timeout_s)
+
+
+@refuses_surrogates
+def list_encoders(
+    *, timeout_s: float | None = None
+) -> Call[embedding_pb2.ListEncodersRequest, embedding_pb2.ListEncodersResponse, list[EncoderInfo]]:
+    """Return the call for the encoders that there are."""
+    return Call(LIST_ENCODERS, embedding_pb2.ListEncodersRequest(), parse_encoders, timeout_s)
+
+
+@refuses_surrogates
+def get_index(
+    index: str, *, timeout_s: float | None = None
+) -> Call[index_pb2.GetIndexRequest, index_pb2.GetIndexResponse, IndexInfo]:
+    """Return the call for the description of an index."""
+    request = index_pb2.GetIndexRequest(index=index)
+    return Call(GET_INDEX, request, lambda response: parse_index(response.index), timeout_s)
+
+
+@refuses_surrogates
+def list_indexes(
+    page_token: str, *, timeout_s: float | None = None
+) -> Call[index_pb2.ListIndexesRequest, index_pb2.ListIndexesResponse, tuple[list[IndexInfo], str]]:
+    """Return the call for one page of indexes: the page, and the token of the next one (empty: it was the last)."""
+    request = index_pb2.ListIndexesRequest(page_size=1000, page_token=page_token)
+    return Call(
+        LIST_INDEXES,
+        request,
+        lambda response: ([parse_index(item) for item in response.indexes], response.next_page_token),
+        timeout_s,
+    )
+
+
+@refuses_surrogates
+def checked_timeout(timeout_s: object) -> float:
+    """Return the timeout if it is one."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
+        raise InvalidArgumentError(
+            f"timeout_s: must be a number of seconds above 0, got {timeout_s!r}", field="timeout_s"
+        )
+    return float(timeout_s)

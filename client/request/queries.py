@@ -1,0 +1,344 @@
+"""Queries and their options, from Python values to messages.
+
+Shapes: Q queries, D dimensions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, get_args
+
+import numpy as np
+
+from scannery.client.errors import InvalidArgumentError
+from scannery.client.request.filters import Where, build_filter
+from scannery.v1 import search_pb2 as pb
+from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
+
+__all__ = [
+    "Blend",
+    "Fusion",
+    "Like",
+    "Mode",
+    "Queries",
+    "QueryLike",
+    "SearchOptions",
+    "Sparse",
+    "build_options",
+    "build_queries",
+    "build_query",
+    "build_sparse",
+]
+
+Mode = Literal["dense", "lexical", "hybrid"]
+Fusion = Literal["reciprocal_rank", "weighted_score"]
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """The query "more like this": the vector of a datapoint, which itself is not returned."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """Several queries as one: datapoints are ranked by the weighted sum of the scores that each of them gives.
+
+    >>> Blend(["volcanoes", Like("episode-7")], weights=[1, -0.3])
+    Blend(queries=['volcanoes', Like(id='episode-7')], weights=[1, -0.3])
+    """
+
+    queries: Sequence[QueryLike]
+    """1 to 64 texts, vectors or `Like(id)`; what they name is not returned."""
+    weights: Sequence[float] | None = None
+    """One for each, None: all equal. A negative one ranks what is alike down; by words, they must be above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """A sparse vector for the lexical side of a search, instead of words: `mode="lexical"`, or `"hybrid"`.
+
+    >>> Sparse({7: 0.5, 1042: 1.25}).weights[7]
+    0.5
+    """
+
+    weights: Mapping[int, float]
+    """Dimension → weight, finite and not 0; 1 to 65,536 of them."""
+    query: QueryLike | None = None
+    """What the dense side of a hybrid search is asked."""
+
+
+class SupportsArray(Protocol):
+    """An array or tensor of numbers."""
+
+    def __array__(self) -> np.ndarray: ...
+
+
+QueryLike: TypeAlias = str | Like | Blend | Sparse | Sequence[float] | np.ndarray | SupportsArray
+"""A text, a vector (anything array-like), `Like(id)`, several of them as a `Blend`, or `Sparse` weights."""
+
+Queries: TypeAlias = Sequence[QueryLike] | np.ndarray | SupportsArray
+"""Several queries, or a float array `(queries, dimensions)`."""
+
+
+class SearchOptions(TypedDict, total=False):
+    """Keyword arguments of `search` and `search_many`, besides the query and `k`."""
+
+    where: Where | None
+    """Which datapoints may be returned."""
+    mode: Mode
+    """`dense` (default), `lexical` or `hybrid`."""
+    alpha: float | None
+    """Hybrid: weight of the dense side, 0 to 1; the lexical side has the rest. Default: 0.5."""
+    fusion: Fusion | None
+    """Hybrid: `reciprocal_rank` (default) or `weighted_score`."""
+    max_per_group: int | None
+    """The largest number of hits per group."""
+    group_by: str | None
+    """The attribute that makes a group; default: the document."""
+    offset: int
+    """Number of the best hits to skip."""
+    min_score: float | None
+    """Return only hits with at least this score."""
+    exact: bool
+    """Compare with every allowed datapoint: slow, recall 1."""
+    target_recall: float | None
+    """Share of the true neighbours to find on average, 0.5 to 0.999; default: the index's own."""
+    leaves: int | None
+    """ScaNN's leaves to search, instead of `target_recall`, for experts. With a filter there are as many as needed."""
+    rescore: int | None
+    """ScaNN's candidates to rescore, at least k + offset; likewise."""
+    rerank: int | None
+    """Number of the best hits, at most 1,000, that the index's cross-encoder orders again. Default: none."""
+    rerank_budget_s: float | None
+    """Seconds after which reranking stops; the rest keeps its order."""
+    explain: bool
+    """Also say how the query was answered, in `hits.explanation`."""
+    fields: Sequence[str] | None
+    """What a hit carries of `title`, `text`, `payload`, `offsets` and attributes by name; default: all."""
+    vectors: bool
+    """Also return the vectors."""
+    min_sequence: int
+    """See at least all writes up to this sequence; default: those of the same client."""
+    timeout_s: float | None
+    """Timeout in seconds; default: the client's own."""
+
+
+def build_query(query: QueryLike, *, path: str = "query") -> pb.Query:
+    """Return the message for one query.
+
+    Raises:
+        InvalidArgumentError: it is none of the kinds of a query.
+
+    """
+    if isinstance(query, str):
+        return pb.Query(text=_text(query, path))
+    if isinstance(query, Like):
+        return pb.Query(id=_text(query.id, path))
+    if isinstance(query, Sparse):
+        return _sparse(query, path)
+    if isinstance(query, Blend):
+        return pb.Query(group=_group(query, f"{path}.group"))
+    vector_D = _array(query, path)
+    if vector_D.ndim != 1 or vector_D.size == 0:
+        raise _invalid(path, f"must be a text or one vector, got an array of shape {vector_D.shape}")
+    return pb.Query(vector=Vector(packed=vector_D.tobytes()))
+
+
+def _sparse(sparse: Sparse, path: str) -> pb.Query:
+    message = pb.Query() if sparse.query is None else build_query(sparse.query, path=path)
+    message.sparse_vector.CopyFrom(build_sparse(sparse.weights, path=f"{path}.sparse_vector"))
+    return message
+
+
+def build_sparse(weights: object, *, path: str) -> SparseVector:
+    """Return the message for weights by dimension; JSON has the dimensions as text."""
+    if not isinstance(weights, Mapping):
+        raise _invalid(path, f"must be a mapping of dimensions to weights, got {weights!r:.80}")
+    by_number: dict[int, float] = {}
+    for key, weight in weights.items():
+        index = int(key) if isinstance(key, str) and key.isdecimal() and key.isascii() else key
+        if not isinstance(index, (int, np.integer)) or not 0 <= index < 1 << 32:
+            raise _invalid(path, f"must have dimensions from 0 to 4294967295, got {key!r:.80}")
+        by_number[int(index)] = _number(weight, path)
+    indices = sorted(by_number)
+    return SparseVector(indices=indices, values=[by_number[index] for index in indices])
+
+
+def _group(blend: Blend, path: str) -> pb.QueryGroup:
+    if isinstance(blend.queries, str) or not isinstance(blend.queries, Sequence):
+        raise _invalid(f"{path}.queries", f"must be a list of queries, got {blend.queries!r:.80}")
+    queries = [build_query(query, path=f"{path}.queries[{i}]") for i, query in enumerate(blend.queries)]
+    weights = [_number(weight, f"{path}.weights[{i}]") for i, weight in enumerate(blend.weights or ())]
+    return pb.QueryGroup(queries=queries, weights=weights)
+
+
+def build_queries(queries: Queries) -> dict[str, Any]:
+    """Return the fields of a SearchManyRequest that hold the queries: a matrix for an array, else a list.
+
+    Raises:
+        InvalidArgumentError: names the first query that is none.
+
+    """
+    if isinstance(queries, (str, bytes, Like, Blend, Sparse)):
+        raise _invalid("queries", f"must be a list of queries, got one: {queries!r:.80}")
+    if isinstance(queries, Sequence):
+        return {"queries": [build_query(query, path=f"queries[{i}]") for i, query in enumerate(queries)]}
+    vectors_QD = _array(queries, "queries")
+    if vectors_QD.ndim != 2 or vectors_QD.shape[1] == 0:
+        raise _invalid("queries", f"must have the shape (queries, dimensions), got {vectors_QD.shape}")
+    return {"vectors": Matrix(packed=vectors_QD.tobytes(), dimensions=vectors_QD.shape[1])}
+
+
+def _meant(name: str) -> str:
+    near = difflib.get_close_matches(name, SearchOptions.__annotations__, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def build_options(
+    k: int,
+    *,
+    where: Where | None = None,
+    mode: Mode = "dense",
+    alpha: float | None = None,
+    fusion: Fusion | None = None,
+    max_per_group: int | None = None,
+    group_by: str | None = None,
+    offset: int = 0,
+    min_score: float | None = None,
+    exact: bool = False,
+    target_recall: float | None = None,
+    leaves: int | None = None,
+    rescore: int | None = None,
+    rerank: int | None = None,
+    rerank_budget_s: float | None = None,
+    explain: bool = False,
+    fields: Sequence[str] | None = None,
+    vectors: bool = False,
+    min_sequence: int = 0,
+    **unknown: Any,
+) -> pb.SearchOptions:
+    """Return the message for the options of a search; ranges are the server's to check.
+
+    Raises:
+        InvalidArgumentError: an option has the wrong type.
+        TypeError: there is no option of that name.
+
+    """
+    for name in unknown:
+        raise TypeError(f"a search has no option {name!r}{_meant(name)}")
+    if mode not in get_args(Mode):
+        raise _invalid("mode", f"must be one of {', '.join(get_args(Mode))}, got {mode!r}")
+    if group_by is not None and max_per_group is None:
+        raise _invalid("group_by", "needs max_per_group")
+    options = pb.SearchOptions(
+        k=_integer(k, "k"),
+        mode=_MODES[mode],
+        offset=_integer(offset, "offset"),
+        exact=bool(exact),
+        return_vector=bool(vectors),
+        explain=bool(explain),
+        min_sequence=_sequence(min_sequence),
+    )
+    _add_fusion(options, mode, alpha, fusion)
+    if where is not None:
+        options.where.CopyFrom(build_filter(where))
+    if max_per_group is not None:
+        options.crowding.max_per_group = _integer(max_per_group, "max_per_group")
+        options.crowding.group_by = group_by or ""
+    if min_score is not None:
+        options.min_score = _number(min_score, "min_score")
+    if target_recall is not None:
+        options.target_recall = _number(target_recall, "target_recall")
+    if leaves is not None:
+        options.knobs.leaves = _integer(leaves, "leaves")
+    if rescore is not None:
+        options.knobs.rescore = _integer(rescore, "rescore")
+    if rerank is not None:
+        options.rerank.candidates = _integer(rerank, "rerank")
+    if rerank_budget_s is not None:
+        if rerank is None:
+            raise _invalid("rerank_budget_s", "needs rerank")
+        options.rerank.time_budget_ms = round(1000 * _number(rerank_budget_s, "rerank_budget_s"))
+    options.return_fields.extend(build_fields(fields))
+    return options
+
+
+def _add_fusion(options: pb.SearchOptions, mode: Mode, alpha: float | None, fusion: Fusion | None) -> None:
+    for name, value in (("alpha", alpha), ("fusion", fusion)):
+        if value is not None and mode != "hybrid":
+            raise _invalid(name, f"is for hybrid search, the mode is {mode}")
+    if fusion is not None:
+        if fusion not in get_args(Fusion):
+            raise _invalid("fusion", f"must be one of {', '.join(get_args(Fusion))}, got {fusion!r}")
+        options.fusion.method = _METHODS[fusion]
+    if alpha is not None:
+        options.fusion.alpha = _number(alpha, "alpha")
+
+
+def build_fields(fields: Sequence[str] | None) -> list[str]:
+    """Return the names of the fields to return; none means all."""
+    if fields is None:
+        return []
+    if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
+        raise _invalid("fields", f"must be a list of names, got {fields!r:.80}")
+    # An empty list means "all" on the wire, and "nothing but the id and the score" to a reader of the code.
+    return list(fields) or ["id"]
+
+
+_MODES = {"dense": pb.MODE_DENSE, "lexical": pb.MODE_LEXICAL, "hybrid": pb.MODE_HYBRID}
+_METHODS = {
+    "reciprocal_rank": pb.FUSION_METHOD_RECIPROCAL_RANK,
+    "weighted_score": pb.FUSION_METHOD_WEIGHTED_SCORE,
+}
+_INT32 = range(-(2**31), 2**31)
+
+
+def _array(value: object, path: str) -> np.ndarray:
+    try:
+        return np.asarray(value, dtype="<f4", order="C")
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise _invalid(path, f"must be a text or a vector, got {type(value).__name__}: {error}") from error
+
+
+def _text(value: object, path: str) -> str:
+    if not isinstance(value, str):
+        raise _invalid(path, f"must be a string, got {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise _invalid(path, "is not valid Unicode") from error
+    return value
+
+
+def _integer(value: object, path: str) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # the point is to find out
+    except TypeError as error:
+        raise _invalid(path, f"must be an integer, got {value!r:.80}") from error
+    if isinstance(value, bool) or number not in _INT32:
+        raise _invalid(path, f"must be an integer, got {value!r:.80}")
+    return number
+
+
+def _sequence(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
+        raise _invalid("min_sequence", f"must be an integer from 0, got {value!r:.80}")
+    return value
+
+
+def _number(value: object, path: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise _invalid(path, f"must be a number, got {value!r:.80}")
+    if not math.isfinite(value):
+        raise _invalid(path, f"must be finite, got {value!r}")
+    return float(value)
+
+
+def _invalid(path: str, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{path}: {what}", field=path)

@@ -1,0 +1,201 @@
+"""Datapoints to write, from Python values to messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from scannery.client.errors import InvalidArgumentError
+from scannery.client.request.filters import build_value
+from scannery.client.request.queries import build_sparse
+from scannery.client.request.unicode import not_unicode
+from scannery.v1 import index_pb2 as pb
+from scannery.v1.types_pb2 import Datapoint, StringList, Value
+
+__all__ = ["NewDatapoint", "Update", "build_updates", "build_upserts"]
+
+
+class NewDatapoint(TypedDict, total=False):
+    """A datapoint, or a whole document, to insert or replace."""
+
+    id: str
+    """Required. Where texts are cut into passages, the id of the document."""
+    text: str
+    """What the index's encoder encodes. Text or vector is required."""
+    vector: Any
+    """Array-like; then text is only stored (and its words indexed)."""
+    sparse_vector: Mapping[int, float]
+    """Weights by dimension, where the spec names `source.sparse_vector`."""
+    title: str | None
+    document_id: str
+    """The document it is a passage of; default: the id."""
+    attributes: Mapping[str, Any]
+    payload: Any
+    """Anything that JSON can hold."""
+    text_start: int
+    text_end: int
+    time_start_s: float
+    time_end_s: float
+    if_absent: bool
+    """Write only if there is no such datapoint."""
+    if_revision: int
+    """Write only if its revision is this one."""
+
+
+class Update(TypedDict, total=False):
+    """Fields to change of an existing datapoint; None clears a field, and what is not named stays."""
+
+    id: str
+    """Required."""
+    title: str | None
+    attributes: Mapping[str, Any]
+    payload: Any
+    if_revision: int
+    """Change only if its revision is this one."""
+
+
+_NEW_KEYS = NewDatapoint.__annotations__
+_UPDATE_KEYS = Update.__annotations__
+_PLAIN = frozenset(
+    {"id", "document_id", "title", "text", "text_start", "text_end", "time_start_s", "time_end_s"}
+)
+
+
+def build_upserts(points: Iterable[Mapping[str, Any]]) -> list[pb.Upsert]:
+    """Return the messages for datapoints to insert or replace.
+
+    Raises:
+        InvalidArgumentError: names the first one and its key that are wrong.
+
+    """
+    return [
+        pb.Upsert(datapoint=_datapoint(point, path), condition=_condition(point, path))
+        for path, point in _checked(points, _NEW_KEYS)
+    ]
+
+
+def build_updates(points: Iterable[Mapping[str, Any]]) -> list[pb.Upsert]:
+    """Return the messages for fields to change; raises as `build_upserts`."""
+    return [
+        pb.Upsert(
+            datapoint=_datapoint(point, path),
+            update_mask=_mask(point, path),
+            condition=_condition(point, path),
+        )
+        for path, point in _checked(points, _UPDATE_KEYS)
+    ]
+
+
+def _checked(
+    points: Iterable[Mapping[str, Any]], keys: Mapping[str, Any]
+) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    if isinstance(points, (str, bytes, Mapping)) or not isinstance(points, Iterable):
+        raise InvalidArgumentError(
+            f"upserts: must be a list of datapoints, got {points!r:.80}", field="upserts"
+        )
+    for i, point in enumerate(points):
+        path = f"upserts[{i}]"
+        if not isinstance(point, Mapping):
+            raise _invalid(path, f"must be a mapping, got {point!r:.80}")
+        if not point.keys() <= keys.keys():
+            key = next(key for key in point if key not in keys)
+            raise _invalid(path, f"unknown key {key!r:.80}; it can have {', '.join(keys)}")
+        yield path, point
+
+
+def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
+    message = Datapoint()
+    for name in _PLAIN & point.keys():
+        if point[name] is not None:
+            try:
+                setattr(message, name, point[name])
+            except (TypeError, ValueError, UnicodeEncodeError) as error:
+                raise _invalid(f"{path}.datapoint.{name}", str(error)) from error
+    if point.get("vector") is not None:
+        message.vector.packed = _packed(point["vector"], path)
+    if point.get("sparse_vector") is not None:
+        message.sparse_vector.CopyFrom(
+            build_sparse(point["sparse_vector"], path=f"{path}.datapoint.sparse_vector")
+        )
+    attributes = point.get("attributes") or {}
+    if not isinstance(attributes, Mapping):
+        raise _invalid(f"{path}.datapoint.attributes", f"must be a mapping, got {attributes!r:.80}")
+    for name, value in attributes.items():
+        filled = _value(value, f"{path}.datapoint.attributes.{name}")
+        try:
+            message.attributes[str(name)].CopyFrom(filled)
+        except UnicodeEncodeError as error:
+            raise not_unicode(f"{path}.datapoint.attributes", error) from error
+    if point.get("payload") is not None:
+        try:
+            message.payload_json = _json(point["payload"], f"{path}.datapoint.payload_json")
+        except UnicodeEncodeError as error:
+            raise not_unicode(f"{path}.datapoint.payload_json", error) from error
+    return message
+
+
+def _packed(value: Any, path: str) -> bytes:
+    try:
+        vector_D = np.asarray(value, dtype="<f4", order="C")
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        what = f"must be a vector, got {type(value).__name__}: {error}"
+        raise _invalid(f"{path}.datapoint.vector", what) from error
+    if vector_D.ndim != 1 or vector_D.size == 0:
+        what = f"must be one vector, got an array of shape {vector_D.shape}"
+        raise _invalid(f"{path}.datapoint.vector", what)
+    return vector_D.tobytes()
+
+
+def _value(value: Any, path: str) -> Value:
+    if value is None:
+        return Value()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        if not all(isinstance(item, str) for item in value):
+            raise _invalid(path, f"must be a list of strings, got {value!r:.80}")
+        try:
+            return Value(string_list_value=StringList(values=value))
+        except UnicodeEncodeError as error:
+            raise not_unicode(path, error) from error
+    return build_value(value, path=path)
+
+
+def _json(value: Any, path: str) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _invalid(path, f"is not JSON: {error}") from error
+
+
+def _condition(point: Mapping[str, Any], path: str) -> pb.WriteCondition | None:
+    absent, revision = point.get("if_absent"), point.get("if_revision")
+    if absent and revision is not None:
+        raise _invalid(f"{path}.condition", "if_absent and if_revision exclude each other")
+    if absent:
+        return pb.WriteCondition(if_absent=True)
+    return None if revision is None else pb.WriteCondition(if_revision=checked_revision(revision, path))
+
+
+def checked_revision(revision: object, path: str) -> int:
+    """Return the revision if it is one."""
+    if isinstance(revision, bool) or not isinstance(revision, int) or revision < 0:
+        raise _invalid(f"{path}.if_revision", f"must be an integer from 0, got {revision!r:.80}")
+    return revision
+
+
+def _mask(point: Mapping[str, Any], path: str) -> FieldMask:
+    names: Sequence[str] = [
+        *(["title"] if "title" in point else []),
+        *(["payload_json"] if "payload" in point else []),
+        *(f"attributes.{name}" for name in point.get("attributes") or {}),
+    ]
+    if not names:
+        raise _invalid(path, "names no field to change")
+    return FieldMask(paths=names)
+
+
+def _invalid(path: str, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{path}: {what}", field=path)

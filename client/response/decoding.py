@@ -1,0 +1,209 @@
+"""From messages of the wire to what calls return."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+
+from scannery.client.response.results import (
+    AttributeValue,
+    Datapoint,
+    EncoderInfo,
+    Explanation,
+    Hit,
+    Hits,
+    IndexInfo,
+    RecallInfo,
+    SegmentInfo,
+    SegmentPlan,
+)
+from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
+
+__all__ = ["parse_embed", "parse_encoders", "parse_get", "parse_hits", "parse_index", "parse_many"]
+
+PointT = TypeVar("PointT", bound=Datapoint)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+
+
+def parse_hits(response: search_pb2.SearchResponse) -> Hits:
+    """Return the hits of a response."""
+    return _hits(response, response.version, response.sequence)
+
+
+def _hits(message: search_pb2.SearchResponse | search_pb2.HitList, version: int, sequence: int) -> Hits:
+    hits = Hits(map(_hit, message.hits))
+    hits.version, hits.sequence = version, sequence
+    if message.HasField("explanation"):
+        hits.explanation = _explanation(message.explanation)
+    return hits
+
+
+def parse_many(response: search_pb2.SearchManyResponse) -> list[Hits]:
+    """Return the hits of each query of a response."""
+    return [_hits(result, response.version, response.sequence) for result in response.results]
+
+
+def parse_get(ids: Iterable[str], response: search_pb2.GetResponse) -> list[Datapoint | None]:
+    """Return one datapoint per id, None where there is none."""
+    found = {point.id: _datapoint(point) for point in response.datapoints}
+    return [found.get(identifier) for identifier in ids]
+
+
+def parse_embed(response: embedding_pb2.EmbedResponse) -> np.ndarray:
+    """Return the vectors of a response, float32 (texts, dimensions)."""
+    vectors = response.vectors
+    return np.frombuffer(vectors.packed, dtype="<f4").reshape(-1, vectors.dimensions).astype(np.float32)
+
+
+def parse_encoders(response: embedding_pb2.ListEncodersResponse) -> list[EncoderInfo]:
+    """Return the encoders of a response."""
+    return [
+        EncoderInfo(
+            model=one.model,
+            fingerprint=one.fingerprint,
+            dimensions=one.dimensions,
+            max_tokens=one.max_tokens or None,
+            device=one.device or None,
+        )
+        for one in response.encoders
+    ]
+
+
+def parse_index(message: index_pb2.IndexInfo) -> IndexInfo:
+    """Return the description of an index."""
+    recall, encoder = message.recall, message.encoder
+    return IndexInfo(
+        name=message.name,
+        version=message.version,
+        created_at=message.created_at.ToDatetime(tzinfo=dt.timezone.utc),
+        rows=message.rows,
+        dimensions=message.dimensions,
+        distance=_DISTANCES[message.distance],
+        attributes={
+            name: index_pb2.AttributeType.Name(kind).removeprefix("ATTRIBUTE_TYPE_").lower()
+            for name, kind in sorted(message.attributes.items())
+        },
+        lexical=message.lexical,
+        encoder=EncoderInfo(model=encoder.model, fingerprint=encoder.fingerprint)
+        if message.HasField("encoder")
+        else None,
+        shards=message.shards,
+        size_bytes=message.size_bytes,
+        sequence=message.sequence,
+        memory_rows=message.memory_rows,
+        recall=RecallInfo(k=recall.k, target=recall.target, measured=recall.measured, reached=recall.reached)
+        if message.HasField("recall")
+        else None,
+        segments=tuple(
+            SegmentInfo(key=s.key, shard=s.shard, rows=s.rows, size_bytes=s.size_bytes, kind=s.kind)
+            for s in message.segments
+        ),
+        spec=json.loads(message.spec_json) if message.spec_json else {},
+        problem=message.problem,
+    )
+
+
+_DISTANCES: dict[int, Literal["cosine", "dot", "squared_l2"]] = {
+    index_pb2.DISTANCE_COSINE: "cosine",
+    index_pb2.DISTANCE_DOT: "dot",
+    index_pb2.DISTANCE_SQUARED_L2: "squared_l2",
+}
+
+
+def _explanation(message: search_pb2.Explanation) -> Explanation:
+    return Explanation(
+        segments=tuple(
+            SegmentPlan(
+                segment=plan.segment,
+                shard=plan.shard,
+                plan=plan.plan,
+                rows=plan.rows,
+                rows_allowed=plan.rows_allowed,
+                leaves_searched=plan.leaves_searched,
+                candidates=plan.candidates,
+            )
+            for plan in message.segments
+        ),
+        stages_us={stage.stage: stage.duration_us for stage in message.stages},
+        expected_recall=message.expected_recall,
+    )
+
+
+def _hit(message: search_pb2.Hit) -> Hit:
+    hit = _new(Hit)
+    _fill(hit, message)
+    return hit
+
+
+def _datapoint(message: types_pb2.Datapoint) -> Datapoint:
+    point = _new(Datapoint)
+    _fill(point, message)
+    return point
+
+
+def _fill(point: Datapoint, message: search_pb2.Hit | types_pb2.Datapoint) -> None:
+    for descriptor, value in message.ListFields():
+        _SETTERS[descriptor](point, value)
+
+
+_new: Callable[[type[PointT]], PointT] = object.__new__
+"""Without the fields that an answer leaves out."""
+
+
+def _attributes(values: Mapping[str, types_pb2.Value]) -> dict[str, AttributeValue]:
+    pairs = ((name, _value(values[name])) for name in sorted(values))
+    return {name: value for name, value in pairs if value is not None}
+
+
+def _array(message: types_pb2.Vector) -> np.ndarray:
+    return np.frombuffer(message.packed, dtype="<f4")
+
+
+def _value(message: types_pb2.Value) -> AttributeValue | None:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return None
+    if kind == "string_list_value":
+        return list(message.string_list_value.values)
+    if kind == "timestamp_value":
+        stamp = message.timestamp_value
+        return _EPOCH + dt.timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1000)
+    value: AttributeValue = getattr(message, kind)
+    return value
+
+
+_CONVERTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "attributes": ("attributes", _attributes),
+    "payload_json": ("payload", json.loads),
+    "vector": ("vector", _array),
+    "group": ("group", _value),
+}
+"""Fields of the wire that are not taken as they are: what they are called here, and how they become that."""
+
+
+def _setter(descriptor: FieldDescriptor) -> Callable[[Any, Any], None]:
+    """Return what puts the value of a field of the wire into a point."""
+    if descriptor.name == "datapoint":
+        return _fill
+    if descriptor.name == "sparse_vector":
+        return _ignore  # answers have none
+    name, convert = _CONVERTED.get(descriptor.name, (descriptor.name, None))
+    # A slot's own setter: what a frozen class refuses is only `point.name = value`.
+    put: Callable[[Any, Any], None] = getattr(Hit, name).__set__
+    return put if convert is None else lambda point, value: put(point, convert(value))
+
+
+def _ignore(point: Datapoint, value: object) -> None:
+    pass
+
+
+_SETTERS: dict[FieldDescriptor, Callable[[Any, Any], None]] = {
+    descriptor: _setter(descriptor)
+    for message in (search_pb2.Hit, types_pb2.Datapoint)
+    for descriptor in message.DESCRIPTOR.fields
+}

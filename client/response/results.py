@@ -1,0 +1,260 @@
+"""What calls return: immutable objects, without the messages of the wire."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from scannery.client.errors import ScanneryError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+__all__ = [
+    "AttributeValue",
+    "BulkWritten",
+    "Datapoint",
+    "Deleted",
+    "EncoderInfo",
+    "Explanation",
+    "Hit",
+    "Hits",
+    "IndexInfo",
+    "NotWritten",
+    "RecallInfo",
+    "SegmentInfo",
+    "SegmentPlan",
+    "Written",
+]
+
+AttributeValue: TypeAlias = str | list[str] | int | float | bool | dt.datetime
+"""Timestamps are datetimes with the time zone UTC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datapoint:
+    """One row of an index."""
+
+    id: str
+    document_id: str
+    """The document it is a passage of; the id itself where documents are not cut."""
+    title: str | None = None
+    text: str | None = None
+    """The passage."""
+    attributes: dict[str, AttributeValue] = field(default_factory=dict)
+    """Without those that are not set."""
+    payload: Any = None
+    """Parsed JSON."""
+    text_start: int | None = None
+    """Where the passage lies in the document's text, in characters: `text[text_start:text_end]`."""
+    text_end: int | None = None
+    time_start_s: float | None = None
+    """Where it lies in the recording, in seconds."""
+    time_end_s: float | None = None
+    revision: int = 0
+    """Sequence of the mutation that wrote it; 0 where it came from a build."""
+    vector: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """float32 `(dimensions,)`, read-only; only if asked for. Not part of the comparison of two objects."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Decoding sets only the fields that an answer carries: setting all of them takes longer than the rest.
+            if name == "attributes":
+                object.__setattr__(self, name, {})
+                return self.attributes
+            try:
+                return _DEFAULTS[name]
+            except KeyError:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit(Datapoint):
+    """A datapoint that a search found."""
+
+    score: float
+    """Bigger is better. Cosine and dot: the inner product; squared_l2: minus the squared distance. Lexical: BM25.
+    Hybrid: what `fusion` makes of both."""
+    dense_score: float | None = None
+    """Hybrid: the score by vector, if that side found it."""
+    lexical_score: float | None = None
+    """Hybrid: the BM25 score, if the lexical side found it."""
+    rerank_score: float | None = None
+    """The cross-encoder's score, if it looked at this hit; hits with one come first, by it."""
+    group: AttributeValue | None = None
+    """What `max_per_group` grouped by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentPlan:
+    """What was done in one segment."""
+
+    segment: str
+    """First 12 digits of its hash."""
+    shard: int
+    plan: str
+    """`scann`; `exact`; with a filter `exact_allowed` (all allowed rows), `leaves` (allowed rows of the nearest
+    leaves), `scann_allowed` (more candidates than needed, checked), or `none` (no vectors were compared)."""
+    rows: int
+    rows_allowed: int
+    """By the filter."""
+    leaves_searched: int
+    """0 where there are none, or all rows were compared."""
+    candidates: int
+    """Rows that were compared by their vectors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """How a query was answered."""
+
+    segments: tuple[SegmentPlan, ...]
+    stages_us: dict[str, int]
+    """Microseconds by stage, in the order of the work; of a batch, those of all queries with the same filter."""
+    expected_recall: float
+
+
+class Hits(list[Hit]):
+    """The hits of one query, best first, and the snapshot that answered it."""
+
+    version: int = 0
+    """Version of the index."""
+    sequence: int = 0
+    """Mutations up to this sequence were visible."""
+    explanation: Explanation | None = None
+    """If asked for with `explain`."""
+
+    def to_arrow(self) -> pa.Table:
+        """Return the hits as an Arrow table: a column for each field, and one for each attribute by its name.
+
+        An attribute that is called like a field is prefixed with `attribute_`. A payload is JSON. Needs `pyarrow`.
+        """
+        from scannery.client.response.arrow import hits_table
+
+        return hits_table(self)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return the hits as a data frame, with the columns of `to_arrow`. Needs `pandas`."""
+        return self.to_arrow().to_pandas()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A batch that is durable."""
+
+    sequence: int
+    """Its position in the log. Later calls of the same client see it; others can ask for it with `min_sequence`."""
+    written: int
+    """Datapoints: passages, where texts are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotWritten:
+    """A datapoint of a bulk upsert that was not written, or of which that is not known."""
+
+    position: int
+    """Among all that were given, from 0."""
+    id: str
+    """Empty if it had none."""
+    error: ScanneryError
+    """Why; after an UnavailableError or a DeadlineExceededError it may have been written all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkWritten:
+    """What a bulk upsert did. All of it is durable."""
+
+    sequence: int
+    """Of its last batch, as in Written."""
+    written: int
+    """Datapoints: passages, where texts are cut."""
+    failed: tuple[NotWritten, ...]
+    """By position; only with `errors="return"`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """A deletion that is durable."""
+
+    sequence: int
+    """As in Written."""
+    deleted: int
+    """Datapoints that were there and are not any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInfo:
+    """The model that encodes texts."""
+
+    model: str
+    fingerprint: str
+    """Hash over everything that decides on its vectors; empty where that is not known."""
+    dimensions: int | None = None
+    """Components of a vector; None in the description of an index, which has them itself."""
+    max_tokens: int | None = None
+    """Tokens after which a text is cut off; None where the server that was asked has not loaded it."""
+    device: str | None = None
+    """What it runs on, likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallInfo:
+    """What was measured after the build."""
+
+    k: int
+    target: float
+    measured: float
+    reached: bool
+    """False: in some segment no setting reaches the target, and it is searched exactly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentInfo:
+    """One segment file."""
+
+    key: str
+    shard: int
+    rows: int
+    size_bytes: int
+    kind: str
+    """`exact` or `scann`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexInfo:
+    """What an index is, as it is being served."""
+
+    name: str
+    version: int
+    created_at: dt.datetime
+    rows: int
+    dimensions: int
+    distance: Literal["cosine", "dot", "squared_l2"]
+    attributes: dict[str, str]
+    """Name → `string`, `string_list`, `int`, `float`, `bool` or `timestamp`."""
+    lexical: bool
+    encoder: EncoderInfo | None
+    shards: int
+    size_bytes: int
+    sequence: int
+    """Mutations up to this one are visible."""
+    memory_rows: int
+    """Datapoints, among `rows`, that are in no segment yet."""
+    recall: RecallInfo | None
+    """None where nothing was measured: segments that are searched exactly have recall 1."""
+    segments: tuple[SegmentInfo, ...]
+    """Empty in a list of indexes."""
+    spec: dict[str, Any]
+    """Empty in a list of indexes."""
+    problem: str = ""
+    """What is wrong while the index answers: a later version that cannot be opened, say. Empty: nothing."""
+
+
+_DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Hit) if each.default is not MISSING}
+_DEFAULTS |= {"id": "", "document_id": "", "score": 0.0}
+"""The wire leaves out what is empty or 0."""

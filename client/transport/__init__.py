@@ -1,0 +1,1 @@
+"""How a call reaches an engine: over gRPC, over HTTP, or in this process."""

@@ -1,0 +1,238 @@
+"""Calls over HTTP, to a server that is reached by it alone."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from scannery.client.concurrency import AsyncPermits, async_off_loop, async_owner
+from scannery.client.errors import DeadlineExceededError, ScanneryError, UnavailableError
+from scannery.client.request.calls import Method
+from scannery.client.transport._async.retrying import AsyncRetryingTransport
+from scannery.client.transport.credentials import Credentials
+from scannery.client.transport.http.codec import (
+    ForeignAnswerError,
+    Response,
+    call_head,
+    call_request,
+    read_answer,
+)
+from scannery.client.transport.http.connection_async import AsyncConnection, async_dial
+from scannery.client.transport.http.endpoint import CONNECT_TIMEOUT_S, Endpoint, UnsentError
+from scannery.client.transport.http.pool import MAX_CONNECTIONS, REDIALS, Pool
+from scannery.client.transport.retries import Attempts
+from scannery.client.transport.status import error_from_status
+from scannery.client.transport.tracing import Headers
+
+__all__ = ["AsyncHttpCalls", "AsyncHttpTransport"]
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+_MAX_HEADS = 64
+
+
+class AsyncHttpCalls:
+    """Single attempts at calls over the connections to one endpoint.
+
+    Pickled, after a fork, or in another event loop, it begins with new connections.
+
+    Args:
+        endpoint: of the server.
+        target: decides with `credentials` on encryption, and is what messages call the server.
+        credentials: have the files for TLS.
+        connect_timeout_s: how long making a connection may take.
+
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        target: str,
+        credentials: Credentials,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        self.endpoint = endpoint
+        self._target = target
+        self._credentials = credentials
+        self._connect_timeout_s = connect_timeout_s
+        self._closed = False
+        self._reset(None)
+
+    def _reset(self, current: object) -> None:
+        self._owner = current
+        self._pool: Pool[AsyncConnection] = Pool()
+        self._permits = AsyncPermits(MAX_CONNECTIONS)
+        self._heads: dict[tuple[str, Headers], bytes] = {}
+        self._tls: ssl.SSLContext | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether a call would not wait for a connection."""
+        return self._permits.free
+
+    async def call(
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        metadata: Headers,
+        timeout_s: float,
+        *,
+        repeatable: bool,
+    ) -> ResponseT:
+        """Return the answer.
+
+        Raises:
+            ScanneryError: the server answered with an error, or the time is up.
+            OSError: there is no connection, it broke, or what came is no answer.
+
+        """
+        if self._owner != (current := async_owner()):
+            self._pool.release()
+            self._reset(current)
+        until_s = time.monotonic() + timeout_s
+        data = call_request(self._head(method.path, metadata), request.SerializeToString(), timeout_s)
+        permits = self._permits
+        if not await permits.acquire(timeout_s):
+            raise self._too_late()
+        try:
+            response = await self._exchange(data, until_s, repeatable)
+        except TimeoutError as error:
+            if time.monotonic() < until_s:
+                raise
+            raise self._too_late() from error
+        finally:
+            permits.release()
+        return read_answer(response, method.response)
+
+    def _head(self, path: str, metadata: Headers) -> bytes:
+        head = self._heads.get((path, metadata))
+        if head is None:
+            head = call_head(path, self.endpoint.authority, metadata)
+            if len(self._heads) >= _MAX_HEADS:
+                # Tokens and trace contexts change.
+                self._heads.clear()
+            self._heads[path, metadata] = head
+        return head
+
+    async def _exchange(self, request: bytes, until_s: float, repeatable: bool) -> Response:
+        """Return the response, over another connection if one ended while it was idle."""
+        pool = self._pool
+        while True:
+            # A write that the server may not get twice takes no chances with connections that may have ended.
+            connection = pool.take(checked=not repeatable)
+            is_new = connection is None
+            if connection is None:
+                connection = await self._dialled(pool, until_s)
+            try:
+                response = await connection.exchange(request, until_s)
+            except ConnectionError as error:
+                pool.drop(connection)
+                if is_new or self._closed or not (repeatable or isinstance(error, UnsentError)):
+                    raise
+                continue
+            except BaseException:  # cancelled or interrupted, too: no other call may get this response
+                pool.drop(connection)
+                raise
+            if response.reusable:
+                pool.give_back(connection)
+            else:
+                pool.drop(connection)
+            return response
+
+    async def _dialled(self, pool: Pool[AsyncConnection], until_s: float) -> AsyncConnection:
+        now_s = time.monotonic()
+        # No more than half of the time that is left, so that another attempt may follow.
+        until_s = min(now_s + self._connect_timeout_s, (now_s + until_s) / 2)
+        for _ in range(REDIALS):
+            connection = await self._dial(until_s)
+            if pool.add(connection):
+                return connection
+            pool.give_back(connection)
+        connection = await self._dial(until_s)
+        pool.add(connection)
+        return connection
+
+    async def _dial(self, until_s: float) -> AsyncConnection:
+        if self.endpoint.tls and self._tls is None:
+            # Reading the system's authorities takes as long as many searches.
+            self._tls = await async_off_loop(self._credentials.tls_context, self._target)
+        try:
+            return await async_dial(self.endpoint, self._tls, until_s)
+        except ssl.SSLError:
+            # The files may have changed since they were read.
+            self._tls = None
+            raise
+
+    def _too_late(self) -> ScanneryError:
+        return DeadlineExceededError(f"{self._target}: Deadline Exceeded")
+
+    def retire(self) -> None:
+        """Take on no more calls; those under way continue."""
+        self._pool.retire()
+
+    async def close(self) -> None:
+        """End all connections."""
+        self._closed = True
+        if self._owner == async_owner():
+            for connection in self._pool.close():
+                await connection.ended()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restored, (
+            type(self),
+            self.endpoint,
+            self._target,
+            self._credentials,
+            self._connect_timeout_s,
+        )
+
+
+def _restored(
+    kind: type[AsyncHttpCalls], endpoint: Endpoint, target: str, credentials: Credentials, timeout_s: float
+) -> AsyncHttpCalls:
+    return kind(endpoint, target, credentials, connect_timeout_s=timeout_s)
+
+
+class AsyncHttpTransport(AsyncRetryingTransport):
+    """Calls of a server that is reached by HTTP; gRPC is not needed.
+
+    Args:
+        endpoint: of the server.
+        credentials: shown with each call.
+        retries: False: one attempt at each call.
+
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, credentials: Credentials | None = None, *, retries: bool = True
+    ) -> None:
+        credentials = credentials or Credentials()
+        super().__init__(endpoint.url, credentials, retries=retries)
+        self._http = AsyncHttpCalls(endpoint, endpoint.url, credentials)
+
+    async def _attempt(
+        self, method: Method[RequestT, ResponseT], request: RequestT, attempts: Attempts, metadata: Headers
+    ) -> ResponseT:
+        try:
+            answer = await self._http.call(
+                method, request, metadata, attempts.left_s, repeatable=attempts.repeatable
+            )
+        except ScanneryError as error:
+            self._reached = self._reached or not isinstance(error, DeadlineExceededError)
+            raise
+        except ForeignAnswerError as error:
+            raise error_from_status(error.code, f"{self._target}: {error}", None) from error
+        except (OSError, UnicodeError) as error:
+            raise UnavailableError(f"{self._target}: {error}") from error
+        self._reached = True
+        return answer
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await super().close()
+        await self._http.close()

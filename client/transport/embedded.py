@@ -1,0 +1,97 @@
+"""The engine in this process: the handlers of the server, called with the same messages.
+
+The engine is imported when a store is opened, and not before: a client of a server never loads it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from google.protobuf.message import Message
+from typing_extensions import Self
+
+from scannery.client.errors import ScanneryError
+from scannery.client.request.calls import Method
+from scannery.client.transport.status import client_closed, error_from_status
+
+if TYPE_CHECKING:
+    from scannery.serving.services.search import Service
+
+__all__ = ["EmbeddedTransport"]
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+
+class EmbeddedTransport:
+    """Calls into a service of this process. Safe to use from several threads.
+
+    Args:
+        service: answers the calls.
+
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._store: str | None = None
+        self._pid = os.getpid()
+        self._closed = False
+
+    @classmethod
+    def open(cls, store: str | Path) -> Self:
+        """Return the transport to a store; raise a ScanneryError."""
+        from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
+        from scannery.serving.services.search import Service
+
+        try:
+            catalog = EmbeddedCatalog.open(store)
+        except Exception as error:
+            raise _translated(error) from error
+        transport = cls(Service(catalog))
+        # Absolute: it is opened again after a fork, perhaps from another folder.
+        transport._store = catalog.uri
+        return transport
+
+    def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
+        """Return the answer; raise a ScanneryError."""
+        from scannery.runtime.deadline import Deadline
+
+        if self._pid != os.getpid():
+            self._reopen()
+        if self._closed:
+            raise client_closed()
+        try:
+            response = self._service.call(method.path, request, Deadline.after(timeout_s))
+        except Exception as error:
+            raise _translated(error) from error
+        if not isinstance(response, method.response):
+            raise TypeError(f"{method.path} answered with a {type(response).__name__}")
+        return response
+
+    def close(self) -> None:
+        """Close the indexes."""
+        self._closed = True
+        self._service.close()
+
+    def _reopen(self) -> None:
+        # Locks may have been held by threads that did not come along with the fork.
+        if self._store is not None:
+            self._service = type(self).open(self._store)._service
+        self._pid = os.getpid()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self._store is None:
+            raise TypeError("a client of a service that was made by hand cannot be pickled")
+        return type(self).open, (self._store,)
+
+
+def _translated(error: Exception) -> ScanneryError:
+    from scannery.serving.status import status_of
+
+    code, message, detail = status_of(error)
+    if code.name == "INTERNAL":
+        # There is no server with a log, and no other user to hide the cause from.
+        return error_from_status(code.name, f"internal error: {type(error).__name__}: {error}", None)
+    return error_from_status(code.name, message, detail)

@@ -1,0 +1,244 @@
+"""Connect unary calls as HTTP/1.1: requests as bytes, responses parsed strictly, errors as those of the SDK.
+
+The protocol: https://connectrpc.com/docs/protocol#unary-request. Parsing is llhttp's: with a parser that is used again,
+1.1 µs for a response, against 1.5 µs by hand in Python, 80 µs a call in http.client and 300 µs in httpx.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from typing import NamedTuple, TypeVar
+
+import httptools
+from google.protobuf.message import DecodeError, Message
+
+from scannery.client.errors import InvalidArgumentError, ScanneryError
+from scannery.client.transport.status import error_from_status
+from scannery.v1.types_pb2 import ErrorDetail
+
+__all__ = [
+    "MAX_BODY_BYTES",
+    "MAX_HEAD_BYTES",
+    "ForeignAnswerError",
+    "ProtocolError",
+    "Response",
+    "ResponseParser",
+    "call_head",
+    "call_request",
+    "health_request",
+    "read_answer",
+]
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+MAX_HEAD_BYTES = 32 << 10
+MAX_BODY_BYTES = 1 << 30
+"""As gRPC's `max_receive_message_length` (channels.py)."""
+
+_MAX_TIMEOUT_MS = 10**10 - 1
+"""The protocol allows ten digits."""
+_PROTO = "application/proto"
+_HEADER_VALUE = re.compile(r"[ -~]*")
+_ERROR_DETAIL = ErrorDetail.DESCRIPTOR.full_name
+
+# What a status means without an error of Connect in the body: it comes from a proxy.
+_CODES_OF_STATUS = {
+    400: "internal",
+    401: "unauthenticated",
+    403: "permission_denied",
+    404: "unimplemented",
+    429: "unavailable",
+    502: "unavailable",
+    503: "unavailable",
+    504: "unavailable",
+}
+
+
+class ProtocolError(ConnectionError):
+    """What came is no response that this client accepts; the connection cannot be used any more."""
+
+
+class ForeignAnswerError(ProtocolError):
+    """A response that is no answer of Scannery: of a proxy, or of another server.
+
+    Attributes:
+        code: what its status means in Connect's terms.
+
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Response(NamedTuple):
+    """A response."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    """By name in lower case."""
+    body: bytes
+    reusable: bool
+    """Whether the connection takes another request."""
+
+
+class ResponseParser:
+    """Puts the responses of one connection together, one at a time."""
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._head_bytes = self._body_bytes = 0
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._in_body = self._complete = self._reusable = False
+        self._status = 0
+
+    def feed(self, data: bytes) -> Response | None:
+        """Return the response if it is complete.
+
+        Raises:
+            ProtocolError: it is malformed, its body has no length, or it exceeds a limit.
+
+        """
+        if not self._in_body:
+            # An upper bound: the data that holds the end of a head may hold a part of the body.
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise ProtocolError(f"no valid HTTP response: {error.__context__ or error}") from error
+        if not self._in_body and self._head_bytes > MAX_HEAD_BYTES:
+            raise ProtocolError(f"the head of a response exceeds {MAX_HEAD_BYTES} bytes")
+        return self._response() if self._complete else None
+
+    def _response(self) -> Response:
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        response = Response(self._status, self._headers, body, self._reusable)
+        self._head_bytes = self._body_bytes = 0
+        self._headers, self._body = {}, []
+        self._in_body = self._complete = False
+        return response
+
+    def on_message_begin(self) -> None:
+        """Refuse a second response: one request is under way at a time."""
+        if self._complete:
+            raise ProtocolError("more than one response to a request")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note a header; of several by one name, the last."""
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """Refuse a body that ends only with the connection: whether it is whole could not be told."""
+        headers = self._headers
+        self._status = self._parser.get_status_code()
+        if self._status < 200:
+            raise ProtocolError("an interim response was not asked for")
+        length = headers.get(b"content-length")
+        if length is None and headers.get(b"transfer-encoding", b"").lower() != b"chunked":
+            raise ProtocolError("a body without a length")
+        if length is not None and int(length) > MAX_BODY_BYTES:
+            raise ProtocolError(f"the body of a response exceeds {MAX_BODY_BYTES} bytes")
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise ProtocolError("an encoded body was not asked for")
+        self._in_body = True
+
+    def on_body(self, data: bytes) -> None:
+        """Note a part of the body."""
+        self._body_bytes += len(data)
+        if self._body_bytes > MAX_BODY_BYTES:
+            raise ProtocolError(f"the body of a response exceeds {MAX_BODY_BYTES} bytes")
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        """Note that the response is whole; the parser forgets it after this."""
+        self._complete = True
+        self._reusable = self._parser.should_keep_alive()
+
+
+def call_head(path: str, host: str, metadata: tuple[tuple[str, str], ...]) -> bytes:
+    """Return the part of a request's head that is the same for every call of a method; see `call_request`.
+
+    Args:
+        path: of the method.
+        host: for the header `Host`.
+        metadata: more headers: credentials, the client's id, trace context.
+
+    """
+    own = (("host", host), ("content-type", _PROTO), ("connect-protocol-version", "1"))
+    return "".join([f"POST {path} HTTP/1.1\r\n", *(_header(*pair) for pair in own + metadata)]).encode()
+
+
+def call_request(head: bytes, body: bytes, timeout_s: float) -> bytes:
+    """Return a whole request; the server has the timeout to answer it."""
+    timeout_ms = min(max(1, math.ceil(timeout_s * 1000)), _MAX_TIMEOUT_MS)
+    return b"%bconnect-timeout-ms: %d\r\ncontent-length: %d\r\n\r\n%b" % (head, timeout_ms, len(body), body)
+
+
+def health_request(host: str) -> bytes:
+    """Return the request that asks who answers on a connection; it carries no credentials."""
+    return f"GET /healthz HTTP/1.1\r\n{_header('host', host)}\r\n".encode()
+
+
+def read_answer(response: Response, kind: type[MessageT]) -> MessageT:
+    """Return the message of a response.
+
+    Raises:
+        ScanneryError: the server answered with an error.
+        ForeignAnswerError: this is no answer of Scannery.
+
+    """
+    content_type = response.headers.get(b"content-type", b"")
+    if response.status == 200 and content_type == b"application/proto":
+        try:
+            return kind.FromString(response.body)
+        except DecodeError as error:
+            raise ProtocolError(f"the body is no {kind.__name__}") from error
+    if response.status != 200 and content_type.partition(b";")[0].strip().lower() == b"application/json":
+        answered = _connect_error(response)
+        if answered is not None:
+            raise answered
+    code = _CODES_OF_STATUS.get(response.status, "unknown")
+    raise ForeignAnswerError(
+        f"HTTP status {response.status} with content type {content_type.decode('latin-1')!r}, "
+        "which is not an answer of Scannery",
+        code,
+    )
+
+
+def _connect_error(response: Response) -> ScanneryError | None:
+    """Return the error in a body, as gRPC would give it; None if there is none."""
+    try:
+        found = json.loads(response.body)
+        code, message = found["code"], found.get("message", "")
+        detail = _error_detail(found.get("details", []))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DecodeError):
+        return None
+    if not isinstance(code, str) or not isinstance(message, str):
+        return None
+    if code == "canceled":
+        # This client cancels no calls: a server that is stopping dropped it.
+        code = "unavailable"
+    return error_from_status(code, message or code.replace("_", " "), detail)
+
+
+def _error_detail(details: list[dict[str, str]]) -> ErrorDetail | None:
+    for detail in details:
+        if detail["type"].rpartition("/")[2] == _ERROR_DETAIL:
+            try:
+                value = base64.b64decode(detail["value"] + "=" * (-len(detail["value"]) % 4), validate=True)
+            except binascii.Error as error:
+                raise ValueError("the detail is no base64") from error
+            return ErrorDetail.FromString(value)
+    return None
+
+
+def _header(name: str, value: str) -> str:
+    """Return a line of a head; a value with a line break would begin another one."""
+    if not _HEADER_VALUE.fullmatch(value):
+        raise InvalidArgumentError(f"{name}: must be printable ASCII to be sent as a header", field=name)
+    return f"{name}: {value}\r\n"

@@ -1,0 +1,84 @@
+"""Refuses requests that pages of other sites make in browsers.
+
+A browser sends the requests of any page to any address that it reaches, this machine's loopback among them; and the
+owner of a name can point it at such an address, so that the server looks like the page's own. `Origin` and `Host` are
+checked for that, also where no credentials are asked for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from grpc import StatusCode
+
+from scannery.serving.config import ListenConfig, split_address
+from scannery.serving.transport.http.head import Head, RefusedError
+
+__all__ = ["Browsers"]
+
+_PREFLIGHT = (
+    ("access-control-allow-methods", "POST, GET"),
+    (
+        "access-control-allow-headers",
+        "authorization, content-type, content-encoding, accept-encoding, connect-protocol-version, "
+        "connect-timeout-ms, scannery-client, traceparent, tracestate",
+    ),
+    ("access-control-max-age", "7200"),
+)
+_EXPOSED = ("access-control-expose-headers", "scannery-worker, scannery-server, trailer-scannery-error-bin")
+
+
+class Browsers:
+    """Checks `Host` and `Origin`, and writes CORS headers."""
+
+    def __init__(self, config: ListenConfig) -> None:
+        """Read the allowed origins and names from `config`."""
+        security = config.security
+        self._origins = frozenset(config.http_cors)
+        self._scheme = "https" if security.tls_cert or security.behind_tls else "http"
+        names = {"localhost", split_address(config.listen)[0], split_address(config.http_address)[0]}
+        self._names = frozenset(name.lower() for name in (*names, *config.http_hosts))
+        # Under a foreign name a browser rejects the certificate, and its page has no token to send.
+        self._any_name = not config.http_hosts and bool(security.tls_cert or security.tokens)
+
+    def check(self, head: Head) -> None:
+        """Raise RefusedError if a page of another site may have sent the request."""
+        if not self._any_name and not self._is_own(head.host):
+            raise RefusedError(
+                403,
+                StatusCode.PERMISSION_DENIED,
+                f"host: {head.host!r:.100} is no name of this server; allow it with --http-host",
+            )
+        if head.origin and not self._allows(head):
+            raise RefusedError(
+                403,
+                StatusCode.PERMISSION_DENIED,
+                f"origin: pages of {head.origin!r:.100} may not call this server; allow it with --http-cors",
+            )
+
+    def preflight(self, head: Head) -> tuple[tuple[str, str], ...]:
+        """Return what the answer to an OPTIONS request has besides `headers`."""
+        return _PREFLIGHT if head.origin in self._origins else ()
+
+    def headers(self, head: Head | None) -> tuple[tuple[str, str], ...]:
+        """Return the headers by which a page may read an answer; none without CORS."""
+        if head is None or not head.origin or head.origin not in self._origins:
+            return ()
+        return ("access-control-allow-origin", head.origin), ("vary", "origin"), _EXPOSED
+
+    def _allows(self, head: Head) -> bool:
+        return head.origin in self._origins or head.origin == f"{self._scheme}://{head.host}"
+
+    def _is_own(self, host: str) -> bool:
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        name = name.strip("[]").lower().rstrip(".")
+        return name in self._names or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    """Return whether a host is an IP address: only names can be pointed at other addresses."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

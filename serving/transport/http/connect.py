@@ -1,0 +1,163 @@
+"""The Connect protocol of unary calls: codes, errors, timeouts, bodies.
+
+After https://connectrpc.com/docs/protocol. Other than most Connect servers, this one refuses
+unknown fields in JSON: nothing of a request is ignored.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import zlib
+from functools import lru_cache
+from typing import TypeVar
+
+from google.protobuf import json_format
+from google.protobuf.descriptor_pool import Default
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc import StatusCode
+
+from scannery.runtime.errors import InvalidRequestError, OverloadedError
+from scannery.serving.transport.lifecycle import decoded
+from scannery.v1.types_pb2 import ErrorDetail
+
+__all__ = [
+    "HTTP_STATUS",
+    "MAX_JSON_BYTES",
+    "code_name",
+    "compressed",
+    "decoded_json",
+    "decompressed",
+    "encoded_json",
+    "error_body",
+    "parse_timeout",
+    "response_type",
+]
+
+HTTP_STATUS: dict[StatusCode, int] = {
+    StatusCode.CANCELLED: 499,
+    StatusCode.UNKNOWN: 500,
+    StatusCode.INVALID_ARGUMENT: 400,
+    StatusCode.DEADLINE_EXCEEDED: 504,
+    StatusCode.NOT_FOUND: 404,
+    StatusCode.ALREADY_EXISTS: 409,
+    StatusCode.PERMISSION_DENIED: 403,
+    StatusCode.RESOURCE_EXHAUSTED: 429,
+    StatusCode.FAILED_PRECONDITION: 400,
+    StatusCode.ABORTED: 409,
+    StatusCode.OUT_OF_RANGE: 400,
+    StatusCode.UNIMPLEMENTED: 501,
+    StatusCode.INTERNAL: 500,
+    StatusCode.UNAVAILABLE: 503,
+    StatusCode.DATA_LOSS: 500,
+    StatusCode.UNAUTHENTICATED: 401,
+}
+"""Connect's table of HTTP statuses."""
+
+MAX_JSON_BYTES = 8 << 20
+"""Longest body in JSON: as Python objects it takes about thirty times as much memory."""
+GZIP_LEVEL = 1
+_TIMEOUT = re.compile(r"[0-9]{1,10}")
+_READ_BYTES = 1 << 20
+# How the JSON parser of Protobuf words its errors.
+_PARSED = re.compile(r"Failed to parse (\w+) field: ")
+_WHERE = re.compile(r' at "?\w+\.(?P<path>[\w.\[\]]+?)"?$')
+_UNKNOWN = re.compile(
+    r'Message type "(?P<kind>[\w.]+)" has no field named "(?P<name>[^"]*)" at "\w+\.?(?P<path>[^"]*)"'
+)
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def error_body(code: StatusCode, message: str, detail: ErrorDetail | None) -> bytes:
+    """Return the JSON of an error; `detail` is the one that gRPC sends."""
+    body: dict[str, object] = {"code": code_name(code), "message": message}
+    if detail is not None:
+        value = base64.b64encode(detail.SerializeToString()).decode().rstrip("=")
+        debug = json_format.MessageToDict(detail)
+        body["details"] = [{"type": detail.DESCRIPTOR.full_name, "value": value, "debug": debug}]
+    return json.dumps(body, ensure_ascii=False).encode()
+
+
+def code_name(code: StatusCode) -> str:
+    """Return what Connect calls a code."""
+    # The only one that Connect spells in another way.
+    return "canceled" if code is StatusCode.CANCELLED else code.name.lower()
+
+
+def parse_timeout(text: str) -> float:
+    """Return the seconds of a `Connect-Timeout-Ms` header; raises InvalidRequestError."""
+    if not _TIMEOUT.fullmatch(text):
+        raise InvalidRequestError(f"connect-timeout-ms: must have 1 to 10 digits, got {text!r:.50}")
+    return int(text) / 1000
+
+
+def decompressed(data: bytes, max_bytes: int) -> bytes:
+    """Return a gzip body without its compression.
+
+    Raises:
+        InvalidRequestError: it is not gzip, or not whole.
+        OverloadedError: it has more than `max_bytes`; no more than that is decompressed.
+
+    """
+    parts, size = [], 0
+    stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        while data and not stream.eof:
+            part = stream.decompress(data, _READ_BYTES)
+            data, size = stream.unconsumed_tail, size + len(part)
+            if size > max_bytes:
+                raise OverloadedError(f"the body has more than {max_bytes} bytes when it is decompressed")
+            parts.append(part)
+    except zlib.error as error:
+        raise InvalidRequestError("the body is not gzip") from error
+    if not stream.eof or stream.unused_data:
+        raise InvalidRequestError("the body is not one whole gzip stream")
+    return b"".join(parts)
+
+
+def compressed(data: bytes) -> bytes:
+    """Return a body as gzip."""
+    return gzip.compress(data, compresslevel=GZIP_LEVEL, mtime=0)
+
+
+def decoded_json(kind: type[MessageT], data: bytes) -> MessageT:
+    """Return the message that JSON says; raises InvalidRequestError, as `decoded` does."""
+    if len(data) > MAX_JSON_BYTES:
+        raise InvalidRequestError(f"a body in JSON has at most {MAX_JSON_BYTES} bytes, got {len(data)}")
+    message = kind()
+    try:
+        json_format.Parse(data, message)
+    except (json_format.ParseError, ValueError, RecursionError) as error:
+        raise _json_error(kind, str(error)) from error
+    # The limits of a request are those of its binary form.
+    return decoded(kind, message.SerializeToString())
+
+
+def _json_error(kind: type[Message], text: str) -> InvalidRequestError:
+    """Return an error that names the field, as far as the parser does."""
+    names = _PARSED.findall(text)
+    said = _PARSED.sub("", text).split("\n", 1)[0].strip(". ")
+    if (unknown := _UNKNOWN.search(said)) is not None:
+        field = ".".join(part for part in (unknown["path"], unknown["name"]) if part)
+        return InvalidRequestError.at(field, f"there is no such field in {unknown['kind']}")
+    where = _WHERE.search(said)
+    field = where["path"] if where else ".".join(names)
+    said = f"not the JSON of a {kind.DESCRIPTOR.full_name}: {_WHERE.sub('', said)}"
+    return InvalidRequestError.at(field, said) if field else InvalidRequestError(f"the body is {said}")
+
+
+def encoded_json(kind: type[Message], data: bytes) -> bytes:
+    """Return the JSON of a serialised message."""
+    return json_format.MessageToJson(kind.FromString(data), indent=None, ensure_ascii=False).encode()
+
+
+@lru_cache
+def response_type(path: str) -> type[Message]:
+    """Return the message with which the method at `path` answers."""
+    service, _, method = path.strip("/").rpartition("/")
+    found = Default().FindServiceByName(service).methods_by_name[method]
+    return GetMessageClass(found.output_type)

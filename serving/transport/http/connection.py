@@ -1,0 +1,275 @@
+"""One HTTP/1.1 connection: its requests in their order, its answers, and its limits of time."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import cast
+
+from grpc import StatusCode
+
+from scannery.serving.transport.http.exchange import Exchange
+from scannery.serving.transport.http.head import RefusedError
+from scannery.serving.transport.http.parser import PIECE_BYTES, RequestHandler, RequestParser
+from scannery.serving.transport.http.responses import CONTINUE
+from scannery.serving.transport.http.tls import TlsLayer
+
+__all__ = ["Connection"]
+
+MAX_WAITING = 16
+"""Parsed requests of a connection that wait for their turn; no more are parsed while there are this many.
+
+Requests within one piece of PIECE_BYTES may exceed it."""
+HEAD_WITHIN_S = 10.0
+"""Time limit of the handshake with the first head, and of each further head from its first byte."""
+IDLE_S = 300.0
+"""A connection without requests is closed after this time."""
+LINGER_S = 2.0
+"""After the last answer, input is read and dropped for this time: closing at once would destroy the answer."""
+MAX_WAITING_BYTES = 1 << 20
+"""Limit on the bytes of their bodies together."""
+MIN_READ_BYTES = 1 << 16
+"""A caller that reads less than this of its answers within `body_timeout_s` is disconnected."""
+
+After = Callable[[], object]
+
+
+class Connection(asyncio.Protocol):
+    """A connection. All methods are for the thread of the event loop; `is_open` may be read in others."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, handler: RequestHandler, context: ssl.SSLContext | None) -> None:
+        """Begin without a transport.
+
+        Args:
+            handler: checks and answers the requests.
+            context: of TLS; None: the connection is in the clear.
+
+        """
+        self._handler = handler
+        self._tls = TlsLayer(context) if context else None
+        self._parser = RequestParser(self, handler)
+        self._is_made = False
+        self.is_open = True
+        self.is_known = False
+        """Whether one of its requests had good credentials."""
+        self._answering: Exchange | None = None
+        self._waiting: deque[Exchange] = deque()
+        self._held = b""
+        """Bytes that were read and not parsed."""
+        self._last = False
+        """Whether further requests are dropped."""
+        self.active_s = time.monotonic()
+        """Time of the last request or answer."""
+        self._after: list[After] = []
+        self._is_full = False
+        self._written_bytes = self._read_mark_bytes = 0
+        self._read_mark_s = 0.0
+
+    # What the loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not derived from it
+        self._is_made = True
+        if not self.is_open:
+            self._transport.abort()
+        # `pause_writing` is to be called as soon as anything of an answer is left unsent.
+        self._transport.set_write_buffer_limits(high=0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Release what the connection holds."""
+        self.is_open = False
+        self._release()
+        self._waiting.clear()
+        self._parser.drop()
+        self._handler.lost(self)
+
+    def pause_writing(self) -> None:
+        """Note that a part of an answer is not sent."""
+        self._is_full = True
+        self._read_mark_s, self._read_mark_bytes = time.monotonic(), self._sent_bytes()
+
+    def resume_writing(self) -> None:
+        """Continue: everything is sent."""
+        self._is_full = False
+        self._release()
+        self._next()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes from the wire."""
+        if self._last:
+            return  # dropped, until the caller closes
+        if self._tls is not None:
+            try:
+                data = self._tls.decrypt(data)
+            except ssl.SSLError:
+                # Send the alert that says what is wrong.
+                self._put(self._tls.pending())
+                self.is_open = False
+                self._transport.close()
+                return
+            if pending := self._tls.pending():
+                self._put(pending)
+        if self._held:
+            self._held += data
+        elif data:
+            self._parse(data)
+
+    # Requests
+
+    def _parse(self, data: bytes) -> None:
+        for start in range(0, len(data), PIECE_BYTES):
+            if self._has_enough():
+                self._held = data[start:]
+                self._transport.pause_reading()
+                return
+            piece = data if len(data) <= PIECE_BYTES else data[start : start + PIECE_BYTES]
+            try:
+                self._parser.feed(piece)
+            except Exception as error:  # noqa: BLE001  the table of statuses has every one
+                self._break_off(error)
+            if self._last:
+                return
+
+    def _has_enough(self) -> bool:
+        waiting = self._waiting
+        return bool(waiting) and (
+            len(waiting) >= MAX_WAITING or sum(len(each.body) for each in waiting) > MAX_WAITING_BYTES
+        )
+
+    def _break_off(self, error: Exception) -> None:
+        """Refuse the arriving request, and take no further ones."""
+        if self._last:
+            return
+        exchange = self._parser.drop() or Exchange(self, None)
+        exchange.error, exchange.close, self._last = error, True, True
+        self._waiting.append(exchange)
+        self._next()
+
+    def received(self, exchange: Exchange) -> None:
+        """Queue a complete request."""
+        self.active_s = time.monotonic()
+        self._last |= exchange.close
+        self._waiting.append(exchange)
+        self._next()
+
+    def send_continue(self) -> None:
+        """Ask for the body of the arriving request, unless other answers come first."""
+        if self._answering is None and not self._waiting:
+            self._write(CONTINUE)
+
+    def _next(self) -> None:
+        """Pass on the next request if none is being answered."""
+        if self._answering is not None or self._is_full or not self.is_open:
+            return
+        if self._waiting:
+            exchange = self._answering = self._waiting.popleft()
+            if exchange.error is not None:
+                self._handler.refuse(exchange)
+            else:
+                self._handler.answer(exchange)
+        elif self._held:
+            data, self._held = self._held, b""
+            self._parser.began_s = time.monotonic()
+            self._transport.resume_reading()
+            self._parse(data)
+        elif self._last:
+            self._linger()
+
+    # Answers
+
+    def reply(self, exchange: Exchange, head: bytes, body: bytes, after: After | None = None) -> None:
+        """Send an answer; call `after` when it is sent or the connection is lost."""
+        if self.is_open:
+            self._write(head + body)
+        self._last |= exchange.close
+        if after is not None:
+            if self._is_full and self.is_open:
+                self._after.append(after)
+            else:
+                after()
+        if self._answering is exchange:
+            self._answering = None
+            self.active_s = time.monotonic()
+            self._next()
+
+    def end(self) -> None:
+        """Take no further requests, and close when the queued ones are answered."""
+        self._last, self._held = True, b""
+        if self._answering is None and not self._waiting:
+            self._linger()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.is_open = False
+        if self._is_made:
+            self._transport.abort()
+
+    def closes_behind(self, exchange: Exchange) -> bool:
+        """Return whether the connection is closed after this answer."""
+        return exchange.close or (self._last and not self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is queued, being answered or arriving."""
+        return self._answering is None and not self._waiting and not self._parser.is_arriving
+
+    def check_time(self, now_s: float) -> None:
+        """Enforce the time limits."""
+        if not self.is_open:
+            self.abort()
+        elif self._is_full:
+            self._check_reader(now_s)
+        elif self._last:
+            if self._answering is None and now_s - self.active_s > LINGER_S:
+                self.abort()
+        elif self._parser.is_arriving and not self._held:
+            within_s = self._handler.body_timeout_s if self._parser.in_body else HEAD_WITHIN_S
+            if now_s - self._parser.began_s > within_s:
+                self._break_off(
+                    RefusedError(408, StatusCode.DEADLINE_EXCEEDED, "the request took too long to arrive")
+                )
+        elif self.is_idle and now_s - self.active_s > (IDLE_S if self.is_known else HEAD_WITHIN_S):
+            self.abort()
+
+    def _check_reader(self, now_s: float) -> None:
+        sent = self._sent_bytes()
+        if sent - self._read_mark_bytes >= MIN_READ_BYTES:
+            self._read_mark_s, self._read_mark_bytes = now_s, sent
+        elif now_s - self._read_mark_s > self._handler.body_timeout_s:
+            self.abort()
+
+    def _sent_bytes(self) -> int:
+        return self._written_bytes - self._transport.get_write_buffer_size()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._put(data if self._tls is None else self._tls.encrypt(data))
+        except ssl.SSLError:
+            self.abort()
+
+    def _put(self, data: bytes) -> None:
+        self._written_bytes += len(data)
+        self._transport.write(data)
+
+    def _linger(self) -> None:
+        """Close the sending side; the caller closes the other, or `check_time` does."""
+        if not self.is_open:
+            return
+        if not self._is_made:
+            self.abort()
+            return
+        if self._tls is not None:
+            self._put(self._tls.close())
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _release(self) -> None:
+        after, self._after = self._after, []
+        for call in after:
+            call()

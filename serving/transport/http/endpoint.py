@@ -1,0 +1,93 @@
+"""HTTP of one process, and the metadata by which gRPC calls learn of it."""
+
+from __future__ import annotations
+
+import secrets
+from functools import cached_property
+
+from scannery.serving.config import ListenConfig, WorkerContext, joined_address, split_address
+from scannery.serving.contract import HTTP_KEY, SERVER_KEY
+from scannery.serving.scheduling.thread_pool import CallThreads
+from scannery.serving.security.authorization import Authorizer
+from scannery.serving.security.tls import TlsSockets
+from scannery.serving.services.registry import MethodRegistry
+from scannery.serving.transport.health import Health
+from scannery.serving.transport.http.handler import Handler
+from scannery.serving.transport.http.openapi import description
+from scannery.serving.transport.http.pages import Pages
+from scannery.serving.transport.http.responses import Responses
+from scannery.serving.transport.http.server import HttpServer
+from scannery.serving.transport.lifecycle import RequestLifecycle
+
+__all__ = ["HttpEndpoint"]
+
+
+class HttpEndpoint:
+    """HTTP of one process, if the options turn it on."""
+
+    def __init__(
+        self,
+        methods: MethodRegistry,
+        answering: RequestLifecycle,
+        entry: Authorizer,
+        threads: CallThreads,
+        config: ListenConfig,
+        context: WorkerContext,
+        health: Health,
+    ) -> None:
+        """Prepare; nothing listens before `start`.
+
+        Args:
+            methods: the RPC methods.
+            answering: admission, execution and counting of a request, shared with gRPC.
+            entry: authentication and scopes.
+            threads: run requests that are not answered on the event loop.
+            config: the options.
+            context: of the worker that this process is.
+            health: state of the server.
+
+        """
+        self._methods, self._answering, self._entry = methods, answering, entry
+        self._threads, self._config, self._context, self._health = threads, config, context, health
+        self._server: HttpServer | None = None
+        self.metadata: tuple[tuple[str, str], ...] = ()
+        """Trailing metadata of gRPC calls that ask for HTTP; empty: HTTP is off."""
+
+    @property
+    def port(self) -> int:
+        """The port; 0: HTTP is off."""
+        return self._server.port if self._server else 0
+
+    def start(self) -> None:
+        """Listen and answer; raises BindError and ConfigError."""
+        config, context = self._config, self._context
+        if not config.http_address:
+            return
+        host, port = split_address(config.http_address)
+        responses = Responses(server=context.server_id, worker=secrets.token_hex(8), workers=context.workers)
+        pages = Pages(config, self._entry, self._health, lambda: self._description)
+        handler = Handler(
+            self._methods, self._answering, self._entry, self._threads, config, responses, pages
+        )
+        self._server = HttpServer(
+            joined_address(host, port or context.http_port),
+            handler,
+            tls=TlsSockets(config.security) if config.security.tls_cert else None,
+            share_port=context.share_port,
+            every=responses.tell_time,
+        )
+        self._server.start()
+        # A port that was configured may be that of several servers, which share a name.
+        chosen = config.http != "auto" and split_address(config.http)[1]
+        server = "" if chosen else context.server_id
+        self.metadata = ((HTTP_KEY, str(self.port)), (SERVER_KEY, server))
+
+    @cached_property
+    def _description(self) -> bytes:
+        return description(self._methods.methods, credentials=self._config.security.tokens)
+
+    def stop(self, drain_s: float) -> None:
+        """Close connections as their requests are answered, all of them within so long."""
+        server, self._server, self.metadata = self._server, None, ()
+        if server is not None:
+            server.stop(drain_s)

@@ -1,0 +1,71 @@
+"""Answers to GET: health, and the description of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpc import StatusCode
+
+from scannery.serving.config import ListenConfig
+from scannery.serving.security.authorization import Authorizer
+from scannery.serving.security.principal import ANONYMOUS
+from scannery.serving.transport.health import SERVING, Health
+from scannery.serving.transport.http.head import JSON, Head, RefusedError
+
+__all__ = ["Page", "Pages"]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An answer to GET or OPTIONS."""
+
+    status: int
+    body: bytes = b""
+    kind: str = JSON
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Pages:
+    """The pages of one server."""
+
+    def __init__(
+        self, config: ListenConfig, entry: Authorizer, health: Health, openapi: Callable[[], bytes]
+    ) -> None:
+        """Prepare the pages.
+
+        Args:
+            config: how the server listens.
+            entry: authentication.
+            health: state of the server.
+            openapi: returns the description of the API.
+
+        """
+        self._entry, self._health = entry, health
+        self._public = {"/healthz", "/readyz"} if config.security.public_health else frozenset[str]()
+        self._pages: dict[str, Callable[[], Page]] = {
+            "/healthz": lambda: Page(200, b'{"status":"ok"}'),
+            "/readyz": self._ready,
+            "/openapi.json": lambda: Page(200, openapi()),
+        }
+
+    def check(self, head: Head) -> None:
+        """Raise UnauthenticatedError or RefusedError if the caller cannot have the page."""
+        if head.path in self._public:
+            return
+        self._entry.known(head.metadata)
+        if head.path not in self._pages:
+            raise RefusedError(
+                404, StatusCode.UNIMPLEMENTED, "there is no such page; methods are called by POST"
+            )
+
+    def page(self, head: Head, preflight: tuple[tuple[str, str], ...]) -> Page:
+        """Return the page of a request that passed `check`; for OPTIONS, one with the headers of `preflight`."""
+        if head.method == "OPTIONS":
+            return Page(204, kind="", headers=preflight or (("allow", "POST, GET"),))
+        return self._pages[head.path]()
+
+    def _ready(self) -> Page:
+        if self._health.status("", ANONYMOUS) == SERVING:
+            return Page(200, b'{"status":"ok"}')
+        return Page(503, b'{"status":"not ready"}')

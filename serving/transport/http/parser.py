@@ -1,0 +1,204 @@
+"""Parses the requests of one connection, within limits of size, and has each head checked before its body is read."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import httptools
+from grpc import StatusCode
+
+from scannery.serving.transport.http.exchange import Exchange
+from scannery.serving.transport.http.head import MAX_HEADER_BYTES, MAX_HEADERS, Head, Header, RefusedError
+
+if TYPE_CHECKING:
+    from scannery.serving.transport.http.connection import Connection
+
+__all__ = ["PIECE_BYTES", "RequestHandler", "RequestParser"]
+
+PIECE_BYTES = 1 << 13
+"""Bytes parsed at a time."""
+SMALL_BYTES = 1 << 16
+"""A body up to this size is read before admission; a larger one passes admission first."""
+
+
+class RequestHandler(Protocol):
+    """Checks and answers the requests of connections."""
+
+    body_timeout_s: float
+    max_body_bytes: int
+
+    def head(self, method: str, target: bytes, headers: list[Header], *, sized: bool) -> Head:
+        """Parse a head; raises RefusedError and ServingError."""
+
+    def check(self, exchange: Exchange) -> None:
+        """Check caller and target before the body is read; raises what the request is refused for."""
+
+    def admit(self, exchange: Exchange) -> None:
+        """Pass admission before a large body is read; raises OverloadedError."""
+
+    def answer(self, exchange: Exchange) -> None:
+        """Answer by `Connection.reply`, now or later, in the thread of the event loop."""
+
+    def refuse(self, exchange: Exchange) -> None:
+        """Answer with `exchange.error`."""
+
+    def lost(self, connection: Connection) -> None:
+        """Forget a closed connection."""
+
+
+class RequestParser:
+    """Makes exchanges of bytes. The methods `on_…` are for llhttp."""
+
+    def __init__(self, connection: Connection, handler: RequestHandler) -> None:
+        """Wait for the first request.
+
+        Args:
+            connection: gets each complete request by `received`.
+            handler: checks heads, and admits large bodies.
+
+        """
+        self._connection, self._handler = connection, handler
+        self._parser = httptools.HttpRequestParser(self)
+        self.is_arriving = self.in_body = False
+        """Whether a part of a request is here; whether its head is complete."""
+        self.began_s = 0.0
+        """Time when the arriving request, or its body, began."""
+        self.exchange: Exchange | None = None
+        """The arriving request, once its head is complete."""
+        self._target = b""
+        self._headers: list[Header] = []
+        self._length: bytes | None = None
+        self._head_bytes = self._unparsed_bytes = 0
+        self._is_trailing = False
+        self._known: tuple[bytes, bytes, list[Header], bool, Head] | None = None
+        """The last head and its raw form: callers repeat theirs."""
+
+    def feed(self, data: bytes) -> None:
+        """Parse bytes; raise what the arriving request is refused for, if the rest of it is not to be read."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None
+        except httptools.HttpParserError as error:
+            raise RefusedError(400, StatusCode.INVALID_ARGUMENT, f"this is not HTTP/1.1: {error}") from error
+        self._check_unparsed(len(data))
+        exchange = self.exchange
+        if exchange is not None and exchange.error is not None and not self._is_short():
+            # The answer does not wait for the body.
+            raise exchange.error
+
+    def drop(self) -> Exchange | None:
+        """Forget the arriving request, and return it if its head is complete."""
+        exchange, self.exchange, self.is_arriving = self.exchange, None, False
+        return exchange
+
+    def _check_unparsed(self, size: int) -> None:
+        # The parser buffers a header, or a trailer, until it is complete.
+        if self.is_arriving and (self._is_trailing or not self.in_body):
+            self._unparsed_bytes += size
+            if self._unparsed_bytes > MAX_HEADER_BYTES + PIECE_BYTES:
+                raise _too_many(f"the headers have more than {MAX_HEADER_BYTES} bytes")
+
+    def _is_short(self) -> bool:
+        """Return whether a refused request is short enough to be read to its end, which keeps the connection open."""
+        expects = any(name.lower() == b"expect" for name, _ in self._headers)
+        return not expects and self._length is not None and int(self._length) <= SMALL_BYTES
+
+    def on_message_begin(self) -> None:
+        """Reset what is known of the arriving request."""
+        self.is_arriving, self.began_s = True, time.monotonic()
+        self._target, self._headers, self._length = b"", [], None
+        self._head_bytes = self._unparsed_bytes = 0
+        self.in_body = self._is_trailing = False
+
+    def on_url(self, url: bytes) -> None:
+        """Keep a part of the target."""
+        self._target += url
+        self._head_bytes += len(url)
+        self._check_head_size()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; drop a trailer."""
+        self._head_bytes += len(name) + len(value) + 4
+        self._check_head_size()
+        if self.in_body:
+            return
+        if len(name) == 14 and name.lower() == b"content-length":
+            self._length = value
+            return
+        self._headers.append((name, value))
+        if len(self._headers) > MAX_HEADERS:
+            raise _too_many(f"there are more than {MAX_HEADERS} headers")
+
+    def _check_head_size(self) -> None:
+        if self._head_bytes > MAX_HEADER_BYTES:
+            raise _too_many(f"the headers have more than {MAX_HEADER_BYTES} bytes")
+
+    def on_headers_complete(self) -> None:
+        """Check the head, and decide whether the body is read."""
+        self.in_body, self.began_s = True, time.monotonic()
+        if self._parser.should_upgrade():
+            raise RefusedError(400, StatusCode.INVALID_ARGUMENT, "upgrade: only HTTP/1.1 is spoken here")
+        exchange = self.exchange = Exchange(self._connection, None)
+        try:
+            head = exchange.head = self._read_head()
+            self._handler.check(exchange)
+            if self._length is not None and int(self._length) > self._handler.max_body_bytes:
+                raise self._too_long()
+            if head.expects_continue:
+                self._connection.send_continue()
+        except Exception as error:  # noqa: BLE001  the table of statuses has every one
+            exchange.error = error
+
+    def _read_head(self) -> Head:
+        method, sized = self._parser.get_method(), self._length is not None
+        known = self._known
+        if known is not None and known[:4] == (method, self._target, self._headers, sized):
+            return known[4]
+        head = self._handler.head(method.decode("ascii"), self._target, self._headers, sized=sized)
+        self._known = (method, self._target, self._headers, sized, head)
+        return head
+
+    def on_chunk_header(self) -> None:
+        """Note the start of a chunk; trailers follow an empty one."""
+        self._is_trailing, self._unparsed_bytes = True, 0
+
+    def on_body(self, data: bytes) -> None:
+        """Keep a part of the body."""
+        self._is_trailing = False
+        exchange = self.exchange
+        if exchange is None or exchange.error is not None:
+            return
+        size = len(exchange.body) + len(data)
+        try:
+            if size > self._handler.max_body_bytes:
+                raise self._too_long()
+            if size > SMALL_BYTES:
+                self._handler.admit(exchange)
+        except Exception as error:  # noqa: BLE001  the table of statuses has every one
+            exchange.error, exchange.body = error, b""
+            return
+        if not exchange.body:
+            exchange.body = data
+        elif isinstance(exchange.body, bytes):
+            exchange.body = bytearray(exchange.body + data)
+        else:
+            exchange.body += data
+
+    def _too_long(self) -> Exception:
+        return RefusedError(
+            413, StatusCode.RESOURCE_EXHAUSTED, f"a body has at most {self._handler.max_body_bytes} bytes"
+        )
+
+    def on_message_complete(self) -> None:
+        """Pass the request on."""
+        exchange = self.drop()
+        assert exchange is not None
+        if not self._parser.should_keep_alive():
+            exchange.close = True
+        self._connection.received(exchange)
+
+
+def _too_many(message: str) -> RefusedError:
+    return RefusedError(431, StatusCode.RESOURCE_EXHAUSTED, message)

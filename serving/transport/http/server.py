@@ -1,0 +1,202 @@
+"""The listening socket of HTTP, its connections, and the thread of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import uvloop
+
+from scannery.runtime.errors import BindError
+from scannery.serving.config import split_address
+from scannery.serving.security.tls import TlsSockets
+from scannery.serving.transport.http.connection import Connection
+from scannery.serving.transport.http.handler import Handler
+
+__all__ = ["HttpServer"]
+
+_LOG = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 1024
+"""Of a process."""
+LOOK_EVERY_S = 1.0
+"""Interval at which time limits are checked."""
+ACCEPTED_AT_ONCE = 64
+SPARED_S = 10.0
+"""A connection with a known caller that was used within this time is not closed to make room."""
+_DEAD_AFTER = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+"""Seconds of silence before a peer is asked whether it is there, and between that and the two other times."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class HttpServer:
+    """Accepts connections, and runs them in a thread of its own."""
+
+    def __init__(
+        self,
+        address: str,
+        handler: Handler,
+        *,
+        tls: TlsSockets | None,
+        share_port: bool,
+        every: Callable[[], object],
+    ) -> None:
+        """Bind and listen; nothing is accepted before `start`.
+
+        Args:
+            address: `host:port`; port 0 takes a free one.
+            handler: answers requests.
+            tls: certificates; None: in the clear.
+            share_port: listen with SO_REUSEPORT.
+            every: called once a second.
+
+        Raises:
+            BindError: the address is taken, or is not one of this machine.
+
+        """
+        self._handler, self._tls, self._every = handler, tls, every
+        self._listening = _listening(address, share_port=share_port)
+        self.port: int = self._listening.getsockname()[1]
+        """The real one."""
+        self._loop = uvloop.new_event_loop()
+        handler.loop, handler.lost = self._loop, self._lost
+        self._connections: dict[int, Connection] = {}
+        self._opening: set[asyncio.Task[object]] = set()
+        self._accepts = self._draining = False
+        self._thread = threading.Thread(target=self._run, name="scannery-http", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, drain_s: float) -> None:
+        """Take no more requests, wait for answers (for at most `drain_s`), and close all connections."""
+        if self._thread.ident is not None:
+            self._loop.call_soon_threadsafe(self._drain, drain_s)
+            self._thread.join()
+        self._listening.close()
+        self._loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._watch_port()
+        self._loop.call_later(LOOK_EVERY_S, self._look)
+        self._loop.run_forever()
+
+    def _drain(self, drain_s: float) -> None:
+        self._draining = True
+        if self._accepts:
+            self._loop.remove_reader(self._listening)
+            self._accepts = False
+        self._listening.close()
+        for connection in list(self._connections.values()):
+            connection.end()
+        self._loop.call_later(drain_s, self._end)
+        if not self._connections:
+            self._loop.stop()
+
+    def _end(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.abort()
+        # After the callbacks by which connections are lost.
+        self._loop.call_later(0.01, self._loop.stop)
+
+    def _watch_port(self) -> None:
+        if not self._accepts and not self._draining:
+            self._accepts = True
+            self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = self._listening.accept()
+            except OSError as error:  # no more connections, or the peer is gone
+                if error.errno in _EXHAUSTED:
+                    # The connection stays in the queue: stop polling until a descriptor may be free.
+                    self._loop.remove_reader(self._listening)
+                    self._accepts = False
+                return
+            if len(self._connections) >= MAX_CONNECTIONS and not self._make_room():
+                accepted.close()
+                continue
+            self._take_on(accepted)
+
+    def _take_on(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        connection = Connection(self._handler, self._tls.context if self._tls else None)
+        self._connections[id(connection)] = connection
+        task = self._loop.create_task(self._loop.connect_accepted_socket(lambda: connection, accepted))
+        self._opening.add(task)
+        task.add_done_callback(partial(self._opened, connection, accepted))
+
+    def _opened(self, connection: Connection, accepted: socket.socket, task: asyncio.Task[object]) -> None:
+        self._opening.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            accepted.close()
+            self._lost(connection)
+
+    def _make_room(self) -> bool:
+        """Close the oldest connection without a known caller, else the one that was idle for longest.
+
+        Return whether there was one: connections of strangers must not keep callers out.
+        """
+        found = next((each for each in self._connections.values() if not each.is_known), None)
+        if found is None:
+            idle = [each for each in self._connections.values() if each.is_idle]
+            found = min(idle, key=lambda each: each.active_s, default=None)
+            if found is not None and time.monotonic() - found.active_s < SPARED_S:
+                found = None
+        if found is None:
+            return False
+        found.abort()
+        del self._connections[id(found)]
+        return True
+
+    def _lost(self, connection: Connection) -> None:
+        self._connections.pop(id(connection), None)
+        if self._draining and not self._connections:
+            self._loop.stop()
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        for connection in list(self._connections.values()):
+            try:
+                connection.check_time(now_s)
+            except Exception:  # noqa: BLE001  an error of one connection must not stop the others
+                _LOG.exception("a connection is closed")
+                connection.abort()
+        self._watch_port()
+        self._every()
+        self._loop.call_later(LOOK_EVERY_S, self._look)
+
+
+def _listening(address: str, *, share_port: bool) -> socket.socket:
+    host, port = split_address(address)
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind | socket.SOCK_NONBLOCK)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if share_port:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            # Accepted sockets inherit these.
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, number in _DEAD_AFTER:
+                listening.setsockopt(socket.IPPROTO_TCP, option, number)
+            listening.bind(where)
+            listening.listen(1024)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        raise BindError(
+            f"http: cannot listen on {address}: {error.strerror or error}", field="http"
+        ) from error
+    return listening

@@ -1,0 +1,457 @@
+"""Connect's unary protocol, over real connections and compared with gRPC."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf import json_format
+from jsonschema import Draft202012Validator
+
+from scannery.client.request import calls
+from scannery.serving import SecurityConfig, Server
+from scannery.serving.security import KeyFile
+from scannery.serving.transport.http import connect, handler
+from scannery.v1 import index_pb2, search_pb2
+from tests.http1 import GET, SEARCH, SEARCH_MANY, UPSERT, Http, eventually, idle, over_grpc
+from tests.served import DIMENSIONS, copied, serving
+
+QUERIES = np.random.default_rng(0).normal(size=(20, DIMENSIONS)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def server(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(copied(library, tmp_path_factory.mktemp("http")), recall_share=0) as server:
+        yield server
+        eventually(lambda: idle(server))
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[Http]:
+    with Http(server.http_port) as http:
+        yield http
+
+
+def search(number: int = 0, k: int = 3, index: str = "library", **options: Any) -> bytes:
+    return calls.search(index, QUERIES[number], k, **options).request.SerializeToString()
+
+
+def search_many(k: int = 3, **options: Any) -> bytes:
+    return calls.search_many("library", QUERIES, k, **options).request.SerializeToString()
+
+
+# Answers
+
+
+REQUESTS: list[tuple[str, bytes]] = [
+    (SEARCH, search()),
+    (SEARCH, search(1, 50, fields=["id"])),
+    (SEARCH, search(2, where={"year": {"$gte": 2010}})),
+    (SEARCH, search(3, max_per_group=1)),
+    (SEARCH, search(4, exact=True, vectors=True)),
+    (SEARCH_MANY, search_many()),
+    (GET, search_pb2.GetRequest(index="library", ids=["d1", "nothing"]).SerializeToString()),
+    ("/scannery.v1.IndexService/ListIndexes", b""),
+    ("/scannery.v1.EmbeddingService/ListEncoders", b""),
+]
+
+
+@pytest.mark.parametrize(("path", "request_bytes"), REQUESTS)
+def test_answers_are_those_of_grpc(server: Server, http: Http, path: str, request_bytes: bytes) -> None:
+    code, wanted = over_grpc(server, path, request_bytes)
+    assert code == "ok"
+    for _ in range(3):  # the first search with new options takes another way than those behind it
+        response = http.post(path, request_bytes)
+        assert (response.status, response.body) == (200, wanted)
+        assert response.headers["content-type"] == "application/proto"
+
+
+@pytest.mark.parametrize(("path", "request_bytes"), REQUESTS)
+def test_json_says_the_same(server: Server, http: Http, path: str, request_bytes: bytes) -> None:
+    request_type = server._methods.methods[path].request
+    message = json_format.MessageToDict(request_type.FromString(request_bytes))
+    response = http.call(path, message)
+    assert response.status == 200
+    assert response.headers["content-type"] == "application/json"
+    answer = json_format.Parse(response.body, connect.response_type(path)())
+    assert answer == connect.response_type(path).FromString(over_grpc(server, path, request_bytes)[1])
+
+
+def test_every_method_is_served(server: Server, http: Http) -> None:
+    for path in server._methods.methods:
+        code, _ = over_grpc(server, path, b"\xff")
+        assert http.post(path, b"\xff").code == code
+
+
+def test_what_is_written_is_found(server: Server, http: Http) -> None:
+    point = {
+        "id": "new",
+        "vector": {"values": QUERIES[7].tolist()},
+        "attributes": {"year": {"intValue": 1999}},
+    }
+    written = http.call(UPSERT, {"index": "library", "upserts": [{"datapoint": point}]}).json
+    query = {"index": "library", "query": {"vector": {"values": QUERIES[7].tolist()}},
+             "options": {"k": 1, "minSequence": written["sequence"]}}  # fmt: skip
+    [hit] = http.call(SEARCH, query).json["hits"]
+    assert hit["datapoint"]["id"] == "new"
+    assert hit["datapoint"]["attributes"] == {"year": {"intValue": "1999"}}
+
+
+def test_searches_that_arrive_together_get_their_own_answers(server: Server) -> None:
+    """Answered in one batch, each over its own connection."""
+    wanted = []
+    for number in range(len(QUERIES)):
+        code, answer = over_grpc(server, SEARCH, search(number, 5, fields=["id"]))
+        assert code == "ok"
+        wanted.append([hit.datapoint.id for hit in search_pb2.SearchResponse.FromString(answer).hits])
+    connections = [Http(server.http_port) for _ in QUERIES]
+    try:
+        for _ in range(5):
+            for number, http in enumerate(connections):
+                body = search(number, 5, fields=["id"])
+                http.send(
+                    b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/proto\r\n"
+                    b"content-length: %d\r\n\r\n%s" % (SEARCH.encode(), len(body), body)
+                )
+            for number, http in enumerate(connections):
+                response = http.response()
+                if response.status == 429:
+                    continue
+                found = search_pb2.SearchResponse.FromString(response.body)
+                assert [hit.datapoint.id for hit in found.hits] == wanted[number]
+    finally:
+        for http in connections:
+            http.close()
+
+
+# Errors
+
+
+WRONG: list[tuple[str, bytes]] = [
+    (SEARCH, calls.search("library", [1.0] * 15, 3).request.SerializeToString()),
+    (SEARCH, search(k=0)),
+    (SEARCH, search(index="nothing")),
+    (SEARCH, search(where={"nothing": 1})),
+    (SEARCH, search(min_sequence=1 << 40)),
+    (SEARCH, b"\xff\xff\xff"),
+    (SEARCH, b""),
+    (SEARCH_MANY, b"\x0a\x07library"),
+    (UPSERT, index_pb2.UpsertRequest(index="library").SerializeToString()),
+    ("/scannery.v1.IndexService/GetIndex", b""),
+]
+
+
+@pytest.mark.parametrize(("path", "request_bytes"), WRONG)
+def test_errors_are_those_of_grpc(server: Server, http: Http, path: str, request_bytes: bytes) -> None:
+    code, detail = over_grpc(server, path, request_bytes)
+    for _ in range(2):
+        response = http.post(path, request_bytes)
+        assert response.code == code
+        assert response.detail.SerializeToString() == detail
+        assert response.json["message"] == response.detail.message
+        assert response.headers["content-type"] == "application/json"
+        trailer = response.headers["trailer-scannery-error-bin"]
+        assert base64.b64decode(trailer + "==") == detail
+    assert http.post(SEARCH, search()).status == 200  # the connection goes on
+
+
+def test_statuses_of_http_are_those_of_connect(http: Http) -> None:
+    for path, body, status in (
+        (SEARCH, search(k=0), 400),
+        (SEARCH, search(index="nothing"), 404),
+        ("/scannery.v1.SearchService/SearchStream", b"", 501),
+        ("/scannery.v1.SearchService/Nothing", b"", 501),
+        ("/nothing", b"", 501),
+        ("/grpc.health.v1.Health/Check", b"", 501),
+    ):
+        assert http.post(path, body).status == status
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"indx": "library"}', "indx"),
+        (b'{"index": 3}', "index"),
+        (b'{"index": "library", "options": {"k": "many"}}', "options.k"),
+        (b'{"index": "library", "options": {"kk": 3}}', "options.kk"),
+        (b'{"query": {"vector": {"values": [1, "x"]}}}', "query.vector.values[1]"),
+        (b"{", ""),
+        (b"", ""),
+        (b"\xff\xfe", ""),
+        (b"[" * 100_000, ""),
+    ],
+)
+def test_json_that_is_not_the_request_is_refused(http: Http, body: bytes, field: str) -> None:
+    response = http.post(SEARCH, body, kind="application/json")
+    assert response.code == "invalid_argument"
+    assert response.detail.field == field
+    assert "\n" not in response.json["message"]
+    assert http.post(SEARCH, search()).status == 200
+
+
+def test_json_has_a_limit_of_its_own(http: Http) -> None:
+    body = b'{"index": "' + b"x" * connect.MAX_JSON_BYTES + b'"}'
+    response = http.post(SEARCH, body, kind="application/json")
+    assert response.code == "invalid_argument"
+    assert "8388608 bytes" in response.json["message"]
+
+
+# Headers
+
+
+@pytest.mark.parametrize("timeout", ["", "-1", "1.5", "x", "12345678901", "٣"])
+def test_a_timeout_is_a_number(http: Http, timeout: str) -> None:
+    value = timeout.encode().decode("latin-1")
+    response = http.post(SEARCH, search(), [("connect-timeout-ms", value)])
+    assert response.code == "invalid_argument"
+    assert "connect-timeout-ms" in response.json["message"]
+
+
+def test_deadlines(server: Server, http: Http) -> None:
+    for path, body in ((SEARCH, search()), (SEARCH_MANY, search_many()), (SEARCH, search(exact=True))):
+        response = http.post(path, body, [("connect-timeout-ms", "0")])
+        assert (response.status, response.code) == (504, "deadline_exceeded")
+        assert "deadline" in response.detail.message
+    turns = server._lifecycle.turns
+    for _ in range(server.config.threads):
+        turns.acquire()
+    try:
+        started_s = time.monotonic()
+        response = http.post(SEARCH_MANY, search_many(), [("connect-timeout-ms", "200")])
+        assert response.code == "deadline_exceeded"
+        assert 0.15 < time.monotonic() - started_s < 30
+    finally:
+        turns.release(server.config.threads)
+    assert http.post(SEARCH_MANY, search_many(), [("connect-timeout-ms", "60000")]).status == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "status", "said"),
+    [
+        (("content-type", "text/plain"), 415, "content-type"),
+        (("content-type", "application/x-www-form-urlencoded"), 415, "content-type"),
+        (("content-type", "multipart/form-data; boundary=x"), 415, "content-type"),
+        (("content-type", "application/connect+proto"), 415, "content-type"),
+        (("content-type", ""), 415, "content-type"),
+        (("content-encoding", "br"), 501, "content-encoding"),
+        (("connect-protocol-version", "2"), 400, "connect-protocol-version"),
+        (("expect", "tea"), 417, "expect"),
+    ],
+)
+def test_headers_that_cannot_be_met(http: Http, header: tuple[str, str], status: int, said: str) -> None:
+    headers = dict([("content-type", "application/proto"), header])
+    response = http.ask("POST", SEARCH, search(), list(headers.items()))
+    assert response.status == status
+    assert said in response.json["message"]
+    assert http.post(SEARCH, search()).status == 200
+
+
+def test_headers_that_may_be_there(http: Http) -> None:
+    for headers in (
+        [("content-type", "Application/Proto; charset=utf-8"), ("Connect-Protocol-Version", "1")],
+        [("CONTENT-TYPE", "application/proto"), ("content-encoding", "identity"), ("accept", "*/*")],
+    ):
+        assert http.ask("POST", SEARCH, search(), headers).status == 200
+
+
+def test_compressed_requests(server: Server, http: Http) -> None:
+    for path, body in ((SEARCH, search()), (SEARCH_MANY, search_many())):
+        response = http.post(path, gzip.compress(body), [("content-encoding", "gzip")])
+        assert response.body == over_grpc(server, path, body)[1]
+    message = json.dumps({"index": "library", "query": {"vector": {"values": QUERIES[0].tolist()}}})
+    compressed = gzip.compress(message.encode())
+    response = http.post(SEARCH, compressed, [("content-encoding", "gzip")], kind="application/json")
+    assert len(response.json["hits"]) == 10
+    for wrong in (b"", b"no gzip", gzip.compress(search())[:-3], gzip.compress(search()) + b"x"):
+        response = http.post(SEARCH, wrong, [("content-encoding", "gzip")])
+        assert response.code == "invalid_argument"
+
+
+def test_compressed_answers(server: Server, http: Http) -> None:
+    large = search(k=200)
+    wanted = over_grpc(server, SEARCH, large)[1]
+    assert len(wanted) > handler.MIN_GZIP_BYTES
+    for path, body in ((SEARCH, large), (SEARCH, search(k=200, exact=True)), (SEARCH_MANY, search_many(50))):
+        response = http.post(path, body, [("accept-encoding", "br, gzip")])
+        assert response.headers["content-encoding"] == "gzip"
+        assert gzip.decompress(response.body) == over_grpc(server, path, body)[1]
+    for accepted in ("br", "gzip;q=0", "identity", "gzipped", "gzip; q=0.0"):
+        response = http.post(SEARCH, large, [("accept-encoding", accepted)])
+        assert (response.headers.get("content-encoding"), response.body) == (None, wanted)
+    small = http.post(SEARCH, search(k=1, fields=["id"]), [("accept-encoding", "gzip")])
+    assert "content-encoding" not in small.headers
+
+
+def test_every_answer_says_who_gives_it(server: Server, http: Http) -> None:
+    answers = [
+        http.post(SEARCH, search()),
+        http.post(SEARCH, b"\xff"),
+        http.ask("GET", "/healthz"),
+        http.ask("GET", "/nothing"),
+        http.ask("GET", "/healthz", host="evil.example"),
+    ]
+    for answer in answers:
+        assert answer.headers["scannery-server"] == server.context.server_id
+        worker, _, workers = answer.headers["scannery-worker"].partition("/")
+        assert int(worker, 16) >= 0
+        assert workers == "1"
+        assert answer.headers["date"].endswith("GMT")
+    assert len({answer.headers["scannery-worker"] for answer in answers}) == 1
+
+
+# Pages
+
+
+def test_health(server: Server, http: Http) -> None:
+    for path in ("/healthz", "/readyz", "/healthz?probe=1"):
+        response = http.ask("GET", path)
+        assert (response.status, response.json) == (200, {"status": "ok"})
+    for method, path, status in (
+        ("GET", SEARCH, 404),
+        ("GET", UPSERT, 404),
+        ("GET", "/", 404),
+        ("PUT", "/healthz", 405),
+        ("DELETE", SEARCH, 405),
+        ("HEAD", "/healthz", 405),
+    ):
+        assert http.ask(method, path).status == status
+
+
+def test_a_server_that_stops_is_not_ready(library: Path) -> None:
+    with serving(library) as server, Http(server.http_port) as http:
+        assert http.ask("GET", "/readyz").status == 200
+        server._health.stop()
+        assert http.ask("GET", "/readyz").status == 503
+        assert http.ask("GET", "/healthz").status == 200
+
+
+def test_the_description_is_that_of_the_methods(server: Server, http: Http) -> None:
+    response = http.ask("GET", "/openapi.json")
+    document = response.json
+    assert document["openapi"] == "3.1.0"
+    assert set(document["paths"]) == set(server._methods.methods)
+    schemas = document["components"]["schemas"]
+    references = set(_references(document))
+    assert {reference.rpartition("/")[2] for reference in references} == set(schemas)
+    # What the server says and takes is what the schemas say.
+    for path, request_bytes in REQUESTS:
+        operation = document["paths"][path]["post"]
+        request = server._methods.methods[path].request.FromString(request_bytes)
+        message = json_format.MessageToDict(request)
+        answer = http.call(path, message).json
+        for kind, value in (("requestBody", message), ("200", answer)):
+            content = (operation[kind] if kind == "requestBody" else operation["responses"][kind])["content"]
+            validator = Draft202012Validator(
+                {**content["application/json"]["schema"], "components": document["components"]}
+            )
+            validator.validate(value)
+    error = {"$ref": "#/components/schemas/connect.Error", "components": document["components"]}
+    Draft202012Validator(error).validate(http.post(SEARCH, b"\xff").json)
+    assert "security" not in document
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key == "$ref":
+                yield item
+            else:
+                yield from _references(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _references(item)
+
+
+# Credentials
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    library: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, KeyFile, dict[str, str]]]:
+    """A server that asks for keys, and keys by what they are for."""
+    file = KeyFile(tmp_path_factory.mktemp("keys") / "keys.json")
+    texts = {
+        "reader": file.create("reader")[1],
+        "writer": file.create("writer", scopes=["write"])[1],
+        "flat": file.create("flat", indexes=["flat"])[1],
+    }
+    with serving(library, security=SecurityConfig(keys_file=str(file.path))) as server:
+        yield server, file, texts
+
+
+def bearer(text: str) -> list[tuple[str, str]]:
+    return [("authorization", f"Bearer {text}")]
+
+
+def test_strangers_get_one_answer(guarded: tuple[Server, KeyFile, dict[str, str]]) -> None:
+    server, _, texts = guarded
+    wrong = "scn_000000000000_" + "A" * 43
+    answers = set()
+    for headers in (
+        [],
+        bearer(wrong),
+        bearer(texts["reader"]) * 2,  # could be read differently by a proxy in front
+        [("authorization", "Basic QTpC")],
+        [("authorization", f"Bearer {texts['reader']}, Bearer {texts['reader']}")],
+        [("scannery-client", "x")],
+    ):
+        with Http(server.http_port) as http:
+            for path in (SEARCH, UPSERT, "/nothing", "/scannery.v1.SearchService/SearchStream"):
+                response = http.post(path, search(), headers)
+                answers.add((response.status, response.body))
+                assert response.headers["www-authenticate"] == "Bearer"
+                assert response.headers["scannery-server"] == server.context.server_id
+            for path in ("/openapi.json", "/nothing"):
+                response = http.ask("GET", path, headers=headers)
+                answers.add((response.status, response.body))
+    [(status, body)] = answers
+    assert (status, json.loads(body)["message"]) == (401, "valid credentials are needed")
+
+
+def test_keys_open_what_they_open(guarded: tuple[Server, KeyFile, dict[str, str]]) -> None:
+    server, _, texts = guarded
+    with Http(server.http_port) as http:
+        assert http.post(SEARCH, search(), bearer(texts["reader"])).status == 200
+        denied = http.post(SEARCH, search(), bearer(texts["writer"]))
+        assert (denied.status, denied.code) == (403, "permission_denied")
+        hidden = http.post(SEARCH, search(), bearer(texts["flat"]))
+        assert (hidden.status, hidden.code) == (404, "not_found")
+        [listed] = http.call("/scannery.v1.IndexService/ListIndexes", {}, bearer(texts["flat"])).json[
+            "indexes"
+        ]
+        assert listed["name"] == "flat"
+        document = http.ask("GET", "/openapi.json", headers=bearer(texts["flat"])).json
+        assert document["security"] == [{"bearer": []}]
+        # Each request has credentials of its own.
+        assert http.post(SEARCH, search()).status == 401
+
+
+def test_a_key_that_is_revoked_ends_with_the_next_request(
+    guarded: tuple[Server, KeyFile, dict[str, str]],
+) -> None:
+    server, file, _ = guarded
+    key, text = file.create("passing")
+    with Http(server.http_port) as http:
+        eventually(lambda: http.post(SEARCH, search(), bearer(text)).status == 200)
+        file.revoke(key.id)
+        eventually(lambda: http.post(SEARCH, search(), bearer(text)).status == 401, 10)
+
+
+def test_health_is_for_callers_only_if_it_is_not_public(library: Path, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    _, text = file.create("probe")
+    security = SecurityConfig(keys_file=str(file.path), public_health=False)
+    with serving(library, security=security) as server, Http(server.http_port) as http:
+        for path in ("/healthz", "/readyz"):
+            refused = http.ask("GET", path)
+            assert refused.status == 401
+            assert refused.headers["scannery-server"] == server.context.server_id
+            assert http.ask("GET", path, headers=bearer(text)).status == 200

@@ -1,0 +1,436 @@
+"""What no client sends: refused or closed within bounds, while another caller is answered."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import select
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scannery.client.request import calls
+from scannery.serving import Server
+from scannery.serving.transport.http import connect as http_connect
+from scannery.serving.transport.http import connection as http_connection
+from scannery.serving.transport.http import server as http_server
+from scannery.serving.transport.http.head import MAX_HEADER_BYTES, MAX_HEADERS
+from tests.http1 import SEARCH, SEARCH_MANY, Http, eventually, head, idle
+from tests.served import DIMENSIONS, ROWS, serving
+
+QUERIES = np.random.default_rng(0).normal(size=(160, DIMENSIONS)).astype(np.float32)
+BODY = calls.search("library", QUERIES[0], 3).request.SerializeToString()
+MANY = calls.search_many("library", QUERIES[:20], 3).request.SerializeToString()
+LARGE = calls.search_many("library", QUERIES, ROWS).request.SerializeToString()
+"""Its answer has several MiB."""
+PROTO = [("content-type", "application/proto")]
+MAX_REQUEST_BYTES = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server(library: Path) -> Iterator[Server]:
+    options: dict[str, Any] = {"max_request_bytes": MAX_REQUEST_BYTES, "body_timeout_s": 1.0}
+    with serving(library, threads=4, recall_share=0, **options) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_behind(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(http_server, "LOOK_EVERY_S", 0.1)
+    yield
+    eventually(lambda: idle(server))
+    eventually(lambda: not connections(server))
+
+
+@pytest.fixture(autouse=True)
+def _well_behaved_caller_is_answered(_nothing_stays_behind: None, server: Server) -> Iterator[None]:
+    """Have a search answered all the time, over a connection that is kept."""
+    done, slowest_s, statuses = threading.Event(), 0.0, set()
+
+    def ask() -> None:
+        nonlocal slowest_s
+        with Http(server.http_port) as http:
+            while not done.is_set():
+                started_s = time.monotonic()
+                statuses.add(http.post(SEARCH, BODY, [("scannery-client", "good")]).status)
+                slowest_s = max(slowest_s, time.monotonic() - started_s)
+                time.sleep(0.005)
+
+    caller = threading.Thread(target=ask, daemon=True)
+    caller.start()
+    eventually(lambda: statuses)
+    yield
+    done.set()
+    caller.join(60)
+    assert statuses == {200}
+    assert slowest_s < 5  # on a machine that does much else; alone, it is milliseconds
+
+
+def connections(server: Server) -> dict[int, Any]:
+    http = server._http._server
+    assert http is not None
+    return http._connections
+
+
+def posted(body: bytes, *headers: tuple[str, str], path: str = SEARCH) -> bytes:
+    return head("POST", path, [*PROTO, *headers]) + body
+
+
+def sized(body: bytes = BODY, path: str = SEARCH) -> bytes:
+    return posted(body, ("content-length", str(len(body))), path=path)
+
+
+# Contradictions
+
+
+LENGTH, CHUNKED = ("content-length", str(len(BODY))), ("transfer-encoding", "chunked")
+SMUGGLED: dict[str, bytes] = {
+    "length and chunks": posted(b"0\r\n\r\n", LENGTH, CHUNKED),
+    "chunks and length": posted(b"0\r\n\r\n", CHUNKED, LENGTH),
+    "two lengths": posted(BODY, LENGTH, ("content-length", "1")),
+    "the same length twice": posted(BODY, LENGTH, LENGTH),
+    "a list of lengths": posted(BODY, ("content-length", f"{len(BODY)}, {len(BODY)}")),
+    "a signed length": posted(BODY, ("content-length", f"+{len(BODY)}")),
+    "a negative length": posted(BODY, ("content-length", "-1")),
+    "a length in hexadecimal": posted(BODY, ("content-length", "0x10")),
+    "a length beyond 64 bits": posted(BODY, ("content-length", "9" * 30)),
+    "an empty length": posted(BODY, ("content-length", "")),
+    "another coding": posted(BODY, ("transfer-encoding", "gzip, chunked")),
+    "a coding that is none": posted(BODY, ("transfer-encoding", "xchunked")),
+    "chunked twice": posted(BODY, CHUNKED, CHUNKED),
+    "chunked, and a tab": posted(b"0\r\n\r\n", ("transfer-encoding", "\x0bchunked")),
+    "a space before the colon": posted(BODY, ("content-length ", str(len(BODY)))),
+    "a folded header": posted(BODY, ("x", "a\r\n b"), LENGTH),
+    "a line feed alone": b"POST / HTTP/1.1\nhost: localhost\ncontent-length: 0\n\n",
+    "a header without a colon": b"POST / HTTP/1.1\r\nhost: localhost\r\nnothing\r\n\r\n",
+    "a zero byte in a value": posted(BODY, ("x", "a\0b"), LENGTH),
+    "a zero byte in a name": posted(BODY, ("x\0", "a"), LENGTH),
+    "two hosts": head("POST", SEARCH, [("host", "localhost"), *PROTO, LENGTH]) + BODY,
+    "no host": head("POST", SEARCH, [*PROTO, LENGTH], host=None) + BODY,
+    "another version": b"POST / HTTP/3.7\r\nhost: localhost\r\n\r\n",
+    "no version": b"GET /healthz\r\n\r\n",
+    "a target that is no path": head("GET", "http://localhost/healthz"),
+    "an asterisk": head("OPTIONS", "*"),
+    "a tunnel": head("CONNECT", "localhost:80"),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": bytes.fromhex("16030100c8010000c40303") + bytes(200),
+    "the native protocol": b"\x10\0\0\0\x01" + bytes(27),
+    "a bad chunk size": posted(b"zz\r\nabc\r\n0\r\n\r\n", CHUNKED),
+    "a negative chunk": posted(b"-1\r\nabc\r\n0\r\n\r\n", CHUNKED),
+    "a chunk beyond 64 bits": posted(b"f" * 17 + b"\r\nabc", CHUNKED),
+    "a chunk longer than it says": posted(b"2\r\nabc\r\n0\r\n\r\n", CHUNKED),
+    "a chunk with line feeds": posted(b"3\nabc\n0\n\n", CHUNKED),
+    "a space in a chunk size": posted(b"3 \r\nabc\r\n0\r\n\r\n", CHUNKED),
+}
+
+
+@pytest.mark.parametrize("request_bytes", SMUGGLED.values(), ids=SMUGGLED.keys())
+def test_what_can_be_read_in_two_ways_is_refused(server: Server, request_bytes: bytes) -> None:
+    """Nothing that comes behind it is taken for a request."""
+    with Http(server.http_port) as http:
+        http.send(request_bytes + sized())
+        response = http.response()
+        assert response.status in (400, 404), response
+        assert response.code in ("invalid_argument", "unimplemented")
+        if response.headers.get("connection") == "close":
+            assert http.is_closed()
+        else:  # it was clear where it ends
+            assert http.response().status == 200
+
+
+def test_only_what_is_clear_keeps_the_connection(server: Server) -> None:
+    kept = []
+    for name, request_bytes in SMUGGLED.items():
+        with Http(server.http_port) as http:
+            http.send(request_bytes)
+            if http.response().headers.get("connection") != "close":
+                kept.append(name)
+    assert set(kept) <= {"two hosts", "no host", "a target that is no path", "an asterisk"}
+
+
+def test_chunks_are_read(server: Server) -> None:
+    with Http(server.http_port) as http:
+        for extension in (b"", b";a=b"):
+            pieces = b"".join(b"1%s\r\n%c\r\n" % (extension, byte) for byte in BODY)
+            http.send(posted(pieces + b"0\r\nx: a trailer\r\n\r\n", CHUNKED))
+            assert http.response().status == 200
+        # A trailer says nothing of the request.
+        http.send(posted(b"0\r\ncontent-type: text/plain\r\n\r\n", CHUNKED))
+        assert http.response().code == "invalid_argument"
+        assert http.post(SEARCH, BODY).status == 200
+
+
+# Too much
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        head("GET", "/" + "x" * MAX_HEADER_BYTES),
+        head("GET", "/healthz", [("x", "y" * MAX_HEADER_BYTES)]),
+        head("GET", "/healthz", [("x" * MAX_HEADER_BYTES, "y")]),
+        head("GET", "/healthz", [("x", "y" * 1000)] * 20),
+        head("GET", "/healthz", [("x", "y")] * (MAX_HEADERS + 1)),
+        posted(b"0\r\n" + b"x: y\r\n" * 5000 + b"\r\n", CHUNKED),
+    ],
+)
+def test_headers_have_limits(server: Server, request_bytes: bytes) -> None:
+    with Http(server.http_port) as http:
+        http.send(request_bytes)
+        response = http.response()
+        assert (response.status, response.code) == (431, "resource_exhausted")
+        assert http.is_closed()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"GET /", b"GET /healthz HTTP/1.1\r\nx: ", b"GET /healthz HTTP/1.1\r\n", posted(b"0\r\nx: ", CHUNKED)],
+)
+def test_headers_that_never_end_are_cut_off(server: Server, start: bytes) -> None:
+    with Http(server.http_port) as http:
+        http.send(start)
+        sent = 0
+        with suppress(OSError):
+            while sent < 100 * MAX_HEADER_BYTES:
+                sent += http.socket.send(b"x" * 1000)
+                if select.select([http.socket], [], [], 0.0005)[0]:
+                    break
+        assert sent < 10 * MAX_HEADER_BYTES
+        with suppress(ConnectionError):  # or its answer got lost behind what came
+            assert http.response().status == 431
+
+
+def test_bodies_have_a_limit(server: Server) -> None:
+    with Http(server.http_port) as http:
+        http.send(posted(b"", ("content-length", str(MAX_REQUEST_BYTES + 1))))
+        assert http.response().status == 413  # before any of it comes
+        assert http.is_closed()
+    with Http(server.http_port) as http:
+        http.send(posted(b"", CHUNKED))
+        with suppress(OSError):
+            for _ in range(2 * MAX_REQUEST_BYTES >> 16):
+                http.send(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
+        with suppress(ConnectionError):
+            assert http.response().status == 413
+    with Http(server.http_port) as http:
+        whole = bytes(MAX_REQUEST_BYTES)
+        assert http.post(SEARCH, whole).code == "invalid_argument"  # as long as it may be
+        assert http.post(SEARCH, BODY).status == 200
+
+
+def test_a_refused_body_is_not_awaited(server: Server) -> None:
+    with Http(server.http_port) as http:
+        http.send(head("POST", SEARCH, [("content-type", "text/plain"), ("content-length", "500000")]))
+        assert http.response().status == 415
+        assert http.is_closed()
+
+
+def test_who_waits_to_be_told_is_told(server: Server) -> None:
+    with Http(server.http_port) as http:
+        expects = ("expect", "100-continue")
+        http.send(posted(b"", LENGTH, expects))
+        assert http._until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue"
+        http.send(BODY)
+        assert http.response().status == 200
+        http.send(head("POST", SEARCH, [("content-type", "text/plain"), LENGTH, expects]))
+        assert http.response().status == 415
+        assert http.is_closed()
+
+
+def test_decompression_stops_at_the_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = zlib.compressobj(9, wbits=31)
+    data = b"".join(bomb.compress(bytes(1 << 20)) for _ in range(50)) + bomb.flush()
+    assert len(data) < MAX_REQUEST_BYTES / 4
+    seen: list[int] = []
+    real = http_connect.decompressed
+
+    def watched(data: bytes, max_bytes: int) -> bytes:
+        seen.append(max_bytes)
+        return real(data, max_bytes)
+
+    monkeypatch.setattr(http_connect, "decompressed", watched)
+    with Http(server.http_port) as http:
+        for kind in ("application/proto", "application/json"):
+            response = http.post(SEARCH, data, [("content-encoding", "gzip")], kind=kind)
+            assert response.code == "resource_exhausted"
+            assert str(MAX_REQUEST_BYTES) in response.json["message"]
+        assert seen == [MAX_REQUEST_BYTES] * 2
+        assert http.post(SEARCH, gzip.compress(BODY), [("content-encoding", "gzip")]).status == 200
+
+
+# Too slow
+
+
+def test_requests_that_trickle_are_cut_off(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "HEAD_WITHIN_S", 1.0)
+    endless = head("POST", SEARCH, PROTO)[:-2] + b"x: "
+    whole = posted(b"", ("content-length", "1000"))
+    starts = [(b"", False), (b"P", False), (endless, False), (endless, True), (whole, False), (whole, True)]
+    starts += [(sized()[:-1], False), (posted(b"5\r\n", CHUNKED), False)]
+    started_s = time.monotonic()
+    with ExitStack() as stack:
+        opened = [stack.enter_context(Http(server.http_port)) for _ in starts]
+        for http, (start, trickles) in zip(opened, starts, strict=True):
+            http.send(start)
+            if trickles:
+                threading.Thread(target=_trickled, args=(http,), daemon=True).start()
+        for http, (start, _) in zip(opened, starts, strict=True):
+            if start:
+                response = http.response()
+                assert (response.status, response.code) == (408, "deadline_exceeded")
+            assert http.is_closed()
+    assert 0.5 < time.monotonic() - started_s < 30
+
+
+def _trickled(http: Http) -> None:
+    with suppress(OSError):
+        while True:
+            http.send(b"x")
+            time.sleep(0.1)
+
+
+def test_a_thousand_connections_that_say_nothing(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are answered; new ones get in, too, at the cost of the oldest."""
+    assert http_server.MAX_CONNECTIONS == 1024
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 300)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(Http(server.http_port)) for _ in range(1000)]
+        for http in silent[::7]:
+            with suppress(OSError):
+                http.send(b"GET /healthz HT")
+        with Http(server.http_port) as http:
+            assert http.post(SEARCH, BODY).status == 200
+        assert len(connections(server)) <= 300
+        assert silent[0].is_closed()
+
+
+def test_callers_that_read_nothing_are_cut_off(server: Server) -> None:
+    with ExitStack() as stack:
+        for _ in range(3):
+            http = stack.enter_context(Http(server.http_port, window=1 << 14))
+            http.send(sized(LARGE, SEARCH_MANY) * 3)
+            eventually(lambda: not idle(server))
+        # Answers that are not read count as in flight, and no further ones are made.
+        eventually(lambda: idle(server), 30)
+        eventually(lambda: len(connections(server)) <= 1, 30)
+
+
+def test_slow_readers_get_all(server: Server) -> None:
+    with Http(server.http_port, window=1 << 14) as http:
+        http.send(sized(LARGE, SEARCH_MANY))
+        time.sleep(0.5)
+        response = http.response()
+        assert response.status == 200
+        assert len(response.body) > 4 << 20
+
+
+# Several requests at once
+
+
+def test_pipelined_requests_are_answered_in_their_order(server: Server) -> None:
+    paths = [SEARCH_MANY, SEARCH, "/nothing", SEARCH_MANY, SEARCH] * 20
+    wanted = [200, 200, 501, 200, 200] * 20
+    packet = b"".join(sized(MANY if path == SEARCH_MANY else BODY, path) for path in paths)
+    with Http(server.http_port) as http:
+        http.send(packet)
+        assert [http.response().status for _ in paths] == wanted
+    with Http(server.http_port) as http:
+        for start in range(0, len(packet), 97):  # in pieces of any size
+            http.send(packet[start : start + 97])
+        assert [http.response().status for _ in paths] == wanted
+
+
+def test_what_is_pipelined_is_bounded(server: Server) -> None:
+    """Requests that wait for a slow one stay in the kernel, and in its sender."""
+    with held_turns(server, 4), Http(server.http_port) as http:
+        http.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            for _ in range(10_000):
+                http.send(sized(MANY, SEARCH_MANY))
+        stuck = [each for each in connections(server).values() if each._waiting]
+        assert len(stuck) == 1
+        [connection] = stuck
+        assert len(connection._waiting) < http_connection.MAX_WAITING + 200
+        assert server.admission.in_flight <= 2
+
+
+def test_behind_the_last_request_nothing_is_read(server: Server) -> None:
+    with Http(server.http_port) as http:
+        http.send(posted(BODY, LENGTH, ("connection", "close")) + sized())
+        response = http.response()
+        assert (response.status, response.headers["connection"]) == (200, "close")
+        assert http.is_closed()
+
+
+def test_old_versions_are_answered_and_closed(server: Server) -> None:
+    with Http(server.http_port) as http:
+        http.send(b"GET /healthz HTTP/1.0\r\nhost: localhost\r\n\r\n")
+        assert http.response().status == 200
+        assert http.is_closed()
+
+
+def test_other_protocols_are_not_changed_to(server: Server) -> None:
+    upgrade = [("connection", "Upgrade, HTTP2-Settings"), ("upgrade", "h2c"), ("http2-settings", "AAMAAABk")]
+    for method in ("POST", "GET"):
+        with Http(server.http_port) as http:
+            response = http.ask(method, SEARCH, BODY, [*PROTO, *upgrade])
+            assert (response.status, response.code) == (400, "invalid_argument")
+            assert http.is_closed()
+
+
+def test_callers_that_hang_up_are_forgotten(server: Server) -> None:
+    with held_turns(server, 4):
+        for _ in range(8):
+            with Http(server.http_port) as http:
+                http.send(sized(MANY, SEARCH_MANY))
+                eventually(lambda: not idle(server))
+    eventually(lambda: idle(server))
+
+
+def test_damaged_requests_harm_nobody(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """Any bytes in place of others: an answer or the end of the connection, and no error of the server's own."""
+    rng = random.Random(7)
+    whole = (
+        sized()
+        + posted(b"%x\r\n%s\r\n0\r\nx: y\r\n\r\n" % (len(BODY), BODY), CHUNKED)
+        + head("GET", "/healthz")
+    )
+    for _ in range(200):
+        data = bytearray(whole)
+        for _ in range(rng.randrange(1, 6)):
+            place = rng.randrange(len(data))
+            kind = rng.randrange(3)
+            if kind == 0:
+                data[place] = rng.randrange(256)
+            elif kind == 1:
+                del data[place : place + rng.randrange(1, 20)]
+            else:
+                data[place:place] = rng.choice(
+                    [b"\r\n", b"\0", b":", b" ", b"chunked", b"\n", b"9", data[:place]]
+                )
+        with Http(server.http_port) as http, suppress(ConnectionError):
+            http.send(bytes(data))
+            http.socket.shutdown(socket.SHUT_WR)
+            while True:
+                assert http.response().status in {200, 400, 403, 404, 405, 408, 413, 415, 417, 429, 431, 501}
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@contextmanager
+def held_turns(server: Server, count: int) -> Iterator[None]:
+    """Let nobody work."""
+    turns = server._lifecycle.turns
+    for _ in range(count):
+        turns.acquire()
+    try:
+        yield
+    finally:
+        turns.release(count)
