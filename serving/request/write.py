@@ -29,16 +29,7 @@ _SIZES = SizeLimits(
 )
 _COLUMNS = {"title": "title", "payload_json": "payload"}
 """Columns of the fields that a mask can name besides attributes."""
-_NEVER_IN_PART = (
-    "vector",
-    "sparse_vector",
-    "text",
-    "document_id",
-    "text_start",
-    "text_end",
-    "time_start_s",
-    "time_end_s",
-)
+_NEVER_IN_PART = ("vector", "sparse_vector", "text", "document_id", *SPAN)
 
 
 def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> Upserts:

@@ -33,7 +33,7 @@ LIMITS = SizeLimits(title=8, text=8, payload=8, attribute=8, strings=3)
 VECTORS_ND = np.array([[1, 0], [0, 1], [2, 0]], np.float32)
 
 
-def validated(rows: int = 3, spec: Any = SPEC, **columns: Any) -> Validated:
+def validated(rows: Any = 3, spec: Any = SPEC, **columns: Any) -> Validated:
     """Return what becomes of a batch with given columns; ids are made where there are none."""
     options = {name: columns.pop(name) for name in ("limits", "partial", "spoken") if name in columns}
     fields = {"id": [f"id{row}" for row in range(rows)], **columns}
