@@ -18,11 +18,14 @@ from scannery.runtime.errors import DeadlineError
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.engine import search as engine
 from scannery.serving.engine.prepared_search import PreparedSearch
+from scannery.serving.request.query import parse_query
 from scannery.serving.services.search import Service
+from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2 as pb
 from tests.data import clustered, datapoints
 from tests.served import publish_version
 
+SEARCH = "/scannery.v1.SearchService/Search"
 ROWS, DIMENSIONS = 3000, 16
 SPEC = {
     "index": "one",
@@ -120,3 +123,17 @@ def test_a_deadline_that_passed_ends_it(service: Service) -> None:
     request = search("one", QUERIES_QD[0], 10, where={"part": {"$lt": 0.5}}).request
     with pytest.raises(DeadlineError):
         service.search(request, Deadline(time.monotonic() - 1))
+
+
+def test_each_query_of_a_batch_of_callers_has_its_answer_and_its_plan(service: Service) -> None:
+    requests = [search("one", query_D, 10).request for query_D in QUERIES_QD]
+    snapshot = service._catalog.snapshot("one")
+    prepared = snapshot.derived(snapshot.options(requests[0].options), PreparedSearch)
+    queries = [
+        engine.PreparedQuery(snapshot, prepared, parse_query(request.query, snapshot.manifest), QueryStats())
+        for request in requests
+    ]
+    answers = engine.answers_of(queries, Deadline.after(60))
+    alone = [service.call_on_wire(SEARCH, request, Deadline.after(60)) for request in requests]
+    assert answers == alone
+    assert {query.stats.plan for query in queries} == {"scann"}

@@ -119,6 +119,21 @@ def test_who_makes_a_batch_fail_fails_alone(coalescer: Coalescer[int, int], answ
     assert coalescer.run(ONE, 7, NEVER, answers) == 14
 
 
+def test_followers_of_a_thread_that_ends_do_not_wait_for_ever(
+    coalescer: Coalescer[int, int], answers: Answers
+) -> None:
+    def ends(numbers: Sequence[int], deadline: Deadline) -> list[int]:
+        raise SystemExit
+
+    asks = [partial(coalescer.run, ONE, 1, NEVER, ends), partial(coalescer.run, ONE, 2, NEVER, answers)]
+    leader, follower = _ask_while_busy(coalescer, answers, asks)
+    with pytest.raises(SystemExit):
+        leader.result()
+    with pytest.raises(RuntimeError, match="was ended"):
+        follower.result()
+    assert coalescer._running == 0
+
+
 def test_deadlines_and_callers_who_hang_up_keep_nobody_waiting(
     coalescer: Coalescer[int, int], answers: Answers
 ) -> None:
