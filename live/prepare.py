@@ -91,7 +91,8 @@ def prepare(upserts: Upserts, manifest: Manifest, encoders: Encoders, deadline: 
     if "embedding" not in rows.column_names or rows.column("embedding").null_count:
         rows, removed = _with_passages(upserts, manifest, encoders, deadline)
     mutation = Mutation(rows, removed_documents=removed, encoder=encoder_digest(manifest))
-    _check_distinct(mutation)
+    if rows is not upserts.rows:
+        _check_distinct(mutation)
     return PreparedUpsert(with_words(mutation, manifest.spec), upserts.partial, upserts.conditional)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.request.query import vector_components
 from scannery.v1.types_pb2 import Datapoint, SparseVector, Value, Vector
 
-__all__ = ["datapoint_columns", "unknown_attributes"]
+__all__ = ["DatapointColumns", "datapoint_columns"]
 
 _TEXTS = {"title": "title", "text": "text", "payload": "payload_json"}
 _VALUES: dict[AttributeType, str] = {
@@ -35,8 +35,16 @@ _VALUES: dict[AttributeType, str] = {
 """Where values are that can be taken as they are."""
 
 
-def datapoint_columns(points: Sequence[Datapoint], spec: IndexSpec, dimensions: int) -> dict[str, Field]:
-    """Return the fields that any of the datapoints has. Attributes that the spec does not name are left out."""
+class DatapointColumns(NamedTuple):
+    """The fields that any datapoint of a request has."""
+
+    fields: dict[str, Field]
+    unknown: dict[int, str]
+    """An attribute that the spec does not name, by the number of the datapoint that has it."""
+
+
+def datapoint_columns(points: Sequence[Datapoint], spec: IndexSpec, dimensions: int) -> DatapointColumns:
+    """Return datapoints as columns."""
     ids = [point.id for point in points]
     documents = [point.document_id for point in points]
     fields = {"id": Field("id", ids), "embedding": Field("vector", _vectors(points, dimensions))}
@@ -49,18 +57,19 @@ def datapoint_columns(points: Sequence[Datapoint], spec: IndexSpec, dimensions: 
     if (given := _given(points, "sparse_vector")) is not None:
         values = [None if message is None else _sparse(message, spec) for message in given]
         fields[SPARSE] = Field("sparse_vector", values)
-    return fields | _attributes(points, spec) | _spans(points)
-
-
-def unknown_attributes(points: Sequence[Datapoint], spec: IndexSpec) -> dict[int, str]:
-    """Return an attribute that the spec does not name, by the number of the datapoint that has it."""
-    if set().union(*(point.attributes for point in points)) <= spec.attributes.keys():
-        return {}
-    found = {
-        number: [name for name in point.attributes if name not in spec.attributes]
-        for number, point in enumerate(points)
+    maps = [point.attributes for point in points]
+    names = set().union(*maps)
+    for name in (name for name in spec.attributes if name in names):
+        # Never maps[i][name]: that would put it there.
+        values = _attribute(name, [attributes.get(name) for attributes in maps], spec.attributes[name])
+        fields[name] = Field(f"attributes.{name}", values)
+    others = names - spec.attributes.keys()
+    unknown = {
+        number: next(name for name in attributes if name in others)
+        for number, attributes in enumerate(maps if others else ())
+        if others & attributes.keys()
     }
-    return {number: names[0] for number, names in found.items() if names}
+    return DatapointColumns(fields | _spans(points), unknown)
 
 
 def _given(points: Sequence[Datapoint], name: str) -> list[Any] | None:
@@ -98,17 +107,6 @@ def _sparse(message: SparseVector, spec: IndexSpec) -> object:
     else:
         return {"indices": list(message.indices), "values": list(message.values)}
     return InvalidRecordError(f"sparse_vector: {what}", reason="sparse_vector", field="sparse_vector")
-
-
-def _attributes(points: Sequence[Datapoint], spec: IndexSpec) -> dict[str, Field]:
-    maps = [point.attributes for point in points]
-    names = set().union(*maps)
-    # Never maps[i][name]: that would put it there.
-    return {
-        name: Field(f"attributes.{name}", _attribute(name, [values.get(name) for values in maps], kind))
-        for name, kind in spec.attributes.items()
-        if name in names
-    }
 
 
 def _attribute(name: str, values: Sequence[Value | None], kind: AttributeType) -> list[object]:

@@ -12,7 +12,7 @@ from scannery.indexer import SPAN, Manifest, SizeLimits, validate
 from scannery.live.write_request import Condition, Conditional, Deletion, PartialUpdate, Upserts
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
-from scannery.serving.request.datapoint_columns import datapoint_columns, unknown_attributes
+from scannery.serving.request.datapoint_columns import datapoint_columns
 from scannery.serving.request.filter import unknown_name
 from scannery.serving.request.query import check_count, parse_identifier
 from scannery.v1 import index_pb2 as pb
@@ -42,18 +42,21 @@ def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> Upserts:
     _check_request_id(request.request_id)
     check_count("upserts", len(request.upserts), limits.MAX_UPSERTS)
     batch = _Batch(list(request.upserts), manifest)
-    masks = {
+    special = [
         number
         for number, item in enumerate(batch.items)
-        if item.HasField("update_mask") and item.update_mask.paths
-    }
-    whole = [number for number in range(len(batch.items)) if number not in masks]
-    rows, conditions = batch.rows(whole), batch.conditions()
-    changes = batch.changes(sorted(masks)) if masks else {}
+        if item.HasField("update_mask") or item.HasField("condition")
+    ]
+    masks = [number for number in special if batch.items[number].update_mask.paths]
+    numbers: Sequence[int] = range(len(batch.items))
+    if masks:
+        numbers = sorted({*numbers} - {*masks})
+    rows, conditions = batch.rows(numbers), batch.conditions(special)
+    changes = batch.changes(masks) if masks else {}
     batch.check()
     return Upserts(
         rows=rows,
-        numbers=whole,
+        numbers=numbers,
         partial=tuple(
             PartialUpdate(_path(number), batch.items[number].datapoint.id, values)
             for number, values in changes.items()
@@ -72,6 +75,7 @@ class _Batch:
         self.items = items
         self._manifest, self._spec = manifest, manifest.spec
         self._errors: dict[int, InvalidRequestError] = {}
+        self._ids: set[str] = set()
 
     def rows(self, numbers: Sequence[int]) -> pa.Table:
         """Return the datapoints of some items, which are replaced whole, as rows."""
@@ -93,10 +97,10 @@ class _Batch:
             for number, row in zip(numbers, table.to_pylist(), strict=True)
         }
 
-    def conditions(self) -> dict[int, Condition]:
-        """Return the condition of each item that has one."""
+    def conditions(self, numbers: Sequence[int]) -> dict[int, Condition]:
+        """Return the conditions of some items, of those that have one."""
         found = {}
-        for number in [number for number, item in enumerate(self.items) if item.HasField("condition")]:
+        for number in (number for number in numbers if self.items[number].HasField("condition")):
             try:
                 found[number] = _condition(self.items[number].condition, f"{_path(number)}.condition")
             except InvalidRequestError as error:
@@ -105,10 +109,9 @@ class _Batch:
 
     def check(self) -> None:
         """Raise the first error, if there is any; two items with one id are an error, too."""
-        ids = [item.datapoint.id for item in self.items]
-        if len(set(ids)) < len(ids):
+        if len(self._ids) < len(self.items):
             first: dict[str, int] = {}
-            for number, name in enumerate(ids):
+            for number, name in enumerate(item.datapoint.id for item in self.items):
                 if (other := first.setdefault(name, number)) != number:
                     self._note(number, "datapoint.id", f"{name!r:.200} is also that of {_path(other)}")
         if self._errors:
@@ -116,13 +119,15 @@ class _Batch:
 
     def _validated(self, numbers: Sequence[int], *, partial: bool) -> pa.Table:
         points, spec = [self.items[number].datapoint for number in numbers], self._spec
-        for row, name in unknown_attributes(points, spec).items():
+        dimensions = self._manifest.dimensions
+        fields, unknown = datapoint_columns(points, spec, dimensions)
+        self._ids.update(fields["id"].values)
+        for row, name in unknown.items():
             what = unknown_name(name, spec.attributes, "attribute")
             self._note(numbers[row], f"datapoint.attributes.{name:.80}", what)
-        dimensions = self._manifest.dimensions
         valid = validate(
             len(points),
-            datapoint_columns(points, spec, dimensions),
+            fields,
             spec,
             dimensions,
             embeds=spec.encoder is not None,
