@@ -288,6 +288,7 @@ def test_deadlines_and_hang_ups_reach_the_encoder_before_it_computes(
     [served] = process._encoders.encoders("")
     assert served.loaded is not None
     model, encoded, go = served.loaded, [], threading.Event()
+    go.set()  # a server that starts tries its encoder
     batcher: Any = served.open()._queries.__self__  # type: ignore[attr-defined]
     real = batcher._encode
 
@@ -316,7 +317,7 @@ def test_deadlines_and_hang_ups_reach_the_encoder_before_it_computes(
                 wait_until(lambda: process.admission.in_flight >= 2)
                 call.cancel()
                 wait_until(lambda: server.admission.in_flight <= 1)
-                wait_until(lambda: not any(job.wanted() for job in list(batcher._gathered)))
+                wait_until(lambda: not any(job.wanted() for job in list(batcher._coalescer._waiting)))
             go.set()
             first.join(60)
             client.index("texts").search("the last one")
