@@ -208,14 +208,21 @@ def test_a_stream_whose_answers_are_not_read_keeps_few_of_them(server: Server) -
         first = next(stream)
         assert not first.HasField("error")
         assert first.ByteSize() > answer_bytes
-        time.sleep(3)
-        counted = server.metrics.request_seconds.dump()
-        made = sum(sum(series[1:]) for labels, series in counted.items() if "SearchStream" in labels)
+        made, before = _streamed(server), 0
+        while made > before:
+            time.sleep(2)
+            made, before = _streamed(server), made
         stream.cancel()
         done.set()
-    # One of each thread, and those on their way; the threads come to about thirty in this time.
-    assert made <= server.config.threads + 8
+    # One of each thread, and those in the windows of the connection; without a bound it would be all 150.
+    assert made <= server.config.threads + 20
     _only_well_behaved_callers_are_left(server)
+
+
+def _streamed(server: Server) -> int:
+    """Return how many requests of streams were answered."""
+    counted = server.metrics.request_seconds.dump()
+    return sum(int(sum(series[1:])) for labels, series in counted.items() if "SearchStream" in labels)
 
 
 def test_connections_are_bounded(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
