@@ -113,13 +113,13 @@ class EncoderProcess:
             channel.close()
 
     def _once(self, path: str, request: Message, kind: type[ResponseT]) -> ResponseT:
-        turn = current_permit()
-        deadline = Deadline.after(TIMEOUT_S) if turn is None else turn.deadline
+        permit = current_permit()
+        deadline = Deadline.after(TIMEOUT_S) if permit is None else permit.deadline
         deadline.check()
         rpc = self._calls.get(path) or self._prepared(path, kind)
         metadata = self._identity + self._credentials() + call_headers()
         call = rpc.future(request, timeout=deadline.remaining_s, metadata=metadata)
-        if turn is not None and turn.on_end is not None and not turn.on_end(call.cancel):
+        if permit is not None and permit.on_end is not None and not permit.on_end(call.cancel):
             call.cancel()
         try:
             response: ResponseT = call.result()

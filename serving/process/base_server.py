@@ -70,7 +70,7 @@ class BaseServer:
         # Calls that wait for their body or their permit each hold a thread, which costs next to nothing.
         self._threads = CallThreads(with_reserve(config.threads + config.queue), "scannery-request")
         authenticator = Authenticator(config.security)
-        self._entry = Authorizer(authenticator, self._scope_of)
+        self._authorizer = Authorizer(authenticator, self._scope_of)
         self._methods = methods
         self._lifecycle = RequestLifecycle(
             methods, config, self.metrics, workers=context.workers, offer=offer
@@ -78,10 +78,10 @@ class BaseServer:
         self.admission = admission = self._lifecycle.admission
         self._health = Health()
         self._http = HttpEndpoint(
-            methods, self._lifecycle, self._entry, self._threads, config, context, self._health
+            methods, self._lifecycle, self._authorizer, self._threads, config, context, self._health
         )
         self._grpc = GrpcServer(
-            methods, self._lifecycle, self._entry, self._threads, config, health=self._health,
+            methods, self._lifecycle, self._authorizer, self._threads, config, health=self._health,
             services=services, http_metadata=lambda: self._http.metadata, share_port=context.share_port,
         )  # fmt: skip
         self._publisher = Publisher(self.metrics, config.metrics_listen, context.publish)

@@ -75,7 +75,7 @@ class RequestLifecycle:
 
     def __init__(
         self,
-        service: MethodRegistry,
+        methods: MethodRegistry,
         config: ListenConfig,
         metrics: ServerMetrics,
         *,
@@ -85,20 +85,20 @@ class RequestLifecycle:
         """Answer nothing yet.
 
         Args:
-            service: what is served.
+            methods: what is served.
             config: bounds on requests.
             metrics: count each request.
             workers: processes that take requests at the same address.
             offer: called with each search that was answered.
 
         """
-        self._service, self._metrics, self._offer = service, metrics, offer
+        self._methods, self._metrics, self._offer = methods, metrics, offer
         warm_up()
         most = config.threads + config.queue
         self.admission = Admission(least=min(least_in_flight(workers), most), most=most)
-        self.turns = threading.BoundedSemaphore(config.threads)
+        self.permits = threading.BoundedSemaphore(config.threads)
         """Requests that are worked on at once."""
-        self._answering: set[str] = set()
+        self._known_indexes: set[str] = set()
         """Indexes that requests were answered from."""
 
     def enter(self, client: str) -> Ticket:
@@ -111,10 +111,10 @@ class RequestLifecycle:
 
     def answer(
         self,
-        asked: ActiveRequest,
+        active: ActiveRequest,
         method: UnaryMethod,
         data: bytes,
-        turn: Permit,
+        permit: Permit,
         *,
         decode: Decode | None = None,
     ) -> bytes:
@@ -122,14 +122,14 @@ class RequestLifecycle:
 
         `decode` makes a message of the bytes; None: they are Protobuf.
         """
-        asked.taken_s, asked.size = time.monotonic(), len(data)
-        with turn:
+        active.taken_s, active.size = time.monotonic(), len(data)
+        with permit:
             request = (decode or decoded)(method.request, data)
-            asked.index = getattr(request, "index", "")
+            active.index = getattr(request, "index", "")
             if isinstance(request, search_pb2.SearchManyRequest):
-                asked.ticket.weigh(count_queries(request))
-            response = self.handled(asked.path, request, turn.deadline, asked.stats)
-        self.answered(asked, request)
+                active.ticket.weigh(count_queries(request))
+            response = self.handled(active.path, request, permit.deadline, active.stats)
+        self.answered(active, request)
         return response
 
     def handled(
@@ -137,25 +137,25 @@ class RequestLifecycle:
     ) -> bytes:
         """Return the answer to a request, in its turn."""
         check_visible(getattr(request, "index", ""))
-        return self._service.call_on_wire(path, request, deadline, stats)
+        return self._methods.call_on_wire(path, request, deadline, stats)
 
-    def answered(self, asked: ActiveRequest, request: Message) -> None:
+    def answered(self, active: ActiveRequest, request: Message) -> None:
         """Learn from a request that was answered."""
         if isinstance(request, (search_pb2.SearchRequest, search_pb2.SearchManyRequest)):
             self._offer(request)
-        took_s = time.monotonic() - asked.taken_s
-        self.admission.answered(asked.ticket, (asked.path, asked.size.bit_length()), took_s)
+        took_s = time.monotonic() - active.taken_s
+        self.admission.answered(active.ticket, (active.path, active.size.bit_length()), took_s)
 
-    def ended(self, asked: ActiveRequest, code: StatusCode) -> None:
+    def ended(self, active: ActiveRequest, code: StatusCode) -> None:
         """Count a request."""
-        self.observe(asked.path, asked.index, asked.stats.plan, code, time.monotonic() - asked.started_s)
+        self.observe(active.path, active.index, active.stats.plan, code, time.monotonic() - active.started_s)
 
     def observe(self, path: str, index: str, plan: str, code: StatusCode, seconds: float) -> None:
         """Count a request that took so long."""
         # What no index is called must not become a label of a metric: anybody could make any number of them.
         if code is StatusCode.OK:
-            self._answering.add(index)
-        elif index not in self._answering:
+            self._known_indexes.add(index)
+        elif index not in self._known_indexes:
             index = ""
         self._metrics.request_seconds.observe(seconds, (path.rsplit("/", 1)[-1], index, plan, code.name))
         tracing.describe(code, index=index, plan=plan)

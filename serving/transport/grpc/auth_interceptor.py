@@ -28,10 +28,10 @@ class AuthInterceptor(Interceptor):
     """Lets known callers through to what their scopes allow."""
 
     def __init__(
-        self, entry: Authorizer, refuse: Refuse, *, probe: grpc.RpcMethodHandler[Any, Any] | None
+        self, authorizer: Authorizer, refuse: Refuse, *, probe: grpc.RpcMethodHandler[Any, Any] | None
     ) -> None:
         """Take what answers strangers: `refuse`, and for health checks `probe` (None: refused, too)."""
-        self._entry = entry
+        self._authorizer = authorizer
         self._refuse = refuse
         self._probe = probe
 
@@ -43,7 +43,7 @@ class AuthInterceptor(Interceptor):
         """Return the handler of the call, or one that refuses it."""
         details: Any = handler_call_details
         try:
-            principal = self._entry.principal(details.method, details.invocation_metadata)
+            principal = self._authorizer.principal(details.method, details.invocation_metadata)
         except (UnauthenticatedError, PermissionDeniedError, UnsupportedError) as error:
             if details.method == HEALTH_CHECK and self._probe is not None:
                 return self._probe

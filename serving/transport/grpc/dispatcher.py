@@ -73,32 +73,32 @@ class Dispatcher(GenericHandler):
 
     def __init__(
         self,
-        service: MethodRegistry,
-        answering: RequestLifecycle,
+        methods: MethodRegistry,
+        lifecycle: RequestLifecycle,
         config: ListenConfig,
-        entry: Authorizer,
-        slow: CallTimeouts,
+        authorizer: Authorizer,
+        timeouts: CallTimeouts,
         http_metadata: Callable[[], Metadata],
     ) -> None:
         """Take what answers.
 
         Args:
-            service: what is served.
-            answering: the way of a request, which all wires share.
+            methods: what is served.
+            lifecycle: the way of a request, which all wires share.
             config: how the server listens.
-            entry: knows who may call what.
-            slow: ends calls that take too long.
+            authorizer: knows who may call what.
+            timeouts: ends calls that take too long.
             http_metadata: trailing metadata of calls that ask for HTTP; empty: HTTP is off.
 
         """
         self._http_metadata = http_metadata
-        self._service = service
-        self._entry = entry
-        self._answering = answering
+        self._methods = methods
+        self._authorizer = authorizer
+        self._lifecycle = lifecycle
         self._config = config
         # A stream keeps its thread; half of them always stay free for single requests.
         self._streams = CallLimit(max(1, config.threads // 2))
-        self._slow = slow
+        self._timeouts = timeouts
         self._stream_threads = ThreadPoolExecutor(
             config.threads * max(1, config.threads // 2), thread_name_prefix="scannery-stream"
         )
@@ -108,11 +108,11 @@ class Dispatcher(GenericHandler):
         """Return the handler of a call; None for a method that is none of ours."""
         details: Any = handler_call_details
         path: str = details.method
-        method = self._service.methods.get(path)
-        if method is None and path not in self._service.streams:
+        method = self._methods.methods.get(path)
+        if method is None and path not in self._methods.streams:
             return None
         try:
-            ticket = self._answering.enter(client_of(current_principal(), details.invocation_metadata))
+            ticket = self._lifecycle.enter(client_of(current_principal(), details.invocation_metadata))
         except OverloadedError as error:
             return self.refusal(error)
         if method is not None:
@@ -169,10 +169,10 @@ class Dispatcher(GenericHandler):
         messages: Iterator[bytes],
         context: grpc.ServicerContext,
     ) -> bytes:
-        asked, code = ActiveRequest(path, ticket), grpc.StatusCode.OK
+        active, code = ActiveRequest(path, ticket), grpc.StatusCode.OK
         try:
             data = self._body(path, messages, context)
-            response = self._answering.answer(asked, method, data, self._turn(context))
+            response = self._lifecycle.answer(active, method, data, self._permit(context))
             if len(response) > LARGE_ANSWER_BYTES and context.add_callback(ticket.leave):
                 return response
             ticket.leave()
@@ -188,14 +188,14 @@ class Dispatcher(GenericHandler):
         finally:
             if code is not grpc.StatusCode.OK:
                 ticket.leave()
-            self._answering.ended(asked, code)
+            self._lifecycle.ended(active, code)
 
     def _body(self, path: str, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         began_s = time.monotonic()
-        with self._slow.watched(context, self._config.body_timeout_s):
+        with self._timeouts.watched(context, self._config.body_timeout_s):
             data = next(messages, b"")
         if time.monotonic() - began_s > ASK_AGAIN_AFTER_S:
-            CURRENT.set(self._entry.principal(path, context.invocation_metadata()))
+            CURRENT.set(self._authorizer.principal(path, context.invocation_metadata()))
         return data
 
     def _search_stream(
@@ -232,41 +232,43 @@ class Dispatcher(GenericHandler):
 
     def _upserted(self, data: bytes, deadline: Deadline, context: grpc.ServicerContext) -> bytes:
         started_s = time.monotonic()
-        CURRENT.set(self._entry.principal(UPSERT_STREAM, context.invocation_metadata()))
+        CURRENT.set(self._authorizer.principal(UPSERT_STREAM, context.invocation_metadata()))
         request = decoded(index_pb2.UpsertRequest, data)
-        with Permit(self._answering.turns, deadline, context.is_active):
-            response = self._answering.handled(UPSERT, request, deadline)
-        self._answering.observe(
+        with Permit(self._lifecycle.permits, deadline, context.is_active):
+            response = self._lifecycle.handled(UPSERT, request, deadline)
+        self._lifecycle.observe(
             UPSERT_STREAM, request.index, "", grpc.StatusCode.OK, time.monotonic() - started_s
         )
         return response
 
     def _stream_answer(self, deadline: Deadline, context: grpc.ServicerContext, data: bytes) -> bytes:
         started_s = time.monotonic()
-        principal = self._entry.principal(SEARCH_STREAM, context.invocation_metadata())
+        principal = self._authorizer.principal(SEARCH_STREAM, context.invocation_metadata())
         request = decoded(search_pb2.SearchStreamRequest, data)
         with tracing.request(SEARCH_STREAM, context.invocation_metadata):
             stats = QueryStats()
-            with Permit(self._answering.turns, deadline, context.is_active):
+            with Permit(self._lifecycle.permits, deadline, context.is_active):
                 # These threads serve many streams: each request is answered as its own caller's.
                 CURRENT.set(principal)
-                response = self._service.stream_answer(request, deadline, stats)
+                response = self._methods.stream_answer(request, deadline, stats)
             code = _CODES[response.error.code if response.HasField("error") else 0]
-            asked = request.search_many if request.HasField("search_many") else request.search
-            self._answering.observe(
-                SEARCH_STREAM, asked.index, stats.plan, code, time.monotonic() - started_s
+            search = request.search_many if request.HasField("search_many") else request.search
+            self._lifecycle.observe(
+                SEARCH_STREAM, search.index, stats.plan, code, time.monotonic() - started_s
             )
         return response.SerializeToString()
 
     def _watched(self, path: str, context: grpc.ServicerContext) -> AbstractContextManager[None]:
         """Return a context in which a stream may stay, as long as its caller's credentials are good."""
         metadata = context.invocation_metadata()
-        return self._slow.watched(
-            context, self._config.max_request_s, lambda: self._entry.admits(path, metadata)
+        return self._timeouts.watched(
+            context, self._config.max_request_s, lambda: self._authorizer.admits(path, metadata)
         )
 
-    def _turn(self, context: grpc.ServicerContext) -> Permit:
-        return Permit(self._answering.turns, self._deadline(context), context.is_active, context.add_callback)
+    def _permit(self, context: grpc.ServicerContext) -> Permit:
+        return Permit(
+            self._lifecycle.permits, self._deadline(context), context.is_active, context.add_callback
+        )
 
     def _deadline(self, context: grpc.ServicerContext) -> Deadline:
         return Deadline.after(min(context.time_remaining(), self._config.max_request_s))

@@ -18,7 +18,7 @@ from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.transport.grpc.auth_interceptor import AuthInterceptor
 from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
 from scannery.serving.transport.grpc.dispatcher import Dispatcher, Metadata
-from scannery.serving.transport.grpc.standard_services import Standard
+from scannery.serving.transport.grpc.standard_services import StandardServices
 from scannery.serving.transport.health import Health
 from scannery.serving.transport.lifecycle import RequestLifecycle
 
@@ -40,7 +40,7 @@ class GrpcServer:
         self,
         methods: MethodRegistry,
         lifecycle: RequestLifecycle,
-        entry: Authorizer,
+        authorizer: Authorizer,
         threads: CallThreads,
         config: ListenConfig,
         *,
@@ -54,7 +54,7 @@ class GrpcServer:
         Args:
             methods: what is served.
             lifecycle: of requests.
-            entry: knows who may call what.
+            authorizer: knows who may call what.
             threads: of calls.
             config: how to listen.
             health: what the health service tells.
@@ -63,15 +63,15 @@ class GrpcServer:
             share_port: listen with SO_REUSEPORT, so that several processes can share the port.
 
         """
-        self._config, self._entry, self._threads = config, entry, threads
+        self._config, self._authorizer, self._threads = config, authorizer, threads
         self._share_port = share_port
         self._health = health
         self.certificates = Certificates(config.security) if config.security.tls_cert else None
         """None: it listens in the clear."""
         self._timeouts = CallTimeouts()
-        self._dispatcher = Dispatcher(methods, lifecycle, config, entry, self._timeouts, http_metadata)
+        self._dispatcher = Dispatcher(methods, lifecycle, config, authorizer, self._timeouts, http_metadata)
         shown = tuple(services) if config.security.shows_reflection else ()
-        self._standard = Standard(self._health, config, entry, self._timeouts, shown)
+        self._standard = StandardServices(self._health, config, authorizer, self._timeouts, shown)
         self._server: grpc.Server | None = None
         self._ended: threading.Event | None = None
 
@@ -86,7 +86,7 @@ class GrpcServer:
         probe = self._standard.probe() if config.security.public_health else None
         server = grpc.server(
             self._threads,  # type: ignore[arg-type]  # it submits to them, and no more
-            interceptors=[AuthInterceptor(self._entry, self._dispatcher.refusal, probe=probe)],
+            interceptors=[AuthInterceptor(self._authorizer, self._dispatcher.refusal, probe=probe)],
             options=self._options(),
             # A backstop for what is refused faster than it can be told; admission is what limits.
             maximum_concurrent_rpcs=2 * (config.threads + config.queue) + MAX_REFUSALS,

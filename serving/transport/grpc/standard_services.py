@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:  # gRPC's classes are generic in its stubs only
     GenericHandler = grpc.GenericRpcHandler
 
-__all__ = ["Standard"]
+__all__ = ["StandardServices"]
 
 MAX_READING = 16
 """Calls whose body is awaited."""
@@ -55,15 +55,15 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 MessageT = TypeVar("MessageT", bound=Message)
 
 
-class Standard(GenericHandler):
+class StandardServices(GenericHandler):
     """Health and reflection of one server."""
 
     def __init__(
         self,
         states: Health,
         config: ListenConfig,
-        entry: Authorizer,
-        slow: CallTimeouts,
+        authorizer: Authorizer,
+        timeouts: CallTimeouts,
         names: Sequence[str],
     ) -> None:
         """Take what is told.
@@ -71,12 +71,12 @@ class Standard(GenericHandler):
         Args:
             states: what answers.
             config: how the server listens.
-            entry: asked again for the callers of streams.
-            slow: ends calls whose body does not come.
+            authorizer: asked again for the callers of streams.
+            timeouts: ends calls whose body does not come.
             names: of the services that reflection tells; none: it is not served.
 
         """
-        self._states, self._entry, self._slow = states, entry, slow
+        self._states, self._authorizer, self._timeouts = states, authorizer, timeouts
         self._body_timeout_s = min(BODY_TIMEOUT_S, config.body_timeout_s)
         self._max_request_s = config.max_request_s
         self._reading, self._watched, self._reflecting = map(
@@ -159,7 +159,7 @@ class Standard(GenericHandler):
             while context.is_active():
                 before, status = status, self._states.changed(now, status, LOOK_EVERY_S)
                 try:
-                    principal = self._entry.principal(_WATCH, metadata)
+                    principal = self._authorizer.principal(_WATCH, metadata)
                 except Exception as error:  # noqa: BLE001  the table knows every one
                     abort(context, error)
                 if status not in (before, _GONE):
@@ -178,8 +178,8 @@ class Standard(GenericHandler):
 
         with (
             self._reflecting.entered(client, context),
-            self._slow.watched(
-                context, self._max_request_s, lambda: self._entry.admits(_REFLECTION, metadata)
+            self._timeouts.watched(
+                context, self._max_request_s, lambda: self._authorizer.admits(_REFLECTION, metadata)
             ),
         ):
             try:
@@ -195,7 +195,10 @@ class Standard(GenericHandler):
     ) -> MessageT | None:
         """Return the only message of a call; None if its caller went away, or took too long."""
         try:
-            with self._reading.entered(client, context), self._slow.watched(context, self._body_timeout_s):
+            with (
+                self._reading.entered(client, context),
+                self._timeouts.watched(context, self._body_timeout_s),
+            ):
                 data = next(messages, b"")
         except grpc.RpcError:
             return None

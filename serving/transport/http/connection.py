@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
         self.is_open = True
         self.is_known = False
         """Whether one of its requests had good credentials."""
-        self._answering: Exchange | None = None
+        self._current: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
         self._held = b""
         """Bytes that were read and not parsed."""
@@ -160,15 +160,15 @@ class Connection(asyncio.Protocol):
 
     def send_continue(self) -> None:
         """Ask for the body of the arriving request, unless other answers come first."""
-        if self._answering is None and not self._waiting:
+        if self._current is None and not self._waiting:
             self._write(CONTINUE)
 
     def _next(self) -> None:
         """Pass on the next request if none is being answered."""
-        if self._answering is not None or self._is_full or not self.is_open:
+        if self._current is not None or self._is_full or not self.is_open:
             return
         if self._waiting:
-            exchange = self._answering = self._waiting.popleft()
+            exchange = self._current = self._waiting.popleft()
             if exchange.error is not None:
                 self._handler.refuse(exchange)
             else:
@@ -193,15 +193,15 @@ class Connection(asyncio.Protocol):
                 self._after.append(after)
             else:
                 after()
-        if self._answering is exchange:
-            self._answering = None
+        if self._current is exchange:
+            self._current = None
             self.active_s = time.monotonic()
             self._next()
 
     def end(self) -> None:
         """Take no further requests, and close when the queued ones are answered."""
         self._last, self._held = True, b""
-        if self._answering is None and not self._waiting:
+        if self._current is None and not self._waiting:
             self._linger()
 
     def abort(self) -> None:
@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether no request is queued, being answered or arriving."""
-        return self._answering is None and not self._waiting and not self._parser.is_arriving
+        return self._current is None and not self._waiting and not self._parser.is_arriving
 
     def check_time(self, now_s: float) -> None:
         """Enforce the time limits."""
@@ -226,7 +226,7 @@ class Connection(asyncio.Protocol):
         elif self._is_full:
             self._check_reader(now_s)
         elif self._last:
-            if self._answering is None and now_s - self.active_s > LINGER_S:
+            if self._current is None and now_s - self.active_s > LINGER_S:
                 self.abort()
         elif self._parser.is_arriving and not self._held:
             within_s = self._handler.body_timeout_s if self._parser.in_body else HEAD_WITHIN_S

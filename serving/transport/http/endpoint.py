@@ -28,8 +28,8 @@ class HttpEndpoint:
     def __init__(
         self,
         methods: MethodRegistry,
-        answering: RequestLifecycle,
-        entry: Authorizer,
+        lifecycle: RequestLifecycle,
+        authorizer: Authorizer,
         threads: CallThreads,
         config: ListenConfig,
         context: WorkerContext,
@@ -39,15 +39,15 @@ class HttpEndpoint:
 
         Args:
             methods: the RPC methods.
-            answering: admission, execution and counting of a request, shared with gRPC.
-            entry: authentication and scopes.
+            lifecycle: admission, execution and counting of a request, shared with gRPC.
+            authorizer: authentication and scopes.
             threads: run requests that are not answered on the event loop.
             config: the options.
             context: of the worker that this process is.
             health: state of the server.
 
         """
-        self._methods, self._answering, self._entry = methods, answering, entry
+        self._methods, self._lifecycle, self._authorizer = methods, lifecycle, authorizer
         self._threads, self._config, self._context, self._health = threads, config, context, health
         self._server: HttpServer | None = None
         self.metadata: tuple[tuple[str, str], ...] = ()
@@ -65,9 +65,9 @@ class HttpEndpoint:
             return
         host, port = split_address(config.http_address)
         responses = Responses(server=context.server_id, worker=secrets.token_hex(8), workers=context.workers)
-        pages = Pages(config, self._entry, self._health, lambda: self._description)
+        pages = Pages(config, self._authorizer, self._health, lambda: self._description)
         handler = Handler(
-            self._methods, self._answering, self._entry, self._threads, config, responses, pages
+            self._methods, self._lifecycle, self._authorizer, self._threads, config, responses, pages
         )
         self._server = HttpServer(
             joined_address(host, port or context.http_port),

@@ -21,7 +21,7 @@ class Exchange:
 
     __slots__ = (
         "admitted_s",
-        "asked",
+        "active",
         "body",
         "close",
         "connection",
@@ -50,7 +50,7 @@ class Exchange:
         self.admitted_s = 0.0
         """Time of the check of the credentials."""
         self.ticket: Ticket | None = None
-        self.asked: ActiveRequest
+        self.active: ActiveRequest
         self.deadline: Deadline
 
     def is_wanted(self) -> bool:

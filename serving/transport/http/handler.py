@@ -68,8 +68,8 @@ class Handler:
     def __init__(
         self,
         methods: MethodRegistry,
-        answering: RequestLifecycle,
-        entry: Authorizer,
+        lifecycle: RequestLifecycle,
+        authorizer: Authorizer,
         threads: CallThreads,
         config: ListenConfig,
         responses: Responses,
@@ -79,15 +79,15 @@ class Handler:
 
         Args:
             methods: the RPC methods.
-            answering: admission, execution and counting of a request, shared with gRPC.
-            entry: authentication and scopes.
+            lifecycle: admission, execution and counting of a request, shared with gRPC.
+            authorizer: authentication and scopes.
             threads: run requests that are not answered on the event loop.
             config: limits, and the options of HTTP.
             responses: formats answers.
             pages: answers GET requests.
 
         """
-        self._methods, self._answering, self._entry = methods, answering, entry
+        self._methods, self._lifecycle, self._authorizer = methods, lifecycle, authorizer
         self._threads, self._config = threads, config
         self._responses, self._pages = responses, pages
         self._browsers = Browsers(config)
@@ -129,7 +129,7 @@ class Handler:
 
     def _check_caller(self, exchange: Exchange) -> None:
         assert exchange.head is not None
-        exchange.principal = self._entry.principal(exchange.head.path, exchange.head.metadata)
+        exchange.principal = self._authorizer.principal(exchange.head.path, exchange.head.metadata)
         if exchange.head.path not in self._methods.methods:
             raise UnsupportedError("this method is served over gRPC only")
         exchange.admitted_s = time.monotonic()
@@ -139,7 +139,7 @@ class Handler:
         if exchange.ticket is None:
             assert exchange.head is not None
             client = client_of(exchange.principal, exchange.head.metadata)
-            exchange.ticket = self._answering.enter(client)
+            exchange.ticket = self._lifecycle.enter(client)
 
     # Complete requests
 
@@ -160,10 +160,10 @@ class Handler:
                 exchange.error = error
                 self.refuse(exchange)
         # Admission learns from the time of a request, and each of a batch waits for all.
-        in_flight = self._answering.admission.in_flight
+        in_flight = self._lifecycle.admission.in_flight
         for batch in batches.values():
             for exchange, _, _ in batch:
-                exchange.asked.ticket.in_flight = in_flight
+                exchange.active.ticket.in_flight = in_flight
             for start in range(0, len(batch), MAX_COALESCED):
                 some = batch[start : start + MAX_COALESCED]
                 _replied([exchange for exchange, _, _ in some], partial(self._answer_ready, some))
@@ -179,7 +179,7 @@ class Handler:
         CURRENT.set(exchange.principal)
         self._enter(exchange)
         assert exchange.ticket is not None
-        exchange.asked = ActiveRequest(head.path, exchange.ticket)
+        exchange.active = ActiveRequest(head.path, exchange.ticket)
         seconds = self._config.max_request_s
         exchange.deadline = Deadline.after(
             seconds if head.timeout_s is None else min(head.timeout_s, seconds)
@@ -188,7 +188,7 @@ class Handler:
             try:
                 ready = self._ready(exchange, batches)
             except Exception as error:  # noqa: BLE001  the table knows every one
-                self._answering.ended(exchange.asked, self._fail(exchange, error))
+                self._lifecycle.ended(exchange.active, self._fail(exchange, error))
                 return
             if ready:
                 return
@@ -199,9 +199,9 @@ class Handler:
         """Add a search to its batch if it can be answered on the event loop; return whether it was."""
         data = bytes(exchange.body)
         request = decoded(SearchRequest, data)
-        exchange.asked.index, exchange.asked.size = request.index, len(data)
+        exchange.active.index, exchange.active.size = request.index, len(data)
         check_visible(request.index)
-        ready = self._methods.ready(request, exchange.asked.stats)
+        ready = self._methods.ready(request, exchange.active.stats)
         if ready is None:
             return False
         batches.setdefault(id(ready.prepared), []).append((exchange, request, ready))
@@ -214,36 +214,36 @@ class Handler:
             answers = answers_of([ready for _, _, ready in batch], deadline)
         except Exception as error:  # noqa: BLE001  the table knows every one
             for exchange, _, _ in batch:
-                self._answering.ended(exchange.asked, self._fail(exchange, error))
+                self._lifecycle.ended(exchange.active, self._fail(exchange, error))
             return
         for (exchange, request, _), response in zip(batch, answers, strict=True):
-            asked = exchange.asked
+            active = exchange.active
             self._send(exchange, *self._encoded(exchange, response, MAX_GZIP_AT_ONCE_BYTES))
-            self._answering.answered(asked, request)
-            self._answering.ended(asked, StatusCode.OK)
+            self._lifecycle.answered(active, request)
+            self._lifecycle.ended(active, StatusCode.OK)
 
     def _answer(self, exchange: Exchange) -> None:
         """Answer a request; for a thread of `CallThreads`."""
-        head, asked = exchange.head, exchange.asked
+        head, active = exchange.head, exchange.active
         assert head is not None
         code = StatusCode.OK
         with tracing.request(head.path, lambda: head.metadata):
             try:
-                turn = Permit(self._answering.turns, exchange.deadline, exchange.is_wanted)
+                permit = Permit(self._lifecycle.permits, exchange.deadline, exchange.is_wanted)
                 data, exchange.body = bytes(exchange.body), b""
                 method, decode = self._methods.methods[head.path], partial(self._decoded, head)
-                response = self._answering.answer(asked, method, data, turn, decode=decode)
+                response = self._lifecycle.answer(active, method, data, permit, decode=decode)
                 body, headers = self._encoded(exchange, response, len(response))
                 self._later(exchange, partial(self._send, exchange, body, headers))
             except CallerGoneError:
-                asked.ticket.leave()
+                active.ticket.leave()
                 code = StatusCode.CANCELLED
             except Exception as error:  # noqa: BLE001  the table knows every one
                 code = status_for_callers(error)[0]
-                asked.ticket.leave()
+                active.ticket.leave()
                 self._later(exchange, partial(self._fail, exchange, error))
             finally:
-                self._answering.ended(asked, code)
+                self._lifecycle.ended(active, code)
 
     def _decoded(self, head: Head, kind: type[Message], data: bytes) -> Message:
         """Return the message of a body; raises InvalidRequestError and OverloadedError."""

@@ -30,18 +30,18 @@ class Pages:
     """The pages of one server."""
 
     def __init__(
-        self, config: ListenConfig, entry: Authorizer, health: Health, openapi: Callable[[], bytes]
+        self, config: ListenConfig, authorizer: Authorizer, health: Health, openapi: Callable[[], bytes]
     ) -> None:
         """Prepare the pages.
 
         Args:
             config: how the server listens.
-            entry: authentication.
+            authorizer: authentication.
             health: state of the server.
             openapi: returns the description of the API.
 
         """
-        self._entry, self._health = entry, health
+        self._authorizer, self._health = authorizer, health
         self._public = {"/healthz", "/readyz"} if config.security.public_health else frozenset[str]()
         self._pages: dict[str, Callable[[], Page]] = {
             "/healthz": lambda: Page(200, b'{"status":"ok"}'),
@@ -53,7 +53,7 @@ class Pages:
         """Raise UnauthenticatedError or RefusedError if the caller cannot have the page."""
         if head.path in self._public:
             return
-        self._entry.known(head.metadata)
+        self._authorizer.known(head.metadata)
         if head.path not in self._pages:
             raise RefusedError(
                 404, StatusCode.UNIMPLEMENTED, "there is no such page; methods are called by POST"

@@ -227,7 +227,7 @@ def test_a_method_without_a_scope_answers_nobody(
     path = "/scannery.v1.SearchService/Get"
     known = type(server)._scope_of
     monkeypatch.setattr(
-        server._entry, "_scope_of", lambda asked: None if asked == path else known(server, asked)
+        server._authorizer, "_scope_of", lambda asked: None if asked == path else known(server, asked)
     )
     with grpc.insecure_channel(server.address) as channel:
         untyped: Any = channel

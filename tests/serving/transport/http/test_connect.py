@@ -219,16 +219,16 @@ def test_deadlines(server: Server, http: Http) -> None:
         response = http.post(path, body, [("connect-timeout-ms", "0")])
         assert (response.status, response.code) == (504, "deadline_exceeded")
         assert "deadline" in response.detail.message
-    turns = server._lifecycle.turns
+    permits = server._lifecycle.permits
     for _ in range(server.config.threads):
-        turns.acquire()
+        permits.acquire()
     try:
         started_s = time.monotonic()
         response = http.post(SEARCH_MANY, search_many(), [("connect-timeout-ms", "200")])
         assert response.code == "deadline_exceeded"
         assert 0.15 < time.monotonic() - started_s < 30
     finally:
-        turns.release(server.config.threads)
+        permits.release(server.config.threads)
     assert http.post(SEARCH_MANY, search_many(), [("connect-timeout-ms", "60000")]).status == 200
 
 

@@ -107,8 +107,8 @@ def test_what_was_asked_is_answered_before_the_end(library: Path) -> None:
     with server, Http(server.http_port) as busy, Http(server.http_port) as quiet:
         assert quiet.post(SEARCH, BODY).status == 200
         assert busy.post(SEARCH, BODY).status == 200
-        turns = server._lifecycle.turns
-        turns.acquire()
+        permits = server._lifecycle.permits
+        permits.acquire()
         busy.send(
             b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/proto\r\ncontent-length: %d\r\n\r\n%s"
             % (SEARCH_MANY.encode(), len(LARGE), LARGE)
@@ -119,7 +119,7 @@ def test_what_was_asked_is_answered_before_the_end(library: Path) -> None:
         assert quiet.is_closed(10)
         with pytest.raises(OSError):
             Http(server.http_port or int(busy.socket.getpeername()[1]))
-        turns.release()
+        permits.release()
         response = busy.response()
         assert (response.status, response.headers["connection"]) == (200, "close")
         assert len(response.body) > 4 << 20

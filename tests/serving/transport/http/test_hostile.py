@@ -427,10 +427,10 @@ def test_damaged_requests_harm_nobody(server: Server, caplog: pytest.LogCaptureF
 @contextmanager
 def held_turns(server: Server, count: int) -> Iterator[None]:
     """Let nobody work."""
-    turns = server._lifecycle.turns
+    permits = server._lifecycle.permits
     for _ in range(count):
-        turns.acquire()
+        permits.acquire()
     try:
         yield
     finally:
-        turns.release(count)
+        permits.release(count)
