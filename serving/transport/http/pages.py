@@ -1,4 +1,4 @@
-"""Answers to GET: health, and the description of the API."""
+"""GET pages: health and the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Pages:
         """Prepare the pages.
 
         Args:
-            config: how the server listens.
-            authorizer: authentication.
+            config: whether health is public.
+            authorizer: authenticates callers of all other pages.
             health: state of the server.
-            openapi: returns the description of the API.
+            openapi: returns the description of the API, JSON.
 
         """
         self._authorizer, self._health = authorizer, health
@@ -56,11 +56,11 @@ class Pages:
         self._authorizer.known(head.metadata)
         if head.path not in self._pages:
             raise RefusedError(
-                404, StatusCode.UNIMPLEMENTED, "there is no such page; methods are called by POST"
+                404, StatusCode.UNIMPLEMENTED, "there is no such page; RPC methods are called by POST"
             )
 
     def page(self, head: Head, preflight: tuple[tuple[str, str], ...]) -> Page:
-        """Return the page of a request that passed `check`; for OPTIONS, one with the headers of `preflight`."""
+        """Return the page for a head that passed `check`; for OPTIONS, an empty one with the `preflight` headers."""
         if head.method == "OPTIONS":
             return Page(204, kind="", headers=preflight or (("allow", "POST, GET"),))
         return self._pages[head.path]()

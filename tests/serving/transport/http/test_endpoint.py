@@ -215,7 +215,7 @@ def test_handshakes_that_never_end_are_cut_off(
     library: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connection, "HEAD_WITHIN_S", 0.5)
-    monkeypatch.setattr(http_server, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.1)
     with serving(library, security=secure(*authority.issue("one"))) as server:
         tls = ssl.MemoryBIO()
         outgoing = ssl.MemoryBIO()
@@ -243,7 +243,7 @@ def test_handshakes_that_never_end_are_cut_off(
 def test_slow_readers_by_tls_are_cut_off(
     library: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.1)
     security = secure(*authority.issue("one"))
     with (
         serving(library, security=security, body_timeout_s=0.5) as server,

@@ -44,7 +44,7 @@ def server(library: Path) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_behind(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(http_server, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.1)
     yield
     eventually(lambda: idle(server))
     eventually(lambda: not connections(server))
