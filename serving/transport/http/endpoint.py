@@ -77,7 +77,7 @@ class HttpEndpoint:
             every=self._responses.tell_time,
         )
         self._server.start()
-        # Several servers, behind one name, may listen at a configured port; an automatic port is of one server.
+        # A configured port may belong to several servers behind one name; an automatic one is of this server.
         chosen = config.http != "auto" and split_address(config.http)[1]
         server = "" if chosen else context.server_id
         self.metadata = ((HTTP_KEY, str(self.port)), (SERVER_KEY, server))
