@@ -53,7 +53,11 @@ class HttpEndpoint:
         )
         openapi = cache(lambda: description(methods.methods, credentials=config.security.tokens))
         pages = Pages(config, authorizer, health, openapi)
-        self._handler = Handler(methods, lifecycle, authorizer, threads, config, self._responses, pages)
+        self._handler = (
+            Handler(methods, lifecycle, authorizer, threads, config, self._responses, pages)
+            if config.http_address
+            else None
+        )
         self._server: HttpServer | None = None
         self.metadata: tuple[tuple[str, str], ...] = ()
         """Trailing metadata for gRPC calls that ask for the HTTP port; empty: HTTP is off."""
@@ -66,7 +70,7 @@ class HttpEndpoint:
     def start(self) -> None:
         """Listen and answer; raises BindError and ConfigError."""
         config, context = self._config, self._context
-        if not config.http_address:
+        if self._handler is None:
             return
         host, port = split_address(config.http_address)
         self._server = HttpServer(

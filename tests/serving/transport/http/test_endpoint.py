@@ -310,7 +310,7 @@ def test_a_reload_is_seen_as_closed_connections_only(library: Path) -> None:
         for caller in callers:
             caller.start()
         process.send_signal(signal.SIGHUP)
-        eventually(lambda: log.said("the new workers answer"))
+        eventually(lambda: log.said("the new workers are ready"))
         first = set(broken)
         time.sleep(0.5)
         assert asked(address)["scannery-http"] == str(port)
