@@ -22,7 +22,7 @@ CHECK_EVERY_S = 1.0
 
 
 class EmbeddedCatalog(BaseCatalog):
-    """Looks for new versions and follows the log in the thread of the request. Safe to use from several threads."""
+    """Checks for new versions and follows the log in the thread of the request. Safe to use from several threads."""
 
     # There is no server to continue it.
     finishes_maintenance = True

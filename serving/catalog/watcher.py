@@ -39,7 +39,7 @@ class Watcher:
         self._tasks = [
             (what, run, RetryState(on_failure=partial(failed, name)))
             for name, what, run in (
-                ("look", "cannot look for new versions", catalog.refresh),
+                ("look", "cannot check for new versions", catalog.refresh),
                 ("maintain", "cannot start maintenance", catalog.maintain),
                 ("report", "cannot report the health of indexes", after),
             )

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 CLIENT_KEY = "scannery-client"
-"""Metadata key that tells callers without credentials apart, for fair shares only."""
+"""Metadata key that distinguishes callers without credentials, for fair shares only."""
 
 MIN_IN_FLIGHT = 16
 """Lower bound of the admission limit, for all workers together: noise must not shut out a few callers."""
