@@ -70,17 +70,16 @@ class BaseServer:
         self._threads = CallThreads(with_reserve(config.threads + config.queue), "scannery-request")
         authenticator = Authenticator(config.security)
         self._authorizer = Authorizer(authenticator, self._scope_of)
-        self._methods = methods
         self._lifecycle = RequestLifecycle(
             methods, config, self.metrics, workers=context.workers, offer=offer
         )
         self.admission = admission = self._lifecycle.admission
         self._health = Health()
         self._http = HttpEndpoint(
-            methods, self._lifecycle, self._authorizer, self._threads, config, context, self._health
+            self._lifecycle, self._authorizer, self._threads, config, context, self._health
         )
         self._grpc = GrpcServer(
-            methods, self._lifecycle, self._authorizer, self._threads, config, health=self._health,
+            self._lifecycle, self._authorizer, self._threads, config, health=self._health,
             services=services, http_metadata=lambda: self._http.metadata, share_port=context.share_port,
         )  # fmt: skip
         self._publisher = Publisher(self.metrics, config.metrics_listen, context.publish)
@@ -129,10 +128,6 @@ class BaseServer:
         self._close()
         tracing.stop()
 
-    def report_health(self, states: dict[str, bool]) -> None:
-        """Set which names the health service reports as serving; others are not serving."""
-        self._health.report(states)
-
     def _open(self) -> None:
         """Open what is served; called before the ports are bound."""
 
@@ -140,7 +135,7 @@ class BaseServer:
         """Close what is served; called without running requests, also if `_open` failed."""
 
     def _scope_of(self, path: str) -> Scope | None:
-        return self._methods.scope_of(path) or self._grpc.scopes.get(path)
+        return self._lifecycle.methods.scope_of(path) or self._grpc.scopes.get(path)
 
     def _listen(self) -> None:
         self._http.start()

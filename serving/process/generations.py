@@ -46,19 +46,15 @@ class Generations(Generic[SharedT]):
 
         """
         self._wanted = wanted
-        self._standing = self._newest = 0
+        self._standing = self.newest = 0
+        """Number of the generation that serves; of the newest one, ready or not."""
         self._shared = {0: shared}
         self.processes: dict[int, Process] = {}
 
     @property
-    def newest(self) -> int:
-        """Number of the newest generation, ready or not."""
-        return self._newest
-
-    @property
     def reloading(self) -> bool:
         """Whether the newest generation has not taken over yet."""
-        return self._newest != self._standing
+        return self.newest != self._standing
 
     @property
     def standing_shared(self) -> SharedT:
@@ -73,35 +69,35 @@ class Generations(Generic[SharedT]):
         """Return role and generation of each process to be started, the serving generation first."""
         return [
             (role, generation)
-            for generation in dict.fromkeys((self._standing, self._newest))
+            for generation in dict.fromkeys((self._standing, self.newest))
             for role in self._wanted
             for _ in range(self._wanted[role] - len(list(self._running(role, generation))))
-            if role == WORKER or generation == self._newest
+            if role == WORKER or generation == self.newest
         ]
 
     def answering(self) -> bool:
         """Return whether every process of the newest generation is ready."""
         return all(
-            len(running := list(self._running(role, self._newest))) == count and all(p.ready for p in running)
+            len(running := list(self._running(role, self.newest))) == count and all(p.ready for p in running)
             for role, count in self._wanted.items()
         )
 
     def begin(self, shared: SharedT) -> None:
         """Begin a generation with the shared state of its workers."""
-        self._newest += 1
-        self._shared[self._newest] = shared
+        self.newest += 1
+        self._shared[self.newest] = shared
 
     def take_over(self) -> dict[int, Process]:
         """Make the newest generation the serving one, and return the workers of the one before."""
-        before, self._standing = self._standing, self._newest
-        self._shared = {self._newest: self._shared[self._newest]}
+        before, self._standing = self._standing, self.newest
+        self._shared = {self.newest: self._shared[self.newest]}
         return self._workers_of(before)
 
     def give_up(self) -> dict[int, Process]:
         """Forget the newest generation, and return its workers."""
-        given_up = self._workers_of(self._newest)
-        del self._shared[self._newest]
-        self._newest = self._standing
+        given_up = self._workers_of(self.newest)
+        del self._shared[self.newest]
+        self.newest = self._standing
         return given_up
 
     def overdue(self) -> dict[int, Process]:

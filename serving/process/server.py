@@ -122,7 +122,7 @@ class Server(BaseServer):
 
     def _report_health(self) -> None:
         states = self._catalog.states()
-        self.report_health({health_name(name): answers for name, answers in states.items()})
+        self._health.report({health_name(name): answers for name, answers in states.items()})
 
 
 def _by_index(catalog: ServerCatalog, value: Callable[[Snapshot], float]) -> dict[tuple[str, ...], float]:

@@ -161,7 +161,14 @@ class Service(MethodRegistry):
         """Return the response to a request of a stream; errors are part of it."""
         response = search_pb2.SearchStreamResponse(tag=request.tag)
         try:
-            self._answer(request, response, deadline, stats)
+            deadline.check()
+            kind = request.WhichOneof("request")
+            if kind == "search":
+                response.search.MergeFromString(self._search(request.search, deadline, stats))
+            elif kind == "search_many":
+                response.search_many.MergeFromString(self._search_many(request.search_many, deadline, stats))
+            else:
+                raise InvalidRequestError.at("request", "needs a search or a search_many")
         except Exception as error:  # noqa: BLE001  an error concerns its request only
             code, _, detail = status_for_callers(error)
             if code is StatusCode.INTERNAL:
@@ -188,22 +195,6 @@ class Service(MethodRegistry):
 
     def _snapshot(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
         return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
-
-    def _answer(
-        self,
-        request: search_pb2.SearchStreamRequest,
-        response: search_pb2.SearchStreamResponse,
-        deadline: Deadline,
-        stats: QueryStats,
-    ) -> None:
-        deadline.check()
-        kind = request.WhichOneof("request")
-        if kind == "search":
-            response.search.MergeFromString(self._search(request.search, deadline, stats))
-        elif kind == "search_many":
-            response.search_many.MergeFromString(self._search_many(request.search_many, deadline, stats))
-        else:
-            raise InvalidRequestError.at("request", "needs a search or a search_many")
 
 
 def _by_vector(encoded_1D: np.ndarray, snapshot: Snapshot) -> ByVector:

@@ -25,7 +25,8 @@ class Health:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._states: dict[str, bool] = {}
-        self._stopping = False
+        self.stopping = False
+        """Whether `stop` was called."""
 
     def begin(self) -> None:
         """Report the server as serving."""
@@ -43,13 +44,8 @@ class Health:
     def stop(self) -> None:
         """Report every name as not serving, from now on."""
         with self._changed:
-            self._stopping = True
+            self.stopping = True
             self._changed.notify_all()
-
-    @property
-    def stopping(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopping
 
     def wake(self) -> None:
         """Wake all threads that wait in `changed`."""
@@ -64,7 +60,7 @@ class Health:
         answers = self._states.get(name)
         if answers is None:
             return UNKNOWN
-        return SERVING if answers and not self._stopping else NOT_SERVING
+        return SERVING if answers and not self.stopping else NOT_SERVING
 
     def changed(self, status: Callable[[], int], before: int, within_s: float) -> int:
         """Wait up to `within_s` seconds until `status()` differs from `before`; return it."""

@@ -99,7 +99,7 @@ class RequestLifecycle:
             offer: called with each answered search.
 
         """
-        self._methods, self._metrics, self._offer = methods, metrics, offer
+        self.methods, self._metrics, self._offer = methods, metrics, offer
         warm_up()
         most = config.threads + config.queue
         self.admission = Admission(least=min(least_in_flight(workers), most), most=most)
@@ -140,7 +140,7 @@ class RequestLifecycle:
         """
         active.taken_s, active.size = time.monotonic(), len(data)
         with permit:
-            request = (decode or decoded)(self._methods.methods[active.path].request, data)
+            request = (decode or decoded)(self.methods.methods[active.path].request, data)
             active.index = getattr(request, "index", "")
             if isinstance(request, search_pb2.SearchManyRequest):
                 active.ticket.weigh(count_queries(request))
@@ -153,7 +153,7 @@ class RequestLifecycle:
     ) -> bytes:
         """Call the handler of a decoded request and return its serialised answer; the permit must be held."""
         check_visible(getattr(request, "index", ""))
-        return self._methods.call_on_wire(path, request, deadline, stats)
+        return self.methods.call_on_wire(path, request, deadline, stats)
 
     def answered(self, active: ActiveRequest, request: Message) -> None:
         """Report an answered request to admission, and a search to `offer`."""

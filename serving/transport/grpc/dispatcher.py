@@ -29,7 +29,6 @@ from scannery.serving.scheduling.admission import Ticket
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import CURRENT
-from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.status import status_of
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -73,7 +72,6 @@ class Dispatcher(GenericHandler):
 
     def __init__(
         self,
-        methods: MethodRegistry,
         lifecycle: RequestLifecycle,
         config: ListenConfig,
         authorizer: Authorizer,
@@ -83,8 +81,7 @@ class Dispatcher(GenericHandler):
         """Start no thread yet.
 
         Args:
-            methods: the RPC methods.
-            lifecycle: admission, execution and counting of a request, shared with HTTP.
+            lifecycle: the RPC methods, admission and counting, shared with HTTP.
             config: limits.
             authorizer: authentication and scopes.
             timeouts: cancels calls whose body is late, and expired streams.
@@ -92,7 +89,6 @@ class Dispatcher(GenericHandler):
 
         """
         self._http_metadata = http_metadata
-        self._methods = methods
         self._authorizer = authorizer
         self._lifecycle = lifecycle
         self._config = config
@@ -108,13 +104,13 @@ class Dispatcher(GenericHandler):
         """Return the handler of a call; None: the method is unknown here."""
         details: Any = handler_call_details
         path: str = details.method
-        if self._methods.scope_of(path) is None:
+        if self._lifecycle.methods.scope_of(path) is None:
             return None
         try:
             ticket = self._lifecycle.enter(client_of(current_principal(), details.invocation_metadata))
         except OverloadedError as error:
             return self.refusal(error)
-        if path in self._methods.streams:
+        if path in self._lifecycle.methods.streams:
             answers = self._searches if path == SEARCH_STREAM else self._upserts
             return grpc.stream_stream_rpc_method_handler(partial(self._stream, path, answers, ticket))
         wants_http = any(key == HTTP_KEY for key, _ in details.invocation_metadata)
@@ -240,7 +236,7 @@ class Dispatcher(GenericHandler):
             with Permit(self._lifecycle.permits, deadline, context.is_active):
                 # The threads of the pool serve many streams, so the caller is set for each request.
                 CURRENT.set(principal)
-                response = self._methods.stream_answer(request, deadline, stats)
+                response = self._lifecycle.methods.stream_answer(request, deadline, stats)
             code = _CODES[response.error.code if response.HasField("error") else 0]
             search = request.search_many if request.HasField("search_many") else request.search
             self._lifecycle.observe(

@@ -12,9 +12,7 @@ from scannery.runtime.errors import BindError
 from scannery.serving.config import ListenConfig, joined_address, split_address
 from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authorization import Authorizer
-from scannery.serving.security.principal import Scope
 from scannery.serving.security.tls import Certificates
-from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.transport.grpc.auth_interceptor import AuthInterceptor
 from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
 from scannery.serving.transport.grpc.dispatcher import Dispatcher, Metadata
@@ -38,7 +36,6 @@ class GrpcServer:
 
     def __init__(
         self,
-        methods: MethodRegistry,
         lifecycle: RequestLifecycle,
         authorizer: Authorizer,
         threads: CallThreads,
@@ -52,8 +49,7 @@ class GrpcServer:
         """Prepare; `start` binds the port.
 
         Args:
-            methods: the RPC methods.
-            lifecycle: admission, execution and counting of a request, shared with HTTP.
+            lifecycle: the RPC methods, admission and counting, shared with HTTP.
             authorizer: authentication and scopes.
             threads: run the calls.
             config: address, limits, security.
@@ -69,16 +65,13 @@ class GrpcServer:
         self.certificates = Certificates(config.security) if config.security.tls_cert else None
         """None: no TLS."""
         self._timeouts = CallTimeouts()
-        self._dispatcher = Dispatcher(methods, lifecycle, config, authorizer, self._timeouts, http_metadata)
+        self._dispatcher = Dispatcher(lifecycle, config, authorizer, self._timeouts, http_metadata)
         shown = tuple(services) if config.security.shows_reflection else ()
         self._standard = StandardServices(self._health, config, authorizer, self._timeouts, shown)
+        self.scopes = self._standard.scopes
+        """Required scopes of health and reflection, by method path."""
         self._server: grpc.Server | None = None
         self._ended: threading.Event | None = None
-
-    @property
-    def scopes(self) -> dict[str, Scope]:
-        """Required scopes of health and reflection, by method path."""
-        return self._standard.scopes
 
     def start(self) -> str:
         """Listen and answer; return the address with the actual port. Raises BindError."""

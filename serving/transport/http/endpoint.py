@@ -10,7 +10,6 @@ from scannery.serving.contract import HTTP_KEY, SERVER_KEY
 from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.tls import TlsSockets
-from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.transport.health import Health
 from scannery.serving.transport.http.handler import Handler
 from scannery.serving.transport.http.openapi import description
@@ -27,7 +26,6 @@ class HttpEndpoint:
 
     def __init__(
         self,
-        methods: MethodRegistry,
         lifecycle: RequestLifecycle,
         authorizer: Authorizer,
         threads: CallThreads,
@@ -38,8 +36,7 @@ class HttpEndpoint:
         """Prepare; `start` binds the port.
 
         Args:
-            methods: the RPC methods.
-            lifecycle: admission, execution and counting of a request, shared with gRPC.
+            lifecycle: the RPC methods, admission and counting, shared with gRPC.
             authorizer: authentication and scopes.
             threads: run requests that may block.
             config: the options.
@@ -51,10 +48,10 @@ class HttpEndpoint:
         self._responses = Responses(
             server=context.server_id, worker=secrets.token_hex(8), workers=context.workers
         )
-        openapi = cache(lambda: description(methods.methods, credentials=config.security.tokens))
+        openapi = cache(lambda: description(lifecycle.methods.methods, credentials=config.security.tokens))
         pages = Pages(config, authorizer, health, openapi)
         self._handler = (
-            Handler(methods, lifecycle, authorizer, threads, config, self._responses, pages)
+            Handler(lifecycle, authorizer, threads, config, self._responses, pages)
             if config.http_address
             else None
         )

@@ -28,7 +28,6 @@ from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import CURRENT
-from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.services.search import MAX_COALESCED
 from scannery.serving.status import DETAIL_KEY, status_for_callers
 from scannery.serving.telemetry import tracing
@@ -69,7 +68,6 @@ class Handler:
 
     def __init__(
         self,
-        methods: MethodRegistry,
         lifecycle: RequestLifecycle,
         authorizer: Authorizer,
         threads: CallThreads,
@@ -80,8 +78,7 @@ class Handler:
         """Prepare; `loop` and `lost` must be set before the first request.
 
         Args:
-            methods: the RPC methods.
-            lifecycle: admission, execution and counting of a request, shared with gRPC.
+            lifecycle: the RPC methods, admission and counting, shared with gRPC.
             authorizer: authentication and scopes.
             threads: run requests that are not answered on the event loop.
             config: limits, and the options of HTTP.
@@ -89,7 +86,7 @@ class Handler:
             pages: answers GET requests.
 
         """
-        self._methods, self._lifecycle, self._authorizer = methods, lifecycle, authorizer
+        self._lifecycle, self._authorizer = lifecycle, authorizer
         self._threads, self._config = threads, config
         self._responses, self._pages = responses, pages
         self._browsers = Browsers(config)
@@ -135,7 +132,7 @@ class Handler:
 
     def _check_caller(self, exchange: Exchange) -> None:
         exchange.principal = self._authorizer.principal(exchange.head.path, exchange.head.metadata)
-        if exchange.head.path not in self._methods.methods:
+        if exchange.head.path not in self._lifecycle.methods.methods:
             raise UnsupportedError("this method is served over gRPC only")
         exchange.admitted_s = time.monotonic()
         exchange.connection.is_known = True
@@ -194,7 +191,7 @@ class Handler:
         request = decoded(SearchRequest, data)
         exchange.active.index, exchange.active.size = request.index, len(data)
         check_visible(request.index)
-        query = self._methods.ready(request, exchange.active.stats)
+        query = self._lifecycle.methods.ready(request, exchange.active.stats)
         if query is None:
             return False
         batches.setdefault(id(query.prepared), []).append((exchange, request, query))

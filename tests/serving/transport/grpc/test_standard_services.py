@@ -144,9 +144,9 @@ def test_watches_tell_changes_and_do_not_hold_up_the_end(library: Path) -> None:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest(service="index/flat"), timeout=30)
             assert next(watch).status == 1
-            server.report_health({"index/flat": False})
+            server._health.report({"index/flat": False})
             assert next(watch).status == 2
-            server.report_health({"index/flat": True})
+            server._health.report({"index/flat": True})
             assert next(watch).status == 1
             started_s = time.monotonic()
         assert time.monotonic() - started_s < 3
