@@ -211,7 +211,7 @@ def test_every_method_that_is_served_names_its_scope(
 ) -> None:
     told = served_methods(server.address, bearer(keys[1]["reader"]))
     assert {"/scannery.v1.SearchService/Search", CHECK, WATCH, REFLECT} <= set(told)
-    handled = {*server._methods.methods, *server._methods.streams, *server._grpc.scopes}
+    handled = {*server._lifecycle.methods.methods, *server._lifecycle.methods.streams, *server._grpc.scopes}
     assert set(told) == handled
     for path in told:
         assert server._scope_of(path) in ("read", "write", "admin"), path
