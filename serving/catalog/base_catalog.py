@@ -190,10 +190,10 @@ class BaseCatalog(ABC):
     def _chosen(self) -> set[str]:
         return {name for name in self._store.folders() if self._only is None or name in self._only}
 
-    def _look(self, name: str, *, known: bool = False) -> CatalogEntry | None:
-        """Open the current version of an index if it is another one. An error changes nothing, and is kept.
+    def _refresh_entry(self, name: str, *, known: bool = False) -> CatalogEntry | None:
+        """Open the latest version of an index unless it is open. Errors are kept in the entry.
 
-        `known`: the index is there, so its error is kept even if it was never open.
+        `known`: the index is in the store, so that its error is kept even if it was never open.
         """
         entry = self._entries.get(name)
         if entry is not None:

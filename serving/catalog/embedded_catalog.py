@@ -66,6 +66,6 @@ class EmbeddedCatalog(BaseCatalog):
             return entry
         try:
             self._check_open()
-            return self._look(name)
+            return self._refresh_entry(name)
         finally:
             self._lock.release()

@@ -63,7 +63,7 @@ class ServerCatalog(BaseCatalog):
         return self._entries.get(name)
 
     def _refresh_index(self, name: str) -> None:
-        entry = self._look(name, known=True)
+        entry = self._refresh_entry(name, known=True)
         if entry is not None and entry.snapshot is not None and entry.encoder.failures:
             entry.load_encoder(entry.snapshot)
 

@@ -147,11 +147,10 @@ class Dispatcher(GenericHandler):
         self, active: ActiveRequest, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> bytes:
         ticket, code = active.ticket, grpc.StatusCode.OK
-        permit = Permit(
-            self._lifecycle.permits, self._deadline(context), context.is_active, context.add_callback
-        )
         try:
             data = self._body(active.path, messages, context)
+            deadline, on_end = self._deadline(context), context.add_callback
+            permit = Permit(self._lifecycle.permits, deadline, context.is_active, on_end)
             response = self._lifecycle.answer(active, data, permit)
             if len(response) <= LARGE_ANSWER_BYTES or not context.add_callback(ticket.leave):
                 ticket.leave()

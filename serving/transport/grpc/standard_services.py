@@ -160,7 +160,7 @@ class StandardServices(GenericHandler):
                 before, status = status, self._states.changed(now, status, CHECK_EVERY_S)
                 try:
                     principal = self._authorizer.principal(_WATCH, metadata)
-                except Exception as error:  # noqa: BLE001  the table knows every one
+                except Exception as error:  # noqa: BLE001  the table of statuses has every one
                     abort(context, error)
                 if status not in (before, _GONE):
                     yield _answer(status)
@@ -187,7 +187,7 @@ class StandardServices(GenericHandler):
                     yield answer.SerializeToString()
             except grpc.RpcError:
                 return  # the caller went away
-            except Exception as error:  # noqa: BLE001  the table knows every one
+            except Exception as error:  # noqa: BLE001  the table of statuses has every one
                 abort(context, error)
 
     def _read(
