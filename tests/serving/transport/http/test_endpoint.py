@@ -76,11 +76,11 @@ def test_it_is_on_where_callers_are_known_or_local(tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path).issue("localhost")
     known = SecurityConfig(keys_file=str(keys.path), tls_cert=str(certificate), tls_key=str(key))
     assert address() == "127.0.0.1:0"
-    assert address(listen="[::1]:1", http_port=7) == "[::1]:7"
+    assert address(listen="[::1]:1") == "[::1]:0"
     assert address(listen="0.0.0.0:1", insecure=True) == ""
     assert address(listen="0.0.0.0:1", security=known) == "0.0.0.0:0"
     assert address(http="off") == ""
-    assert address(http="127.0.0.1:80", http_port=9) == "127.0.0.1:80"
+    assert address(http="127.0.0.1:80") == "127.0.0.1:80"
     assert EncoderConfig(models=("x",)).http_address == ""
     with pytest.raises(ConfigError) as caught:
         address(http="0.0.0.0:80")
