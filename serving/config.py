@@ -1,4 +1,4 @@
-"""How a server runs. Checked when it is made."""
+"""Options of servers and encoder processes, validated on construction."""
 
 from __future__ import annotations
 
@@ -39,58 +39,58 @@ def _default_threads() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ListenConfig:
-    """How a process takes requests."""
+    """Options of every server. Raises ConfigError, which names the field."""
 
     listen: str = "127.0.0.1:7077"
     """`host:port`; port 0 takes a free one."""
 
     insecure: bool = False
-    """Allow an address beyond loopback although nothing authenticates the callers."""
+    """Allow addresses beyond loopback without authentication."""
 
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    """TLS, and who may call."""
+    """TLS and authentication."""
 
     threads: int = field(default_factory=_default_threads)
-    """Requests worked on at once in a process; half as many streams may be open."""
+    """Limit of requests that run at once in a process; half as many streams may be open."""
 
     queue: int = 256
-    """Most requests that may wait for a turn; further ones are refused at once with RESOURCE_EXHAUSTED. Under load
-    the limit adapts, and is mostly lower."""
+    """Limit of queued requests; further ones are refused at once with RESOURCE_EXHAUSTED. Admission adapts the limit
+    to the load, mostly to less."""
 
     max_request_bytes: int = 64 << 20
-    """Longest message accepted: 1,000 query vectors of 16,384 dimensions."""
+    """Largest accepted message; the default holds 1,000 query vectors of 16,384 dimensions."""
 
     max_request_s: float = 300.0
-    """Longest time of a request, in seconds; a later deadline of the caller is cut to it."""
+    """Time limit of a request, in seconds; longer timeouts of callers are reduced to it."""
 
     body_timeout_s: float = 20.0
     """The body of a request must arrive within this many seconds after its headers."""
 
     check_every_s: float = 1.0
-    """How often to look for new versions, in seconds."""
+    """Interval of checks for new versions, in seconds."""
 
     http: str = "off"
-    """Where Connect is answered over HTTP/1.1: `host:port`; `auto`: at a free port of `listen`'s host, if that is
-    reached from this machine only, or callers are authenticated; `off`: nowhere."""
+    """Address of Connect over HTTP/1.1: `host:port`; `auto`: a free port of `listen`'s host, if that is loopback or
+    callers are authenticated; `off`: no HTTP."""
 
     http_cors: tuple[str, ...] = ()
-    """Origins (`https://host`) whose pages may call over HTTP from browsers."""
+    """Origins (`https://host`) whose pages may call over HTTP (CORS)."""
 
     http_hosts: tuple[str, ...] = ()
-    """Names by which HTTP is reached, besides `localhost`, addresses, and the hosts of `listen` and `http`. None given:
-    any name, where callers show tokens or the server a certificate."""
+    """Accepted `Host` names, in addition to `localhost`, IP addresses, and the hosts of `listen` and `http`. Empty: any
+    name, if callers need tokens or the server has a certificate."""
 
     metrics_listen: str = ""
-    """`host:port` of the metrics, in the format of Prometheus, without authentication; empty: none."""
+    """`host:port` for metrics in Prometheus format, without authentication; empty: none."""
 
     drain_s: float = 10.0
-    """How long running requests may go on after a stop, in seconds."""
+    """Time that running requests get to finish after a stop, in seconds."""
 
     device: str = "auto"
-    """Where texts are encoded: `auto`, `cpu`, `cuda` or `xla`."""
+    """Device of the encoders: `auto`, `cpu`, `cuda` or `xla`."""
 
     cached_queries: int = CACHED_QUERIES
-    """Texts of queries whose vectors each encoder remembers, for each caller by themselves; 0: none."""
+    """Query vectors that each encoder caches, by caller and text; 0: none."""
 
     def __post_init__(self) -> None:
         self._check_address("listen")
@@ -118,7 +118,7 @@ class ListenConfig:
 
     @property
     def http_address(self) -> str:
-        """Where HTTP is answered, `host:port`; port 0: at a free one. Empty: nowhere."""
+        """Address of HTTP, `host:port`; port 0 takes a free one. Empty: no HTTP."""
         if self.http == "off":
             return ""
         if self.http != "auto":
@@ -135,14 +135,14 @@ class ListenConfig:
         if self.security.in_the_clear:
             raise ConfigError(
                 f"{name}: {address} can be reached from other machines, and keys and tokens would be sent there in the "
-                "clear; give a certificate (--tls-cert, --tls-key), or say that something in front of this server ends "
-                "TLS (--behind-tls)",
+                "clear; give a certificate (--tls-cert, --tls-key), or declare that a proxy in front of this server "
+                "ends TLS (--behind-tls)",
                 field=name,
             )
         if not self.insecure and not self.security.authenticates:
             raise ConfigError(
                 f"{name}: {address} can be reached from other machines, and this server does not authenticate callers; "
-                "listen on 127.0.0.1, ask for credentials (--keys, --jwks, --client-ca), or allow it with --insecure",
+                "listen on 127.0.0.1, require credentials (--keys, --jwks, --client-ca), or allow it with --insecure",
                 field=name,
             )
 
@@ -154,43 +154,43 @@ class ListenConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
-    """What a supervisor gives to a worker besides the users' options; a process without one has the defaults."""
+    """Runtime state that a supervisor passes to a worker; the defaults are for a process without a supervisor."""
 
     core: int | None = None
-    """The core that the threads of requests keep to; None: any."""
+    """Core to which request threads are bound; None: any."""
 
     workers: int = 1
-    """Processes that take requests at the same address, this one among them."""
+    """Number of processes at the same address, including this one."""
 
     share_port: bool = False
     """Listen with SO_REUSEPORT, so that several processes can share the port."""
 
     http_port: int = 0
-    """The port that is reserved for HTTP, if its address leaves it open; 0: none."""
+    """Port reserved for HTTP, for an address with port 0; 0: none."""
 
     server_id: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Tells servers apart that have the same port one after the other."""
+    """Distinguishes successive servers at the same port."""
 
     publish: Callable[[bytes], object] | None = None
-    """Takes the metrics, every second; None: the process serves them itself, if `metrics_listen` says so."""
+    """Called with the serialised metrics every second; None: this process serves `metrics_listen` itself."""
 
     counted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Metrics of the worker that this one replaces, to go on from."""
+    """Metrics of the replaced worker, from which counters continue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteConfig:
-    """Where another process encodes texts, and how to reach it."""
+    """Address and credentials of an encoder process. Raises ConfigError."""
 
     address: str
     """`host:port`."""
 
     key_file: str = ""
-    """File with the API key to show there; it is read again when the key is refused."""
+    """File with the API key; read again when the key is refused."""
 
     ca: str = ""
-    """File with the authorities that may sign its certificate, PEM. Empty: those of the system, where a key goes
-    beyond this machine, and a connection in the clear elsewhere."""
+    """File with the authorities for its certificate, PEM. Empty: those of the system if a key is sent to another
+    machine, and no TLS otherwise."""
 
     def __post_init__(self) -> None:
         split_address(self.address, field="encoder")
@@ -216,16 +216,16 @@ class ServerConfig(ListenConfig):
     http: str = "auto"
 
     indexes: tuple[str, ...] = ()
-    """Serve only these; none: all of the store."""
+    """Names of the indexes to serve; empty: all."""
 
     recall_share: float = 0.001
-    """Share of the queries that are asked again, exactly and in the background, to estimate the recall."""
+    """Share of queries that are repeated with exact search in the background, to estimate recall."""
 
     log: str = ""
-    """Local folder for the logs of live updates; empty: the store itself, if it is a folder."""
+    """Local folder for the mutation logs; empty: inside the store, if it is a local folder."""
 
     encoder: RemoteConfig | None = None
-    """The process that encodes texts; None: this one."""
+    """The encoder process; None: encode in this process."""
 
     reranker: str | None = None
     """The cross-encoder of all indexes, in place of those in their specs: a name, or a local folder."""
@@ -244,13 +244,13 @@ class EncoderConfig(ListenConfig):
     """`host:port`; port 0 takes a free one."""
 
     store: str = ""
-    """Folder or URI of a store: the encoders of its indexes are served."""
+    """Folder or URI of a store, whose encoders are served; empty: none."""
 
     indexes: tuple[str, ...] = ()
-    """Only those of these indexes; none: of all."""
+    """Names of the indexes whose encoders are served; empty: all."""
 
     models: tuple[str, ...] = ()
-    """Models to serve besides, or instead: names, or local folders."""
+    """Further models to serve: names, or local folders."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -262,7 +262,7 @@ class EncoderConfig(ListenConfig):
 
 
 def split_address(listen: str, *, field: str = "listen") -> tuple[str, int]:
-    """Return host and port of `host:port`; ConfigError, which names the field, if it is something else."""
+    """Return host and port of `host:port`; raises ConfigError, which names `field`."""
     match = _ADDRESS.fullmatch(listen)
     if not match or int(match["port"]) > 65535:
         raise ConfigError(f"{field}: must be host:port, got {listen!r}", field=field)
@@ -270,12 +270,12 @@ def split_address(listen: str, *, field: str = "listen") -> tuple[str, int]:
 
 
 def joined_address(host: str, port: int) -> str:
-    """Return `host:port`, as `split_address` takes it apart."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is reached from this machine only."""
+    """Return whether a host is this machine's loopback."""
     if host == "localhost":
         return True
     try:

@@ -1,1 +1,1 @@
-"""The open indexes of a store, and their move to new versions."""
+"""The open indexes of a store, and the switch to new versions."""

@@ -1,7 +1,7 @@
-"""The open indexes of a store, and their move to new versions: what servers and embedded engines have in common.
+"""The open indexes of a store and the switch to new versions, for servers and embedded use.
 
-A snapshot is replaced as a whole, by one assignment; queries that hold the old one finish on it, and its memory is
-freed with the last of them. A version that cannot be opened changes nothing: the one before keeps answering.
+A snapshot is replaced by one assignment. Queries on the old one finish, and its memory is freed with the last of them.
+If a version cannot be opened, the one before keeps serving.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BaseCatalog(ABC):
     """Snapshots by the name of the index. Safe to use from several threads."""
 
     finishes_maintenance: ClassVar[bool]
-    """Whether maintenance that is due goes on when an index is closed."""
+    """Whether closing an index finishes maintenance that is due."""
 
     def __init__(
         self,
@@ -47,16 +47,16 @@ class BaseCatalog(ABC):
         log: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open nothing yet.
+        """Prepare; indexes are opened later.
 
         Args:
             store: with the indexes.
-            only: the only ones to serve; None: all.
-            encoders: shared with others; None: its own.
+            only: names of the indexes to serve; None: all.
+            encoders: shared pool; None: a new one.
             cache: where segments are unpacked.
-            preloaded: returns an index that is open already, in any version.
-            log: local folder for the logs of live updates; None: that of the store, if it is one.
-            clock: seconds.
+            preloaded: returns an already open index, in any version.
+            log: local folder for the mutation logs; None: inside the store, if it is a local folder.
+            clock: returns seconds.
 
         Raises:
             ConfigError: the SQLite of the logs may lose commits.
@@ -65,7 +65,7 @@ class BaseCatalog(ABC):
         check_sqlite()
         self._store = store
         self.uri = store.uri
-        """Of the store; what opens it again."""
+        """URI of the store."""
         self._only = None if only is None else frozenset(only)
         self.encoders = encoders or EncoderPool()
         self._clock = clock
@@ -74,18 +74,18 @@ class BaseCatalog(ABC):
         self._opener = VersionOpener(store, self.encoders, cache or SegmentCache(), preloaded, log_root)
         self._entries: dict[str, CatalogEntry] = {}
         self._lock = threading.Lock()
-        """Of those who change entries."""
+        """Held while entries change."""
         self._closed = False
         self.on_failure: Callable[[str], object] = lambda task: None
         """Called with the name of each background task that fails."""
 
     @abstractmethod
     def _names(self) -> Collection[str]:
-        """Return the names of the indexes that there are."""
+        """Return the names of all indexes."""
 
     @abstractmethod
     def _find(self, name: str) -> CatalogEntry | None:
-        """Return the entry of an index, as new as queries should see it; None if there is no such index."""
+        """Return the entry of an index, as recent as queries need; None if there is no such index."""
 
     @abstractmethod
     def manifest(self, name: str) -> Manifest:
@@ -98,50 +98,50 @@ class BaseCatalog(ABC):
 
     @abstractmethod
     def open_snapshot(self, name: str) -> Snapshot | None:
-        """Return the snapshot of an index without reading a file; None if that may be needed. Raises as `snapshot`."""
+        """Return the snapshot of an index without file access; None if that may be needed. Raises as `snapshot`."""
 
     @abstractmethod
     def written(self) -> None:
-        """Record that something was written."""
+        """Record a write: maintenance may be due."""
 
     @abstractmethod
     def _prepare(self, entry: CatalogEntry, snapshot: Snapshot) -> None:
-        """Prepare a version that was opened, before queries see it."""
+        """Prepare an opened version before queries see it."""
 
     def names(self) -> list[str]:
-        """Return the names of the indexes that the caller can ask for, sorted."""
+        """Return the names of the indexes that the caller can see, sorted."""
         self._check_open()
         return sorted(name for name in self._names() if _visible(name))
 
     def states(self) -> dict[str, bool]:
-        """Return for each index whether it answers."""
+        """Return whether each index is open, by name."""
         return {name: entry.snapshot is not None for name, entry in list(self._entries.items())}
 
     def problem(self, name: str) -> str:
-        """Return what is wrong with an index, which may still answer; empty if nothing is."""
+        """Return the current error of an index, which may still serve; empty: none."""
         entry = self._entries.get(name)
         return entry.problem if entry is not None else ""
 
     def failures(self) -> dict[str, int]:
-        """Return for each index how often in a row it failed to open its current version, or to load its encoder."""
+        """Return the consecutive failures to open the current version or its encoder, by index name."""
         return {name: entry.failures for name, entry in list(self._entries.items())}
 
     def snapshots(self) -> list[Snapshot]:
-        """Return the current snapshots of the indexes that are open."""
+        """Return the current snapshots of all open indexes."""
         return [snapshot for entry in list(self._entries.values()) if (snapshot := entry.snapshot)]
 
     def live_indexes(self) -> list[LiveIndex[Snapshot]]:
-        """Return all indexes that are open."""
+        """Return all open indexes."""
         return [entry.live for entry in list(self._entries.values()) if entry.live is not None]
 
     def snapshot(self, name: str, *, min_sequence: int = 0, deadline: Deadline | None = None) -> Snapshot:
-        """Return the current snapshot of an index, or wait until there is one with all mutations up to a sequence.
+        """Return the current snapshot of an index; wait until it has all mutations up to `min_sequence`.
 
         Raises:
-            UnknownIndexError: there is no such index; the message names those that there are.
-            CorruptError, FormatError, StoreError: it is there and cannot be opened.
+            UnknownIndexError: there is no such index; the message names the existing ones.
+            CorruptError, FormatError, StoreError: the index cannot be opened.
             InvalidRequestError: there is no mutation with this sequence.
-            DeadlineError: it did not become visible in time.
+            DeadlineError: the mutation did not become visible in time.
 
         """
         live = self.live(name)
@@ -151,7 +151,7 @@ class BaseCatalog(ABC):
         return snapshot
 
     def live(self, name: str) -> LiveIndex[Snapshot]:
-        """Return the index as what takes writes; raises as `snapshot`."""
+        """Return the live index, which takes writes; raises as `snapshot`."""
         self._check_open()
         if not name:
             raise InvalidRequestError.at("index", "must not be empty")
@@ -159,14 +159,14 @@ class BaseCatalog(ABC):
         if entry is None:
             raise self._unknown(name)
         if entry.live is None:
-            # Without the frames of the requests that got this error before.
+            # Without the traceback of earlier requests that got this error.
             raise (entry.opening.error or self._unknown(name)).with_traceback(None)
         return entry.live
 
     def maintain(self) -> None:
-        """Have sealed and merged what is due; costs little where nothing is."""
+        """Start sealing and merging that is due; cheap if none is."""
         for entry in list(self._entries.values()):
-            # An error concerns neither another index nor the write, which is acknowledged by now.
+            # Errors stay in the entry: other indexes and the acknowledged write must not fail.
             entry.maintain()
 
     def note_failure(self, task: str) -> None:
@@ -174,7 +174,7 @@ class BaseCatalog(ABC):
         self.on_failure(task)
 
     def close(self) -> None:
-        """Close all indexes; queries that run finish on what they hold."""
+        """Close all indexes; running queries finish on their snapshots."""
         self._closed = True
         with self._lock:
             for name in list(self._entries):
@@ -190,10 +190,10 @@ class BaseCatalog(ABC):
     def _chosen(self) -> set[str]:
         return {name for name in self._store.folders() if self._only is None or name in self._only}
 
-    def _look(self, name: str, *, known: bool = False) -> CatalogEntry | None:
-        """Open the current version of an index if it is another one. An error changes nothing, and is kept.
+    def _refresh_entry(self, name: str, *, known: bool = False) -> CatalogEntry | None:
+        """Open the latest version of an index unless it is open. Errors are kept in the entry.
 
-        `known`: the index is there, so its error is kept even if it was never open.
+        `known`: the index is in the store, so that its error is kept even if it was never open.
         """
         entry = self._entries.get(name)
         if entry is not None:
@@ -216,7 +216,7 @@ class BaseCatalog(ABC):
         return entry
 
     def _entry(self, name: str) -> CatalogEntry:
-        # Only of an index that is known to exist: requests for other names must not cost memory.
+        # Only for indexes that exist: requests for other names must not take memory.
         if name not in self._entries:
             self._entries[name] = CatalogEntry(name, self.note_failure, self._clock)
         entry = self._entries[name]
@@ -229,7 +229,7 @@ class BaseCatalog(ABC):
                 index = self._opener.move(entry, version, lambda snapshot: self._prepare(entry, snapshot))
                 manifest = index.manifest
                 _LOG.info("index %s: version %d, %d datapoints", entry.name, manifest.version, manifest.rows)
-        except Exception as error:  # noqa: BLE001  what is open goes on, and so do other indexes
+        except Exception as error:  # noqa: BLE001  the open version and other indexes keep serving
             entry.opening.failed(f"index {entry.name}: version {version} cannot be opened", error)
         else:
             entry.opening.succeeded()

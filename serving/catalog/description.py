@@ -1,4 +1,4 @@
-"""What an index is, as a message."""
+"""Descriptions of indexes as Protobuf messages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ __all__ = ["index_info", "memory_rows"]
 def index_info(
     manifest: Manifest, *, details: bool, snapshot: Snapshot | None = None, problem: str = ""
 ) -> pb.IndexInfo:
-    """Return the description of a version, or of a snapshot of it; without `details`, not its segments and spec.
+    """Return the description of an index.
 
-    `problem` says what is wrong with the index.
+    Args:
+        manifest: of the version.
+        details: whether segments and spec are included.
+        snapshot: of the version, for current counts; None: those of the manifest.
+        problem: current error of the index; empty: none.
+
     """
     spec = manifest.spec
     info = pb.IndexInfo(
@@ -50,7 +55,7 @@ def index_info(
 
 
 def memory_rows(snapshot: Snapshot | None) -> int:
-    """Return how many datapoints are in no segment yet."""
+    """Return the number of datapoints in memtables; 0 without a snapshot."""
     if snapshot is None:
         return 0
     parts = zip(snapshot.segments, snapshot.alive, strict=True)

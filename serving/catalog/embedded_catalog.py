@@ -1,4 +1,4 @@
-"""The indexes of a store, opened and looked after when they are asked for: for an engine without a server."""
+"""The catalog of the embedded client: indexes are opened and refreshed on access, without background threads."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from scannery.serving.snapshot.snapshot import Snapshot
 __all__ = ["CHECK_EVERY_S", "EmbeddedCatalog"]
 
 CHECK_EVERY_S = 1.0
-"""An index that is asked for is looked at again after this many seconds."""
+"""On access, an index is refreshed if its last check was this many seconds ago."""
 
 
 class EmbeddedCatalog(BaseCatalog):
-    """Looks for new versions and follows the log in the thread of the request. Safe to use from several threads."""
+    """Checks for new versions and follows the log in the thread of the request. Safe to use from several threads."""
 
-    # No server goes on with it.
+    # There is no server to continue it.
     finishes_maintenance = True
 
     @classmethod
@@ -33,25 +33,25 @@ class EmbeddedCatalog(BaseCatalog):
         return cls(Store.open(uri), encoders=EncoderPool(device=device))
 
     def manifest(self, name: str) -> Manifest:
-        """Return the manifest of an index, which is not opened for it; raises as `read_manifest`."""
+        """Return the manifest of an index without opening it; raises as `read_manifest`."""
         return read_manifest(self._store, name)
 
     def open_snapshot(self, name: str) -> None:
-        """Return None: what is open may be old."""
+        """Return None: the open version may be outdated."""
 
     def live(self, name: str) -> LiveIndex[Snapshot]:
-        """Return the index with what its log has now; raises as `snapshot`."""
+        """Return the index with the current mutations of its log; raises as `snapshot`."""
         live = super().live(name)
-        # Another thread that is applying the log is not awaited.
+        # Without waiting for another thread that applies the log.
         live.catch_up(wait_s=0)
         return live
 
     def written(self) -> None:
-        """Have sealed and merged what is due."""
+        """Start maintenance that is due."""
         self.maintain()
 
     def _prepare(self, entry: CatalogEntry, snapshot: Snapshot) -> None:
-        """Do nothing: the encoder is loaded with the first text."""
+        """Do nothing: the first text loads the encoder."""
 
     def _names(self) -> Collection[str]:
         return [name for name in self._chosen() if is_stored(self._store, name)]
@@ -61,11 +61,11 @@ class EmbeddedCatalog(BaseCatalog):
         is_open = entry is not None and (entry.live is not None or entry.opening.error is not None)
         if entry is not None and is_open and self._clock() - entry.checked_at_s < CHECK_EVERY_S:
             return entry
-        # A thread that has a snapshot does not wait while another one opens the next.
+        # With a snapshot, a query does not wait for the thread that opens the next version.
         if not self._lock.acquire(blocking=entry is None or entry.snapshot is None):
             return entry
         try:
             self._check_open()
-            return self._look(name)
+            return self._refresh_entry(name)
         finally:
             self._lock.release()

@@ -1,4 +1,4 @@
-"""One index of a catalog: what is open of it, and what goes wrong with it."""
+"""One index of a catalog: its open version and its errors."""
 
 from __future__ import annotations
 
@@ -20,70 +20,72 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CatalogEntry:
-    """Changed under the lock of its catalog; an error of any of its tasks is kept here, and goes no further."""
+    """Modified under the lock of the catalog. Errors of its tasks are kept here and not raised."""
 
     name: str
     on_failure: Callable[[str], object]
-    """Called with the name of each task that fails."""
+    """Called with the name of each failed task."""
     clock: Callable[[], float]
     live: LiveIndex[Snapshot] | None = None
     maintenance: Maintenance | None = None
     stamp: str = ""
-    """Of the manifest that is open; another manifest of the same number has another one."""
+    """Store stamp of the open manifest, which differs if the index was deleted and built again."""
     checked_at_s: float = float("-inf")
-    """When its current version was looked for."""
+    """When its latest version was last checked."""
     opening: RetryState = field(init=False)
-    """Of the current version."""
+    """Opening of the current version."""
     encoder: RetryState = field(init=False)
-    """To have it loaded before the first text comes."""
-    _upkeep: RetryState = field(init=False)
+    """Loading of its encoder."""
+    _maintaining: RetryState = field(init=False)
     _lease: RetryState = field(init=False)
 
     def __post_init__(self) -> None:
-        self.opening, self.encoder, self._upkeep, self._lease = (
+        self.opening, self.encoder, self._maintaining, self._lease = (
             RetryState(on_failure=partial(self.on_failure, task), clock=self.clock)
             for task in ("open", "encoder", "maintain", "lease")
         )
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """What a query sees now."""
+        """The current snapshot; None: not open."""
         return None if self.live is None else self.live.snapshot
 
     @property
     def problem(self) -> str:
-        """What is wrong, for callers; empty if nothing is."""
-        return "; ".join(filter(None, (self.opening.problem, self.encoder.problem, self._upkeep.problem)))
+        """Current errors, for callers; empty: none."""
+        return "; ".join(
+            filter(None, (self.opening.problem, self.encoder.problem, self._maintaining.problem))
+        )
 
     @property
     def failures(self) -> int:
-        """How often in a row the current version could not be opened, or its encoder not be used."""
+        """Consecutive failures to open the current version or to use its encoder."""
         return self.opening.failures + self.encoder.failures
 
     def look_again(self) -> None:
-        """Forget when the version was looked at last: there is a later one."""
+        """Have the version checked at the next access: there is a newer one."""
         self.checked_at_s = float("-inf")
 
     def load_encoder(self, snapshot: Snapshot) -> None:
-        """Have the encoder of a version loaded; vector queries need none, so an error changes nothing for them."""
+        """Load the encoder of a version; an error does not affect vector queries."""
         if snapshot.manifest.spec.encoder is None:
             self.encoder.succeeded()
         else:
-            # The first text loads what the model loads lazily, too.
+            # The first text triggers lazy loading inside the model.
             self.encoder.run(
                 f"index {self.name}: its encoder cannot be used", lambda: snapshot.encoder.encode(["warm"])
             )
 
     def maintain(self) -> None:
-        """Have sealed and merged what is due."""
+        """Start sealing and merging that is due."""
         if self.live is not None and self.maintenance is not None:
-            self._upkeep.run(
+            self._maintaining.run(
                 f"index {self.name}: maintenance cannot be started",
                 partial(self.maintenance.look, self.live.state),
             )
 
     def hold(self, leases: LeaseHolder) -> None:
-        """Announce which version is open."""
+        """Renew the lease on the open version, which protects it from garbage collection."""
         if (snapshot := self.snapshot) is not None:
             versions: Collection[int] = {snapshot.manifest.version}
             self._lease.run(
@@ -92,13 +94,13 @@ class CatalogEntry:
             )
 
     def close(self, *, finish: bool = False) -> None:
-        """Let go of it; with `finish`, after the maintenance that is due."""
+        """Close the index; with `finish`, after maintenance that is due."""
         if self.maintenance is not None:
-            self._closed(partial(self.maintenance.close, finish=finish))
+            self._close_part(partial(self.maintenance.close, finish=finish))
         if self.live is not None:
-            self._closed(self.live.close)
+            self._close_part(self.live.close)
 
-    def _closed(self, close: Callable[[], object]) -> None:
+    def _close_part(self, close: Callable[[], object]) -> None:
         try:
             close()
         except Exception:  # noqa: BLE001  other parts and other indexes must still be closed

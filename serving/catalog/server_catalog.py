@@ -1,4 +1,4 @@
-"""The indexes of a store, kept up to date in the background: no request waits for a file."""
+"""The catalog of servers, refreshed in the background, so that no request waits for files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ServerCatalog"]
 
 
 class ServerCatalog(BaseCatalog):
-    """Has open what the last `refresh` found; a `Watcher` calls it. Safe to use from several threads."""
+    """Indexes as of the last `refresh`, which a `Watcher` calls. Safe to use from several threads."""
 
     finishes_maintenance = False
 
@@ -23,7 +23,7 @@ class ServerCatalog(BaseCatalog):
         return LeaseHolder(self._store)
 
     def manifest(self, name: str) -> Manifest:
-        """Return the manifest of the version that is open; raises as `snapshot`."""
+        """Return the manifest of the open version; raises as `snapshot`."""
         return self.snapshot(name).manifest
 
     def open_snapshot(self, name: str) -> Snapshot:
@@ -31,13 +31,13 @@ class ServerCatalog(BaseCatalog):
         return self.snapshot(name)
 
     def written(self) -> None:
-        """Do nothing: the watcher has due maintenance started."""
+        """Do nothing: the watcher starts maintenance."""
 
     def refresh(self) -> None:
-        """Open new indexes and versions with their encoders, announce them, and drop indexes that are gone.
+        """Open new indexes and versions with their encoders, renew leases, and drop removed indexes.
 
         Raises:
-            StoreError: the store cannot be listed; everything stays as it is.
+            StoreError: the store cannot be listed; nothing changes.
 
         """
         with self._lock:
@@ -46,13 +46,13 @@ class ServerCatalog(BaseCatalog):
             for name in names:
                 if not self._closed:
                     self._refresh_index(name)
-                # After each: to open one may take minutes, in which the leases of the others would expire.
+                # After each index: opening one may take minutes, and the other leases would expire.
                 self._renew_leases()
             for name in self._entries.keys() - names:
                 self._forget(name)
 
     def close(self) -> None:
-        """Close all indexes; queries that run finish on what they hold."""
+        """Close all indexes; running queries finish on their snapshots."""
         super().close()
         self._leases.release()
 
@@ -63,7 +63,7 @@ class ServerCatalog(BaseCatalog):
         return self._entries.get(name)
 
     def _refresh_index(self, name: str) -> None:
-        entry = self._look(name, known=True)
+        entry = self._refresh_entry(name, known=True)
         if entry is not None and entry.snapshot is not None and entry.encoder.failures:
             entry.load_encoder(entry.snapshot)
 

@@ -1,4 +1,4 @@
-"""Open a version of an index, and move queries and writes to it."""
+"""Opens a version of an index, and switches queries and writes to it."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from scannery.serving.snapshot.snapshot import Snapshot
 __all__ = ["VersionOpener", "is_stored"]
 
 MAX_GAPS = 5
-"""Versions that may be replaced one after the other while they are being opened."""
+"""Limit of retries when versions are replaced while they are opened."""
 
 
 @dataclass(frozen=True)
 class VersionOpener:
-    """What the indexes of a catalog are opened with."""
+    """Opens the indexes of a catalog."""
 
     store: Store
     encoders: EncoderPool
     cache: SegmentCache
     preloaded: Callable[[str], OpenIndex | None]
-    """Returns an index that is open already, in any version."""
+    """Returns an already open index, in any version."""
     log_root: Path | None
-    """Folder of the logs of live updates; None: there are no live updates."""
+    """Folder of the mutation logs; None: no live updates."""
 
     def is_open(self, entry: CatalogEntry, version: int) -> bool:
-        """Return whether an entry has this version open, and not one of the same number of a former index."""
+        """Return whether an entry has this version open, and not that of a deleted index with the same name."""
         current = entry.snapshot
         if (
             entry.live is None
@@ -57,12 +57,12 @@ class VersionOpener:
         try:
             return self.store.stamp(manifest_key(entry.name, version)) == entry.stamp
         except IndexerError:
-            return True  # removed, or the store does not answer now; the next look tells
+            return True  # removed, or the store is unavailable; checked again at the next refresh
 
     def move(self, entry: CatalogEntry, version: int, prepare: Callable[[Snapshot], object]) -> OpenIndex:
-        """Open a version and move to it; to a later one, if the log no longer has what this one needs.
+        """Open a version and switch to it, or to a later one if the log has been truncated beyond this one.
 
-        Raises what `open_index` and `LiveIndex` do; then the entry stays as it was.
+        Raises as `open_index` and `LiveIndex`; the entry is then unchanged.
         """
         stamp = self.store.stamp(manifest_key(entry.name, version))
         for _ in range(MAX_GAPS):
@@ -84,7 +84,7 @@ class VersionOpener:
         if before is not None and before.is_of(index.manifest):
             before.move(index)
             return
-        if before is not None:  # also if what is there now cannot be opened
+        if before is not None:  # also if the new index cannot be opened
             before.retire()
         home = LogPlace(self.store, entry.name, self.log_root)
         entry.live = LiveIndex(index, self._snapshots(), home=home, waiting=waiting, on_gap=entry.look_again)
@@ -94,7 +94,7 @@ class VersionOpener:
             entry.maintenance = Maintenance(self.store, entry.name, self.log_root)
 
     def _snapshots(self) -> Callable[[OpenIndex, int], Snapshot]:
-        """Return what makes the snapshots of one index, which share a cache of filters."""
+        """Return the snapshot factory of one index; its snapshots share a filter cache."""
         filters = FilterCache()
         return lambda index, sequence: Snapshot(index, self.encoders, filters, sequence)
 

@@ -1,4 +1,4 @@
-"""The threads that keep a catalog up to date."""
+"""Threads that keep a server's catalog up to date."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHECK_EVERY_S = 1.0
 
 
 class Watcher:
-    """Opens new versions, has sealed and merged what is due, and follows the logs; a failure of one stops no other."""
+    """Opens new versions, starts maintenance, and follows the logs; each continues if another fails."""
 
     def __init__(
         self,
@@ -25,12 +25,12 @@ class Watcher:
         every_s: float = CHECK_EVERY_S,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start nothing yet.
+        """Prepare; `start` runs the threads.
 
         Args:
             catalog: to keep up to date.
-            every_s: seconds between two looks for new versions.
-            after: called after each look.
+            every_s: seconds between checks for new versions.
+            after: called after each check.
 
         """
         self._catalog = catalog
@@ -39,16 +39,16 @@ class Watcher:
         self._tasks = [
             (what, run, RetryState(on_failure=partial(failed, name)))
             for name, what, run in (
-                ("look", "cannot look for new versions", catalog.refresh),
+                ("look", "cannot check for new versions", catalog.refresh),
                 ("maintain", "cannot start maintenance", catalog.maintain),
                 ("report", "cannot report the health of indexes", after),
             )
         ]
         self._follower = LogFollower(catalog.live_indexes, on_failure=partial(failed, "tail"))
-        self._looking = PeriodicTask("watcher", self._look, every_s=every_s)
+        self._refreshing = PeriodicTask("watcher", self._refresh, every_s=every_s)
 
     def start(self) -> None:
-        """Open everything, and then keep looking. Returns when all indexes that can be opened are.
+        """Open all indexes that can be opened, then start the threads.
 
         Raises:
             StoreError: the store cannot be read.
@@ -57,13 +57,13 @@ class Watcher:
         self._catalog.refresh()
         self._after()
         self._follower.start()
-        self._looking.start()
+        self._refreshing.start()
 
     def stop(self) -> None:
-        """Stop looking; waits for the version that is being opened."""
-        self._looking.stop()
+        """Stop the threads; waits for a version that is being opened."""
+        self._refreshing.stop()
         self._follower.stop()
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         for what, run, retry in self._tasks:
             retry.run(what, run)

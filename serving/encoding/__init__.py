@@ -1,1 +1,1 @@
-"""Texts to vectors, in this process or in another."""
+"""Encodes texts as vectors, in this process or in an encoder process; loads rerankers."""

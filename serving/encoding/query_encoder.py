@@ -1,4 +1,4 @@
-"""Text queries to vectors: the encoder that an index names, and a cache of the latest queries.
+"""Encodes text queries with the encoder of an index, and caches recent queries.
 
 Shapes: Q queries, D dimensions.
 """
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["EncoderPool", "Observer", "QueryEncoder", "TextEncoder", "load_encoder"]
 
 CACHED_BYTES = 64 << 20
-"""Texts and vectors of these: a text may have 32 KiB."""
+"""Limit of the cache, texts and vectors together: a text may have 32 KiB."""
 DOCUMENTS_AT_ONCE = 128
-"""In a batch: enough for the throughput of an accelerator, and few enough to check the deadline in between."""
+"""Documents per batch: enough for the throughput of an accelerator; the deadline is checked between batches."""
 
 _NO_DEADLINE = Deadline.after(None)
 
@@ -47,7 +47,7 @@ Encode = Callable[[Sequence[str], Deadline], Sequence[np.ndarray] | np.ndarray]
 
 
 class TextEncoder(Protocol):
-    """What encodes: a model in this process (`scannery.embed.Encoder`), or one in another."""
+    """A model in this process (`scannery.embed.Encoder`), or one in an encoder process."""
 
     @property
     def dimensions(self) -> int:
@@ -60,26 +60,26 @@ class TextEncoder(Protocol):
         """Return the vectors of documents, float32 (Q, D)."""
 
     def chunker(self, max_tokens: int, overlap_tokens: int) -> Chunker:
-        """Return a chunker that counts tokens as this encoder does."""
+        """Return a chunker with the tokenizer of this encoder; sizes in tokens."""
 
 
 @dataclass
 class Observer:
-    """Is told what encoders do; reports nothing before `report_to`."""
+    """Callbacks for metrics of encoders; they do nothing before `report_to`."""
 
     batch: Callable[[float], object] = lambda texts: None
     """Called with the number of texts of each batch."""
     cached: Callable[[bool, int], object] = lambda known, count: None
-    """Called with the number of query texts whose vectors the cache had (True) or had not (False)."""
+    """Called with the number of query texts found (True) or not found (False) in the cache."""
 
     def report_to(self, metrics: ServerMetrics) -> None:
-        """Count in these metrics from now on."""
+        """Record in these metrics."""
         self.batch = metrics.batch_texts.observe
         self.cached = lambda known, count: metrics.cached.inc(("hit" if known else "miss",), count)
 
 
 class QueryEncoder:
-    """Encodes queries, those of concurrent callers together, and remembers the last ones.
+    """Encodes queries of concurrent callers in batches, and caches recent ones.
 
     Safe to use from several threads.
     """
@@ -93,14 +93,14 @@ class QueryEncoder:
         observer: Observer | None = None,
         batched: bool = True,
     ) -> None:
-        """Encode nothing yet.
+        """Prepare.
 
         Args:
-            encoder: of the texts.
-            cached: queries whose vectors are remembered.
-            cached_bytes: bound of their texts and vectors.
-            observer: is told of batches and of the cache.
-            batched: False if the encoder itself joins the texts of concurrent callers.
+            encoder: encodes the texts.
+            cached: limit of cached queries.
+            cached_bytes: limit of the cache, texts and vectors together.
+            observer: gets batch sizes and cache hits.
+            batched: False if the encoder batches the texts of concurrent callers itself.
 
         """
         self._encoder = encoder
@@ -112,7 +112,7 @@ class QueryEncoder:
             self._documents = TextBatcher(
                 encoder.encode_documents, max_texts=DOCUMENTS_AT_ONCE, observe=self._encoding
             ).encode
-        # By who asked and the text: how long an answer takes must not tell what others asked.
+        # By caller and text: response times must not reveal the queries of other callers.
         self._vectors: BoundedCache[tuple[str, str], np.ndarray] = BoundedCache(
             cached_bytes, max_entries=cached
         )
@@ -125,11 +125,11 @@ class QueryEncoder:
 
     @property
     def documents(self) -> TextEncoder:
-        """The encoder itself, which also encodes documents."""
+        """The encoder, without batching and cache."""
         return self._encoder
 
     def chunker(self, chunk: ChunkSpec) -> Chunker:
-        """Return what cuts texts as the spec says; kept, since making one parses the whole vocabulary."""
+        """Return the chunker of a spec, cached: creating one parses the whole vocabulary."""
         key = (chunk.max_tokens, chunk.overlap_tokens)
         if key not in self._chunkers:
             self._chunkers[key] = self._encoder.chunker(*key)
@@ -138,19 +138,19 @@ class QueryEncoder:
     def encode(
         self, texts: Sequence[str], *, path: str = "query", deadline: Deadline = _NO_DEADLINE
     ) -> np.ndarray:
-        """Return the vectors of query texts, float32 (Q, D), those of concurrent callers encoded together.
+        """Return the vectors of query texts, float32 (Q, D), from the cache or encoded in a batch.
 
         Raises:
             InvalidRequestError: a text cannot be encoded; `path` names the field.
-            DeadlineError: it passed before the texts were encoded.
+            DeadlineError: the deadline passed before the texts were encoded.
 
         """
         from scannery.embed import InvalidTextError
 
-        asking = _asking()
-        known = {text: vector for text in texts if (vector := self._vectors.find((asking, text))) is not None}
+        caller = _caller()
+        known = {text: vector for text in texts if (vector := self._vectors.find((caller, text))) is not None}
         missing = [text for text in dict.fromkeys(texts) if text not in known]
-        self._count(len(texts) - len(missing), len(missing))
+        self._count_cached(len(texts) - len(missing), len(missing))
         if missing:
             try:
                 with waiting(), span("scannery.encode_texts", **{"scannery.texts": len(missing)}):
@@ -162,18 +162,18 @@ class QueryEncoder:
         return np.stack([known[text] for text in texts])
 
     def known(self, text: str) -> np.ndarray | None:
-        """Return the vector of a query that was encoded lately, float32 (D,); None if it has to be."""
-        vector = self._vectors.find((_asking(), text))
+        """Return the cached vector of a query, float32 (D,); None: not cached."""
+        vector = self._vectors.find((_caller(), text))
         if vector is not None:
-            self._count(1, 0)
+            self._count_cached(1, 0)
         return vector
 
     def encode_documents(self, texts: Sequence[str], deadline: Deadline, *, path: str) -> np.ndarray:
-        """Return the vectors of documents, float32 (Q, D), those of concurrent callers encoded together.
+        """Return the vectors of documents, float32 (Q, D), encoded in batches with those of concurrent callers.
 
         Raises:
             InvalidRequestError: a text cannot be encoded; `path` names the field.
-            DeadlineError: checked between batches.
+            DeadlineError: the deadline passed; checked between batches.
 
         """
         from scannery.embed import InvalidTextError
@@ -192,29 +192,29 @@ class QueryEncoder:
         return np.stack([known[text] for text in texts])
 
     def _encoding(self, texts: float) -> None:
-        # Read at each call: the observer may be set after the encoder was loaded.
+        # Looked up at each call: `report_to` may come after the encoder was loaded.
         self._observer.batch(texts)
 
-    def _count(self, hits: int, misses: int) -> None:
+    def _count_cached(self, hits: int, misses: int) -> None:
         if hits:
             self._observer.cached(True, hits)
         if misses:
             self._observer.cached(False, misses)
 
     def _remember(self, vectors: dict[str, np.ndarray]) -> None:
-        asking = _asking()
+        caller = _caller()
         for text, vector in vectors.items():
-            # Copied: a row of a batch would keep the whole batch.
-            self._vectors.keep((asking, text), np.array(vector), vector.nbytes + sys.getsizeof(text))
+            # Copied: a row would keep the memory of its whole batch.
+            self._vectors.keep((caller, text), np.array(vector), vector.nbytes + sys.getsizeof(text))
 
 
-def _asking() -> str:
+def _caller() -> str:
     principal = CURRENT.get()
     return principal.name if principal else ""
 
 
 class EncoderPool:
-    """The models of a process: indexes that name the same one share it. Safe to use from several threads."""
+    """The encoders of a process, shared by indexes with equal ones. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -225,14 +225,14 @@ class EncoderPool:
         cached: int = CACHED_QUERIES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Load nothing yet.
+        """Prepare; encoders load on first use.
 
         Args:
-            device: where models run.
+            device: of the models.
             reranker: the cross-encoder of all indexes, in place of those in their specs.
-            remote: the process that encodes; None: models are loaded here.
-            cached: queries that each encoder remembers.
-            clock: seconds.
+            remote: the encoder process; None: models are loaded in this process.
+            cached: limit of cached queries of each encoder.
+            clock: returns seconds.
 
         """
         self._cached = cached
@@ -245,56 +245,56 @@ class EncoderPool:
         self._encoders: dict[str, QueryEncoder] = {}
         self._failed: dict[str, RetryState] = {}
         self.observer = Observer()
-        """Of all encoders."""
+        """Gets batch sizes and cache hits of all encoders."""
         self._lock = threading.Lock()
 
     def encoder_of(self, manifest: Manifest, *, field: str = "query") -> QueryEncoder:
-        """Return the encoder for text queries of an index; it is loaded at the first call.
+        """Return the encoder of an index, loaded at the first call.
 
-        Only what the manifest names is ever loaded, never what a request says. `field` is what errors name.
+        The model comes from the manifest, never from a request. Errors name `field`.
 
         Raises:
-            EncoderUnavailableError: the index has none, or not one that can be loaded and made its vectors.
+            EncoderUnavailableError: the index has no encoder, or it cannot be loaded, or it did not make its vectors.
 
         """
         if manifest.spec.encoder is None:
             raise EncoderUnavailableError(
-                f"index {manifest.index!r} has no encoder, so it cannot be asked with text; ask with a vector",
+                f"index {manifest.index!r} has no encoder, so it accepts vectors only; send a vector",
                 field=field,
             )
         spec = manifest.spec.encoder.model_dump(exclude={"device", "dtype"})
         key = json.dumps([spec, manifest.encoder, manifest.dimensions], sort_keys=True)
-        # One load at a time: loading a model takes all the memory bandwidth there is.
+        # One load at a time: loading a model saturates the memory bandwidth.
         with self._lock:
             if key not in self._encoders:
-                self._encoders[key] = self._tried(key, manifest, field)
+                self._encoders[key] = self._loaded(key, manifest, field)
             return self._encoders[key]
 
     def close(self) -> None:
-        """Let go of the connection to another process."""
+        """Close the connection to the encoder process."""
         if self._process is not None:
             self._process.close()
 
-    def _tried(self, key: str, manifest: Manifest, field: str) -> QueryEncoder:
-        """Load it, unless that failed a moment ago: a try takes seconds, in which all texts wait."""
+    def _loaded(self, key: str, manifest: Manifest, field: str) -> QueryEncoder:
+        """Load an encoder, unless that failed recently: an attempt takes seconds, during which all texts wait."""
         retry = self._failed.setdefault(key, RetryState(clock=self._clock))
         if retry.error is not None and not retry.due:
             raise EncoderUnavailableError(str(retry.error), field=field)
         try:
-            encoder = self._made(manifest)
+            encoder = self._created(manifest)
         except EncoderUnavailableError as error:
             retry.failed(f"the encoder of index {manifest.index}", error)
             raise
         del self._failed[key]
         return encoder
 
-    def _made(self, manifest: Manifest) -> QueryEncoder:
+    def _created(self, manifest: Manifest) -> QueryEncoder:
         if self._remote is None:
             encoder = load_encoder(manifest, self._device, self._folder)
             return QueryEncoder(encoder, cached=self._cached, observer=self.observer)
         from scannery.serving.encoding.remote_encoder import EncoderProcess, RemoteEncoder
 
-        # No connection before it is needed: none survives a fork.
+        # Connected on first use: connections do not survive a fork.
         self._process = self._process or EncoderProcess(self._remote)
         return QueryEncoder(
             RemoteEncoder(self._process, manifest),
@@ -305,11 +305,15 @@ class EncoderPool:
 
 
 def load_encoder(manifest: Manifest, device: str, folder: Path) -> Encoder:
-    """Return the encoder that an index names, loaded here; EncoderUnavailableError if it cannot be, or is another.
+    """Load the encoder of an index in this process.
 
-    A model that is a local folder, by a relative path, is looked for in `folder`.
+    A relative path of a model is resolved in `folder`.
+
+    Raises:
+        EncoderUnavailableError: it cannot be loaded, or did not make the vectors of the index.
+
     """
-    # Takes seconds (torch), and vector queries never need it.
+    # Imported late: takes seconds (torch), and vector queries do not need it.
     from scannery.embed import EmbedError, Encoder, Fingerprint
 
     spec = manifest.spec.encoder
@@ -323,16 +327,16 @@ def load_encoder(manifest: Manifest, device: str, folder: Path) -> Encoder:
             query_prompt=spec.query_prompt,
             document_prompt=spec.document_prompt,
             max_tokens=spec.max_tokens,
-            # Before it is loaded: write access to the store, or to the hub, must not choose the code that runs.
+            # Checked before loading: write access to the store or the hub must not choose the code that runs.
             expected=None if manifest.encoder is None else Fingerprint.from_dict(manifest.encoder),
         )
     except (EmbedError, OSError) as error:
         raise EncoderUnavailableError(
-            f"index {manifest.index!r} cannot be asked with text: {error}", field="query"
+            f"texts for index {manifest.index!r} cannot be encoded: {error}", field="query"
         ) from error
     if encoder.dimensions != manifest.dimensions:
         raise EncoderUnavailableError(
-            f"index {manifest.index!r} cannot be asked with text: its vectors have {manifest.dimensions} dimensions, "
+            f"texts for index {manifest.index!r} cannot be encoded: its vectors have {manifest.dimensions} dimensions, "
             f"those of {spec.model} have {encoder.dimensions}",
             field="query",
         )

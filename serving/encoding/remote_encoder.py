@@ -1,8 +1,8 @@
-"""Texts encoded by another process: the side of the server that asks.
+"""The client of an encoder process.
 
-Each request asks by itself, with its own deadline, and is cancelled there when its caller hangs up; the encoder
-process joins what comes from all workers into batches. The fingerprint is compared when the connection is first used
-and after each failure, and goes with every request, so that an encoder that was exchanged is refused at once.
+Each request makes a call of its own with its own deadline, which is cancelled when its caller hangs up; the encoder
+process batches the texts of all workers. The fingerprint is compared at the first call and after each failure, and is
+sent with each request, so that a replaced encoder is refused at once.
 
 Shapes: N texts, D dimensions.
 """
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 __all__ = ["EncoderProcess", "RemoteEncoder"]
 
 TIMEOUT_S = 30.0
-"""Where no request sets a deadline: at the start of a server, and in tools."""
+"""Timeout where no request sets a deadline: at the start of a server, and in tools."""
 SLICE_TEXTS, SLICE_BYTES = 256, 4 << 20
-"""Of documents in one call: the deadline is looked at in between."""
+"""Limits of one call; the deadline is checked between calls."""
 RETRY_AFTER_S = 0.2
-"""What callers are told when the encoder cannot be reached: it is back within seconds, or not soon."""
+"""Retry delay for callers when the encoder process is unreachable: a restart takes seconds."""
 
-# As the options of the SDK's channels, which serving does not import.
+# As in the SDK, which serving must not import.
 _OPTIONS = [
     ("grpc.max_receive_message_length", 1 << 30),
     ("grpc.use_local_subchannel_pool", 1),
-    # An encoder that restarts is back within seconds; the default waits up to two minutes.
+    # A restart takes seconds; the default backoff is up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -72,54 +72,54 @@ class EncoderProcess:
     """The connection to an encoder process. Safe to use from several threads."""
 
     def __init__(self, config: RemoteConfig) -> None:
-        """Connect to nothing before the first call; `config` says where the process is."""
+        """Prepare; the first call connects. `config` has address and credentials."""
         self.address = config.address
         self._config = config
         self._lock = threading.Lock()
         self._channel: grpc.Channel | None = None
         self._calls: dict[str, Any] = {}
         self._metadata: tuple[tuple[str, str], ...] | None = None
-        # So that servers that share an encoder get equal shares of it.
+        # So that servers that share an encoder process get fair shares of it.
         self._identity = (("scannery-client", secrets.token_hex(8)),)
 
     def call(self, path: str, request: Message, kind: type[ResponseT]) -> ResponseT:
-        """Return the answer of a method, within the deadline of the current request.
+        """Call a method within the deadline of the current request, and return its response.
 
         Raises:
-            EncoderUnreachableError: there is no answer, or we are refused.
-            EncoderUnavailableError: it has no such encoder.
-            InvalidRequestError, OverloadedError, DeadlineError: what it says about the request.
+            EncoderUnreachableError: there is no response, or the credentials are refused.
+            EncoderUnavailableError: the process has no such encoder.
+            InvalidRequestError, OverloadedError, DeadlineError: as the process answers.
             CallerGoneError: the caller of the current request hung up.
 
         """
         try:
-            return self._once(path, request, kind)
+            return self._call_once(path, request, kind)
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.UNAUTHENTICATED or not self._config.key_file:
                 raise self._error_of(error) from error
-        # The key may have been exchanged.
+        # The key may have been rotated: read the file again.
         self._metadata = None
         try:
-            return self._once(path, request, kind)
+            return self._call_once(path, request, kind)
         except grpc.RpcError as error:
             raise self._error_of(error) from error
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         with self._lock:
             channel, self._channel = self._channel, None
             self._calls.clear()
         if channel is not None:
             channel.close()
 
-    def _once(self, path: str, request: Message, kind: type[ResponseT]) -> ResponseT:
-        turn = current_permit()
-        deadline = Deadline.after(TIMEOUT_S) if turn is None else turn.deadline
+    def _call_once(self, path: str, request: Message, kind: type[ResponseT]) -> ResponseT:
+        permit = current_permit()
+        deadline = Deadline.after(TIMEOUT_S) if permit is None else permit.deadline
         deadline.check()
-        rpc = self._calls.get(path) or self._prepared(path, kind)
+        rpc = self._calls.get(path) or self._stub(path, kind)
         metadata = self._identity + self._credentials() + call_headers()
         call = rpc.future(request, timeout=deadline.remaining_s, metadata=metadata)
-        if turn is not None and turn.on_end is not None and not turn.on_end(call.cancel):
+        if permit is not None and permit.on_end is not None and not permit.on_end(call.cancel):
             call.cancel()
         try:
             response: ResponseT = call.result()
@@ -127,17 +127,17 @@ class EncoderProcess:
             raise CallerGoneError from error
         return response
 
-    def _prepared(self, path: str, kind: type[Message]) -> Any:
+    def _stub(self, path: str, kind: type[Message]) -> Any:
         with self._lock:
             if self._channel is None:
-                self._channel = self._connected()
+                self._channel = self._connect()
             rpc: Any = self._channel.unary_unary(
                 path, request_serializer=_serialized, response_deserializer=kind.FromString
             )
             self._calls[path] = rpc
             return rpc
 
-    def _connected(self) -> grpc.Channel:
+    def _connect(self) -> grpc.Channel:
         if not self._config.tls:
             return grpc.insecure_channel(self.address, options=_OPTIONS)
         roots = Path(self._config.ca).read_bytes() if self._config.ca else None
@@ -152,7 +152,7 @@ class EncoderProcess:
         return self._metadata
 
     def _error_of(self, failed: Any) -> ServingError:
-        """Return what a failed call means here; `failed` is both RpcError and Call, which the stubs do not say."""
+        """Return the error for a failed call; `failed` is both RpcError and Call, which the stubs do not express."""
         code: grpc.StatusCode = failed.code()
         detail = _detail(failed.trailing_metadata())
         message = detail.message or failed.details() or code.name.lower()
@@ -173,14 +173,14 @@ class EncoderProcess:
 
 
 class RemoteEncoder:
-    """The encoder of one index, in another process. Safe to use from several threads."""
+    """The encoder of one index, in an encoder process. Safe to use from several threads."""
 
     def __init__(self, process: EncoderProcess, manifest: Manifest) -> None:
-        """Ask nothing yet.
+        """Prepare; nothing is sent yet.
 
         Args:
-            process: that encodes.
-            manifest: of the index; its encoder is the one that is asked for.
+            process: the encoder process.
+            manifest: of the index; names the encoder.
 
         """
         assert manifest.spec.encoder is not None
@@ -190,7 +190,7 @@ class RemoteEncoder:
         self._expected = manifest.encoder
         self._dimensions = manifest.dimensions
         self._fingerprint = ""
-        """Of the encoder that was found to fit; empty: it must be looked for."""
+        """Of the matching encoder; empty: not known yet."""
 
     @property
     def dimensions(self) -> int:
@@ -201,22 +201,23 @@ class RemoteEncoder:
         """Return the vectors of queries, float32 (N, D).
 
         Raises:
-            InvalidTextError: a text has none.
-            What `EncoderProcess.call` raises, and EncoderUnavailableError if the encoder there is another one.
+            InvalidTextError: a text cannot be encoded.
+            EncoderUnavailableError: the process has another encoder.
+            ServingError: as `EncoderProcess.call`.
 
         """
         return self._encoded(texts, pb.TEXT_KIND_QUERY)
 
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the vectors of documents, float32 (N, D); raises what `encode_queries` does."""
+        """Return the vectors of documents, float32 (N, D); raises as `encode_queries`."""
         return self._encoded(texts, pb.TEXT_KIND_DOCUMENT)
 
     def chunker(self, max_tokens: int, overlap_tokens: int) -> Chunker:
-        """Return a chunker that counts tokens as the encoder does; raises what `EncoderProcess.call` does."""
-        # Without torch: a tokenizer is all that it takes.
+        """Return a chunker with the tokenizer of the encoder; raises as `EncoderProcess.call`."""
+        # Needs the tokenizer only, not torch.
         from scannery.embed.text.chunking import chunker_for
 
-        found = self._fitting(with_tokenizer=True)
+        found = self._matching(with_tokenizer=True)
         tokenizer = found.tokenizer_json if found.HasField("tokenizer_json") else None
         shown = json.loads(found.fingerprint_json) if found.fingerprint_json else {}
         prompt = shown.get("document_prompt") or ""
@@ -227,35 +228,35 @@ class RemoteEncoder:
     def _encoded(self, texts: Sequence[str], kind: pb.TextKind.ValueType) -> np.ndarray:
         vectors_ND = np.empty((len(texts), self._dimensions), np.float32)
         for start, end in _slices(texts):
-            vectors_ND[start:end] = self._asked(texts[start:end], kind, start)
+            vectors_ND[start:end] = self._encode_part(texts[start:end], kind, start)
         return vectors_ND
 
-    def _asked(self, texts: Sequence[str], kind: pb.TextKind.ValueType, first: int) -> np.ndarray:
-        fingerprint = self._fingerprint or self._fitting().fingerprint
+    def _encode_part(self, texts: Sequence[str], kind: pb.TextKind.ValueType, first: int) -> np.ndarray:
+        fingerprint = self._fingerprint or self._matching().fingerprint
         request = pb.EmbedRequest(fingerprint=fingerprint, kind=kind, texts=texts)
         try:
             answer = self._process.call(EMBED, request, pb.EmbedResponse)
         except InvalidRequestError as error:
             raise _text_error(error, first) from error
         except (EncoderUnavailableError, EncoderUnreachableError) as error:
-            # The process may have another encoder at the next call.
+            # The process may have been restarted with another encoder.
             self._fingerprint = ""
             if isinstance(error, EncoderUnavailableError):
-                self._fitting()
+                self._matching()
             raise
         vectors_N = np.frombuffer(answer.vectors.packed, "<f4")
         if len(vectors_N) != len(texts) * self._dimensions or answer.fingerprint != fingerprint:
             raise EncoderUnreachableError(
-                f"texts cannot be encoded: encoder {self._process.address} answered something else",
+                f"texts cannot be encoded: encoder {self._process.address} returned vectors of another encoder",
                 field="query",
             )
         return vectors_N.reshape(len(texts), self._dimensions)
 
-    def _fitting(self, *, with_tokenizer: bool = False) -> pb.LoadedEncoder:
-        """Return what the process says about the encoder that made the vectors of the index.
+    def _matching(self, *, with_tokenizer: bool = False) -> pb.LoadedEncoder:
+        """Return the description of the encoder that made the vectors of the index.
 
         Raises:
-            EncoderUnavailableError: it has another one; both are named.
+            EncoderUnavailableError: the process has another one; the message names both.
 
         """
         digest = self._expected.get("digest", "") if self._expected else ""
@@ -273,7 +274,7 @@ class RemoteEncoder:
     def _mismatch(self, encoders: Sequence[pb.LoadedEncoder]) -> str:
         from scannery.embed import EmbedError, Fingerprint, require_match
 
-        start = f"index {self._index!r} cannot be asked with text: encoder {self._process.address}"
+        start = f"texts for index {self._index!r} cannot be encoded: encoder {self._process.address}"
         shown = [json.loads(found.fingerprint_json) for found in encoders if found.fingerprint_json]
         try:
             if self._expected and len(shown) == 1:
@@ -286,11 +287,11 @@ class RemoteEncoder:
 
 
 def _slices(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Return the start and the end of each part of the texts that one call takes."""
+    """Return start and end of the texts of each call."""
     assert SLICE_TEXTS <= limits.MAX_EMBED_TEXTS
     start, size = 0, 0
     for end, text in enumerate(texts):
-        # Four bytes a character at most; counting them exactly would encode every text twice.
+        # At most four bytes a character; an exact count would encode each text twice.
         if end > start and (end - start >= SLICE_TEXTS or size + 4 * len(text) > SLICE_BYTES):
             yield start, end
             start, size = end, 0
@@ -309,7 +310,7 @@ def _text_error(error: InvalidRequestError, first: int) -> Exception:
 def _serialized(request: Message) -> bytes:
     try:
         return request.SerializeToString()
-    except ValueError as error:  # a text that is no Unicode
+    except ValueError as error:  # a text that is not Unicode
         raise InvalidRequestError(str(error)) from error
 
 

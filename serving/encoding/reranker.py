@@ -1,4 +1,4 @@
-"""The cross-encoders of a process: which one an index is reranked with, loaded at the first request."""
+"""The cross-encoders of a process, loaded on first use."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ __all__ = ["RerankerPool"]
 
 
 class RerankerPool:
-    """The cross-encoders of a process. Safe to use from several threads."""
+    """Cross-encoders by model. Safe to use from several threads."""
 
     def __init__(self, *, model: str | None = None, device: str = "auto") -> None:
-        """Load nothing yet.
+        """Prepare; models load on first use.
 
         Args:
-            model: for all indexes, in place of those in their specs.
-            device: where models run.
+            model: for all indexes, in place of those in their specs; None: those in the specs.
+            device: of the models.
 
         """
         self._model = model
         self._folder = current_folder()
-        # Rerankers know no XLA.
+        # Rerankers do not support XLA.
         self._device = device if device in ("cpu", "cuda") else "auto"
         self._rerankers: dict[tuple[str, int | None], Reranker] = {}
         self._lock = threading.Lock()
 
     def reranker_of(self, manifest: Manifest) -> Reranker:
-        """Return the cross-encoder for an index; it is loaded at the first call.
+        """Return the cross-encoder of an index, loaded at the first call.
 
-        It is what the server was started with, or else what the spec names; never what a request says.
+        The model comes from the server's options, or else from the spec; never from a request.
 
         Raises:
-            RerankerUnavailableError: there is none, or it cannot be loaded.
+            RerankerUnavailableError: none is configured, or it cannot be loaded.
 
         """
         spec = manifest.spec.reranker
@@ -58,7 +58,7 @@ class RerankerPool:
 
 
 def _load(model: str, max_tokens: int | None, device: str) -> Reranker:
-    # Takes seconds (torch), and most queries never need it.
+    # Imported late: takes seconds (torch), and most servers do not rerank.
     from scannery.embed import EmbedError, Reranker
 
     try:

@@ -1,4 +1,4 @@
-"""Texts of concurrent callers, encoded in batches."""
+"""Encodes texts of concurrent callers in batches."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from scannery.serving.scheduling.coalescer import Coalescer
 __all__ = ["TextBatcher"]
 
 MAX_TEXTS = 64
-"""In a batch: enough for the throughput of a CPU, and few enough to keep the wait for the others short."""
+"""Texts per batch: enough for the throughput of a CPU, few enough for short waits."""
 
 Encode = Callable[[Sequence[str]], np.ndarray]
 
 
 class TextBatcher:
-    """An encoder that encodes one batch at a time. Safe to use from several threads."""
+    """Encodes one batch at a time. Safe to use from several threads."""
 
     def __init__(
         self, encode: Encode, *, max_texts: int = MAX_TEXTS, observe: Callable[[float], None]
     ) -> None:
-        """Take the encoder.
+        """Prepare.
 
         Args:
             encode: returns the vectors of texts.
-            max_texts: texts in a batch of several callers.
+            max_texts: limit of texts in a batch of several callers.
             observe: called with the number of texts of each batch.
 
         """
@@ -38,12 +38,12 @@ class TextBatcher:
         )
 
     def encode(self, texts: Sequence[str], deadline: Deadline) -> list[np.ndarray]:
-        """Return the vector of each text; raises what `Coalescer.run` does."""
+        """Return the vector of each text; raises as `Coalescer.run`."""
         return self._coalescer.run(self, texts, deadline, self._encode_batch, weight=len(texts))
 
     def _encode_batch(self, batch: Sequence[Sequence[str]], deadline: Deadline) -> list[list[np.ndarray]]:
         deadline.check()
-        # Concurrent callers often ask the same.
+        # Concurrent callers often send equal texts.
         texts = list(dict.fromkeys(text for each in batch for text in each))
         self._observe(len(texts))
         with on_all_cores():

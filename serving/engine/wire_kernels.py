@@ -1,16 +1,17 @@
-"""Kernels that write hits in protobuf's wire format, straight from the columns of a segment.
+"""Kernels that serialise hits in Protobuf's wire format directly from the columns of a segment.
 
-Making the messages of ten hits takes Python as long as the search for them. Here the bytes of an answer are copied from
-where the columns lie (`indexer/datapoints/row_records.py`). Field numbers are those of proto/scannery/v1; the tests
-read what is written here with the generated code.
+In Python, building the messages of ten hits takes as long as the search. Here the bytes are copied from the columns
+(`indexer/datapoints/row_records.py`). Field numbers are those of proto/scannery/v1; tests parse the output with the
+generated code.
 
-A column is a row of `columns_C7`: its kind, where its head lies in `heads_B`, how long that is, and its `Place`. The
-head is what stands in front of the value: the tag of a field, or the key of an attribute.
+A row of `columns_C7` describes a column: its kind, offset and length of its head in `heads_B`, and its `Place`. The
+head precedes the value: the tag of a field, or the key of an attribute.
 
-Everything is written from the end of the buffer towards its start: the length of a message stands in front of it, and
-is known once the message is there. So nothing has to be measured before. `at` is where what was written last begins.
+Buffers are written from the end to the start: the length of a message precedes it, and is known once the message is
+written, so that no pass is needed to measure it. `at` is the offset of the first byte written so far.
 
-Shapes: B bytes, C columns, G 0 or 1, H hits, L lists of hits, S scores of a hit, N rows, V bytes of a vector.
+Shapes: B bytes, C columns, G 0 or 1, H hits, L bounds of lists, N rows, P hits of a part, S scores of a hit,
+V bytes of a vector.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ def _tag(field: int, wire_type: int) -> int:
 
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-# Of a Hit; the tags of the other scores follow that of `score`.
+# Fields of a Hit; the tags of the other scores follow that of `score`.
 _HIT_DATAPOINT, _HIT_SCORE, _HIT_GROUP = _tag(1, _LENGTH), _tag(2, _FIXED32), _tag(6, _LENGTH)
 _DATAPOINT_VECTOR, _DATAPOINT_ATTRIBUTE = _tag(3, _LENGTH), _tag(7, _LENGTH)
 _VECTOR_PACKED = _tag(1, _LENGTH)
 _ENTRY_VALUE = _tag(2, _LENGTH)
-# Of a Value, and of what is in one.
+# Fields of a Value and of the messages in it.
 _VALUE_STRING, _VALUE_LIST, _VALUE_INT = _tag(1, _LENGTH), _tag(2, _LENGTH), _tag(3, _VARINT)
 _VALUE_DOUBLE, _VALUE_BOOL, _VALUE_TIME = _tag(4, _FIXED64), _tag(5, _VARINT), _tag(6, _LENGTH)
 _LIST_ITEM = _tag(1, _LENGTH)
@@ -65,8 +66,7 @@ _HITS = _tag(1, _LENGTH)
 _MICROS = 1_000_000
 
 ROOM_BYTES = 128
-"""So much is left in front of bytes that were put: more than all tags, lengths and numbers that follow before the next
-bytes."""
+"""Free space kept in front of copied bytes; more than all tags, lengths and numbers up to the next copy."""
 
 
 @compiled
@@ -78,7 +78,7 @@ def _put_byte(out_B: np.ndarray, at: int, value: int) -> int:
 @compiled
 def _put_varint(out_B: np.ndarray, at: int, value: int) -> int:
     rest = np.uint64(value)  # negative numbers take all of their 64 bits
-    if rest < np.uint64(128):  # as nearly all lengths of short strings are
+    if rest < np.uint64(128):  # as are most lengths
         return _put_byte(out_B, at, value)
     size, more = 1, rest >> np.uint64(7)
     while more > np.uint64(0):
@@ -92,13 +92,13 @@ def _put_varint(out_B: np.ndarray, at: int, value: int) -> int:
 
 @compiled
 def _put_tag(out_B: np.ndarray, at: int, tag: int, end: int) -> int:
-    """Put a tag of one byte and the length in front of what lies between `at` and `end`."""
+    """Put a one-byte tag and the length in front of the bytes from `at` to `end`."""
     return _put_byte(out_B, _put_varint(out_B, at, end - at), tag)
 
 
 @compiled
 def _put_bytes(out_B: np.ndarray, at: int, from_B: np.ndarray, start: int, size: int) -> int:
-    # Only here, since what else is put is a few bytes, for which there is always room.
+    # Checked here only: all other writes are a few bytes, which fit into ROOM_BYTES.
     if at - size < ROOM_BYTES:
         raise BufferError
     for i in range(size):
@@ -129,7 +129,7 @@ def _put_text(
     out_B: np.ndarray,
     at: int,
 ) -> int:
-    """Put the string of a number."""
+    """Put string `number` of a column."""
     start = ints_B[(offsets >> 2) + number]
     size = ints_B[(offsets >> 2) + number + 1] - start
     return _put_bytes(out_B, at, bytes_B, values + start, size)
@@ -144,14 +144,14 @@ def _put_list(
         end = at
         at = _put_text(bytes_B, ints_B, column_7[_INNER], column_7[_VALUES], item, out_B, at)
         at = _put_tag(out_B, at, _LIST_ITEM, end)
-        if at < ROOM_BYTES:  # items may be empty, and any number of them
+        if at < ROOM_BYTES:  # any number of items may be empty
             raise BufferError
     return at
 
 
 @compiled
 def _put_time(micros: int, out_B: np.ndarray, at: int) -> int:
-    seconds = micros // _MICROS  # towards the past, so that the rest is not negative
+    seconds = micros // _MICROS  # rounds down, so that the remainder is not negative
     at = _put_varint(out_B, at, (micros - seconds * _MICROS) * 1000)
     at = _put_byte(out_B, at, _NANOS)
     return _put_byte(out_B, _put_varint(out_B, at, seconds), _SECONDS)
@@ -167,7 +167,7 @@ def _put_value(
     out_B: np.ndarray,
     at: int,
 ) -> int:
-    """Put a Value, without its frame."""
+    """Put a Value, without tag and length."""
     kind, values, end = column_7[_KIND], column_7[_VALUES], at
     if kind == _STRING:
         at = _put_text(bytes_B, ints_B, column_7[_OFFSETS], values, row, out_B, at)
@@ -216,10 +216,10 @@ def _put_field(
 def _fetch(
     bytes_B: np.ndarray, ints_B: np.ndarray, columns_C7: np.ndarray, rows_H: np.ndarray, read_H: np.ndarray
 ) -> None:
-    """Read something of each string of the hits, so that it is in the cache when it is written.
+    """Prefetch: read a byte of each string of the hits, so that it is in the cache when it is copied.
 
-    The rows lie anywhere. To read one from memory takes as long as to write it, but many can be read at once, as long
-    as none has to wait for what was read before. `read_H` (int64) is there so that all this is of use to somebody.
+    Rows lie at random addresses. A cache miss takes as long as the copy, but independent reads overlap. The sums in
+    `read_H` (int64) keep the compiler from removing the reads.
     """
     read_H[:] = 0
     for hit in range(rows_H.shape[0]):
@@ -252,24 +252,23 @@ def write_hits(
     starts_H: np.ndarray,
     out_B: np.ndarray,
 ) -> int:
-    """Write each hit as a field `hits` to the end of `out_B`; return where the first of them starts.
+    """Write each hit as a field `hits` at the end of `out_B`; return the offset of the first.
 
     Args:
-        bytes_B: the buffer of the segment's records.
-        ints_B: the same as int32.
-        longs_B: the same as int64.
-        columns_C7: what a datapoint carries.
+        bytes_B: the segment's records, uint8.
+        ints_B: the same buffer as int32.
+        longs_B: the same buffer as int64.
+        columns_C7: columns of a datapoint.
         groups_G7: the column of `Hit.group`, if any.
-        heads_B: see above.
-        vectors_NV: float32 as bytes; V = 0 leaves them out.
-        rows_H: the hits.
-        scores_SH: `score`, and then, if S is not 1, `dense_score`, `lexical_score` and `rerank_score`: float32, NaN
-            where a hit has none.
-        starts_H: where each hit starts is written here, int64.
-        out_B: written.
+        heads_B: heads of the columns, uint8.
+        vectors_NV: float32 vectors as bytes; V = 0 leaves them out.
+        rows_H: rows of the hits.
+        scores_SH: float32: `score`, and, if S > 1, `dense_score`, `lexical_score` and `rerank_score`; NaN: unset.
+        starts_H: output: the offset of each hit, int64.
+        out_B: output, uint8.
 
     Raises:
-        BufferError: there is not room enough.
+        BufferError: `out_B` is too small.
 
     """
     vector_bytes, bits_SH = vectors_NV.shape[1], scores_SH.view(np.uint32)
@@ -302,10 +301,15 @@ def write_hits(
 def put_in_order(
     part_B: np.ndarray, starts_P: np.ndarray, places_P: np.ndarray, ends_H: np.ndarray, out_B: np.ndarray
 ) -> None:
-    """Copy the hits of one segment, one behind the other in `part_B`, to where they belong among those of all.
+    """Copy the hits of one segment to their places among the hits of all segments.
 
-    They start at `starts_P`, the first of which is the start of `part_B`; they are hits number `places_P`, and these
-    end at `ends_H` in `out_B`.
+    Args:
+        part_B: the serialised hits of the segment, in sequence.
+        starts_P: their offsets, of which the first is that of `part_B`.
+        places_P: their positions among all hits.
+        ends_H: the end offset of each position in `out_B`.
+        out_B: output.
+
     """
     for part in range(starts_P.shape[0]):
         start = starts_P[part] - starts_P[0]
@@ -317,9 +321,9 @@ def put_in_order(
 
 @compiled
 def frame_lists(tag: int, data_B: np.ndarray, bounds_L: np.ndarray, out_B: np.ndarray) -> int:
-    """Write what lies between each two bounds as a field with a tag of one byte to the end of `out_B`.
+    """Write the bytes between consecutive bounds as fields with a one-byte tag; return the offset of the first.
 
-    `out_B` has ROOM_BYTES for each of them besides. Returns where the first starts.
+    `out_B` is written from its end, and needs ROOM_BYTES per field in addition to the data.
     """
     at: int = out_B.shape[0]
     for number in range(bounds_L.shape[0] - 2, -1, -1):

@@ -1,4 +1,4 @@
-"""What every server has: a port, authentication, admission, health, metrics. What it serves is given."""
+"""The base of servers: ports, authentication, admission, health, metrics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BaseServer:
     """
 
     traced_as = "scannery"
-    """Name of the service in traces."""
+    """Service name in traces."""
 
     def __init__(
         self,
@@ -49,39 +49,37 @@ class BaseServer:
         context: WorkerContext,
         offer: Offer = lambda request: None,
     ) -> None:
-        """Listen nowhere yet.
+        """Prepare; `start` binds the ports.
 
         Args:
-            config: how to listen.
-            methods: what is served.
-            services: their names, for reflection.
+            config: the options.
+            methods: the RPC methods.
+            services: names of the services, for reflection.
             context: of the worker that this process is.
-            offer: called with each search that was answered.
+            offer: called with each answered search.
 
         """
         self.address = config.listen
-        """Where it listens; the real port once it is started."""
+        """gRPC address; has the actual port after `start`."""
         self.metrics = ServerMetrics()
         self.metrics.registry.restore(context.counted)
         self.context = context
-        """Of the worker that this process is."""
         self._drain_s = config.drain_s
         self._ended = False
-        # Calls that wait for their body or their permit each hold a thread, which costs next to nothing.
+        # A call that waits for its body or a permit holds a thread, which is cheap.
         self._threads = CallThreads(with_reserve(config.threads + config.queue), "scannery-request")
         authenticator = Authenticator(config.security)
-        self._entry = Authorizer(authenticator, self._scope_of)
-        self._methods = methods
+        self._authorizer = Authorizer(authenticator, self._scope_of)
         self._lifecycle = RequestLifecycle(
             methods, config, self.metrics, workers=context.workers, offer=offer
         )
         self.admission = admission = self._lifecycle.admission
         self._health = Health()
         self._http = HttpEndpoint(
-            methods, self._lifecycle, self._entry, self._threads, config, context, self._health
+            self._lifecycle, self._authorizer, self._threads, config, context, self._health
         )
         self._grpc = GrpcServer(
-            methods, self._lifecycle, self._entry, self._threads, config, health=self._health,
+            self._lifecycle, self._authorizer, self._threads, config, health=self._health,
             services=services, http_metadata=lambda: self._http.metadata, share_port=context.share_port,
         )  # fmt: skip
         self._publisher = Publisher(self.metrics, config.metrics_listen, context.publish)
@@ -91,20 +89,20 @@ class BaseServer:
 
     @property
     def metrics_address(self) -> str:
-        """Where the metrics are, if they are served here."""
+        """Address of the metrics; empty: not served by this process."""
         return self._publisher.address
 
     @property
     def http_port(self) -> int:
-        """Where HTTP is answered once it is started; 0: nowhere."""
+        """Port of HTTP after `start`; 0: HTTP is off."""
         return self._http.port
 
     def start(self) -> None:
         """Open what is served, listen, and answer.
 
         Raises:
-            BindError: the address is taken, or is not one of this machine.
-            ServingError, IndexerError: what is served cannot be opened.
+            BindError: an address is in use, or is not of this machine.
+            ServingError, IndexerError: an index, encoder or store cannot be opened.
 
         """
         tracing.start(self.traced_as)
@@ -117,7 +115,7 @@ class BaseServer:
             raise
 
     def stop(self, drain_s: float | None = None) -> None:
-        """Refuse new requests, let those that run finish (for at most `drain_s`), and close everything."""
+        """Refuse new requests, wait up to `drain_s` seconds for running ones, and close everything."""
         if self._ended:
             return
         self._ended = True
@@ -130,18 +128,14 @@ class BaseServer:
         self._close()
         tracing.stop()
 
-    def report_health(self, states: dict[str, bool]) -> None:
-        """Say by name in the health service what answers; names that are missing now do not."""
-        self._health.report(states)
-
     def _open(self) -> None:
-        """Open what is served, before anything listens."""
+        """Open what is served; called before the ports are bound."""
 
     def _close(self) -> None:
-        """Close what is served, also if it was not opened; no request is under way."""
+        """Close what is served; called without running requests, also if `_open` failed."""
 
     def _scope_of(self, path: str) -> Scope | None:
-        return self._methods.scope_of(path) or self._grpc.scopes.get(path)
+        return self._lifecycle.methods.scope_of(path) or self._grpc.scopes.get(path)
 
     def _listen(self) -> None:
         self._http.start()

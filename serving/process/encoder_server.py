@@ -1,4 +1,4 @@
-"""The server of one encoder process."""
+"""The server of an encoder process."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class EncoderServer(BaseServer):
         encoders: EncoderRegistry | None = None,
         context: WorkerContext | None = None,
     ) -> None:
-        """Open nothing yet.
+        """Prepare; `start` loads the encoders.
 
         Args:
-            config: how to serve.
-            encoders: what is loaded already.
-            context: of a worker under a supervisor.
+            config: the options.
+            encoders: already loaded; None: load them here.
+            context: of a worker under a supervisor; None: this process is the only one.
 
         """
         self.config = config
@@ -51,10 +51,10 @@ class EncoderServer(BaseServer):
         )
 
     def _open(self) -> None:
-        """Load the encoders, and try each of them; raises as `EncoderRegistry.refresh`."""
+        """Load and warm up the encoders; raises as `EncoderRegistry.refresh`."""
         self._encoders.refresh()
         for served in self._encoders.encoders(""):
-            # The first text loads what the model loads lazily.
+            # The first text triggers lazy loading inside the model.
             served.open().encode(["warm"])
         if self.config.store:
             self._watcher.start()

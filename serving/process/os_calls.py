@@ -1,4 +1,4 @@
-"""What a supervisor asks the kernel and systemd for."""
+"""Calls of the kernel and of systemd for a supervisor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use: those it is bound to, within the quota of its container."""
+    """Return the number of cores for this process: its affinity, limited by the container's quota."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -30,14 +30,14 @@ def available_cores() -> int:
 
 
 def allow_open_files() -> None:
-    """Raise the limit of open files to what the system allows: each connection is one, and shells give but 1,024."""
+    """Raise the limit of open files to the hard limit: each connection is one, and shells set 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # a limit of the kernel, below: then it stays as it is
+    with suppress(OSError, ValueError):  # the kernel allows less: the limit stays
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def ended() -> int:
-    """Return the number of a child that ended, 0 if there is none."""
+    """Reap a child that ended and return its process id; 0 if there is none."""
     try:
         return os.waitpid(-1, os.WNOHANG)[0]
     except ChildProcessError:
@@ -45,16 +45,16 @@ def ended() -> int:
 
 
 def reserved(listen: str, *, field: str = "listen") -> socket.socket:
-    """Return a socket that is bound to the address and does not listen: the port stays ours between workers.
+    """Return a socket that is bound and does not listen, which reserves the port while workers are replaced.
 
     Raises:
-        BindError: it is taken, or is not one of this machine; `field` names what asked for it.
+        BindError: the address is in use, or is not of this machine; `field` names the option.
 
     """
     host, port = split_address(listen, field=field)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # First without sharing: another server on the port must not be joined in silence.
+        # First without sharing: the port must not be shared with another server.
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
@@ -67,17 +67,17 @@ def reserved(listen: str, *, field: str = "listen") -> socket.socket:
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel for SIGTERM when the supervisor dies, so that no process outlives it."""
+    """Have the kernel send SIGTERM to this process when its supervisor dies."""
     pr_set_pdeathsig = 1
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(pr_set_pdeathsig, signal.SIGTERM) != 0:
         _LOG.warning("workers will outlive a killed supervisor: prctl failed")
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # it died before the call
         os._exit(1)
 
 
 def notify(state: str) -> None:
-    """Tell systemd (sdnotify(3)), if it started us."""
+    """Send a state to systemd (sd_notify(3)), if it started this process."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):

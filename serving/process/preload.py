@@ -1,7 +1,7 @@
-"""What the supervisor of a server opens once, for its workers to share: libraries, segments, encoders.
+"""Opens what workers share, once, before the fork: libraries, segments, encoders.
 
-Nothing here may run a thread that its users need, or compute with torch: neither survives a fork. So a store in a
-bucket, whose client has threads, is opened by each worker, as is an encoder on anything but the CPU.
+Nothing here may depend on a running thread, or compute with torch: neither survives a fork. So each worker by itself
+opens a store in a bucket, whose client has threads, and an encoder on a device other than the CPU.
 """
 
 from __future__ import annotations
@@ -33,26 +33,30 @@ __all__ = ["Preloaded", "encoder_pool", "preload", "preload_encoders"]
 
 _LOG = logging.getLogger(__name__)
 
-# What is imported when a server begins to listen. An import counts references to names that lie all over the heap, and
-# each worker would copy megabytes of it. grpc may call its modules otherwise one day.
+# Modules that are otherwise imported when a server begins to listen. An import changes reference counts all over the
+# heap, and each worker would copy megabytes of it. grpc may rename its modules.
 _LATE_MODULES = ("encodings.idna", "grpc._interceptor", "grpc._server")
 
 
 @dataclass(frozen=True)
 class Preloaded:
-    """Ready before the fork."""
+    """State that workers inherit by the fork."""
 
     encoders: EncoderPool
-    """Their models are loaded where these survive a fork."""
+    """With models loaded, if these survive a fork."""
     indexes: dict[str, OpenIndex] = field(default_factory=dict)
 
 
 def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
-    """Open what can be shared; `before` keeps what did not change. What cannot be opened is left to the workers.
+    """Open what can be shared; workers open the rest.
+
+    Args:
+        config: the options.
+        before: of the last generation; what did not change is reused.
 
     Raises:
-        NotFoundError, StoreError: there is no such store.
-        UnknownIndexError: it has not all of the chosen indexes.
+        NotFoundError, StoreError: the store does not exist or cannot be read.
+        UnknownIndexError: a chosen index is not in the store.
 
     """
     store = Store.open(config.store)
@@ -60,13 +64,13 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
     manifests = list(_manifests(store, config)) if store.local_root is not None else []
     if before is None and config.indexes and store.local_root is not None:
         _check_named(store, config)
-    # Most of opening is reading and hashing, most of loading a model is Python: together they take less time.
+    # In parallel: opening is mostly reading and hashing, loading a model is mostly Python.
     with _without_collector(), ThreadPoolExecutor(1) as background:
         loading = background.submit(_load_encoders, manifests, preloaded.encoders, config)
         for manifest in manifests:
             _open(store, manifest, preloaded, before)
         loading.result()
-    # At a start there is next to no garbage, and looking for it takes 0.15 s; what a reload replaces is some.
+    # A collection takes 0.15 s, and only a reload leaves garbage: what it replaced.
     if before is not None:
         gc.collect()
     _settle()
@@ -74,7 +78,7 @@ def preload(config: ServerConfig, before: Preloaded | None = None) -> Preloaded:
 
 
 def preload_encoders(config: EncoderConfig, before: EncoderRegistry | None = None) -> EncoderRegistry:
-    """Load the encoders of an encoder process, where they survive a fork.
+    """Load the encoders of an encoder process, if they survive a fork.
 
     Raises:
         EncoderUnavailableError, UnknownIndexError, NotFoundError, StoreError: as `EncoderRegistry.refresh`.
@@ -90,7 +94,7 @@ def preload_encoders(config: EncoderConfig, before: EncoderRegistry | None = Non
 
 
 def encoder_pool(config: ServerConfig) -> EncoderPool:
-    """Return the encoders of a server; nothing is loaded yet."""
+    """Return the encoder pool of a server; models load on first use."""
     return EncoderPool(
         device=config.device,
         reranker=config.reranker,
@@ -101,7 +105,7 @@ def encoder_pool(config: ServerConfig) -> EncoderPool:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Modules and models stay: looking among them for garbage again and again takes 0.3 s, and finds none."""
+    """Disable garbage collection: while modules and models load, it takes 0.3 s and finds nothing."""
     gc.disable()
     try:
         yield
@@ -110,7 +114,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def _settle() -> None:
-    """Spare the workers what would have them copy the pages that are there now."""
+    """Keep workers from copying the memory pages that exist now."""
     for name in _LATE_MODULES:
         with suppress(ImportError):
             import_module(name)
@@ -119,7 +123,7 @@ def _settle() -> None:
 
 
 def _check_named(store: Store, config: ServerConfig) -> None:
-    # Every worker would say so, too; here it is the error of the whole. One that cannot be read is there.
+    # Workers check this as well; here it fails the start. An index that cannot be read counts as present.
     if missing := [name for name in config.indexes if not is_stored(store, name)]:
         raise UnknownIndexError.missing(missing, config.store)
 
@@ -130,7 +134,7 @@ def _manifests(store: Store, config: ServerConfig) -> Iterator[Manifest]:
             continue
         try:
             found = read_manifest(store, name) if latest_version(store, name) is not None else None
-        except Exception as error:  # noqa: BLE001  it is of this index alone
+        except Exception as error:  # noqa: BLE001  it concerns this index only
             _log_not_shared(name, error)
         else:
             if found is not None:
@@ -144,12 +148,12 @@ def _open(store: Store, manifest: Manifest, preloaded: Preloaded, before: Preloa
         index = open_index(store, name, manifest.version, reuse=reuse)
         hydrator.warm_up(index.segments, index.spec)
         preloaded.indexes[name] = index
-    except Exception as error:  # noqa: BLE001  it is of this index alone
+    except Exception as error:  # noqa: BLE001  it concerns this index only
         _log_not_shared(name, error)
 
 
 def _log_not_shared(name: str, error: Exception) -> None:
-    # The workers say the same, keep trying, and serve the other indexes.
+    # Workers log the same as an error, retry, and serve the other indexes.
     _LOG.debug("index %s is not shared: %s", name, error)
 
 
@@ -161,7 +165,7 @@ def _load_encoders(manifests: Sequence[Manifest], encoders: EncoderPool, config:
     for manifest in wanted:
         try:
             encoders.encoder_of(manifest)
-        except Exception as error:  # noqa: BLE001  vector queries still work, and the workers report it
+        except Exception as error:  # noqa: BLE001  vector queries still work, and workers report it
             _LOG.debug("%s", error)
 
 

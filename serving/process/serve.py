@@ -1,4 +1,4 @@
-"""Run a server of several processes."""
+"""Runs a server of several processes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def serve(
     """Serve until SIGTERM or SIGINT, then drain and return. Must be called from the main thread.
 
     Args:
-        config: how to serve.
-        workers: processes that serve; this one only supervises them.
+        config: the options.
+        workers: number of serving processes; the calling process supervises them.
         ready: called with the address once every process answers.
 
     Raises:
@@ -36,7 +36,7 @@ def serve_encoders(
     """Serve encoders, as `serve` does indexes.
 
     Raises:
-        ConfigError, BindError, EncoderUnavailableError, IndexerError: they cannot be served.
+        ConfigError, BindError, EncoderUnavailableError, IndexerError: the encoders cannot be served.
         ServingError: the workers cannot start; their own errors are in the log.
 
     """

@@ -1,4 +1,4 @@
-"""The server of one process."""
+"""The server of indexes, in one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from scannery.serving.services.recall_sampler import RecallSampler
 from scannery.serving.services.search import Service
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.transport.health import INDEX_PREFIX
-from scannery.v1 import search_pb2
 
 __all__ = ["Server", "health_name"]
 
@@ -28,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def health_name(index: str) -> str:
-    """Return what an index is called in the health service; the server as a whole is the empty name."""
+    """Return the name of an index in the health service; the empty name is the server."""
     return f"{INDEX_PREFIX}{index}"
 
 
@@ -46,12 +45,12 @@ class Server(BaseServer):
         preloaded: Preloaded | None = None,
         context: WorkerContext | None = None,
     ) -> None:
-        """Open nothing yet.
+        """Prepare; `start` opens the indexes.
 
         Args:
-            config: how to serve.
-            preloaded: what is open already.
-            context: of a worker under a supervisor.
+            config: the options.
+            preloaded: indexes and encoders that are already open.
+            context: of a worker under a supervisor; None: this process is the only one.
 
         """
         self.config = config
@@ -70,7 +69,7 @@ class Server(BaseServer):
             service,
             services=(SEARCH_SERVICE, INDEX_SERVICE, EMBEDDING_SERVICE),
             context=context,
-            offer=self._offer,
+            offer=lambda request: self._sampler.offer(request),  # noqa: PLW0108  set below: it needs the metrics
         )
         self._sampler = RecallSampler(
             service.search,
@@ -86,7 +85,7 @@ class Server(BaseServer):
         """Open the indexes.
 
         Raises:
-            UnknownIndexError: the store has not all of the chosen indexes.
+            UnknownIndexError: a chosen index is not in the store.
             NotFoundError, StoreError: the store cannot be read.
 
         """
@@ -98,9 +97,6 @@ class Server(BaseServer):
         self._watcher.stop()
         self._catalog.close()
         self._catalog.encoders.close()
-
-    def _offer(self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
-        self._sampler.offer(request)
 
     def _measure(self) -> None:
         metrics, catalog = self.metrics, self._catalog
@@ -121,12 +117,12 @@ class Server(BaseServer):
             raise UnknownIndexError.missing(missing, self.config.store)
         if not states:
             _LOG.warning(
-                "there is no index in %s yet; it will be served as soon as there is", self.config.store
+                "there is no index in %s yet; indexes are served as soon as they are built", self.config.store
             )
 
     def _report_health(self) -> None:
         states = self._catalog.states()
-        self.report_health({health_name(name): answers for name, answers in states.items()})
+        self._health.report({health_name(name): answers for name, answers in states.items()})
 
 
 def _by_index(catalog: ServerCatalog, value: Callable[[Snapshot], float]) -> dict[tuple[str, ...], float]:

@@ -1,8 +1,8 @@
-"""Signals of a process, whichever of its threads the kernel delivers them to.
+"""Receives signals of a process through a pipe, in any thread that the kernel delivers them to.
 
-To block signals and wait for them works only if every thread blocks them. Libraries start threads of their own before
-that: if such a thread gets a SIGTERM, the process ends; if it gets a SIGCHLD, the signal is lost. A handler runs
-whichever thread gets the signal, and writes into a pipe.
+Blocking signals and waiting for them works only if every thread blocks them. Threads that libraries start earlier do
+not: a SIGTERM delivered to one ends the process, a SIGCHLD is lost. A handler runs whichever thread gets the signal,
+and writes to a pipe.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["Signals"]
 
 
 class Signals:
-    """Receives some signals of this process while it is entered; in the main thread only."""
+    """A context manager that receives signals; for the main thread only."""
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:
-        """Receive nothing yet; `numbers`: the signals."""
+        """Prepare; `numbers` are the signals."""
         self._numbers = frozenset(numbers)
         self._received: deque[int] = deque()
 
@@ -43,17 +43,17 @@ class Signals:
     def wait(self, timeout_s: float | None = None) -> int:
         """Return the next signal; 0 if there is none within `timeout_s`."""
         if not self._received and select.select([self._pipe[0]], [], [], timeout_s)[0]:
-            # Each once, as the kernel does it. Others may have handlers, too: their signals come the same way.
+            # Each once, as the kernel merges pending signals. The pipe also gets signals of other handlers.
             received = dict.fromkeys(os.read(self._pipe[0], 1 << 16))
             self._received += (number for number in received if number in self._numbers)
         return self._received.popleft() if self._received else 0
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Return these from the next calls of `wait`."""
+        """Have the next calls of `wait` return these."""
         self._received.extend(numbers)
 
     def fork(self) -> int:
-        """Fork; in the child, the handlers are removed and the signals are blocked."""
+        """Fork and return as `os.fork`; in the child, the handlers are removed and the signals blocked."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
         pid = -1
         try:
@@ -67,4 +67,4 @@ class Signals:
 
 
 def _taken(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the number is in the pipe by now."""
+    """Do nothing: the interpreter has written the number to the pipe."""

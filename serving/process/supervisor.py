@@ -1,11 +1,11 @@
-"""The supervisor of a server: starts its processes, and starts again those that die.
+"""The supervisor of a server: starts its processes, and restarts those that die.
 
-The supervisor opens what can be shared (preload.py), forks, and never serves itself. It keeps the port reserved, starts
-dead processes again (with growing waits if they keep dying), and passes signals on:
+The supervisor opens what can be shared (preload.py), forks, and serves no requests. It reserves the ports, restarts
+dead processes (with exponential backoff), and handles signals:
 
 SIGTERM, SIGINT   all workers refuse new requests, finish running ones, and end
-SIGHUP            a new generation of workers starts; when all of them answer, the old one drains. If one of them
-                  cannot start, or does not answer in time, the old generation stays
+SIGHUP            a new generation of workers starts; when all of them are ready, the old one drains. If one of them
+                  cannot start, or is not ready in time, the old generation stays
 
 As process 1 of a container it also reaps orphaned processes.
 """
@@ -43,27 +43,27 @@ _LOG = logging.getLogger(__name__)
 MAX_WORKERS = 256
 FIRST_RESTART_S = 0.1
 MAX_RESTART_S = 30.0
-# A process that lived this long was healthy: its next death counts as the first.
+# A process that lived this long was healthy: its death restarts the backoff.
 HEALTHY_AFTER_S = 60.0
-# After the drain, a process has this long to go before it is killed.
+# A process that still runs this long after the drain is killed.
 KILL_AFTER_S = 5.0
 
-# New workers that do not answer by then are given up: to open an index from a bucket may take minutes.
+# A reload fails after this time; opening an index from a bucket may take minutes.
 MAX_RELOAD_S = 600.0
 
-LOOK_EVERY_S = 0.2
+CHECK_EVERY_S = 0.2
 STOP_AFTER_S = 1.0
-"""A signal to stop waits this long for a reload that is under way."""
+"""Time that a stop signal leaves a running reload to finish."""
 
-# A process that is ready writes its number into a pipe, and then makes the supervisor look.
-_LOOK = signal.SIGUSR1
-_SIGNALS = {*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD, _LOOK}
+# A process that is ready writes its id to a pipe, and wakes the supervisor with this signal.
+_WAKE = signal.SIGUSR1
+_SIGNALS = {*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD, _WAKE}
 
 ConfigT = TypeVar("ConfigT", bound=ListenConfig)
 SharedT = TypeVar("SharedT")
 
 Helper = Callable[[ListenConfig, SharedSlots, Callable[[], None]], None]
-"""Runs in a process beside the workers until SIGTERM; calls its last argument when it is ready."""
+"""Runs in a process of its own until SIGTERM; calls its last argument once it is ready."""
 
 
 class Supervisor(Generic[ConfigT, SharedT]):
@@ -77,14 +77,14 @@ class Supervisor(Generic[ConfigT, SharedT]):
         share: Callable[[ConfigT, SharedT | None], SharedT],
         run_worker: Callable[[ConfigT, SharedT, WorkerContext, Callable[[], None]], None],
     ) -> None:
-        """Start nothing yet.
+        """Prepare; `run` starts the processes.
 
         Args:
-            config: how to listen.
-            workers: processes that serve.
-            ready: called with the address once every process answers.
-            share: opens what workers share; gets what the generation before had.
-            run_worker: runs in each worker until SIGTERM; calls its last argument when it is ready.
+            config: the options.
+            workers: number of serving processes.
+            ready: called with the address once every process is ready.
+            share: opens what workers share; gets the shared state of the generation before, or None.
+            run_worker: runs in each worker until SIGTERM; calls its last argument once it is ready.
 
         """
         if not 1 <= workers <= MAX_WORKERS:
@@ -104,7 +104,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         self._ready_pipe = os.pipe()
         self._pid = os.getpid()
         self._signals = Signals(_SIGNALS)
-        # Two generations at once, and one that does not want to go.
+        # Two generations at once, and a third that has not ended.
         self._slots = SharedSlots(3 * workers)
         self._neighbours = Neighbours(3 * workers)
 
@@ -118,7 +118,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
             if http := self._config.http_address:
                 port = ports.enter_context(closing(reserved(http, field="http")))
                 self._context = replace(self._context, http_port=port.getsockname()[1])
-            # Before the signals are taken: loading takes a while, and Ctrl-C must end it.
+            # Before the handlers are set: Ctrl-C must interrupt loading.
             self._generations = Generations(self._wanted, self._share(self._config, None))
             with self._signals:
                 try:
@@ -138,12 +138,12 @@ class Supervisor(Generic[ConfigT, SharedT]):
             self._take_over()
             self._check_deadlines()
             self._reload_wanted |= received == signal.SIGHUP
-            # One at a time, and not while processes are just starting.
+            # One reload at a time, and none while processes start.
             if self._reload_wanted and not self._generations.reloading and self._generations.answering():
                 self._reload()
 
     def _wait(self) -> int:
-        """Return the next signal; 0 if it is time to start or end a process, or to give up a reload, first."""
+        """Return the next signal; 0 when a process is to be started or killed, or a reload has timed out."""
         at_s = min(self._generations.next_kill_s(), self._reload_until_s)
         if self._generations.missing():
             at_s = min(at_s, self._restart_at_s)
@@ -151,7 +151,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
 
     def _check_deadlines(self) -> None:
         if time.monotonic() >= self._reload_until_s:
-            self._give_up_reload(f"the new workers do not answer after {MAX_RELOAD_S:.0f} s")
+            self._give_up_reload(f"the new workers are not ready after {MAX_RELOAD_S:.0f} s")
         for pid, process in self._generations.overdue().items():
             _LOG.error("%s %d does not end; killing it", process.role, pid)
             process.kill_at_s = math.inf
@@ -164,7 +164,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
             processes = self._generations.processes
             taken = {process.slot for process in processes.values() if process.role == WORKER}
             slot = next((slot for slot in range(self._slots.count) if slot not in taken), -1)
-            if slot < 0:  # the old ones do not go: look again when one does
+            if slot < 0:  # old workers hold all slots: retry when one has ended
                 self._restart_at_s = time.monotonic() + 1.0
                 return
             process = Process(role, generation, slot if role == WORKER else -1)
@@ -179,7 +179,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         status = 1
         try:
             die_with_parent(self._pid)
-            # The stop signals stay blocked since before the fork: they are waited for. Threads inherit the mask.
+            # Stop signals stay blocked for `await_stop`. Threads inherit the mask.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS - set(STOP_SIGNALS))
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             if process.role == WORKER:
@@ -189,7 +189,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
             else:
                 self._helpers[process.role](self._config, self._slots, self._tell_ready)
             status = 0
-        except Exception as error:  # noqa: BLE001  nothing may unwind into the supervisor's stack
+        except Exception as error:  # noqa: BLE001  it must not unwind into the supervisor's stack
             _LOG.error(
                 "%s %d cannot serve: %s", process.role, os.getpid(), error,
                 exc_info=_LOG.isEnabledFor(logging.DEBUG),
@@ -209,8 +209,8 @@ class Supervisor(Generic[ConfigT, SharedT]):
 
     def _tell_ready(self) -> None:
         os.write(self._ready_pipe[1], b"%d\n" % os.getpid())
-        if os.getppid() == self._pid:  # otherwise it died, and another process would get the signal
-            os.kill(self._pid, _LOOK)
+        if os.getppid() == self._pid:  # otherwise the supervisor died, and its id may be of another process
+            os.kill(self._pid, _WAKE)
 
     def _read_ready(self) -> None:
         os.set_blocking(self._ready_pipe[0], False)
@@ -224,20 +224,20 @@ class Supervisor(Generic[ConfigT, SharedT]):
             self._ready(self._config.listen)
 
     def _reload(self) -> None:
-        """Begin a new generation; the old one goes when it answers (`_take_over`)."""
+        """Begin a new generation; `_take_over` ends the old one."""
         self._reload_wanted = False
         _LOG.info("reload: starting new workers")
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             self._generations.begin(self._share_again())
-        except Exception as error:  # noqa: BLE001  the processes that run must go on
+        except Exception as error:  # noqa: BLE001  running processes must continue
             _LOG.error("reload: everything stays as it was: %s", error)
             notify("READY=1")
             return
         self._reload_until_s = time.monotonic() + MAX_RELOAD_S
 
     def _share_again(self) -> SharedT:
-        """Return what new workers share. A store may hang while it is opened: a signal to stop must not wait for it."""
+        """Open what new workers share. A thread watches for stop signals, since a store may hang while it is opened."""
         done = threading.Event()
         watcher = threading.Thread(target=self._stop_when_asked, args=(done,), daemon=True)
         watcher.start()
@@ -250,9 +250,9 @@ class Supervisor(Generic[ConfigT, SharedT]):
     def _stop_when_asked(self, done: threading.Event) -> None:
         received: list[int] = []
         while not done.is_set():
-            received.append(self._signals.wait(LOOK_EVERY_S))
+            received.append(self._signals.wait(CHECK_EVERY_S))
             if received[-1] in STOP_SIGNALS and not done.wait(STOP_AFTER_S):
-                _LOG.error("reload: it does not end; stopping nevertheless")
+                _LOG.error("reload: still opening; stopping without it")
                 self._stop()
                 os._exit(0)
         self._signals.give_back(number for number in received if number)
@@ -260,14 +260,14 @@ class Supervisor(Generic[ConfigT, SharedT]):
     def _take_over(self) -> None:
         if self._generations.reloading and self._generations.answering():
             old = self._generations.take_over()
-            _LOG.info("reload: the new workers answer; %d old ones drain", len(old))
-            self._reload_ends(old)
+            _LOG.info("reload: the new workers are ready; %d old ones drain", len(old))
+            self._end_reload(old)
 
-    def _give_up_reload(self, why: str) -> None:
-        _LOG.error("reload: %s; the old ones stay", why)
-        self._reload_ends(self._generations.give_up())
+    def _give_up_reload(self, reason: str) -> None:
+        _LOG.error("reload: %s; the old workers stay", reason)
+        self._end_reload(self._generations.give_up())
 
-    def _reload_ends(self, leaving: Mapping[int, Process]) -> None:
+    def _end_reload(self, leaving: Mapping[int, Process]) -> None:
         self._reload_until_s = math.inf
         notify("READY=1")
         for pid, process in leaving.items():
@@ -278,15 +278,15 @@ class Supervisor(Generic[ConfigT, SharedT]):
     def _reap(self) -> None:
         while (pid := ended()) != 0:
             process = self._generations.processes.pop(pid, None)
-            if process is None or process.leaving:  # an orphan that process 1 inherits, or one that should go
+            if process is None or process.leaving:  # an orphan that process 1 inherits, or a leaving process
                 continue
             if not self._was_ready:
-                raise ServingError("the workers cannot start; the log says why")
+                raise ServingError("the workers cannot start; see the log")
             new = self._generations.reloading and process.generation == self._generations.newest
             if process.role == WORKER and new and not process.ready:
                 self._give_up_reload(f"new worker {pid} cannot serve")
             else:
-                # Also one that is to be replaced soon: until then it is needed.
+                # Also a worker of the old generation: it serves until the new one is ready.
                 self._restart_later(pid, process)
 
     def _restart_later(self, pid: int, process: Process) -> None:
@@ -298,7 +298,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         _LOG.error("%s %d died after %.1f s; another starts in %.1f s", process.role, pid, lived_s, wait_s)
 
     def _stop(self) -> None:
-        """End all processes: ask, wait, insist."""
+        """End all processes: SIGTERM, wait for the drain, SIGKILL."""
         notify("STOPPING=1")
         for pid in self._generations.processes:
             os.kill(pid, signal.SIGTERM)

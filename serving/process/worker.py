@@ -1,4 +1,4 @@
-"""What runs in each process of a server, from the fork to SIGTERM."""
+"""Entry points of the processes of a server; each runs from the fork to SIGTERM."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LOG = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SWITCH_S = 0.0005
-"""A query changes threads several times, and waits at most this long each time for the thread that applies writes."""
+"""Interpreter switch interval: longest wait of a query, per thread switch, for the thread that applies writes."""
 
 
 def run_server(
     config: ServerConfig, preloaded: Preloaded, context: WorkerContext, ready: Callable[[], None]
 ) -> None:
-    """Serve indexes; call `ready` when it answers."""
+    """Serve indexes; call `ready` once the server answers."""
     from scannery.serving.process.server import Server
 
     sys.setswitchinterval(SWITCH_S)
@@ -36,7 +36,7 @@ def run_server(
 def run_encoder_server(
     config: EncoderConfig, encoders: EncoderRegistry, context: WorkerContext, ready: Callable[[], None]
 ) -> None:
-    """Serve encoders; call `ready` when it answers."""
+    """Serve encoders; call `ready` once the server answers."""
     from scannery.serving.process.encoder_server import EncoderServer
 
     with EncoderServer(config, encoders=encoders, context=context):
@@ -45,7 +45,7 @@ def run_encoder_server(
 
 
 def run_metrics(config: ListenConfig, slots: SharedSlots, ready: Callable[[], None]) -> None:
-    """Serve the metrics of all workers; call `ready` when it answers."""
+    """Serve the merged metrics of all workers; call `ready` once they are served."""
     from scannery.serving.telemetry.metrics import ServerMetrics, merged, rendered
     from scannery.serving.telemetry.metrics.exposition import MetricsServer
 
@@ -60,6 +60,6 @@ def run_metrics(config: ListenConfig, slots: SharedSlots, ready: Callable[[], No
 
 
 def await_stop() -> None:
-    """Return when SIGTERM or SIGINT comes; they are blocked since before the fork, so none is missed."""
+    """Wait for SIGTERM or SIGINT; both are blocked since before the fork, so that none is lost."""
     received = signal.sigwait(STOP_SIGNALS)
     _LOG.info("%s: draining", signal.Signals(received).name)

@@ -1,1 +1,1 @@
-"""RPC handlers without a wire: messages in, messages out, errors raised."""
+"""RPC handlers, independent of the transport: messages in, messages out, errors raised."""

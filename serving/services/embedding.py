@@ -1,7 +1,7 @@
-"""The handlers of EmbeddingService: texts in, vectors out.
+"""Handlers of EmbeddingService: texts in, vectors out.
 
-The same for an encoder process, whose encoders are what it was started with (encoder_registry.py), and for a server of
-indexes, whose encoders are those of its indexes.
+Used by encoder processes, with the encoders of their options (encoder_registry.py), and by servers, with the encoders
+of their indexes.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class ServedEncoder:
-    """An encoder that can be asked for."""
+    """An encoder that requests can name."""
 
     model: str
     fingerprint: dict[str, Any] | None
     dimensions: int
     indexes: frozenset[str]
-    """Names that it can be asked for by."""
+    """Indexes that use it."""
     open: Callable[[], QueryEncoder] = field(repr=False)
-    """Returns it; raises what `EncoderPool.encoder_of` does."""
+    """Returns the loaded encoder; raises as `EncoderPool.encoder_of`."""
     loaded: Encoder | None = None
-    """The model, where it is in this process from the start."""
+    """The model, if it is already loaded in this process."""
 
     @property
     def digest(self) -> str:
-        """Hash over what decides on its vectors; empty where that is not known."""
+        """Fingerprint of everything that determines its vectors; empty if unknown."""
         return str((self.fingerprint or {}).get("digest", ""))
 
 
 def index_encoders(catalog: BaseCatalog, index: str) -> list[ServedEncoder]:
-    """Return the encoder of an index, or those of all that the caller can see (empty)."""
+    """Return the encoder of an index; for an empty name, the encoders of all indexes that the caller can see."""
     found: dict[str, ServedEncoder] = {}
     for name in [index] if index else catalog.names():
         try:
@@ -62,7 +62,7 @@ def index_encoders(catalog: BaseCatalog, index: str) -> list[ServedEncoder]:
         except IndexerError:
             if index:
                 raise
-            continue  # one that is broken hides none of the others
+            continue  # a broken index must not hide the others
         if manifest.spec.encoder is None:
             continue
         key = json.dumps([manifest.spec.encoder.model, manifest.encoder, manifest.dimensions], sort_keys=True)
@@ -78,10 +78,10 @@ def index_encoders(catalog: BaseCatalog, index: str) -> list[ServedEncoder]:
 
 
 class Embedding:
-    """The methods over some encoders. Safe to use from several threads."""
+    """The methods of EmbeddingService. Safe to use from several threads."""
 
     def __init__(self, encoders: Callable[[str], Iterable[ServedEncoder]]) -> None:
-        """`encoders` returns those that the caller of the current request can see: of an index, or all (empty)."""
+        """Serve `encoders(index)`, which returns the encoders that the caller can see: of an index, or all (empty)."""
         self._encoders = encoders
         self.methods = {
             EMBED: UnaryMethod(pb.EmbedRequest, self.embed, "read"),
@@ -103,7 +103,7 @@ class Embedding:
         )
 
     def list_encoders(self, request: pb.ListEncodersRequest, deadline: Deadline) -> pb.ListEncodersResponse:
-        """Tell which encoders there are."""
+        """List the encoders."""
         found = [one for one in self._encoders("") if request.fingerprint in ("", one.digest)]
         found.sort(key=lambda one: (one.model, one.digest))
         return pb.ListEncodersResponse(
@@ -111,33 +111,33 @@ class Embedding:
         )
 
     def _chosen(self, request: pb.EmbedRequest) -> ServedEncoder:
-        """Return the one encoder that is asked for."""
-        there = list(self._encoders(request.index))
-        if request.index and not any(request.index in one.indexes for one in there):
+        """Return the encoder that matches the request; raises if none or several do."""
+        visible = list(self._encoders(request.index))
+        if request.index and not any(request.index in one.indexes for one in visible):
             raise UnknownIndexError(
                 f"index: there is no index {request.index!r:.100} with an encoder here", field="index"
             )
-        fitting = [
+        matching = [
             one
-            for one in there
+            for one in visible
             if (not request.index or request.index in one.indexes)
             and request.model in ("", one.model)
             and request.fingerprint in ("", one.digest)
         ]
-        if len(fitting) == 1:
-            return fitting[0]
-        asked = " and ".join(
+        if len(matching) == 1:
+            return matching[0]
+        wanted = " and ".join(
             f"{name} {value[:64]!r}"
             for name in ("index", "model", "fingerprint")
             if (value := getattr(request, name))
         )
-        known = ", ".join(f"{one.model} (fingerprint {one.digest[:12]})" for one in there[:20]) or "none"
-        if not fitting:
+        known = ", ".join(f"{one.model} (fingerprint {one.digest[:12]})" for one in visible[:20]) or "none"
+        if not matching:
             raise EncoderUnavailableError(
-                f"there is no encoder with {asked or 'any name'}; there is {known}", field="model"
+                f"there is no encoder with {wanted or 'any name'}; there is {known}", field="model"
             )
         raise EncoderUnavailableError(
-            f"{asked or 'the request'} leaves open which encoder to use; there is {known}", field="model"
+            f"{wanted or 'the request'} matches several encoders; there is {known}", field="model"
         )
 
 

@@ -1,6 +1,6 @@
-"""The encoders of an encoder process: those that its indexes name, and those that it was told to serve.
+"""The encoders of an encoder process: those of the indexes of its store, and those of its options.
 
-Only manifests and options name models. A model that several indexes share is loaded once.
+Only manifests and options name models, never requests. A model that several indexes share is loaded once.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class EncoderRegistry:
     """Loaded encoders by fingerprint. Safe to use from several threads."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        """Load nothing yet; `refresh` loads what the options name."""
+        """Prepare; `refresh` loads the encoders that `config` names."""
         self._config = config
         self._folder = current_folder()
         self._pool = EncoderPool(device=config.device, cached=config.cached_queries)
         self.observer = self._pool.observer
-        """Of all encoders."""
+        """Gets the batch sizes and cache hits of all encoders."""
         self._served: dict[str, ServedEncoder] = {}
         self._versions: dict[str, int] = {}
         self._retries: dict[str, RetryState] = {}
@@ -46,9 +46,9 @@ class EncoderRegistry:
         self._lock = threading.Lock()
 
     def encoders(self, index: str) -> list[ServedEncoder]:
-        """Return those that the caller of the current request can see; with a name, that of one index.
+        """Return the encoders that the caller can see: of an index, or all (empty name).
 
-        A caller who may see only some indexes sees only their encoders.
+        A caller limited to some indexes sees their encoders only.
         """
         principal = CURRENT.get()
         served = list(self._served.values())
@@ -61,11 +61,11 @@ class EncoderRegistry:
         return [one for one in served if not index or index in one.indexes]
 
     def refresh(self) -> None:
-        """Load what is named and not there yet.
+        """Load new encoders of the options and of the store.
 
         Raises:
             EncoderUnavailableError: a model of the options cannot be loaded.
-            UnknownIndexError: the store has not all of the chosen indexes.
+            UnknownIndexError: a chosen index is not in the store.
             NotFoundError, StoreError: the store cannot be read.
 
         """
@@ -75,19 +75,19 @@ class EncoderRegistry:
                     self._add_model(model)
                     self._versions[model] = 0
             if self._config.store:
-                # Opened once: what is named by a relative path must stay what it was.
+                # Opened once: a relative path must keep its meaning.
                 self._store = self._store or Store.open(self._config.store)
-                self._look_at_store(self._store)
+                self._refresh_store(self._store)
 
-    def _look_at_store(self, store: Store) -> None:
+    def _refresh_store(self, store: Store) -> None:
         names = [name for name in store.folders() if not self._config.indexes or name in self._config.indexes]
         if missing := set(self._config.indexes) - set(names):
             raise UnknownIndexError.missing(missing, self._config.store)
         for name in names:
             retry = self._retries.setdefault(name, RetryState())
-            retry.run(f"the encoder of index {name} is not served", partial(self._look_at, store, name))
+            retry.run(f"the encoder of index {name} is not served", partial(self._refresh_index, store, name))
 
-    def _look_at(self, store: Store, name: str) -> None:
+    def _refresh_index(self, store: Store, name: str) -> None:
         version = latest_version(store, name)
         if version is not None and self._versions.get(f"index/{name}") != version:
             self._add_index(read_manifest(store, name, version))
@@ -95,13 +95,13 @@ class EncoderRegistry:
 
     def _add_index(self, manifest: Manifest) -> None:
         key = None if manifest.spec.encoder is None else self._loaded(manifest)
-        # Another version may have another encoder; that of the one before goes when this one is there.
+        # A new version may name another encoder; the old one is dropped after the new one is loaded.
         for other, one in list(self._served.items()):
             indexes = one.indexes - {manifest.index} if other != key else one.indexes | {manifest.index}
             self._served[other] = replace(one, indexes=indexes)
 
     def _loaded(self, manifest: Manifest) -> str:
-        """Return the key of the encoder that a version names, loaded."""
+        """Load the encoder that a version names, and return its key."""
         assert manifest.spec.encoder is not None
         key = str((manifest.encoder or {}).get("digest", "")) or json.dumps(
             manifest.spec.encoder.model_dump(mode="json"), sort_keys=True
@@ -123,7 +123,7 @@ class EncoderRegistry:
         )
 
     def _add(self, key: str, queries: QueryEncoder) -> None:
-        encoder = cast("Encoder", queries.documents)  # loaded here, and in no other process
+        encoder = cast("Encoder", queries.documents)  # not remote: this process loaded it
         self._served[key] = ServedEncoder(
             model=encoder.fingerprint.model,
             fingerprint=encoder.fingerprint.to_dict(),

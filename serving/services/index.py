@@ -1,4 +1,4 @@
-"""The handlers that describe indexes: messages in, messages out, errors raised."""
+"""Handlers that describe indexes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Indexes:
     """ListIndexes and GetIndex over one catalog. Safe to use from several threads."""
 
     def __init__(self, catalog: BaseCatalog) -> None:
+        """Serve the indexes of `catalog`."""
         self._catalog = catalog
         self.methods = {
             f"/{INDEX_SERVICE}/ListIndexes": UnaryMethod(pb.ListIndexesRequest, self.list_indexes, "read"),
@@ -32,7 +33,7 @@ class Indexes:
         }
 
     def list_indexes(self, request: pb.ListIndexesRequest, deadline: Deadline) -> pb.ListIndexesResponse:
-        """Return a page of indexes by name; the token of a page is the last name of the page before."""
+        """Return a page of indexes, sorted by name; a page token is the last name of the page before."""
         size = request.page_size if request.HasField("page_size") else DEFAULT_PAGE
         if not 1 <= size <= MAX_PAGE:
             raise InvalidRequestError.at("page_size", f"must be 1 to {MAX_PAGE}, got {size}")
@@ -53,11 +54,11 @@ class Indexes:
     def _listed(self, name: str) -> pb.IndexInfo | None:
         try:
             snapshot = self._catalog.open_snapshot(name)
-            # Without a watcher, an index is not opened to be listed.
+            # Embedded, listing does not open indexes.
             manifest = snapshot.manifest if snapshot else self._catalog.manifest(name)
             problem = self._catalog.problem(name)
             return index_info(manifest, details=False, snapshot=snapshot, problem=problem)
         except (IndexerError, UnknownIndexError) as error:
-            # A broken index, or one that was just removed, must not hide the others.
+            # An index that is broken, or was just removed, must not hide the others.
             _LOG.warning("index %s is left out of the list: %s", name, error)
             return None

@@ -1,6 +1,6 @@
-"""A running estimate of recall: a share of the live queries is asked again, exactly, when there is time for it.
+"""A running estimate of recall: a sample of live queries is repeated with exact search when the server is idle.
 
-(The tuner measures recall once, on queries of its own making; what users ask may be different, and changes.)
+(The tuner measures recall once, on synthetic queries; those of users may differ, and change.)
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["RecallSampler"]
 _LOG = logging.getLogger(__name__)
 
 WAITING = 8
-"""Sampled queries that may wait; further ones are forgotten."""
+"""Limit of queued sampled queries; further ones are dropped."""
 MOST_PER_S = 2.0
 BUSY_S = 0.05
-"""Between two looks for a moment without requests."""
+"""Seconds between checks whether the server is idle."""
 TIMEOUT_S = 30.0
 MAX_K = 100
 LOW_PRIORITY = 19
@@ -40,7 +40,7 @@ Search = Callable[[search_pb2.SearchRequest, Deadline], search_pb2.SearchRespons
 
 
 class RecallSampler(PeriodicTask):
-    """Looks at a share of the queries in a thread of the lowest priority."""
+    """Repeats sampled queries in a thread of the lowest priority."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class RecallSampler(PeriodicTask):
 
         Args:
             search: answers a request.
-            metrics: get the estimate.
-            share: of the queries that are asked again.
-            busy: returns whether requests are under way.
+            metrics: receive the estimate.
+            share: probability with which a query is sampled.
+            busy: returns whether requests are in flight.
             distance_of: returns the distance of an index by its name.
             random: returns a number from 0 to 1.
             pause_s: seconds between two sampled queries.
@@ -73,7 +73,7 @@ class RecallSampler(PeriodicTask):
             self.start()
 
     def offer(self, request: search_pb2.SearchRequest | search_pb2.SearchManyRequest) -> None:
-        """Sample a query that was just answered, or one of a batch, with the probability `share` for each query."""
+        """Sample an answered query, or one query of a batch, with probability `share` per query."""
         queries = count_queries(request) if isinstance(request, search_pb2.SearchManyRequest) else 1
         if not self._share or self._random() >= self._share * queries:
             return
@@ -113,14 +113,14 @@ class RecallSampler(PeriodicTask):
         # On Linux a priority belongs to a thread.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
         try:
-            self._look(self._waiting.popleft())
-        except Exception as error:  # noqa: BLE001  an estimate less; the query itself was answered
-            _LOG.debug("a sampled query could not be asked again: %s", error)
+            self._measure(self._waiting.popleft())
+        except Exception as error:  # noqa: BLE001  only a sample is lost; the query itself was answered
+            _LOG.debug("a sampled query could not be repeated: %s", error)
         return None
 
-    def _look(self, request: search_pb2.SearchRequest) -> None:
+    def _measure(self, request: search_pb2.SearchRequest) -> None:
         options = request.options
-        # A second look by a cross-encoder is of what was found; it finds nothing itself, and its scores are others.
+        # Reranking is left out: it only reorders candidates, with other scores.
         wanted = options.k if options.HasField("k") else limits.DEFAULT_K
         deepest = max(wanted + options.offset, _reranked(options))
         options.k, options.offset, options.explain = min(deepest, MAX_K), 0, True
@@ -135,7 +135,7 @@ class RecallSampler(PeriodicTask):
         if found.version != true.version or not true.hits:
             return
         index = (request.index,)
-        # By score, so that ties count whichever of them was returned.
+        # By score, so that any of several tied hits counts.
         reach = self._reach(request, true.hits[-1])
         hits = sum(hit.score >= reach for hit in found.hits)
         self._metrics.recall_hits.inc(index, min(hits, len(true.hits)))
@@ -144,7 +144,7 @@ class RecallSampler(PeriodicTask):
             self._metrics.plans.inc((request.index, segment.plan))
 
     def _reach(self, request: search_pb2.SearchRequest, worst: search_pb2.Hit) -> float:
-        """Return the score from which a hit counts as one of the true ones, of which one is the worst."""
+        """Return the score from which a hit counts as a true neighbour; `worst` is the last of these."""
         row_D = _vector_of(worst.datapoint.vector)
         query_D = _vector_of(request.query.vector) if request.query.HasField("vector") else None
         magnitude = magnitude_of(self._distance_of(request.index), row_D, query_D)
@@ -152,7 +152,7 @@ class RecallSampler(PeriodicTask):
 
 
 def _reranked(options: search_pb2.SearchOptions) -> int:
-    """Return how many hits a cross-encoder looks at."""
+    """Return the number of candidates that are reranked."""
     if not options.HasField("rerank"):
         return 0
     given = options.rerank.HasField("candidates")

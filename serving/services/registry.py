@@ -1,4 +1,4 @@
-"""RPC handlers by full method path, for servers and for the embedded client."""
+"""RPC handlers by full method path, for servers and the embedded client."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ __all__ = ["MethodRegistry", "UnaryMethod"]
 
 @dataclass(frozen=True, slots=True)
 class UnaryMethod:
-    """A method with one request and one answer."""
+    """A method with one request and one response."""
 
     request: type[Message]
-    # Each handler takes its own kind of request; `MethodRegistry.call` checks that it gets it.
+    # Each handler takes its own request type, which `MethodRegistry` checks.
     handle: Callable[..., Message | bytes]
-    """From a request and its deadline to the answer; see `response`."""
+    """Called with request and deadline; see `response`."""
     scope: Scope
-    """What a caller's credentials must allow. There is no default: a method that is added is open to no caller by
-    accident."""
+    """Scope that the caller needs. Without a default, so that no new method is open by accident."""
     response: type[Message] | None = None
-    """Of searches: their handlers take the QueryStats of the request as well, and return a serialised answer."""
+    """Set for searches: their handlers take a QueryStats as well, and return a serialised response."""
 
 
 class MethodRegistry:
@@ -39,23 +38,23 @@ class MethodRegistry:
     def __init__(
         self, methods: dict[str, UnaryMethod], *, streams: Mapping[str, Scope] = MappingProxyType({})
     ) -> None:
-        self.methods = methods
-        """By full path."""
-        self.streams = streams
-        """Scopes of the streams, by full path."""
+        """Register handlers.
 
-    def add(self, methods: Mapping[str, UnaryMethod]) -> None:
-        """Add handlers; before the first call."""
-        self.methods = {**self.methods, **methods}
+        Args:
+            methods: unary methods by full path.
+            streams: required scopes of streams by full path.
+
+        """
+        self.methods, self.streams = methods, streams
 
     def scope_of(self, path: str) -> Scope | None:
-        """Return what a caller's credentials must allow; None: there is no such method."""
+        """Return the scope that a method requires; None: there is no such method."""
         method = self.methods.get(path)
         return method.scope if method else self.streams.get(path)
 
     def call(self, path: str, request: Message, deadline: Deadline) -> Message:
-        """Return the answer of the method at `path`; raise what its handler raises."""
-        answer = self._handled(path, request, deadline, QueryStats())
+        """Call the method at `path` and return its response; raises what the handler raises."""
+        answer = self._called(path, request, deadline, QueryStats())
         response = self.methods[path].response
         if isinstance(answer, Message):
             return answer
@@ -65,14 +64,11 @@ class MethodRegistry:
     def call_on_wire(
         self, path: str, request: Message, deadline: Deadline, stats: QueryStats | None = None
     ) -> bytes:
-        """Return what `call` does, serialised: cheaper than to make a message and to serialise it.
-
-        `stats` is where it is recorded how a search is answered.
-        """
-        answer = self._handled(path, request, deadline, stats or QueryStats())
+        """As `call`, but return the serialised response, which searches write directly; they fill in `stats`."""
+        answer = self._called(path, request, deadline, stats or QueryStats())
         return answer.SerializeToString() if isinstance(answer, Message) else answer
 
-    def _handled(self, path: str, request: Message, deadline: Deadline, stats: QueryStats) -> Message | bytes:
+    def _called(self, path: str, request: Message, deadline: Deadline, stats: QueryStats) -> Message | bytes:
         method = self.methods[path]
         if not isinstance(request, method.request):
             raise TypeError(f"{path} takes a {method.request.__name__}, got a {type(request).__name__}")
@@ -82,11 +78,11 @@ class MethodRegistry:
         return method.handle(request, deadline, stats)
 
     def ready(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
-        """Return a search that may run on the event loop; None: it may block, or take long."""
+        """Return a prepared query that may run on the event loop; None: it may block or take long."""
         return None
 
     def stream_answer(
         self, request: search_pb2.SearchStreamRequest, deadline: Deadline, stats: QueryStats
     ) -> search_pb2.SearchStreamResponse:
-        """Return the answer to a request of a SearchStream; an error is an answer."""
+        """Return the response to a request of a SearchStream; errors are part of it."""
         raise UnsupportedError("streams are not served here")

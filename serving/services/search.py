@@ -1,6 +1,6 @@
-"""The handlers of the wire contract over one catalog: messages in, messages out, errors raised.
+"""All RPC handlers over one catalog.
 
-Servers put a transport around them, the embedded client calls them; so both give the same answers.
+Servers call them from a transport, the embedded client directly, so both give the same answers.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ __all__ = ["MAX_COALESCED", "Service"]
 _LOG = logging.getLogger(__name__)
 
 MAX_COALESCED = 32
-"""Queries of several callers in one batch: the first of them waits for all."""
+"""Limit of queries in a batch of several callers: each waits for all."""
 _RESULTS = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
 
 
 class Service(MethodRegistry):
-    """Every method of the contract over one catalog. Safe to use from several threads."""
+    """Every RPC method, over one catalog. Safe to use from several threads."""
 
     def __init__(self, catalog: BaseCatalog, *, at_once: int | None = None) -> None:
-        """Serve a catalog.
+        """Register the handlers.
 
         Args:
             catalog: the indexes; closed by `close`.
-            at_once: batches of coalesced searches that run at once; None: one for each core.
+            at_once: limit of concurrent batches of coalesced searches; None: the number of cores.
 
         """
         self._catalog = catalog
@@ -95,7 +95,7 @@ class Service(MethodRegistry):
         options = snapshot.options(request.options)
         prepared = snapshot.derived(options, PreparedSearch)
         query = parse_query(request.query, snapshot.manifest)
-        # The stages of a traced request are its own.
+        # A traced request runs alone, so that its spans are its own.
         cost = CostClass.STAGED if stats.detailed else prepared.cost_class
         if isinstance(query, ByText) and cost is not CostClass.STAGED:
             query = _by_vector(snapshot.encoder.encode([query.text], deadline=deadline), snapshot)
@@ -105,16 +105,16 @@ class Service(MethodRegistry):
         return answers_of([item], deadline)[0]
 
     def ready(self, request: search_pb2.SearchRequest, stats: QueryStats) -> PreparedQuery | None:
-        """Return a search that may run on the event loop; None: it may block, or take long.
+        """Return a prepared query that may run on the event loop; None: it may block or take long.
 
         Raises:
-            ServingError: the request is wrong.
+            ServingError: the request is invalid.
 
         """
         snapshot = self._catalog.open_snapshot(request.index)
         if snapshot is None or snapshot.sequence < request.options.min_sequence:
             return None
-        # To parse a large filter takes longer than to search, and a new filter is not known to be quick.
+        # Parsing a large filter takes longer than the search, and a new filter is not known to be quick.
         message = request.options
         options = snapshot.known_options(message) if message.HasField("where") else snapshot.options(message)
         if options is None or request.query.WhichOneof("kind") not in ("vector", "text"):
@@ -140,7 +140,7 @@ class Service(MethodRegistry):
         deadline.check()
         prepared = snapshot.derived(options, PreparedSearch)
         paths = [f"queries[{number}]" for number in range(len(queries))]
-        # A batch is worth any core that is idle.
+        # Batches use idle cores.
         with on_all_cores():
             written = search(prepared, QueryBatch(snapshot, queries, paths, deadline, stats), filters)
         if not options.explain:
@@ -158,11 +158,18 @@ class Service(MethodRegistry):
     def stream_answer(
         self, request: search_pb2.SearchStreamRequest, deadline: Deadline, stats: QueryStats
     ) -> search_pb2.SearchStreamResponse:
-        """Answer a request of a stream; an error is an answer."""
+        """Return the response to a request of a stream; errors are part of it."""
         response = search_pb2.SearchStreamResponse(tag=request.tag)
         try:
-            self._answer(request, response, deadline, stats)
-        except Exception as error:  # noqa: BLE001  every error is the answer of its request alone
+            deadline.check()
+            kind = request.WhichOneof("request")
+            if kind == "search":
+                response.search.MergeFromString(self._search(request.search, deadline, stats))
+            elif kind == "search_many":
+                response.search_many.MergeFromString(self._search_many(request.search_many, deadline, stats))
+            else:
+                raise InvalidRequestError.at("request", "needs a search or a search_many")
+        except Exception as error:  # noqa: BLE001  an error concerns its request only
             code, _, detail = status_for_callers(error)
             if code is StatusCode.INTERNAL:
                 _LOG.error("unexpected error", exc_info=error)
@@ -188,22 +195,6 @@ class Service(MethodRegistry):
 
     def _snapshot(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
         return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
-
-    def _answer(
-        self,
-        request: search_pb2.SearchStreamRequest,
-        response: search_pb2.SearchStreamResponse,
-        deadline: Deadline,
-        stats: QueryStats,
-    ) -> None:
-        deadline.check()
-        kind = request.WhichOneof("request")
-        if kind == "search":
-            response.search.MergeFromString(self._search(request.search, deadline, stats))
-        elif kind == "search_many":
-            response.search_many.MergeFromString(self._search_many(request.search_many, deadline, stats))
-        else:
-            raise InvalidRequestError.at("request", "needs a search or a search_many")
 
 
 def _by_vector(encoded_1D: np.ndarray, snapshot: Snapshot) -> ByVector:

@@ -1,4 +1,4 @@
-"""The handlers of writes: messages in, messages out, errors raised."""
+"""Handlers of writes."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ NO_REQUEST = Request("")
 
 
 class Indexes(Protocol):
-    """Where indexes are found; the catalog."""
+    """What the handlers need of a catalog."""
 
     @property
     def encoders(self) -> EncoderPool:
         """The encoders of texts."""
 
     def live(self, name: str) -> LiveIndex[Snapshot]:
-        """Return an index as what takes writes."""
+        """Return the live index with a name."""
 
     def written(self) -> None:
-        """Take note that something was written."""
+        """Record a write: maintenance may be due."""
 
 
 class Writes:
     """Upsert and Delete over the indexes of a process. Safe to use from several threads."""
 
     def __init__(self, indexes: Indexes) -> None:
+        """Serve writes to `indexes`."""
         self._indexes = indexes
 
     def upsert(self, request: pb.UpsertRequest, deadline: Deadline) -> pb.UpsertResponse:
-        """Write a batch; all of it or nothing."""
+        """Write a batch atomically."""
         index = self._writable(request.index)
         manifest = index.state.manifest
         prepared = prepare(parse_upsert(request, manifest), manifest, self._indexes.encoders, deadline)
@@ -53,7 +54,7 @@ class Writes:
         )
 
     def delete(self, request: pb.DeleteRequest, deadline: Deadline) -> pb.DeleteResponse:
-        """Delete datapoints and documents; what is not there is no error."""
+        """Delete datapoints and documents; unknown ids are no error."""
         index = self._writable(request.index)
         answer = index.delete(parse_delete(request), identified(request), deadline)
         self._indexes.written()
@@ -66,14 +67,14 @@ class Writes:
         try:
             index.check_writable()
         except OverloadedError:
-            # Memory is full. Without a watcher, only writes think of maintenance, and none would come through.
+            # The memtable is full. Embedded, only writes start maintenance, and all would be refused.
             self._indexes.written()
             raise
         return index
 
 
 def identified(request: pb.UpsertRequest | pb.DeleteRequest) -> Request:
-    """Return what tells a repetition of a request from another request; computed only where it has an id."""
+    """Return id, caller and digest, by which a retried request is recognised; empty without a request id."""
     if not request.request_id:
         return NO_REQUEST
     principal = CURRENT.get()

@@ -1,1 +1,1 @@
-"""How requests come in: the lifecycle that all wires share, and one folder for each wire."""
+"""Transports: the request lifecycle they share, and one folder each for gRPC and HTTP."""

@@ -1,4 +1,4 @@
-"""What answers and what does not, by name, for the health service. The server as a whole is the empty name."""
+"""Health of the server (the empty name) and of its indexes, by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_SERVING: int = HealthCheckResponse.NOT_SERVING
 UNKNOWN: int = HealthCheckResponse.SERVICE_UNKNOWN
 
 INDEX_PREFIX = "index/"
-"""Before the name of an index."""
+"""Prefix of the health names of indexes."""
 
 
 class Health:
@@ -25,49 +25,45 @@ class Health:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._states: dict[str, bool] = {}
-        self._stopping = False
+        self.stopping = False
+        """Whether `stop` was called."""
 
     def begin(self) -> None:
-        """Say from now on that the server as a whole answers."""
+        """Report the server as serving."""
         with self._changed:
             self._states[""] = True
             self._changed.notify_all()
 
     def report(self, states: Mapping[str, bool]) -> None:
-        """Take what answers by name; names that were reported before and are missing now do not answer."""
+        """Set which names are serving; names reported before and missing now are not serving."""
         with self._changed:
             gone = dict.fromkeys(self._states.keys() - states.keys() - {""}, False)
             self._states |= {**gone, **states}
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Say from now on that nothing answers."""
+        """Report every name as not serving, from now on."""
         with self._changed:
-            self._stopping = True
+            self.stopping = True
             self._changed.notify_all()
 
-    @property
-    def stopping(self) -> bool:
-        """Whether nothing will answer any more."""
-        return self._stopping
-
     def wake(self) -> None:
-        """Have all who wait in `changed` look again."""
+        """Wake all threads that wait in `changed`."""
         with self._changed:
             self._changed.notify_all()
 
     def status(self, name: str, principal: Principal) -> int:
-        """Return SERVING, NOT_SERVING or, for what does not exist for who asks, UNKNOWN."""
+        """Return SERVING or NOT_SERVING, or UNKNOWN for a name that the caller may not see."""
         index = name.removeprefix(INDEX_PREFIX)
         if index != name and not principal.sees(index):
             return UNKNOWN
         answers = self._states.get(name)
         if answers is None:
             return UNKNOWN
-        return SERVING if answers and not self._stopping else NOT_SERVING
+        return SERVING if answers and not self.stopping else NOT_SERVING
 
     def changed(self, status: Callable[[], int], before: int, within_s: float) -> int:
-        """Wait until `status()` is not what it was before, or so long; return what it is."""
+        """Wait up to `within_s` seconds until `status()` differs from `before`; return it."""
         with self._changed:
             self._changed.wait_for(lambda: status() != before, within_s)
             return status()

@@ -1,6 +1,6 @@
-"""The way of a request through a server, whatever it came by: admission, a turn, the handler, what is counted.
+"""The life of a request, for gRPC and HTTP alike: admission, a permit, the handler, metrics.
 
-A transport takes a request on (`enter`), reads it, has it answered, and says how it ended (`ended`).
+A transport calls `enter`, reads the body, calls `answer`, sends the answer, and calls `ended`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scannery.serving.request.query import count_queries
 from scannery.serving.scheduling.admission import Admission, Ticket
 from scannery.serving.scheduling.permits import Permit
 from scannery.serving.security.principal import CURRENT, Principal
-from scannery.serving.services.registry import MethodRegistry, UnaryMethod
+from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -42,12 +42,12 @@ __all__ = [
 ]
 
 CLIENT_KEY = "scannery-client"
-"""Metadata by which callers without credentials are told apart, for fairness only."""
+"""Metadata key that distinguishes callers without credentials, for fair shares only."""
 
 MIN_IN_FLIGHT = 16
-"""In all workers together, however slow the machine is: noise must not keep small numbers of callers out."""
+"""Lower bound of the admission limit, for all workers together: noise must not shut out a few callers."""
 MIN_PER_CORE = 4
-"""Likewise, for each core that a worker has: one is worked on, and the next ones are there when it ends."""
+"""Lower bound of the admission limit, for each core of a worker: one request runs while others are queued."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 Decode: TypeAlias = Callable[[type[Message], bytes], Message]
@@ -55,54 +55,61 @@ Offer: TypeAlias = Callable[[search_pb2.SearchRequest | search_pb2.SearchManyReq
 
 
 class ActiveRequest:
-    """A request that is being answered, and what is to be counted of it."""
+    """A request in flight, with the values that metrics need."""
 
     __slots__ = ("index", "path", "size", "started_s", "stats", "taken_s", "ticket")
 
     def __init__(self, path: str, ticket: Ticket) -> None:
+        """Begin at the time of the headers.
+
+        Args:
+            path: of the method.
+            ticket: from admission.
+
+        """
         self.path, self.ticket = path, ticket
         self.index = ""
         self.size = 0
         """Bytes of the request."""
         self.stats = QueryStats()
-        """How it is answered, if it is a search."""
+        """Filled in by searches."""
         self.started_s = self.taken_s = time.monotonic()
-        """When its headers were there, and when all of it was."""
+        """When its headers, and its whole body, had arrived."""
 
 
 class RequestLifecycle:
-    """Answers the requests of a process. Safe to use from several threads."""
+    """Admits, runs and counts the requests of a process. Safe to use from several threads."""
 
     def __init__(
         self,
-        service: MethodRegistry,
+        methods: MethodRegistry,
         config: ListenConfig,
         metrics: ServerMetrics,
         *,
         workers: int,
         offer: Offer,
     ) -> None:
-        """Answer nothing yet.
+        """Prepare admission.
 
         Args:
-            service: what is served.
-            config: bounds on requests.
-            metrics: count each request.
-            workers: processes that take requests at the same address.
-            offer: called with each search that was answered.
+            methods: the RPC methods.
+            config: limits.
+            metrics: of this process.
+            workers: number of processes at the same address.
+            offer: called with each answered search.
 
         """
-        self._service, self._metrics, self._offer = service, metrics, offer
+        self.methods, self._metrics, self._offer = methods, metrics, offer
         warm_up()
         most = config.threads + config.queue
         self.admission = Admission(least=min(least_in_flight(workers), most), most=most)
-        self.turns = threading.BoundedSemaphore(config.threads)
-        """Requests that are worked on at once."""
-        self._answering: set[str] = set()
-        """Indexes that requests were answered from."""
+        self.permits = threading.BoundedSemaphore(config.threads)
+        """Bound the requests that run at once."""
+        self._known_indexes: set[str] = set()
+        """Names of the indexes that have answered a request."""
 
     def enter(self, client: str) -> Ticket:
-        """Return a ticket for a request of a client; OverloadedError, if it is refused."""
+        """Admit a request of a client and return its ticket; raises OverloadedError."""
         try:
             return self.admission.enter(client)
         except OverloadedError:
@@ -111,87 +118,96 @@ class RequestLifecycle:
 
     def answer(
         self,
-        asked: ActiveRequest,
-        method: UnaryMethod,
+        active: ActiveRequest,
         data: bytes,
-        turn: Permit,
+        permit: Permit,
         *,
         decode: Decode | None = None,
     ) -> bytes:
-        """Return the answer to a request that is here, as soon as it has its turn; raise what the handler raises.
+        """Wait for the permit, call the handler and return its serialised answer.
 
-        `decode` makes a message of the bytes; None: they are Protobuf.
+        Args:
+            active: the request.
+            data: its body.
+            permit: bounds concurrency; holds the deadline.
+            decode: makes a message of type and body; None: the body is Protobuf.
+
+        Raises:
+            CallerGoneError: the caller hung up before the permit was free.
+            DeadlineError: no permit was free before the deadline.
+            ServingError: the request or the handler failed.
+
         """
-        asked.taken_s, asked.size = time.monotonic(), len(data)
-        with turn:
-            request = (decode or decoded)(method.request, data)
-            asked.index = getattr(request, "index", "")
+        active.taken_s, active.size = time.monotonic(), len(data)
+        with permit:
+            request = (decode or decoded)(self.methods.methods[active.path].request, data)
+            active.index = getattr(request, "index", "")
             if isinstance(request, search_pb2.SearchManyRequest):
-                asked.ticket.weigh(count_queries(request))
-            response = self.handled(asked.path, request, turn.deadline, asked.stats)
-        self.answered(asked, request)
+                active.ticket.weigh(count_queries(request))
+            response = self.handled(active.path, request, permit.deadline, active.stats)
+        self.answered(active, request)
         return response
 
     def handled(
         self, path: str, request: Message, deadline: Deadline, stats: QueryStats | None = None
     ) -> bytes:
-        """Return the answer to a request, in its turn."""
+        """Call the handler of a decoded request and return its serialised answer; the permit must be held."""
         check_visible(getattr(request, "index", ""))
-        return self._service.call_on_wire(path, request, deadline, stats)
+        return self.methods.call_on_wire(path, request, deadline, stats)
 
-    def answered(self, asked: ActiveRequest, request: Message) -> None:
-        """Learn from a request that was answered."""
+    def answered(self, active: ActiveRequest, request: Message) -> None:
+        """Report an answered request to admission, and a search to `offer`."""
         if isinstance(request, (search_pb2.SearchRequest, search_pb2.SearchManyRequest)):
             self._offer(request)
-        took_s = time.monotonic() - asked.taken_s
-        self.admission.answered(asked.ticket, (asked.path, asked.size.bit_length()), took_s)
+        took_s = time.monotonic() - active.taken_s
+        self.admission.answered(active.ticket, (active.path, active.size.bit_length()), took_s)
 
-    def ended(self, asked: ActiveRequest, code: StatusCode) -> None:
-        """Count a request."""
-        self.observe(asked.path, asked.index, asked.stats.plan, code, time.monotonic() - asked.started_s)
+    def ended(self, active: ActiveRequest, code: StatusCode) -> None:
+        """Observe the metrics of a finished request."""
+        self.observe(active.path, active.index, active.stats.plan, code, time.monotonic() - active.started_s)
 
     def observe(self, path: str, index: str, plan: str, code: StatusCode, seconds: float) -> None:
-        """Count a request that took so long."""
-        # What no index is called must not become a label of a metric: anybody could make any number of them.
+        """Observe the metrics of a request that took `seconds`."""
+        # Only names of real indexes become labels: requests with made-up names must not create time series.
         if code is StatusCode.OK:
-            self._answering.add(index)
-        elif index not in self._answering:
+            self._known_indexes.add(index)
+        elif index not in self._known_indexes:
             index = ""
         self._metrics.request_seconds.observe(seconds, (path.rsplit("/", 1)[-1], index, plan, code.name))
         tracing.describe(code, index=index, plan=plan)
 
 
 def least_in_flight(workers: int) -> int:
-    """Return how many requests each of the workers takes on even when it is overloaded."""
+    """Return the lower bound of the admission limit of each worker, in requests."""
     cores = len(os.sched_getaffinity(0))
     return max(math.ceil(MIN_IN_FLIGHT / workers), MIN_PER_CORE * max(1, cores // workers))
 
 
 def current_principal() -> Principal:
-    """Return who asks."""
+    """Return the authenticated caller of the current request."""
     principal = CURRENT.get()
     if principal is None:
-        # Never serve a call that came around the gate.
-        raise RuntimeError("no principal: the call did not pass the gate")
+        # Never serve a call that bypassed authentication.
+        raise RuntimeError("no principal: the call did not pass authentication")
     return principal
 
 
 def check_visible(index: str) -> None:
-    """Raise UnknownIndexError, if the index that a request names does not exist for who asks."""
-    # The catalog looks, too; this holds for whatever does not ask the catalog.
+    """Raise UnknownIndexError if the caller may not see the index; an empty name passes."""
+    # The catalog checks as well; this covers methods that do not use the catalog.
     if index and not current_principal().sees(index):
         raise UnknownIndexError(f"index: there is no index {index!r:.100}", field="index")
 
 
 def client_of(principal: Principal, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Return whose share of the server a call takes."""
+    """Return the name under which admission accounts for a call."""
     if principal.name != "anonymous":
         return principal.name
     return next((str(value)[:64] for key, value in metadata or () if key == CLIENT_KEY), "")
 
 
 def decoded(kind: type[MessageT], data: bytes) -> MessageT:
-    """Return a message; InvalidRequestError if the bytes are none, or more than any request needs."""
+    """Parse a Protobuf message; raises InvalidRequestError if it is malformed or has too many parts."""
     check_parts(kind, data)
     try:
         return kind.FromString(data)

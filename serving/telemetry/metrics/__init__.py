@@ -1,4 +1,4 @@
-"""What a server tells about itself: counted in each process, added up over all, served as Prometheus text."""
+"""Metrics: recorded in each process, merged over all processes, served as Prometheus text."""
 
 from scannery.serving.telemetry.metrics.families import ServerMetrics
 from scannery.serving.telemetry.metrics.registry import (

@@ -1,9 +1,8 @@
-"""The metrics over HTTP: `GET /metrics`, and nothing else.
+"""Serves metrics over HTTP: `GET /metrics` only.
 
-One thread answers all connections, each for one request and a few seconds. A caller that sends nothing, or one byte at
-a time, or does not read, takes no thread, and makes room for the next one.
+One thread serves all connections, each for one request and at most a few seconds, so slow callers block no others.
 
-There are no credentials here, and the metrics name the indexes: the address is for those who may know them.
+There is no authentication, and the metrics contain the names of the indexes: restrict who can reach the address.
 """
 
 from __future__ import annotations
@@ -23,39 +22,39 @@ __all__ = ["MetricsServer"]
 _LOG = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 32
-"""Further ones end the oldest."""
+"""A further connection closes the oldest."""
 WITHIN_S = 5.0
-"""A connection may last this long, from its first byte to its last."""
+"""Time limit of a connection."""
 MAX_REQUEST_BYTES = 8192
 
 
 class MetricsServer:
-    """Answers with what a function returns. Runs in a thread of its own."""
+    """Serves the text that a function returns, in a thread of its own."""
 
     def __init__(self, listen: str, text: Callable[[], str]) -> None:
         """Listen, and answer.
 
         Args:
             listen: `host:port`; port 0 takes a free one.
-            text: returns the metrics.
+            text: returns the metrics in Prometheus text format.
 
         Raises:
-            BindError: the address is taken, or is not one of this machine.
+            BindError: the address is in use, or is not of this machine.
 
         """
-        self._listening = _listening(listen)
+        self._listening = _bound_socket(listen)
         self.address = joined_address(split_address(listen)[0], self._listening.getsockname()[1])
-        """Where it listens, with the real port."""
+        """Address with the actual port."""
         self._text = text
         self._connections: dict[asyncio.Task[Any], bool] = {}
-        """The oldest first, and whether its request was read."""
+        """Whether the request was read, by connection, the oldest first."""
         self._loop = asyncio.new_event_loop()
         self._stopped = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="scannery-metrics", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop answering."""
+        """Close all connections and end the thread."""
         self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join()
 
@@ -77,21 +76,21 @@ class MetricsServer:
         connection = asyncio.current_task()
         assert connection is not None
         if len(self._connections) >= MAX_CONNECTIONS:
-            # The oldest, and rather one that has sent no request.
+            # The oldest without a request, or else the oldest.
             oldest = next(iter(self._connections))
             oldest = next((each for each, read in self._connections.items() if not read), oldest)
             del self._connections[oldest]
             oldest.cancel()
         self._connections[connection] = False
         try:
-            await asyncio.wait_for(self._converse(connection, reader, writer), WITHIN_S)
+            await asyncio.wait_for(self._serve_one(connection, reader, writer), WITHIN_S)
         except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError):
-            pass  # the caller went away, or did not keep to the bounds
+            pass  # the caller went away, or exceeded a limit
         finally:
             self._connections.pop(connection, None)
             writer.transport.abort()
 
-    async def _converse(
+    async def _serve_one(
         self, connection: asyncio.Task[Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         request = await reader.readuntil(b"\r\n\r\n")
@@ -122,11 +121,11 @@ class MetricsServer:
         try:
             return "200 OK", self._text().encode()
         except Exception:  # noqa: BLE001  the next scrape must be answered
-            _LOG.exception("the metrics cannot be told")
+            _LOG.exception("the metrics cannot be rendered")
             return "500 Internal Server Error", b"see the log\n"
 
 
-def _listening(listen: str) -> socket.socket:
+def _bound_socket(listen: str) -> socket.socket:
     host, port = split_address(listen)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     dualstack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()

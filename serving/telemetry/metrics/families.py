@@ -1,4 +1,4 @@
-"""Which metrics a server has."""
+"""The metrics of a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scannery.serving.telemetry.metrics.registry import Counter, Gauge, Histogra
 
 __all__ = ["ServerMetrics"]
 
-# A fifth of a millisecond to a minute, three steps a decade and finer where searches lie.
+# 0.2 ms to 60 s, three buckets a decade, more where search latencies lie.
 _SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5,
             10, 30, 60)  # fmt: skip
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -30,25 +30,25 @@ class ServerMetrics:
             buckets=_SECONDS,
         )
         self.refused = Counter("scannery_refused_total", "Requests refused at once because of overload.")
-        self.in_flight = Gauge("scannery_in_flight", "Requests being worked on or waiting.")
-        self.limit = Gauge("scannery_in_flight_limit", "Most requests that are let in now.")
+        self.in_flight = Gauge("scannery_in_flight", "Requests in flight: running or queued.")
+        self.limit = Gauge("scannery_in_flight_limit", "Current admission limit, in requests in flight.")
         self.stale_credentials = Gauge(
             "scannery_credentials_stale_seconds",
-            "Time since files of credentials could be used for the last time; 0: at the last look.",
+            "Time since a credentials file was last valid; 0: it is valid.",
             ("file",),
             combine="max",
         )
         self.batch_texts = Histogram(
-            "scannery_encoder_batch_texts", "Texts encoded together.", buckets=_SIZES
+            "scannery_encoder_batch_texts", "Texts per batch of an encoder.", buckets=_SIZES
         )
         self.cached = Counter(
-            "scannery_query_vectors_total", "Texts of queries, by whether the cache had them.", ("cache",)
+            "scannery_query_vectors_total", "Query texts, by cache hit or miss.", ("cache",)
         )
         self.recall_hits = Counter(
             "scannery_recall_hits_total", "True neighbours that sampled queries found.", ("index",)
         )
         self.recall_wanted = Counter(
-            "scannery_recall_wanted_total", "True neighbours that sampled queries should find.", ("index",)
+            "scannery_recall_wanted_total", "True neighbours of sampled queries.", ("index",)
         )
         self.recall = Ratio(
             "scannery_recall_estimate",
@@ -61,30 +61,30 @@ class ServerMetrics:
             "Segments searched by sampled queries, by plan.",
             ("index", "plan"),
         )
-        self.version = Gauge("scannery_index_version", "Version that answers.", ("index",), combine="max")
+        self.version = Gauge("scannery_index_version", "Version that is served.", ("index",), combine="max")
         self.rows = Gauge(
-            "scannery_index_rows", "Datapoints of the version that answers.", ("index",), combine="max"
+            "scannery_index_rows", "Datapoints of the version that is served.", ("index",), combine="max"
         )
         self.memory_rows = Gauge(
             "scannery_memory_rows",
-            "Datapoints that were written and are in no segment yet.",
+            "Datapoints in memtables, not in segments yet.",
             ("index",),
             combine="max",
         )
-        self.up = Gauge("scannery_index_up", "Workers in which the index answers.", ("index",))
+        self.up = Gauge("scannery_index_up", "Workers that serve the index.", ("index",))
         self.open_failures = Gauge(
             "scannery_index_failures",
-            "How often in a row a worker could not open the current version, or not load its encoder; 0: it could.",
+            "Consecutive failures of a worker to open the current version or load its encoder.",
             ("index",),
             combine="max",
         )
         self.background_failures = Counter(
-            "scannery_background_failures_total", "Failures of tasks in the background, by task.", ("task",)
+            "scannery_background_failures_total", "Failures of background tasks, by task.", ("task",)
         )
-        self.workers = Gauge("scannery_workers", "Processes that serve.")
-        self.private_bytes = Gauge("scannery_private_bytes", "Memory that processes do not share.")
+        self.workers = Gauge("scannery_workers", "Worker processes.")
+        self.private_bytes = Gauge("scannery_private_bytes", "Memory that is not shared between processes.")
         self.resident_bytes = Gauge(
-            "scannery_resident_bytes", "Memory of each process, shared parts counted by share."
+            "scannery_resident_bytes", "Proportional set size: shared pages are divided among the processes."
         )
         self.registry = Registry(
             value for value in vars(self).values() if isinstance(value, (Counter, Gauge, Histogram, Ratio))
@@ -96,7 +96,7 @@ class ServerMetrics:
 
 
 class _Memory:
-    """What the kernel says of this process, asked now and then: it walks all pages for it, 10 ms and more."""
+    """Memory sizes of this process from the kernel, cached: reading them walks all pages, 10 ms and more."""
 
     def __init__(self) -> None:
         self._sizes: Mapping[str, int] = {}

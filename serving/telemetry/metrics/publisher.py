@@ -1,4 +1,4 @@
-"""How the metrics of a process get out: over HTTP from here, or into memory that another process reads."""
+"""Publishes the metrics of a process: over HTTP, or to memory that another process reads."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ EVERY_S = 1.0
 
 
 class Publisher:
-    """Publishes until it is stopped; the last time while it stops."""
+    """Publishes every second, and once more when it stops."""
 
     def __init__(
         self, metrics: ServerMetrics, listen: str, publish: Callable[[bytes], object] | None
     ) -> None:
-        """Publish nothing yet.
+        """Prepare; `start` begins to publish.
 
         Args:
             metrics: of this process.
-            listen: `host:port` of the metrics; empty: they are not served.
-            publish: takes the metrics every second, and then they are not served here.
+            listen: `host:port` for HTTP; empty: none.
+            publish: called with the serialised metrics every second, in place of HTTP; None: HTTP.
 
         """
         self._registry = metrics.registry
@@ -34,10 +34,10 @@ class Publisher:
         self._task = PeriodicTask("publisher", self._publish_all, every_s=EVERY_S)
         self._started = False
         self.address = ""
-        """Of the metrics, if they are served here."""
+        """Actual HTTP address; empty: none."""
 
     def start(self) -> None:
-        """Begin; raises BindError if the address of the metrics is taken."""
+        """Begin; raises BindError if the HTTP address is in use."""
         self._started = True
         if self._publish is not None:
             self._publish_all()
@@ -48,10 +48,10 @@ class Publisher:
             self.address = self._http.address
 
     def stop(self) -> None:
-        """Stop."""
+        """Publish the counters a last time and stop."""
         self._task.stop()
         if self._publish is not None and self._started:
-            # The counters of a process that ends stay part of the sums; its gauges do not.
+            # Sums keep the counters of an ended process, but not its gauges.
             self._publish(self._registry.to_bytes(gauges=False))
         if self._http is not None:
             self._http.stop()

@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms of one process, and how those of several become one.
+"""Counters, gauges and histograms of one process, and merging those of several.
 
 An observation takes 0.3 µs and one lock; a worker publishes all its metrics at once. docs/adr/0015-metrics.md compares
 this with prometheus-client's multi-process mode.
@@ -17,11 +17,11 @@ __all__ = ["Counter", "Dump", "Gauge", "Histogram", "Ratio", "Registry", "merged
 
 Labels: TypeAlias = tuple[str, ...]
 Dump: TypeAlias = dict[str, dict[str, Any]]
-"""Name → labels joined by a control character → a number, or for a histogram the sum and the count per bucket."""
+"""Name → labels joined by `_SEPARATOR` → value; for a histogram, the sum and the count of each bucket."""
 
 _SEPARATOR = "\x1f"
 _MAX_SERIES = 2000
-"""Of one metric in one process: labels come from us, but indexes come and go."""
+"""Limit of label combinations of one metric in one process: indexes come and go."""
 
 
 class _Family:
@@ -33,12 +33,12 @@ class _Family:
         self._series: dict[Labels, Any] = {}
 
     def dump(self) -> dict[str, Any]:
-        """Return the values by labels."""
+        """Return the values by joined labels."""
         with self._lock:
             return {_SEPARATOR.join(labels): value for labels, value in self._series.items()}
 
     def restore(self, dumped: Mapping[str, Any]) -> None:
-        """Go on from what another process had counted."""
+        """Continue from the values of another process."""
         with self._lock:
             self._series = {
                 tuple(key.split(_SEPARATOR)) if key else (): value for key, value in dumped.items()
@@ -46,19 +46,19 @@ class _Family:
 
 
 class Counter(_Family):
-    """Only grows."""
+    """A value that only grows."""
 
     kind = "counter"
 
     def inc(self, labels: Labels = (), by: float = 1) -> None:
-        """Add to it."""
+        """Add `by`."""
         with self._lock:
             if labels in self._series or len(self._series) < _MAX_SERIES:
                 self._series[labels] = self._series.get(labels, 0) + by
 
 
 class Gauge(_Family):
-    """Goes up and down; computed at each publication or scrape."""
+    """A current value, computed at each publication or scrape."""
 
     kind = "gauge"
 
@@ -72,7 +72,7 @@ class Gauge(_Family):
     ) -> None:
         super().__init__(name, text, labels)
         self.combine = combine
-        """What the values of several processes mean together."""
+        """How the values of several processes are merged."""
         self._ask: Callable[[], Mapping[Labels, float]] = dict
 
     def asks(self, ask: Callable[[], Mapping[Labels, float]]) -> None:
@@ -80,15 +80,15 @@ class Gauge(_Family):
         self._ask = ask
 
     def dump(self) -> dict[str, Any]:
-        """Return the values by labels."""
+        """Return the values by joined labels."""
         return {_SEPARATOR.join(labels): float(value) for labels, value in self._ask().items()}
 
     def restore(self, dumped: Mapping[str, Any]) -> None:
-        """Forget it: it was true of a process that is gone."""
+        """Do nothing: the values were those of an ended process."""
 
 
 class Histogram(_Family):
-    """How often which sizes came, in buckets."""
+    """Counts of values by bucket."""
 
     kind = "histogram"
 
@@ -97,7 +97,7 @@ class Histogram(_Family):
         self.buckets = tuple(buckets)
 
     def observe(self, value: float, labels: Labels = ()) -> None:
-        """Count a size."""
+        """Count a value."""
         bucket = bisect_left(self.buckets, value)
         with self._lock:
             series = self._series.get(labels)
@@ -109,13 +109,13 @@ class Histogram(_Family):
             series[bucket + 1] += 1
 
     def dump(self) -> dict[str, Any]:
-        """Return the sum and the counts, by labels."""
+        """Return sum and bucket counts by joined labels."""
         with self._lock:
             return {_SEPARATOR.join(labels): list(series) for labels, series in self._series.items()}
 
 
 class Ratio(_Family):
-    """A gauge that is one counter by another: of all processes together, which no sum of gauges could say."""
+    """The quotient of two counters, computed after merging all processes."""
 
     kind = "gauge"
 
@@ -124,7 +124,7 @@ class Ratio(_Family):
         self._part, self._whole = part.name, whole.name
 
     def of(self, dump: Dump) -> dict[str, float]:
-        """Return the values by labels, from those of the counters."""
+        """Return the values by joined labels, computed from a dump of the counters."""
         part, whole = dump.get(self._part, {}), dump.get(self._whole, {})
         return {labels: part.get(labels, 0) / count for labels, count in whole.items() if count}
 
@@ -136,33 +136,33 @@ class Registry:
         self.families = tuple(families)
 
     def dump(self) -> Dump:
-        """Return all values."""
+        """Return the values of all families by name."""
         return {family.name: family.dump() for family in self.families}
 
     def restore(self, dump: Mapping[str, Mapping[str, Any]]) -> None:
-        """Go on from the counters of a process that is gone, so that sums never fall."""
+        """Continue from the counters of an ended process, so that sums never decrease."""
         for family in self.families:
             family.restore(dump.get(family.name, {}))
 
     def to_bytes(self, *, gauges: bool = True) -> bytes:
-        """Return `dump` as bytes, without gauges if so wanted."""
+        """Return `dump` as JSON bytes, with or without gauges."""
         dump = {f.name: f.dump() for f in self.families if gauges or not isinstance(f, Gauge)}
         return json.dumps(dump, separators=(",", ":")).encode()
 
 
 def merged(families: Sequence[_Family], dumps: Iterable[Dump]) -> Dump:
-    """Return the values of several processes as one."""
+    """Merge the dumps of several processes."""
     total: Dump = {family.name: {} for family in families}
     for dump in dumps:
         for family in families:
             values = total[family.name]
             for key, value in dump.get(family.name, {}).items():
                 known = values.get(key)
-                values[key] = value if known is None else _together(family, known, value)
+                values[key] = value if known is None else _merged_value(family, known, value)
     return total
 
 
-def _together(family: _Family, one: Any, other: Any) -> Any:
+def _merged_value(family: _Family, one: Any, other: Any) -> Any:
     if isinstance(family, Histogram):
         return [a + b for a, b in zip(one, other, strict=True)]
     if isinstance(family, Gauge) and family.combine == "max":

@@ -1,4 +1,4 @@
-"""Memory that processes share: each worker publishes into its slot; the process with the metrics reads all slots."""
+"""Shared memory for metrics: each worker writes its slot, the metrics process reads all."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _ATTEMPTS = 100
 
 
 class SharedSlots:
-    """Slots of anonymous shared memory; made before the fork. One writer and any number of readers each."""
+    """Slots of anonymous shared memory, created before the fork; one writer and any number of readers each."""
 
     def __init__(self, count: int) -> None:
         """Reserve memory for `count` slots of 1 MiB."""
         self.count = count
-        # Pages that were never written take no memory.
+        # Pages take no memory until they are written.
         self._memory = mmap.mmap(-1, count * SLOT_BYTES)
 
     def write(self, slot: int, data: bytes) -> bool:
-        """Replace what is in a slot; False, and nothing happens, if it does not fit."""
+        """Replace the content of a slot; return False without change if `data` does not fit."""
         if len(data) > SLOT_BYTES - _HEADER.size:
             return False
         start = slot * SLOT_BYTES
-        # Odd while it is being written: a reader that sees that, or another number afterwards, reads again.
+        # Seqlock: odd while writing. A reader that sees an odd or a changed number reads again.
         number = _HEADER.unpack_from(self._memory, start)[0] | 1
         _HEADER.pack_into(self._memory, start, number, 0)
         body = start + _HEADER.size
@@ -40,7 +40,7 @@ class SharedSlots:
         return True
 
     def read(self, slot: int) -> Dump:
-        """Return what is in a slot; empty if nothing (yet), or if its writer died while writing."""
+        """Return the content of a slot; empty: never written, or the writer died while writing."""
         start = slot * SLOT_BYTES
         for _ in range(_ATTEMPTS):
             number, size = _HEADER.unpack_from(self._memory, start)
@@ -51,5 +51,5 @@ class SharedSlots:
         return {}
 
     def read_all(self) -> list[Dump]:
-        """Return what is in every slot."""
+        """Return the contents of all slots that are not empty."""
         return [dump for slot in range(self.count) if (dump := self.read(slot))]

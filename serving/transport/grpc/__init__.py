@@ -1,1 +1,1 @@
-"""gRPC: from the headers of a call to its answer."""
+"""gRPC: authentication, dispatch, streams, timeouts, health and reflection."""

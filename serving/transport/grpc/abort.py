@@ -1,4 +1,4 @@
-"""From an error to the end of a gRPC call."""
+"""Ends a gRPC call with an error."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LOG = logging.getLogger(__name__)
 
 
 def abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
-    """End a call with the status of an error."""
+    """End a call with the status and detail of `error`."""
     code, message, detail = status_for_callers(error)
     if code is grpc.StatusCode.INTERNAL:
         _LOG.error("unexpected error", exc_info=error)
-    told = context.trailing_metadata() or ()
-    context.set_trailing_metadata((*told, (DETAIL_KEY, detail.SerializeToString())))
+    metadata = context.trailing_metadata() or ()
+    context.set_trailing_metadata((*metadata, (DETAIL_KEY, detail.SerializeToString())))
     context.abort(code, message)

@@ -1,4 +1,4 @@
-"""The gate: every call passes here when its headers have arrived and nothing else of it was read."""
+"""Authenticates each call by its headers, before its body is read."""
 
 from __future__ import annotations
 
@@ -21,17 +21,24 @@ __all__ = ["HEALTH_CHECK", "AuthInterceptor", "Refuse"]
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 
 Refuse = Callable[[Exception], "grpc.RpcMethodHandler[Any, Any]"]
-"""From an error to the handler that answers with it, without reading the request."""
+"""Returns a handler that answers with an error without reading the request."""
 
 
 class AuthInterceptor(Interceptor):
-    """Lets known callers through to what their scopes allow."""
+    """Passes authenticated calls that the caller's scopes allow, and refuses others."""
 
     def __init__(
-        self, entry: Authorizer, refuse: Refuse, *, probe: grpc.RpcMethodHandler[Any, Any] | None
+        self, authorizer: Authorizer, refuse: Refuse, *, probe: grpc.RpcMethodHandler[Any, Any] | None
     ) -> None:
-        """Take what answers strangers: `refuse`, and for health checks `probe` (None: refused, too)."""
-        self._entry = entry
+        """Create the interceptor.
+
+        Args:
+            authorizer: authentication and scopes.
+            refuse: returns the handler for a refused call.
+            probe: answers health checks without credentials; None: they are refused.
+
+        """
+        self._authorizer = authorizer
         self._refuse = refuse
         self._probe = probe
 
@@ -40,10 +47,10 @@ class AuthInterceptor(Interceptor):
         continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Return the handler of the call, or one that refuses it."""
+        """Return the handler of the call, or one that refuses it; sets the principal."""
         details: Any = handler_call_details
         try:
-            principal = self._entry.principal(details.method, details.invocation_metadata)
+            principal = self._authorizer.principal(details.method, details.invocation_metadata)
         except (UnauthenticatedError, PermissionDeniedError, UnsupportedError) as error:
             if details.method == HEALTH_CHECK and self._probe is not None:
                 return self._probe

@@ -1,7 +1,7 @@
-"""Calls of one kind, up to a number at once: a further one ends the oldest of the caller that has the most.
+"""Bounds concurrent calls of one kind: one above the limit ends the oldest call of the client that has the most.
 
-A caller that sends its body at once is answered, however many others send nothing. Where calls may rightly last, one
-is ended for a caller that has fewer only; others are refused.
+So calls that never send their body cannot block callers that do. Where calls may last (streams), a call is ended only
+for a client that has fewer; otherwise the new one is refused.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ __all__ = ["CallLimit"]
 
 
 class CallLimit:
-    """Safe to use from several threads."""
+    """A limit of `most` concurrent calls. Safe to use from several threads."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._calls: dict[int, tuple[str, Cancellable]] = {}
-        """By a number that grows: the oldest comes first."""
+        """Client and call by increasing number, the oldest first."""
         self._last = 0
 
     @contextmanager
     def entered(self, client: str, call: Cancellable) -> Iterator[None]:
-        """Count a call of a client while it is under way; end another one, if there are too many."""
+        """Count a call inside the context; at the limit, end the oldest of the client that has the most."""
         with self._counted(client, call, fair=False):
             yield
 
     @contextmanager
     def shared(self, client: str, call: Cancellable) -> Iterator[None]:
-        """Do the same, if that leaves the other caller no fewer calls than this one has; else raise OverloadedError."""
+        """As `entered`, but raise OverloadedError if the other client would have fewer calls than this one."""
         with self._counted(client, call, fair=True):
             yield
 
     @contextmanager
     def _counted(self, client: str, call: Cancellable, *, fair: bool) -> Iterator[None]:
         with self._lock:
-            ended = self._removed(client, fair=fair) if len(self._calls) >= self._most else None
+            evicted = self._evicted(client, fair=fair) if len(self._calls) >= self._most else None
             self._last += 1
             number = self._last
             self._calls[number] = (client, call)
-        if ended is not None:
-            ended.cancel()
+        if evicted is not None:
+            evicted.cancel()
         try:
             yield
         finally:
             with self._lock:
                 self._calls.pop(number, None)
 
-    def _removed(self, for_client: str, *, fair: bool) -> Cancellable:
+    def _evicted(self, for_client: str, *, fair: bool) -> Cancellable:
         counts = Counter(client for client, _ in self._calls.values())
         [(client, count)] = counts.most_common(1)
         if fair and counts[for_client] + 1 >= count:

@@ -1,4 +1,4 @@
-"""Calls whose senders take too long, ended from outside: gRPC has no time limit for the arrival of a message."""
+"""Cancels calls whose messages are late: gRPC has no time limit for the arrival of a message."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["CallTimeouts", "Cancellable"]
 
 _LOG = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.5
-_TOO_LONG = "a call that took too long to arrive, or a stream that stayed too long,"
-_NOT_ALLOWED = "a stream whose credentials are not good any more"
+CHECK_EVERY_S = 0.5
+_TOO_LONG = "the request took too long to arrive, or the stream lasted too long"
+_NOT_ALLOWED = "the credentials of the stream are no longer valid"
 
 
 def _always() -> bool:
@@ -23,10 +23,10 @@ def _always() -> bool:
 
 
 class Cancellable(Protocol):
-    """What can be ended."""
+    """A call that can be cancelled."""
 
     def cancel(self) -> object:
-        """End it."""
+        """Cancel the call."""
 
 
 Allowed: TypeAlias = Callable[[], bool]
@@ -52,28 +52,28 @@ class _Watch:
 
 
 class CallTimeouts(PeriodicTask):
-    """Cancels what is watched for longer than it may take. Safe to use from several threads."""
+    """Cancels watched calls after their time limit. Safe to use from several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start the thread; `clock` returns seconds."""
-        super().__init__("call-timeouts", self._look, every_s=LOOK_EVERY_S)
+        super().__init__("call-timeouts", self._check, every_s=CHECK_EVERY_S)
         self._clock = clock
         # Single operations on a dict are atomic.
         self._calls: dict[int, tuple[float, Cancellable, Allowed]] = {}
         self.start()
 
     def watched(self, call: Cancellable, seconds: float, allowed: Allowed = _always) -> _Watch:
-        """Return a context in which the call may stay for `seconds`, and while `allowed()`, asked at intervals."""
+        """Return a context; inside it, the call is cancelled after `seconds`, or when `allowed()` is False."""
         return _Watch(self._calls, call, self._clock() + seconds, allowed)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now_s = self._clock()
         for key, (until_s, call, allowed) in list(self._calls.items()):
             try:
-                why = _TOO_LONG if now_s > until_s else "" if allowed() else _NOT_ALLOWED
-                if why and key in self._calls:
+                reason = _TOO_LONG if now_s > until_s else "" if allowed() else _NOT_ALLOWED
+                if reason and key in self._calls:
                     self._calls.pop(key, None)
-                    _LOG.info("%s is ended", why)
+                    _LOG.info("a call is cancelled: %s", reason)
                     call.cancel()
-            except Exception:  # noqa: BLE001  the other calls must be looked at, too
-                _LOG.exception("a call could not be looked at")
+            except Exception:  # noqa: BLE001  other calls must be checked as well
+                _LOG.exception("a call could not be checked")

@@ -1,13 +1,14 @@
-"""The way of a call through a server: from its headers to its answer.
+"""Runs a gRPC call, from its headers to its answer.
 
-1. The gate (auth_interceptor.py) knows the caller, or refuses.
-2. Admission takes the call on, or refuses it at once; both answer from a small pool of their own, so that no refusal
-   waits behind work.
-3. The body is read, within `body_timeout_s`. A stream's credentials are checked with each of its messages, and now and
-   then while there are none. All methods are registered as streams for that: gRPC would read the body
-   of a unary method before it calls us, with no limit on the time.
-4. One of `threads` turns is awaited, no longer than the caller's deadline; whoever hung up meanwhile is dropped.
-5. The request is decoded, its index is checked against the caller's, the handler answers, the answer is encoded.
+1. Authentication (auth_interceptor.py) accepts or refuses the caller.
+2. Admission accepts or refuses the call. Refusals of both are sent from a small thread pool of their own, so that they
+   do not wait behind requests.
+3. The body is read, within `body_timeout_s`. The credentials of a stream are checked with each message, and at
+   intervals between messages. All methods are registered as streams for that: gRPC would read the body of a unary
+   method before it calls the handler, without a time limit.
+4. The call waits for one of `threads` permits, at most until the caller's deadline, and is dropped if the caller has
+   hung up.
+5. The request is decoded, the caller's access to its index is checked, the handler runs, the answer is encoded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -29,7 +29,6 @@ from scannery.serving.scheduling.admission import Ticket
 from scannery.serving.scheduling.permits import CallerGoneError, Permit
 from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.principal import CURRENT
-from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.status import status_of
 from scannery.serving.telemetry import tracing
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -54,78 +53,72 @@ else:  # gRPC's classes are generic in its stubs only
 __all__ = ["Dispatcher", "Metadata"]
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
-"""Of gRPC: keys and values."""
+"""gRPC metadata: keys and values."""
 
-# While so much of an answer is still to be sent, its request counts as in flight: slow readers must not pile them up.
 LARGE_ANSWER_BYTES = 1 << 20
+"""The request of a larger answer counts as in flight until the call ends: slow readers must not accumulate them."""
 MAX_IN_STREAM = 1000
 """Requests of a stream that were read and not answered."""
 MAX_UNREAD_BYTES = 1 << 20
-"""While so much of a stream's answers waits for its caller, no more of its requests are read."""
-ASK_AGAIN_AFTER_S = 1.0
-"""A body that took longer to arrive may have outlived its caller's credentials."""
+"""No further request of a stream is read while this many bytes of its answers wait for the caller."""
+CHECK_AGAIN_AFTER_S = 1.0
+"""The credentials are checked again if the body took longer to arrive: they may have expired."""
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Dispatcher(GenericHandler):
-    """Finds the handler of a call, if it is taken on."""
+    """Passes calls through admission and returns their handlers."""
 
     def __init__(
         self,
-        service: MethodRegistry,
-        answering: RequestLifecycle,
+        lifecycle: RequestLifecycle,
         config: ListenConfig,
-        entry: Authorizer,
-        slow: CallTimeouts,
+        authorizer: Authorizer,
+        timeouts: CallTimeouts,
         http_metadata: Callable[[], Metadata],
     ) -> None:
-        """Take what answers.
+        """Start no thread yet.
 
         Args:
-            service: what is served.
-            answering: the way of a request, which all wires share.
-            config: how the server listens.
-            entry: knows who may call what.
-            slow: ends calls that take too long.
-            http_metadata: trailing metadata of calls that ask for HTTP; empty: HTTP is off.
+            lifecycle: the RPC methods, admission and counting, shared with HTTP.
+            config: limits.
+            authorizer: authentication and scopes.
+            timeouts: cancels calls whose body is late, and expired streams.
+            http_metadata: returns the trailing metadata for calls that ask for the HTTP port; empty: HTTP is off.
 
         """
         self._http_metadata = http_metadata
-        self._service = service
-        self._entry = entry
-        self._answering = answering
+        self._authorizer = authorizer
+        self._lifecycle = lifecycle
         self._config = config
-        # A stream keeps its thread; half of them always stay free for single requests.
+        # A stream keeps its thread; half of the threads stay free for unary calls.
         self._streams = CallLimit(max(1, config.threads // 2))
-        self._slow = slow
+        self._timeouts = timeouts
         self._stream_threads = ThreadPoolExecutor(
             config.threads * max(1, config.threads // 2), thread_name_prefix="scannery-stream"
         )
         self._refusals = ThreadPoolExecutor(2, thread_name_prefix="scannery-refusal")
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return the handler of a call; None for a method that is none of ours."""
+        """Return the handler of a call; None: the method is unknown here."""
         details: Any = handler_call_details
         path: str = details.method
-        method = self._service.methods.get(path)
-        if method is None and path not in self._service.streams:
+        if self._lifecycle.methods.scope_of(path) is None:
             return None
         try:
-            ticket = self._answering.enter(client_of(current_principal(), details.invocation_metadata))
+            ticket = self._lifecycle.enter(client_of(current_principal(), details.invocation_metadata))
         except OverloadedError as error:
             return self.refusal(error)
-        if method is not None:
-            if any(key == HTTP_KEY for key, _ in details.invocation_metadata):
-                return grpc.stream_unary_rpc_method_handler(partial(self._telling, path, method, ticket))
-            answer = self._traced if tracing.on() else self._unary
-            return grpc.stream_unary_rpc_method_handler(partial(answer, path, method, ticket))
-        if path == SEARCH_STREAM:
-            return grpc.stream_stream_rpc_method_handler(partial(self._search_stream, ticket))
-        return grpc.stream_stream_rpc_method_handler(partial(self._upsert_stream, ticket))
+        if path in self._lifecycle.methods.streams:
+            answers = self._searches if path == SEARCH_STREAM else self._upserts
+            return grpc.stream_stream_rpc_method_handler(partial(self._stream, path, answers, ticket))
+        wants_http = any(key == HTTP_KEY for key, _ in details.invocation_metadata)
+        active = ActiveRequest(path, ticket)
+        return grpc.stream_unary_rpc_method_handler(partial(self._unary, active, wants_http))
 
     def refusal(self, error: Exception) -> Handler:
-        """Return the handler that answers with an error, at once and without reading the request."""
+        """Return a handler that answers with `error` without reading the request."""
 
         def refuse(messages: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
             abort(context, error)
@@ -138,135 +131,117 @@ class Dispatcher(GenericHandler):
         self._stream_threads.shutdown(wait=False)
         self._refusals.shutdown(wait=False)
 
-    def _telling(
-        self,
-        path: str,
-        method: UnaryMethod,
-        ticket: Ticket,
-        messages: Iterator[bytes],
-        context: grpc.ServicerContext,
-    ) -> bytes:
-        """Answer, and say where HTTP is."""
-        context.set_trailing_metadata(self._http_metadata())
-        return self._traced(path, method, ticket, messages, context)
-
-    def _traced(
-        self,
-        path: str,
-        method: UnaryMethod,
-        ticket: Ticket,
-        messages: Iterator[bytes],
-        context: grpc.ServicerContext,
-    ) -> bytes:
-        with tracing.request(path, context.invocation_metadata):
-            return self._unary(path, method, ticket, messages, context)
-
     def _unary(
         self,
-        path: str,
-        method: UnaryMethod,
-        ticket: Ticket,
+        active: ActiveRequest,
+        wants_http: bool,
         messages: Iterator[bytes],
         context: grpc.ServicerContext,
     ) -> bytes:
-        asked, code = ActiveRequest(path, ticket), grpc.StatusCode.OK
+        if wants_http:
+            context.set_trailing_metadata(self._http_metadata())
+        with tracing.request(active.path, context.invocation_metadata):
+            return self._answer(active, messages, context)
+
+    def _answer(
+        self, active: ActiveRequest, messages: Iterator[bytes], context: grpc.ServicerContext
+    ) -> bytes:
+        ticket, code = active.ticket, grpc.StatusCode.OK
         try:
-            data = self._body(path, messages, context)
-            response = self._answering.answer(asked, method, data, self._turn(context))
-            if len(response) > LARGE_ANSWER_BYTES and context.add_callback(ticket.leave):
-                return response
-            ticket.leave()
+            data = self._body(active.path, messages, context)
+            deadline, on_end = self._deadline(context), context.add_callback
+            permit = Permit(self._lifecycle.permits, deadline, context.is_active, on_end)
+            response = self._lifecycle.answer(active, data, permit)
+            if len(response) <= LARGE_ANSWER_BYTES or not context.add_callback(ticket.leave):
+                ticket.leave()
             return response
         except (CallerGoneError, grpc.RpcError):
-            # The caller hung up, or their body did not come in time: nobody is there to get an answer.
+            # The caller hung up, or the body was late and the call was cancelled: no answer is sent.
+            ticket.leave()
             code = grpc.StatusCode.CANCELLED
             return b""
-        except Exception as error:  # noqa: BLE001  the table knows every one
+        except Exception as error:  # noqa: BLE001  the table of statuses has every one
             ticket.leave()
             code = status_of(error)[0]
             abort(context, error)
         finally:
-            if code is not grpc.StatusCode.OK:
-                ticket.leave()
-            self._answering.ended(asked, code)
+            self._lifecycle.ended(active, code)
 
     def _body(self, path: str, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         began_s = time.monotonic()
-        with self._slow.watched(context, self._config.body_timeout_s):
+        with self._timeouts.watched(context, self._config.body_timeout_s):
             data = next(messages, b"")
-        if time.monotonic() - began_s > ASK_AGAIN_AFTER_S:
-            CURRENT.set(self._entry.principal(path, context.invocation_metadata()))
+        if time.monotonic() - began_s > CHECK_AGAIN_AFTER_S:
+            CURRENT.set(self._authorizer.principal(path, context.invocation_metadata()))
         return data
 
-    def _search_stream(
-        self, ticket: Ticket, messages: Iterator[bytes], context: grpc.ServicerContext
+    def _stream(
+        self,
+        path: str,
+        answers: Callable[[Iterator[bytes], Deadline, grpc.ServicerContext], Iterator[bytes]],
+        ticket: Ticket,
+        messages: Iterator[bytes],
+        context: grpc.ServicerContext,
     ) -> Iterator[bytes]:
+        metadata = context.invocation_metadata()
+        within_s, admitted = self._config.max_request_s, partial(self._authorizer.admits, path, metadata)
         try:
-            with ticket, self._streams.shared(ticket.client, context), self._watched(SEARCH_STREAM, context):
-                yield from pipelined(
-                    messages,
-                    partial(self._stream_answer, self._deadline(context), context),
-                    threads=self._config.threads,
-                    window=MAX_IN_STREAM,
-                    window_bytes=MAX_UNREAD_BYTES,
-                    pool=self._stream_threads,
-                )
+            with (
+                ticket,
+                self._streams.shared(ticket.client, context),
+                self._timeouts.watched(context, within_s, admitted),
+            ):
+                yield from answers(messages, self._deadline(context), context)
         except (grpc.RpcError, CallerGoneError):
-            return  # the caller went away, or its message is over the limit: gRPC has told it
-        except Exception as error:  # noqa: BLE001  the table knows every one
+            return  # the caller went away, or gRPC has refused a message over the size limit
+        except Exception as error:  # noqa: BLE001  the table of statuses has every one
             abort(context, error)
 
-    def _upsert_stream(
-        self, ticket: Ticket, messages: Iterator[bytes], context: grpc.ServicerContext
+    def _searches(
+        self, messages: Iterator[bytes], deadline: Deadline, context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        try:
-            deadline = self._deadline(context)
-            with ticket, self._streams.shared(ticket.client, context), self._watched(UPSERT_STREAM, context):
-                for data in messages:
-                    # One after the other: the first error ends the stream, and what was acknowledged stays.
-                    yield self._upserted(data, deadline, context)
-        except (grpc.RpcError, CallerGoneError):
-            return  # the caller went away, or its message is over the limit: gRPC has told it
-        except Exception as error:  # noqa: BLE001  the table knows every one
-            abort(context, error)
+        return pipelined(
+            messages,
+            partial(self._searched, deadline, context),
+            threads=self._config.threads,
+            window=MAX_IN_STREAM,
+            window_bytes=MAX_UNREAD_BYTES,
+            pool=self._stream_threads,
+        )
+
+    def _upserts(
+        self, messages: Iterator[bytes], deadline: Deadline, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        # In order: the first error ends the stream, and what was acknowledged before it stays.
+        return (self._upserted(data, deadline, context) for data in messages)
 
     def _upserted(self, data: bytes, deadline: Deadline, context: grpc.ServicerContext) -> bytes:
         started_s = time.monotonic()
-        CURRENT.set(self._entry.principal(UPSERT_STREAM, context.invocation_metadata()))
+        CURRENT.set(self._authorizer.principal(UPSERT_STREAM, context.invocation_metadata()))
         request = decoded(index_pb2.UpsertRequest, data)
-        with Permit(self._answering.turns, deadline, context.is_active):
-            response = self._answering.handled(UPSERT, request, deadline)
-        self._answering.observe(
+        with Permit(self._lifecycle.permits, deadline, context.is_active):
+            response = self._lifecycle.handled(UPSERT, request, deadline)
+        self._lifecycle.observe(
             UPSERT_STREAM, request.index, "", grpc.StatusCode.OK, time.monotonic() - started_s
         )
         return response
 
-    def _stream_answer(self, deadline: Deadline, context: grpc.ServicerContext, data: bytes) -> bytes:
+    def _searched(self, deadline: Deadline, context: grpc.ServicerContext, data: bytes) -> bytes:
         started_s = time.monotonic()
-        principal = self._entry.principal(SEARCH_STREAM, context.invocation_metadata())
+        principal = self._authorizer.principal(SEARCH_STREAM, context.invocation_metadata())
         request = decoded(search_pb2.SearchStreamRequest, data)
         with tracing.request(SEARCH_STREAM, context.invocation_metadata):
             stats = QueryStats()
-            with Permit(self._answering.turns, deadline, context.is_active):
-                # These threads serve many streams: each request is answered as its own caller's.
+            with Permit(self._lifecycle.permits, deadline, context.is_active):
+                # The threads of the pool serve many streams, so the caller is set for each request.
                 CURRENT.set(principal)
-                response = self._service.stream_answer(request, deadline, stats)
+                response = self._lifecycle.methods.stream_answer(request, deadline, stats)
             code = _CODES[response.error.code if response.HasField("error") else 0]
-            asked = request.search_many if request.HasField("search_many") else request.search
-            self._answering.observe(
-                SEARCH_STREAM, asked.index, stats.plan, code, time.monotonic() - started_s
+            search = request.search_many if request.HasField("search_many") else request.search
+            self._lifecycle.observe(
+                SEARCH_STREAM, search.index, stats.plan, code, time.monotonic() - started_s
             )
         return response.SerializeToString()
-
-    def _watched(self, path: str, context: grpc.ServicerContext) -> AbstractContextManager[None]:
-        """Return a context in which a stream may stay, as long as its caller's credentials are good."""
-        metadata = context.invocation_metadata()
-        return self._slow.watched(
-            context, self._config.max_request_s, lambda: self._entry.admits(path, metadata)
-        )
-
-    def _turn(self, context: grpc.ServicerContext) -> Permit:
-        return Permit(self._answering.turns, self._deadline(context), context.is_active, context.add_callback)
 
     def _deadline(self, context: grpc.ServicerContext) -> Deadline:
         return Deadline.after(min(context.time_remaining(), self._config.max_request_s))

@@ -1,4 +1,4 @@
-"""The gRPC port of one process: connections, health, reflection, and the methods that are served."""
+"""The gRPC port of one process: its options, methods, health and reflection."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from scannery.runtime.errors import BindError
 from scannery.serving.config import ListenConfig, joined_address, split_address
 from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authorization import Authorizer
-from scannery.serving.security.principal import Scope
 from scannery.serving.security.tls import Certificates
-from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.transport.grpc.auth_interceptor import AuthInterceptor
 from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
 from scannery.serving.transport.grpc.dispatcher import Dispatcher, Metadata
-from scannery.serving.transport.grpc.standard_services import Standard
+from scannery.serving.transport.grpc.standard_services import StandardServices
 from scannery.serving.transport.health import Health
 from scannery.serving.transport.lifecycle import RequestLifecycle
 
@@ -27,20 +25,19 @@ __all__ = ["GrpcServer"]
 MAX_REFUSALS = 1024
 MAX_CALLS_PER_CONNECTION = 512
 MAX_CONNECTIONS = 16384
-"""Of a process, and at most half of the descriptors that it may have: it needs some to read its own files."""
+"""Of a process; also at most half of its file descriptors, since it needs some for its own files."""
 MAX_HEADER_BYTES = 16 << 10
 IDLE_S = 300
-"""Connections without calls are closed after this time; clients open others when they need them."""
+"""Connections without calls are closed after this time; clients reconnect when needed."""
 
 
 class GrpcServer:
-    """Listens, and hands calls to the lifecycle of requests."""
+    """Listens for gRPC calls."""
 
     def __init__(
         self,
-        methods: MethodRegistry,
         lifecycle: RequestLifecycle,
-        entry: Authorizer,
+        authorizer: Authorizer,
         threads: CallThreads,
         config: ListenConfig,
         *,
@@ -49,46 +46,42 @@ class GrpcServer:
         http_metadata: Callable[[], Metadata] = tuple,
         share_port: bool = False,
     ) -> None:
-        """Listen nowhere yet.
+        """Prepare; `start` binds the port.
 
         Args:
-            methods: what is served.
-            lifecycle: of requests.
-            entry: knows who may call what.
-            threads: of calls.
-            config: how to listen.
-            health: what the health service tells.
-            services: names of what is served, for reflection.
-            http_metadata: trailing metadata of calls that ask for HTTP.
+            lifecycle: the RPC methods, admission and counting, shared with HTTP.
+            authorizer: authentication and scopes.
+            threads: run the calls.
+            config: address, limits, security.
+            health: state of the server.
+            services: names of the services, for reflection.
+            http_metadata: returns the trailing metadata for calls that ask for the HTTP port.
             share_port: listen with SO_REUSEPORT, so that several processes can share the port.
 
         """
-        self._config, self._entry, self._threads = config, entry, threads
+        self._config, self._authorizer, self._threads = config, authorizer, threads
         self._share_port = share_port
         self._health = health
         self.certificates = Certificates(config.security) if config.security.tls_cert else None
-        """None: it listens in the clear."""
+        """None: no TLS."""
         self._timeouts = CallTimeouts()
-        self._dispatcher = Dispatcher(methods, lifecycle, config, entry, self._timeouts, http_metadata)
+        self._dispatcher = Dispatcher(lifecycle, config, authorizer, self._timeouts, http_metadata)
         shown = tuple(services) if config.security.shows_reflection else ()
-        self._standard = Standard(self._health, config, entry, self._timeouts, shown)
+        self._standard = StandardServices(self._health, config, authorizer, self._timeouts, shown)
+        self.scopes = self._standard.scopes
+        """Required scopes of health and reflection, by method path."""
         self._server: grpc.Server | None = None
         self._ended: threading.Event | None = None
 
-    @property
-    def scopes(self) -> dict[str, Scope]:
-        """Scopes of the standard services, by the path of each method."""
-        return self._standard.scopes
-
     def start(self) -> str:
-        """Listen and answer; return the address, with the real port. Raises BindError."""
+        """Listen and answer; return the address with the actual port. Raises BindError."""
         config = self._config
         probe = self._standard.probe() if config.security.public_health else None
         server = grpc.server(
-            self._threads,  # type: ignore[arg-type]  # it submits to them, and no more
-            interceptors=[AuthInterceptor(self._entry, self._dispatcher.refusal, probe=probe)],
+            self._threads,  # type: ignore[arg-type]  # gRPC calls only `submit`
+            interceptors=[AuthInterceptor(self._authorizer, self._dispatcher.refusal, probe=probe)],
             options=self._options(),
-            # A backstop for what is refused faster than it can be told; admission is what limits.
+            # Backstop for calls that arrive faster than refusals are sent; admission is the actual limit.
             maximum_concurrent_rpcs=2 * (config.threads + config.queue) + MAX_REFUSALS,
         )
         server.add_generic_rpc_handlers((self._dispatcher, self._standard))
@@ -99,12 +92,12 @@ class GrpcServer:
         return address
 
     def refuse(self, drain_s: float) -> None:
-        """Refuse new calls, and end those that run after `drain_s`; returns at once, `stop` waits for them."""
+        """Refuse new calls, and cancel running ones after `drain_s` seconds. Returns at once; `stop` waits."""
         self._health.stop()
         self._ended = self._server.stop(drain_s) if self._server is not None else None
 
     def stop(self) -> None:
-        """Wait for the calls that run, and end all threads; after `refuse`."""
+        """Wait for running calls and end all threads; call `refuse` first."""
         if self._ended is not None:
             self._ended.wait()
         self._dispatcher.close()
@@ -115,19 +108,19 @@ class GrpcServer:
         return [
             ("grpc.max_receive_message_length", self._config.max_request_bytes),
             ("grpc.max_send_message_length", -1),
-            # Before the caller is known.
+            # Applies before authentication.
             ("grpc.max_metadata_size", MAX_HEADER_BYTES),
             ("grpc.absolute_max_metadata_size", MAX_HEADER_BYTES),
-            # On by default, and then two servers share a port without noticing.
+            # On by default; two unrelated servers would then share a port.
             ("grpc.so_reuseport", int(self._share_port)),
-            # Connections that never finish their handshake, that died without a word, and that are not used.
+            # For connections that never finish the handshake, whose peer is gone, or that are idle.
             ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 10_000),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.max_connection_idle_ms", IDLE_S * 1000),
             ("grpc.max_allowed_incoming_connections", _max_connections()),
-            # Clients may ask as often; a flood of pings ends their connection.
+            # Shortest interval of client pings; more frequent ones end the connection.
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
         ]

@@ -1,7 +1,7 @@
-"""The gRPC services that every server of ours has: health, and reflection where it is shown.
+"""The standard gRPC services: health, and reflection where it is enabled.
 
-They have threads of their own, and a bound for each kind of call, so that requests never wait for them. All of their
-methods are registered as streams: gRPC would read the body of a unary method in one of the threads of requests.
+They have their own threads and a limit for each kind of call, so that requests never wait for them. All of their
+methods are registered as streams: gRPC would read the body of a unary method in a request thread.
 """
 
 from __future__ import annotations
@@ -32,57 +32,57 @@ if TYPE_CHECKING:
 else:  # gRPC's classes are generic in its stubs only
     GenericHandler = grpc.GenericRpcHandler
 
-__all__ = ["Standard"]
+__all__ = ["StandardServices"]
 
 MAX_READING = 16
-"""Calls whose body is awaited."""
+"""Calls that wait for their body."""
 BODY_TIMEOUT_S = 5.0
-"""They have at most so long."""
+"""Time limit for that body."""
 MAX_BODY_BYTES = 512
-"""A health check names one index."""
+"""Longest body: a health check names one index."""
 MAX_WATCHED = 64
 MAX_REFLECTING = 8
-LOOK_EVERY_S = 1.0
-"""At the credentials of those who watch."""
+CHECK_EVERY_S = 1.0
+"""Interval at which the credentials of health watchers are checked."""
 
 _WATCH = "/grpc.health.v1.Health/Watch"
 _REFLECTION = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
-_UNTOLD, _GONE = -1, -2
-"""No statuses of the health service: not sent yet, and no caller to send to."""
+_UNSENT, _GONE = -1, -2
+"""In place of a health status: none was sent yet; the caller hung up."""
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 MessageT = TypeVar("MessageT", bound=Message)
 
 
-class Standard(GenericHandler):
+class StandardServices(GenericHandler):
     """Health and reflection of one server."""
 
     def __init__(
         self,
         states: Health,
         config: ListenConfig,
-        entry: Authorizer,
-        slow: CallTimeouts,
+        authorizer: Authorizer,
+        timeouts: CallTimeouts,
         names: Sequence[str],
     ) -> None:
-        """Take what is told.
+        """Start the threads.
 
         Args:
-            states: what answers.
-            config: how the server listens.
-            entry: asked again for the callers of streams.
-            slow: ends calls whose body does not come.
-            names: of the services that reflection tells; none: it is not served.
+            states: state of the server and its indexes.
+            config: time limits.
+            authorizer: authenticates the callers of streams again at intervals.
+            timeouts: cancels calls whose body is late.
+            names: of the services that reflection lists; empty: no reflection.
 
         """
-        self._states, self._entry, self._slow = states, entry, slow
+        self._states, self._authorizer, self._timeouts = states, authorizer, timeouts
         self._body_timeout_s = min(BODY_TIMEOUT_S, config.body_timeout_s)
         self._max_request_s = config.max_request_s
         self._reading, self._watched, self._reflecting = map(
             CallLimit, (MAX_READING, MAX_WATCHED, MAX_REFLECTING)
         )
-        # Those that were just ended may still have their threads when their successors come.
+        # Calls that were just cancelled may still hold their threads.
         most = 2 * (MAX_READING + MAX_WATCHED + MAX_REFLECTING)
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="scannery-standard")
         stream, unary = grpc.stream_stream_rpc_method_handler, grpc.stream_unary_rpc_method_handler
@@ -91,16 +91,16 @@ class Standard(GenericHandler):
             _WATCH: ("read", stream, self._watch),
         }
         if names:
-            # Its stubs say nothing of what it returns.
+            # Its stubs are untyped.
             self._reflection: Any = reflection.ReflectionServicer(
                 (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)
             )
             self._handlers[_REFLECTION] = ("read", stream, self._reflect)
         self.scopes: dict[str, Scope] = {path: scope for path, (scope, _, _) in self._handlers.items()}
-        """Of each method, by its path."""
+        """Required scopes by method path."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return the handler of a call; None for a method that is none of these."""
+        """Return the handler of a call; None: the method is not of these services."""
         details: Any = handler_call_details
         found = self._handlers.get(details.method)
         if found is None:
@@ -110,9 +110,9 @@ class Standard(GenericHandler):
         return self._handler(kind, partial(behaviour, client))
 
     def probe(self) -> Handler:
-        """Return the health check for strangers: of the server as a whole, whatever they ask for.
+        """Return the health check for callers without credentials: it reports the whole server.
 
-        Their body is not read: it could have as many bytes as that of a request, and take its time.
+        The body is not read, since it could be as long as that of a request, and arrive slowly.
         """
 
         def check(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
@@ -150,22 +150,22 @@ class Standard(GenericHandler):
             return
         principal, metadata = current_principal(), context.invocation_metadata()
         context.add_callback(self._states.wake)
-        status = _UNTOLD
+        status = _UNSENT
 
         def now() -> int:
             return self._states.status(request.service, principal) if context.is_active() else _GONE
 
         with self._watched.entered(client, context):
             while context.is_active():
-                before, status = status, self._states.changed(now, status, LOOK_EVERY_S)
+                before, status = status, self._states.changed(now, status, CHECK_EVERY_S)
                 try:
-                    principal = self._entry.principal(_WATCH, metadata)
-                except Exception as error:  # noqa: BLE001  the table knows every one
+                    principal = self._authorizer.principal(_WATCH, metadata)
+                except Exception as error:  # noqa: BLE001  the table of statuses has every one
                     abort(context, error)
                 if status not in (before, _GONE):
                     yield _answer(status)
                 if self._states.stopping and status != SERVING:
-                    return  # or the drain would wait for those who watch
+                    return  # or the drain would wait for the watchers
 
     def _reflect(
         self, client: str, messages: Iterator[bytes], context: grpc.ServicerContext
@@ -178,8 +178,8 @@ class Standard(GenericHandler):
 
         with (
             self._reflecting.entered(client, context),
-            self._slow.watched(
-                context, self._max_request_s, lambda: self._entry.admits(_REFLECTION, metadata)
+            self._timeouts.watched(
+                context, self._max_request_s, lambda: self._authorizer.admits(_REFLECTION, metadata)
             ),
         ):
             try:
@@ -187,15 +187,18 @@ class Standard(GenericHandler):
                     yield answer.SerializeToString()
             except grpc.RpcError:
                 return  # the caller went away
-            except Exception as error:  # noqa: BLE001  the table knows every one
+            except Exception as error:  # noqa: BLE001  the table of statuses has every one
                 abort(context, error)
 
     def _read(
         self, kind: type[MessageT], client: str, messages: Iterator[bytes], context: grpc.ServicerContext
     ) -> MessageT | None:
-        """Return the only message of a call; None if its caller went away, or took too long."""
+        """Return the message of a call; None if its caller hung up or was too slow."""
         try:
-            with self._reading.entered(client, context), self._slow.watched(context, self._body_timeout_s):
+            with (
+                self._reading.entered(client, context),
+                self._timeouts.watched(context, self._body_timeout_s),
+            ):
                 data = next(messages, b"")
         except grpc.RpcError:
             return None

@@ -1,4 +1,4 @@
-"""Many requests over one stream, answered side by side: an answer may overtake another."""
+"""Answers the requests of one stream concurrently; answers may be out of order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["pipelined"]
 
 
 class _Pipeline:
-    """Threads that take turns: one waits for the next request, those that have one answer it.
+    """Threads of which one waits for the next request while the others answer theirs (leader/followers).
 
-    Handing each request to a pool would cost a switch of threads more, and needs a queue with a bound.
+    Passing each request to a pool would cost one more thread switch, and would need a bounded queue.
     """
 
     def __init__(
@@ -29,41 +29,41 @@ class _Pipeline:
         self._room = threading.Condition()
         self._window, self._window_bytes = window, window_bytes
         self._unread = self._unread_bytes = 0
-        """Requests that were read and whose answers were not taken; bytes of the answers that are there."""
+        """Requests read whose answers are not sent; bytes of the answers that are ready."""
         self._ended = False
         self.answers: queue.SimpleQueue[bytes | Exception | None] = queue.SimpleQueue()
-        """Answers; the error that ended the stream; None for each thread that is done."""
+        """Answers; the error that ended the stream; None for each finished thread."""
 
     def work(self) -> None:
-        """Answer until there are no requests."""
+        """Answer requests until there are none."""
         try:
             while (request := self._take()) is not None:
                 answer = self._answer(request)
                 with self._room:
                     self._unread_bytes += len(answer)
                 self.answers.put(answer)
-        except Exception as error:  # noqa: BLE001  raised again where the answers are awaited
+        except Exception as error:  # noqa: BLE001  raised again by `pipelined`
             self._ended = True
             self.answers.put(error)
         finally:
             self.answers.put(None)
 
     def sent(self, size_bytes: int) -> None:
-        """Make room for another request: an answer was taken by the caller."""
+        """Record that an answer was sent, which makes room for another request."""
         with self._room:
             self._unread -= 1
             self._unread_bytes -= size_bytes
             self._room.notify()
 
     def end(self) -> None:
-        """Take no further requests."""
+        """Read no further requests."""
         with self._room:
             self._ended = True
             self._room.notify_all()
 
     def _take(self) -> bytes | None:
         with self._next:
-            # The answers that are not read are bounded, too.
+            # Bounds the unsent answers, too.
             with self._room:
                 self._room.wait_for(self._has_room)
                 self._unread += 1
@@ -85,16 +85,16 @@ def pipelined(
     window_bytes: int,
     pool: Executor,
 ) -> Iterator[bytes]:
-    """Return the answers to requests as they are ready.
+    """Yield the answers to requests as they are ready.
 
     Args:
         requests: read one at a time, ahead of the answers.
-        answer: from a request to its answer; what it raises ends the stream.
-        threads: requests answered side by side.
-        window: most requests that were read and whose answers were not taken yet.
-        window_bytes: while the answers that were not taken have this many bytes, no request is read; requests that
-            are being answered may go beyond.
-        pool: where the threads come from.
+        answer: from a request to its answer; an exception ends the stream.
+        threads: number of requests answered concurrently.
+        window: limit of requests that were read and whose answers are not sent.
+        window_bytes: no request is read while unsent answers have this many bytes; requests that are being answered
+            may exceed it.
+        pool: runs the threads.
 
     """
     pipeline = _Pipeline(requests, answer, window, window_bytes)

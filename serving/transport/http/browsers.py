@@ -1,8 +1,8 @@
-"""Refuses requests that pages of other sites make in browsers.
+"""Refuses cross-site requests from browsers.
 
-A browser sends the requests of any page to any address that it reaches, this machine's loopback among them; and the
-owner of a name can point it at such an address, so that the server looks like the page's own. `Origin` and `Host` are
-checked for that, also where no credentials are asked for.
+A browser sends requests of any page to any address it can reach, including loopback. With DNS rebinding, the owner of a
+name resolves it to such an address, so that server and page seem to have one origin. `Origin` and `Host` are therefore
+checked, also where no credentials are required.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Browsers:
         self._scheme = "https" if security.tls_cert or security.behind_tls else "http"
         names = {"localhost", split_address(config.listen)[0], split_address(config.http_address)[0]}
         self._names = frozenset(name.lower() for name in (*names, *config.http_hosts))
-        # Under a foreign name a browser rejects the certificate, and its page has no token to send.
+        # Under a foreign name the browser rejects the certificate, or the page has no token to send.
         self._any_name = not config.http_hosts and bool(security.tls_cert or security.tokens)
 
     def check(self, head: Head) -> None:
-        """Raise RefusedError if a page of another site may have sent the request."""
+        """Raise RefusedError for a foreign `Host` or `Origin`."""
         if not self._any_name and not self._is_own(head.host):
             raise RefusedError(
                 403,
                 StatusCode.PERMISSION_DENIED,
-                f"host: {head.host!r:.100} is no name of this server; allow it with --http-host",
+                f"host: {head.host!r:.100} is not a name of this server; allow it with --http-host",
             )
         if head.origin and not self._allows(head):
             raise RefusedError(
@@ -57,12 +57,12 @@ class Browsers:
             )
 
     def preflight(self, head: Head) -> tuple[tuple[str, str], ...]:
-        """Return what the answer to an OPTIONS request has besides `headers`."""
+        """Return the headers of a preflight answer, in addition to `headers`."""
         return _PREFLIGHT if head.origin in self._origins else ()
 
-    def headers(self, head: Head | None) -> tuple[tuple[str, str], ...]:
-        """Return the headers by which a page may read an answer; none without CORS."""
-        if head is None or not head.origin or head.origin not in self._origins:
+    def headers(self, head: Head) -> tuple[tuple[str, str], ...]:
+        """Return the CORS headers of an answer; empty if the origin is not allowed."""
+        if head.origin not in self._origins:
             return ()
         return ("access-control-allow-origin", head.origin), ("vary", "origin"), _EXPOSED
 
@@ -76,7 +76,7 @@ class Browsers:
 
 
 def _is_address(name: str) -> bool:
-    """Return whether a host is an IP address: only names can be pointed at other addresses."""
+    """Return whether a host is an IP address: DNS rebinding needs a name."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

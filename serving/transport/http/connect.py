@@ -1,7 +1,7 @@
 """The Connect protocol of unary calls: codes, errors, timeouts, bodies.
 
-After https://connectrpc.com/docs/protocol. Other than most Connect servers, this one refuses
-unknown fields in JSON: nothing of a request is ignored.
+Protocol: https://connectrpc.com/docs/protocol. Unlike most Connect servers, this one refuses unknown fields in JSON, so
+that no part of a request is ignored.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ HTTP_STATUS: dict[StatusCode, int] = {
     StatusCode.DATA_LOSS: 500,
     StatusCode.UNAUTHENTICATED: 401,
 }
-"""Connect's table of HTTP statuses."""
+"""HTTP status by code, as Connect defines it."""
 
 MAX_JSON_BYTES = 8 << 20
-"""Longest body in JSON: as Python objects it takes about thirty times as much memory."""
+"""Longest JSON body; parsed, it takes about thirty times its size in memory."""
 GZIP_LEVEL = 1
 _TIMEOUT = re.compile(r"[0-9]{1,10}")
 _READ_BYTES = 1 << 20
-# How the JSON parser of Protobuf words its errors.
+# Error messages of the Protobuf JSON parser.
 _PARSED = re.compile(r"Failed to parse (\w+) field: ")
 _WHERE = re.compile(r' at "?\w+\.(?P<path>[\w.\[\]]+?)"?$')
 _UNKNOWN = re.compile(
@@ -73,7 +73,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 def error_body(code: StatusCode, message: str, detail: ErrorDetail | None) -> bytes:
-    """Return the JSON of an error; `detail` is the one that gRPC sends."""
+    """Return a Connect error as JSON; `detail` is the same as over gRPC."""
     body: dict[str, object] = {"code": code_name(code), "message": message}
     if detail is not None:
         value = base64.b64encode(detail.SerializeToString()).decode().rstrip("=")
@@ -83,8 +83,8 @@ def error_body(code: StatusCode, message: str, detail: ErrorDetail | None) -> by
 
 
 def code_name(code: StatusCode) -> str:
-    """Return what Connect calls a code."""
-    # The only one that Connect spells in another way.
+    """Return the Connect name of a code."""
+    # The only code that Connect spells differently.
     return "canceled" if code is StatusCode.CANCELLED else code.name.lower()
 
 
@@ -96,11 +96,11 @@ def parse_timeout(text: str) -> float:
 
 
 def decompressed(data: bytes, max_bytes: int) -> bytes:
-    """Return a gzip body without its compression.
+    """Decompress a gzip body.
 
     Raises:
-        InvalidRequestError: it is not gzip, or not whole.
-        OverloadedError: it has more than `max_bytes`; no more than that is decompressed.
+        InvalidRequestError: it is not gzip, or is truncated.
+        OverloadedError: it has more than `max_bytes`; decompression stops there.
 
     """
     parts, size = [], 0
@@ -120,12 +120,12 @@ def decompressed(data: bytes, max_bytes: int) -> bytes:
 
 
 def compressed(data: bytes) -> bytes:
-    """Return a body as gzip."""
+    """Compress a body with gzip."""
     return gzip.compress(data, compresslevel=GZIP_LEVEL, mtime=0)
 
 
 def decoded_json(kind: type[MessageT], data: bytes) -> MessageT:
-    """Return the message that JSON says; raises InvalidRequestError, as `decoded` does."""
+    """Parse a message from JSON; raises InvalidRequestError, also for what `decoded` refuses."""
     if len(data) > MAX_JSON_BYTES:
         raise InvalidRequestError(f"a body in JSON has at most {MAX_JSON_BYTES} bytes, got {len(data)}")
     message = kind()
@@ -133,12 +133,12 @@ def decoded_json(kind: type[MessageT], data: bytes) -> MessageT:
         json_format.Parse(data, message)
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise _json_error(kind, str(error)) from error
-    # The limits of a request are those of its binary form.
+    # Limits of a request apply to its binary form.
     return decoded(kind, message.SerializeToString())
 
 
 def _json_error(kind: type[Message], text: str) -> InvalidRequestError:
-    """Return an error that names the field, as far as the parser does."""
+    """Return an error with the field that the parser names, if any."""
     names = _PARSED.findall(text)
     said = _PARSED.sub("", text).split("\n", 1)[0].strip(". ")
     if (unknown := _UNKNOWN.search(said)) is not None:
@@ -151,13 +151,13 @@ def _json_error(kind: type[Message], text: str) -> InvalidRequestError:
 
 
 def encoded_json(kind: type[Message], data: bytes) -> bytes:
-    """Return the JSON of a serialised message."""
+    """Return a serialised message as JSON."""
     return json_format.MessageToJson(kind.FromString(data), indent=None, ensure_ascii=False).encode()
 
 
 @lru_cache
 def response_type(path: str) -> type[Message]:
-    """Return the message with which the method at `path` answers."""
+    """Return the response type of the method at `path`."""
     service, _, method = path.strip("/").rpartition("/")
     found = Default().FindServiceByName(service).methods_by_name[method]
     return GetMessageClass(found.output_type)

@@ -20,17 +20,15 @@ from scannery.serving.transport.http.tls import TlsLayer
 __all__ = ["Connection"]
 
 MAX_WAITING = 16
-"""Parsed requests of a connection that wait for their turn; no more are parsed while there are this many.
-
-Requests within one piece of PIECE_BYTES may exceed it."""
+"""Parsing pauses while this many requests of a connection are queued; one piece of PIECE_BYTES may exceed it."""
 HEAD_WITHIN_S = 10.0
-"""Time limit of the handshake with the first head, and of each further head from its first byte."""
+"""Time limit of the TLS handshake and the first head, and of each further head from its first byte."""
 IDLE_S = 300.0
 """A connection without requests is closed after this time."""
 LINGER_S = 2.0
-"""After the last answer, input is read and dropped for this time: closing at once would destroy the answer."""
+"""After the last answer, input is discarded for this time: closing at once would reset the connection."""
 MAX_WAITING_BYTES = 1 << 20
-"""Limit on the bytes of their bodies together."""
+"""Likewise, for the bytes of their bodies together."""
 MIN_READ_BYTES = 1 << 16
 """A caller that reads less than this of its answers within `body_timeout_s` is disconnected."""
 
@@ -38,16 +36,16 @@ After = Callable[[], object]
 
 
 class Connection(asyncio.Protocol):
-    """A connection. All methods are for the thread of the event loop; `is_open` may be read in others."""
+    """A connection. All methods run on the event loop; `is_open` may be read in other threads."""
 
     _transport: asyncio.Transport
 
     def __init__(self, handler: RequestHandler, context: ssl.SSLContext | None) -> None:
-        """Begin without a transport.
+        """Prepare; the event loop connects the transport.
 
         Args:
             handler: checks and answers the requests.
-            context: of TLS; None: the connection is in the clear.
+            context: TLS certificates; None: no TLS.
 
         """
         self._handler = handler
@@ -56,15 +54,15 @@ class Connection(asyncio.Protocol):
         self._is_made = False
         self.is_open = True
         self.is_known = False
-        """Whether one of its requests had good credentials."""
-        self._answering: Exchange | None = None
+        """Whether one of its requests had valid credentials."""
+        self._current: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
         self._held = b""
-        """Bytes that were read and not parsed."""
+        """Bytes received and not parsed yet."""
         self._last = False
         """Whether further requests are dropped."""
         self.active_s = time.monotonic()
-        """Time of the last request or answer."""
+        """When the last request or answer ended."""
         self._after: list[After] = []
         self._is_full = False
         self._written_bytes = self._read_mark_bytes = 0
@@ -73,16 +71,16 @@ class Connection(asyncio.Protocol):
     # What the loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
+        """Store the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not derived from it
         self._is_made = True
         if not self.is_open:
             self._transport.abort()
-        # `pause_writing` is to be called as soon as anything of an answer is left unsent.
+        # So that `pause_writing` is called as soon as any byte of an answer is unsent.
         self._transport.set_write_buffer_limits(high=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release what the connection holds."""
+        """Release the tickets, requests and buffers of the connection."""
         self.is_open = False
         self._release()
         self._waiting.clear()
@@ -90,25 +88,25 @@ class Connection(asyncio.Protocol):
         self._handler.lost(self)
 
     def pause_writing(self) -> None:
-        """Note that a part of an answer is not sent."""
+        """Record that part of an answer is unsent."""
         self._is_full = True
         self._read_mark_s, self._read_mark_bytes = time.monotonic(), self._sent_bytes()
 
     def resume_writing(self) -> None:
-        """Continue: everything is sent."""
+        """Continue after everything is sent."""
         self._is_full = False
         self._release()
         self._next()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes from the wire."""
+        """Decrypt and parse bytes from the socket."""
         if self._last:
-            return  # dropped, until the caller closes
+            return  # discarded until the caller closes
         if self._tls is not None:
             try:
                 data = self._tls.decrypt(data)
             except ssl.SSLError:
-                # Send the alert that says what is wrong.
+                # Send the TLS alert.
                 self._put(self._tls.pending())
                 self.is_open = False
                 self._transport.close()
@@ -143,10 +141,10 @@ class Connection(asyncio.Protocol):
         )
 
     def _break_off(self, error: Exception) -> None:
-        """Refuse the arriving request, and take no further ones."""
+        """Refuse the arriving request and all further ones."""
         if self._last:
             return
-        exchange = self._parser.drop() or Exchange(self, None)
+        exchange = self._parser.drop() or Exchange(self)
         exchange.error, exchange.close, self._last = error, True, True
         self._waiting.append(exchange)
         self._next()
@@ -159,18 +157,18 @@ class Connection(asyncio.Protocol):
         self._next()
 
     def send_continue(self) -> None:
-        """Ask for the body of the arriving request, unless other answers come first."""
-        if self._answering is None and not self._waiting:
+        """Send `100 Continue`, unless answers to earlier requests are due."""
+        if self._current is None and not self._waiting:
             self._write(CONTINUE)
 
     def _next(self) -> None:
-        """Pass on the next request if none is being answered."""
-        if self._answering is not None or self._is_full or not self.is_open:
+        """Start the next request if none is being answered."""
+        if self._current is not None or self._is_full or not self.is_open:
             return
         if self._waiting:
-            exchange = self._answering = self._waiting.popleft()
+            exchange = self._current = self._waiting.popleft()
             if exchange.error is not None:
-                self._handler.refuse(exchange)
+                self._handler.refuse(exchange, exchange.error)
             else:
                 self._handler.answer(exchange)
         elif self._held:
@@ -193,15 +191,15 @@ class Connection(asyncio.Protocol):
                 self._after.append(after)
             else:
                 after()
-        if self._answering is exchange:
-            self._answering = None
+        if self._current is exchange:
+            self._current = None
             self.active_s = time.monotonic()
             self._next()
 
     def end(self) -> None:
         """Take no further requests, and close when the queued ones are answered."""
         self._last, self._held = True, b""
-        if self._answering is None and not self._waiting:
+        if self._current is None and not self._waiting:
             self._linger()
 
     def abort(self) -> None:
@@ -217,7 +215,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether no request is queued, being answered or arriving."""
-        return self._answering is None and not self._waiting and not self._parser.is_arriving
+        return self._current is None and not self._waiting and not self._parser.is_arriving
 
     def check_time(self, now_s: float) -> None:
         """Enforce the time limits."""
@@ -226,7 +224,7 @@ class Connection(asyncio.Protocol):
         elif self._is_full:
             self._check_reader(now_s)
         elif self._last:
-            if self._answering is None and now_s - self.active_s > LINGER_S:
+            if self._current is None and now_s - self.active_s > LINGER_S:
                 self.abort()
         elif self._parser.is_arriving and not self._held:
             within_s = self._handler.body_timeout_s if self._parser.in_body else HEAD_WITHIN_S
@@ -258,7 +256,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     def _linger(self) -> None:
-        """Close the sending side; the caller closes the other, or `check_time` does."""
+        """Close the sending side; the caller closes the other side, or `check_time` aborts."""
         if not self.is_open:
             return
         if not self._is_made:

@@ -1,16 +1,15 @@
-"""HTTP of one process, and the metadata by which gRPC calls learn of it."""
+"""The HTTP port of one process, and the gRPC metadata that announces it."""
 
 from __future__ import annotations
 
 import secrets
-from functools import cached_property
+from functools import cache
 
 from scannery.serving.config import ListenConfig, WorkerContext, joined_address, split_address
 from scannery.serving.contract import HTTP_KEY, SERVER_KEY
 from scannery.serving.scheduling.thread_pool import CallThreads
 from scannery.serving.security.authorization import Authorizer
 from scannery.serving.security.tls import TlsSockets
-from scannery.serving.services.registry import MethodRegistry
 from scannery.serving.transport.health import Health
 from scannery.serving.transport.http.handler import Handler
 from scannery.serving.transport.http.openapi import description
@@ -23,35 +22,42 @@ __all__ = ["HttpEndpoint"]
 
 
 class HttpEndpoint:
-    """HTTP of one process, if the options turn it on."""
+    """The HTTP port of one process, if the options turn it on."""
 
     def __init__(
         self,
-        methods: MethodRegistry,
-        answering: RequestLifecycle,
-        entry: Authorizer,
+        lifecycle: RequestLifecycle,
+        authorizer: Authorizer,
         threads: CallThreads,
         config: ListenConfig,
         context: WorkerContext,
         health: Health,
     ) -> None:
-        """Prepare; nothing listens before `start`.
+        """Prepare; `start` binds the port.
 
         Args:
-            methods: the RPC methods.
-            answering: admission, execution and counting of a request, shared with gRPC.
-            entry: authentication and scopes.
-            threads: run requests that are not answered on the event loop.
+            lifecycle: the RPC methods, admission and counting, shared with gRPC.
+            authorizer: authentication and scopes.
+            threads: run requests that may block.
             config: the options.
             context: of the worker that this process is.
             health: state of the server.
 
         """
-        self._methods, self._answering, self._entry = methods, answering, entry
-        self._threads, self._config, self._context, self._health = threads, config, context, health
+        self._config, self._context = config, context
+        self._responses = Responses(
+            server=context.server_id, worker=secrets.token_hex(8), workers=context.workers
+        )
+        openapi = cache(lambda: description(lifecycle.methods.methods, credentials=config.security.tokens))
+        pages = Pages(config, authorizer, health, openapi)
+        self._handler = (
+            Handler(lifecycle, authorizer, threads, config, self._responses, pages)
+            if config.http_address
+            else None
+        )
         self._server: HttpServer | None = None
         self.metadata: tuple[tuple[str, str], ...] = ()
-        """Trailing metadata of gRPC calls that ask for HTTP; empty: HTTP is off."""
+        """Trailing metadata for gRPC calls that ask for the HTTP port; empty: HTTP is off."""
 
     @property
     def port(self) -> int:
@@ -61,33 +67,24 @@ class HttpEndpoint:
     def start(self) -> None:
         """Listen and answer; raises BindError and ConfigError."""
         config, context = self._config, self._context
-        if not config.http_address:
+        if self._handler is None:
             return
         host, port = split_address(config.http_address)
-        responses = Responses(server=context.server_id, worker=secrets.token_hex(8), workers=context.workers)
-        pages = Pages(config, self._entry, self._health, lambda: self._description)
-        handler = Handler(
-            self._methods, self._answering, self._entry, self._threads, config, responses, pages
-        )
         self._server = HttpServer(
             joined_address(host, port or context.http_port),
-            handler,
+            self._handler,
             tls=TlsSockets(config.security) if config.security.tls_cert else None,
             share_port=context.share_port,
-            every=responses.tell_time,
+            every=self._responses.tell_time,
         )
         self._server.start()
-        # A port that was configured may be that of several servers, which share a name.
+        # A configured port may belong to several servers behind one name; an automatic one is of this server.
         chosen = config.http != "auto" and split_address(config.http)[1]
         server = "" if chosen else context.server_id
         self.metadata = ((HTTP_KEY, str(self.port)), (SERVER_KEY, server))
 
-    @cached_property
-    def _description(self) -> bytes:
-        return description(self._methods.methods, credentials=self._config.security.tokens)
-
     def stop(self, drain_s: float) -> None:
-        """Close connections as their requests are answered, all of them within so long."""
+        """Answer the running requests within `drain_s` seconds, and close all connections."""
         server, self._server, self.metadata = self._server, None, ()
         if server is not None:
             server.stop(drain_s)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from scannery.runtime.deadline import Deadline
 from scannery.serving.security.principal import ANONYMOUS, Principal
-from scannery.serving.transport.http.head import Head
+from scannery.serving.transport.http.head import NO_HEAD
 from scannery.serving.transport.lifecycle import ActiveRequest
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ __all__ = ["Exchange"]
 
 
 class Exchange:
-    """A request as far as it was read, and the state of its answer."""
+    """A request, as far as it was read, and the state of its answer."""
 
     __slots__ = (
+        "active",
         "admitted_s",
-        "asked",
         "body",
         "close",
         "connection",
@@ -32,25 +32,19 @@ class Exchange:
         "ticket",
     )
 
-    def __init__(self, connection: Connection, head: Head | None) -> None:
-        """Begin an exchange.
-
-        Args:
-            connection: where the request comes from.
-            head: its head; None while it is not parsed, or cannot be.
-
-        """
-        self.connection, self.head = connection, head
+    def __init__(self, connection: Connection) -> None:
+        """Begin an exchange on `connection`."""
+        self.connection, self.head = connection, NO_HEAD
         self.body: bytes | bytearray = b""
         self.error: Exception | None = None
-        """Why the request is refused; its body is dropped then."""
+        """Why the request is refused; its body is then dropped."""
         self.close = False
         """Whether the connection is closed after the answer."""
         self.principal: Principal = ANONYMOUS
         self.admitted_s = 0.0
-        """Time of the check of the credentials."""
+        """When the credentials were checked."""
         self.ticket: Ticket | None = None
-        self.asked: ActiveRequest
+        self.active: ActiveRequest
         self.deadline: Deadline
 
     def is_wanted(self) -> bool:

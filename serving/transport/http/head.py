@@ -10,10 +10,20 @@ from grpc import StatusCode
 
 from scannery.serving.transport.http.connect import parse_timeout
 
-__all__ = ["JSON", "MAX_HEADERS", "MAX_HEADER_BYTES", "PROTO", "Head", "Header", "RefusedError", "read_head"]
+__all__ = [
+    "JSON",
+    "MAX_HEADERS",
+    "MAX_HEADER_BYTES",
+    "NO_HEAD",
+    "PROTO",
+    "Head",
+    "Header",
+    "RefusedError",
+    "read_head",
+]
 
 MAX_HEADER_BYTES = 16 << 10
-"""Request line and headers together, as gRPC's metadata."""
+"""Limit of request line and headers together, equal to that of gRPC metadata."""
 MAX_HEADERS = 64
 PROTO, JSON = "application/proto", "application/json"
 _TYPES = (PROTO, JSON)
@@ -35,7 +45,7 @@ Header = tuple[bytes, bytes]
 
 
 class RefusedError(Exception):
-    """A request that breaks a rule of HTTP, Connect or this server."""
+    """The request violates HTTP, Connect or a rule of this server."""
 
     def __init__(
         self, status: int, code: StatusCode, message: str, *, headers: Sequence[tuple[str, str]] = ()
@@ -43,10 +53,10 @@ class RefusedError(Exception):
         """Describe the refusal.
 
         Args:
-            status: of HTTP.
+            status: HTTP status.
             code: of Connect and gRPC.
             message: for the caller.
-            headers: of the answer, besides those that every answer has.
+            headers: of the answer, in addition to the common ones.
 
         """
         super().__init__(message)
@@ -58,34 +68,40 @@ class Head:
     """The parsed head of a request."""
 
     method: str
-    """Of HTTP."""
+    """HTTP method."""
     path: str
     metadata: tuple[tuple[str, str], ...]
-    """The headers, with names in lower case: what gRPC calls metadata."""
+    """The headers, names in lower case; called metadata in gRPC."""
     host: str
     origin: str
-    """Empty: there is no such header."""
+    """Empty: not sent."""
     json: bool
     """Whether bodies are in JSON."""
     gzipped: bool
     """Whether the body of the request is compressed."""
     accepts_gzip: bool
     timeout_s: float | None
-    """How long the caller waits; None: no limit was given."""
+    """Timeout of the caller in seconds; None: none was sent."""
     expects_continue: bool
+
+
+NO_HEAD = Head(
+    "", "", (), "", "", json=False, gzipped=False, accepts_gzip=False, timeout_s=None, expects_continue=False
+)
+"""In place of a head that is not parsed yet or malformed."""
 
 
 def read_head(method: str, target: bytes, headers: Sequence[Header], *, sized: bool) -> Head:
     """Parse the head of a request.
 
     Args:
-        method: of HTTP.
+        method: HTTP method.
         target: from the request line.
         headers: raw, without Content-Length.
-        sized: whether there was a Content-Length.
+        sized: whether Content-Length was sent.
 
     Raises:
-        RefusedError, InvalidRequestError: it breaks a rule of HTTP or of Connect.
+        RefusedError, InvalidRequestError: the head violates HTTP or Connect.
 
     """
     metadata = tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
@@ -97,10 +113,10 @@ def read_head(method: str, target: bytes, headers: Sequence[Header], *, sized: b
     if not path.startswith("/"):
         raise _malformed("the target must be a path")
     rpc = method == "POST"
-    if not rpc:
-        path = path.partition("?")[0]
     if rpc:
         _check_content(fields)
+    else:
+        path = path.partition("?")[0]
     timeout = fields.get("connect-timeout-ms")
     return Head(
         method=method,
@@ -131,7 +147,7 @@ def _fields(metadata: Sequence[tuple[str, str]]) -> dict[str, str]:
 def _check_framing(fields: dict[str, str], *, sized: bool) -> None:
     encoding = fields.get("transfer-encoding")
     if encoding is not None:
-        # Servers that choose differently between the two see different requests after this one.
+        # Request smuggling: servers that prefer different ones disagree on where the next request begins.
         if sized:
             raise _malformed("there are both Content-Length and Transfer-Encoding")
         if encoding.lower() != "chunked":
@@ -142,7 +158,7 @@ def _check_framing(fields: dict[str, str], *, sized: bool) -> None:
 
 def _check_content(fields: dict[str, str]) -> None:
     if _media_type(fields) not in _TYPES:
-        # A page of any site can make a browser send the types of forms without a preflight.
+        # Browsers send the media types of forms without a CORS preflight, for pages of any site.
         raise RefusedError(
             415,
             StatusCode.INVALID_ARGUMENT,

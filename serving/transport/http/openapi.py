@@ -1,6 +1,6 @@
-"""A description of the API in OpenAPI 3.1, made of the descriptors of the contract.
+"""The OpenAPI 3.1 description, generated from the Protobuf descriptors.
 
-Schemas are those of the JSON mapping of Protobuf: names in lowerCamelCase, 64-bit integers as strings, bytes in base64.
+Schemas follow the JSON mapping of Protobuf: names in lowerCamelCase, 64-bit integers as strings, bytes in base64.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WELL_KNOWN: dict[str, Schema] = {
     Timestamp.DESCRIPTOR.full_name: {"type": "string", "format": "date-time"},
     FieldMask.DESCRIPTOR.full_name: {"type": "string"},
 }
-"""Messages that JSON writes in a way of their own."""
+"""Messages with a JSON form of their own."""
 _ERROR = "connect.Error"
 
 
@@ -51,8 +51,8 @@ def description(paths: Iterable[str], *, credentials: bool) -> bytes:
     """Return the description as JSON.
 
     Args:
-        paths: of the methods that are served.
-        credentials: whether callers must show a key or a token.
+        paths: of the served methods.
+        credentials: whether callers must send a key or a token.
 
     """
     schemas: dict[str, Schema] = {_ERROR: _error_schema()}
@@ -133,7 +133,7 @@ def _error_schema() -> Schema:
 
 
 def _add(schemas: dict[str, Schema], message: Descriptor) -> None:
-    """Add the schema of a message, and of all that it is made of."""
+    """Add the schemas of a message and of the messages in its fields."""
     if message.full_name in schemas or message.full_name in _WELL_KNOWN:
         return
     schema = schemas[message.full_name] = {"type": "object", "additionalProperties": False}

@@ -1,4 +1,4 @@
-"""Answers to GET: health, and the description of the API."""
+"""GET pages: health and the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Pages:
     """The pages of one server."""
 
     def __init__(
-        self, config: ListenConfig, entry: Authorizer, health: Health, openapi: Callable[[], bytes]
+        self, config: ListenConfig, authorizer: Authorizer, health: Health, openapi: Callable[[], bytes]
     ) -> None:
         """Prepare the pages.
 
         Args:
-            config: how the server listens.
-            entry: authentication.
+            config: whether health is public.
+            authorizer: authenticates callers of all other pages.
             health: state of the server.
-            openapi: returns the description of the API.
+            openapi: returns the description of the API, JSON.
 
         """
-        self._entry, self._health = entry, health
+        self._authorizer, self._health = authorizer, health
         self._public = {"/healthz", "/readyz"} if config.security.public_health else frozenset[str]()
         self._pages: dict[str, Callable[[], Page]] = {
             "/healthz": lambda: Page(200, b'{"status":"ok"}'),
@@ -53,14 +53,14 @@ class Pages:
         """Raise UnauthenticatedError or RefusedError if the caller cannot have the page."""
         if head.path in self._public:
             return
-        self._entry.known(head.metadata)
+        self._authorizer.known(head.metadata)
         if head.path not in self._pages:
             raise RefusedError(
-                404, StatusCode.UNIMPLEMENTED, "there is no such page; methods are called by POST"
+                404, StatusCode.UNIMPLEMENTED, "there is no such page; RPC methods are called by POST"
             )
 
     def page(self, head: Head, preflight: tuple[tuple[str, str], ...]) -> Page:
-        """Return the page of a request that passed `check`; for OPTIONS, one with the headers of `preflight`."""
+        """Return the page for a head that passed `check`; for OPTIONS, an empty one with the `preflight` headers."""
         if head.method == "OPTIONS":
             return Page(204, kind="", headers=preflight or (("allow", "POST, GET"),))
         return self._pages[head.path]()

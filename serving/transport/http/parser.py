@@ -1,4 +1,4 @@
-"""Parses the requests of one connection, within limits of size, and has each head checked before its body is read."""
+"""Parses the requests of one connection within size limits; each head is checked before its body is read."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ class RequestHandler(Protocol):
         """Parse a head; raises RefusedError and ServingError."""
 
     def check(self, exchange: Exchange) -> None:
-        """Check caller and target before the body is read; raises what the request is refused for."""
+        """Check caller and target before the body is read; raises RefusedError and ServingError."""
 
-    def admit(self, exchange: Exchange) -> None:
+    def admit(self, exchange: Exchange) -> object:
         """Pass admission before a large body is read; raises OverloadedError."""
 
     def answer(self, exchange: Exchange) -> None:
-        """Answer by `Connection.reply`, now or later, in the thread of the event loop."""
+        """Answer by `Connection.reply` on the event loop, now or later."""
 
-    def refuse(self, exchange: Exchange) -> None:
-        """Answer with `exchange.error`."""
+    def refuse(self, exchange: Exchange, error: Exception) -> object:
+        """Answer with an error."""
 
     def lost(self, connection: Connection) -> None:
         """Forget a closed connection."""
 
 
 class RequestParser:
-    """Makes exchanges of bytes. The methods `on_…` are for llhttp."""
+    """Parses bytes into exchanges. llhttp calls the methods `on_…`."""
 
     def __init__(self, connection: Connection, handler: RequestHandler) -> None:
         """Wait for the first request.
@@ -61,9 +61,9 @@ class RequestParser:
         self._connection, self._handler = connection, handler
         self._parser = httptools.HttpRequestParser(self)
         self.is_arriving = self.in_body = False
-        """Whether a part of a request is here; whether its head is complete."""
+        """Whether a request has begun to arrive; whether its head is complete."""
         self.began_s = 0.0
-        """Time when the arriving request, or its body, began."""
+        """When the arriving request, or its body, began."""
         self.exchange: Exchange | None = None
         """The arriving request, once its head is complete."""
         self._target = b""
@@ -72,10 +72,10 @@ class RequestParser:
         self._head_bytes = self._unparsed_bytes = 0
         self._is_trailing = False
         self._known: tuple[bytes, bytes, list[Header], bool, Head] | None = None
-        """The last head and its raw form: callers repeat theirs."""
+        """The last head with its raw form: most callers repeat it in each request."""
 
     def feed(self, data: bytes) -> None:
-        """Parse bytes; raise what the arriving request is refused for, if the rest of it is not to be read."""
+        """Parse bytes; raises RefusedError or ServingError if the rest of the request is not to be read."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -85,7 +85,7 @@ class RequestParser:
         self._check_unparsed(len(data))
         exchange = self.exchange
         if exchange is not None and exchange.error is not None and not self._is_short():
-            # The answer does not wait for the body.
+            # Answer without waiting for the body.
             raise exchange.error
 
     def drop(self) -> Exchange | None:
@@ -101,12 +101,12 @@ class RequestParser:
                 raise _too_many(f"the headers have more than {MAX_HEADER_BYTES} bytes")
 
     def _is_short(self) -> bool:
-        """Return whether a refused request is short enough to be read to its end, which keeps the connection open."""
+        """Return whether a refused request is read to its end, which keeps the connection open."""
         expects = any(name.lower() == b"expect" for name, _ in self._headers)
         return not expects and self._length is not None and int(self._length) <= SMALL_BYTES
 
     def on_message_begin(self) -> None:
-        """Reset what is known of the arriving request."""
+        """Reset the state of the arriving request."""
         self.is_arriving, self.began_s = True, time.monotonic()
         self._target, self._headers, self._length = b"", [], None
         self._head_bytes = self._unparsed_bytes = 0
@@ -136,11 +136,11 @@ class RequestParser:
             raise _too_many(f"the headers have more than {MAX_HEADER_BYTES} bytes")
 
     def on_headers_complete(self) -> None:
-        """Check the head, and decide whether the body is read."""
+        """Check the head; an error is kept in the exchange."""
         self.in_body, self.began_s = True, time.monotonic()
         if self._parser.should_upgrade():
-            raise RefusedError(400, StatusCode.INVALID_ARGUMENT, "upgrade: only HTTP/1.1 is spoken here")
-        exchange = self.exchange = Exchange(self._connection, None)
+            raise RefusedError(400, StatusCode.INVALID_ARGUMENT, "upgrade: only HTTP/1.1 is supported")
+        exchange = self.exchange = Exchange(self._connection)
         try:
             head = exchange.head = self._read_head()
             self._handler.check(exchange)
@@ -192,7 +192,7 @@ class RequestParser:
         )
 
     def on_message_complete(self) -> None:
-        """Pass the request on."""
+        """Pass the complete request to the connection."""
         exchange = self.drop()
         assert exchange is not None
         if not self._parser.should_keep_alive():

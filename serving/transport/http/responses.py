@@ -1,4 +1,4 @@
-"""Status lines and headers of answers."""
+"""Status lines and headers of responses."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Clien
 
 
 class Responses:
-    """Formats the heads of answers, with the headers that all of them have."""
+    """Formats the heads of responses, with the headers common to all."""
 
     def __init__(self, *, server: str, worker: str, workers: int) -> None:
         """Prepare the common headers.
 
         Args:
-            server: id of the server; clients compare it with the one that gRPC told them.
+            server: id of the server; clients compare it with the id from gRPC metadata.
             worker: id of this process.
             workers: number of processes of the server.
 
@@ -34,26 +34,26 @@ class Responses:
         self.tell_time()
 
     def tell_time(self) -> None:
-        """Update the `date` header; to be called once a second."""
+        """Update the `date` header; call once a second."""
         date = formatdate(time.time(), usegmt=True).encode("ascii")
         self._common = self._identity + b"date: " + date + b"\r\n"
         self._ok = b"HTTP/1.1 200 OK\r\n" + _PROTO + self._common + b"content-length: "
 
     def ok(self, size: int) -> bytes:
-        """Return the head of an answer of `size` bytes in Protobuf, on a connection that stays open."""
+        """Return the head of a Protobuf response of `size` bytes on a connection that stays open."""
         return self._ok + b"%d\r\n\r\n" % size
 
     def head(
         self, status: int, size: int, kind: str, headers: Iterable[tuple[str, str]] = (), *, close: bool
     ) -> bytes:
-        """Return the head of an answer.
+        """Return the head of a response.
 
         Args:
-            status: of HTTP.
+            status: HTTP status.
             size: bytes of the body.
-            kind: media type of the body; empty: there is none.
-            headers: further ones.
-            close: whether the connection is closed behind it.
+            kind: media type of the body; empty: no body.
+            headers: additional headers.
+            close: whether the connection is closed after it.
 
         """
         lines = [f"content-type: {kind}"] if kind else []

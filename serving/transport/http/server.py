@@ -1,4 +1,4 @@
-"""The listening socket of HTTP, its connections, and the thread of the event loop."""
+"""The listening socket of HTTP, its connections, and the event-loop thread."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _LOG = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1024
 """Of a process."""
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 """Interval at which time limits are checked."""
 ACCEPTED_AT_ONCE = 64
 SPARED_S = 10.0
-"""A connection with a known caller that was used within this time is not closed to make room."""
+"""A connection of a known caller that was active within this time is not closed to make room."""
 _DEAD_AFTER = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-"""Seconds of silence before a peer is asked whether it is there, and between that and the two other times."""
+"""TCP keepalive: seconds of silence before the first of 3 probes, and between probes."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class HttpServer:
-    """Accepts connections, and runs them in a thread of its own."""
+    """Accepts connections, and runs them on an event loop in its own thread."""
 
     def __init__(
         self,
@@ -47,23 +47,23 @@ class HttpServer:
         share_port: bool,
         every: Callable[[], object],
     ) -> None:
-        """Bind and listen; nothing is accepted before `start`.
+        """Bind and listen; `start` begins to accept.
 
         Args:
             address: `host:port`; port 0 takes a free one.
             handler: answers requests.
-            tls: certificates; None: in the clear.
+            tls: certificates; None: no TLS.
             share_port: listen with SO_REUSEPORT.
             every: called once a second.
 
         Raises:
-            BindError: the address is taken, or is not one of this machine.
+            BindError: the address is in use, or is not of this machine.
 
         """
         self._handler, self._tls, self._every = handler, tls, every
-        self._listening = _listening(address, share_port=share_port)
+        self._listening = _bound_socket(address, share_port=share_port)
         self.port: int = self._listening.getsockname()[1]
-        """The real one."""
+        """The actual port."""
         self._loop = uvloop.new_event_loop()
         handler.loop, handler.lost = self._loop, self._lost
         self._connections: dict[int, Connection] = {}
@@ -76,7 +76,7 @@ class HttpServer:
         self._thread.start()
 
     def stop(self, drain_s: float) -> None:
-        """Take no more requests, wait for answers (for at most `drain_s`), and close all connections."""
+        """Refuse new requests, wait up to `drain_s` seconds for answers, and close all connections."""
         if self._thread.ident is not None:
             self._loop.call_soon_threadsafe(self._drain, drain_s)
             self._thread.join()
@@ -86,7 +86,7 @@ class HttpServer:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._watch_port()
-        self._loop.call_later(LOOK_EVERY_S, self._look)
+        self._loop.call_later(CHECK_EVERY_S, self._check)
         self._loop.run_forever()
 
     def _drain(self, drain_s: float) -> None:
@@ -104,7 +104,7 @@ class HttpServer:
     def _end(self) -> None:
         for connection in list(self._connections.values()):
             connection.abort()
-        # After the callbacks by which connections are lost.
+        # After the `connection_lost` callbacks.
         self._loop.call_later(0.01, self._loop.stop)
 
     def _watch_port(self) -> None:
@@ -125,9 +125,9 @@ class HttpServer:
             if len(self._connections) >= MAX_CONNECTIONS and not self._make_room():
                 accepted.close()
                 continue
-            self._take_on(accepted)
+            self._connect(accepted)
 
-    def _take_on(self, accepted: socket.socket) -> None:
+    def _connect(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
         connection = Connection(self._handler, self._tls.context if self._tls else None)
         self._connections[id(connection)] = connection
@@ -142,9 +142,9 @@ class HttpServer:
             self._lost(connection)
 
     def _make_room(self) -> bool:
-        """Close the oldest connection without a known caller, else the one that was idle for longest.
+        """Close the oldest connection without a known caller, or else the longest idle one; return False if none.
 
-        Return whether there was one: connections of strangers must not keep callers out.
+        Connections of unknown callers must not keep known callers out.
         """
         found = next((each for each in self._connections.values() if not each.is_known), None)
         if found is None:
@@ -163,7 +163,7 @@ class HttpServer:
         if self._draining and not self._connections:
             self._loop.stop()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now_s = time.monotonic()
         for connection in list(self._connections.values()):
             try:
@@ -173,10 +173,10 @@ class HttpServer:
                 connection.abort()
         self._watch_port()
         self._every()
-        self._loop.call_later(LOOK_EVERY_S, self._look)
+        self._loop.call_later(CHECK_EVERY_S, self._check)
 
 
-def _listening(address: str, *, share_port: bool) -> socket.socket:
+def _bound_socket(address: str, *, share_port: bool) -> socket.socket:
     host, port = split_address(address)
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -1,4 +1,4 @@
-"""TLS of one connection, between the bytes on the wire and those of HTTP."""
+"""TLS of one connection, between socket and HTTP parser."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ READ_BYTES = 1 << 16
 class TlsLayer:
     """Encrypts and decrypts.
 
-    The event loop has TLS of its own, but does not tell how much of an answer it still holds, and keeps the
-    certificates that a port was opened with.
+    The event loop's own TLS does not expose how many bytes of a response are unsent, and cannot replace the
+    certificates of an open port.
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
-        """Begin a connection with the certificates of `context`."""
+        """Begin a connection; `context` has the certificates."""
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
         self.is_shaken = False
         """Whether the handshake is done."""
 
     def decrypt(self, data: bytes) -> bytes:
-        """Return what bytes from the wire say; raises ssl.SSLError. Afterwards, `pending` may have to be sent."""
+        """Return the decrypted bytes; raises ssl.SSLError. Send `pending` afterwards."""
         self._in.write(data)
         parts: list[bytes] = []
         try:
@@ -39,16 +39,16 @@ class TlsLayer:
         return b"".join(parts)
 
     def encrypt(self, data: bytes) -> bytes:
-        """Return the bytes for the wire; raises ssl.SSLError."""
+        """Return the encrypted bytes; raises ssl.SSLError."""
         self._tls.write(data)
         return self.pending()
 
     def pending(self) -> bytes:
-        """Return what is to be sent besides answers."""
+        """Return the bytes of handshake and alerts that are to be sent."""
         return self._out.read()
 
     def close(self) -> bytes:
-        """Return the bytes that tell the other side that no more is sent."""
-        with suppress(ssl.SSLError):  # the other side has not said the same yet: it need not
+        """Return the close-notify alert."""
+        with suppress(ssl.SSLError):  # the peer has not sent its own alert, and need not
             self._tls.unwrap()
         return self.pending()

@@ -155,7 +155,7 @@ def estimate(served: Served, **options: Any) -> float:
         distance_of=lambda _: served.segment.distance,
     )
     for query_D in served.queries_QD:
-        sampler._look(search("odd", query_D, K, **options).request)
+        sampler._measure(search("odd", query_D, K, **options).request)
     return float(metrics.recall_hits.dump()["odd"] / metrics.recall_wanted.dump()["odd"])
 
 

@@ -232,7 +232,7 @@ def test_reloads_and_deaths_under_load_are_not_seen_through_the_sdk(library: Pat
         before = _requests(metrics)
         first = set(children(process.pid))
         process.send_signal(signal.SIGHUP)
-        wait_until(lambda: log.said("the new workers answer"))
+        wait_until(lambda: log.said("the new workers are ready"))
         # The two workers are new, and the process with the metrics is the old one.
         wait_until(lambda: len(set(children(process.pid)) & first) == 1)
         second = set(children(process.pid)) - first
@@ -243,7 +243,7 @@ def test_reloads_and_deaths_under_load_are_not_seen_through_the_sdk(library: Pat
         settled = set(children(process.pid))
         keys.path.write_text("damaged")
         process.send_signal(signal.SIGHUP)
-        wait_until(lambda: log.said("the old ones stay"))
+        wait_until(lambda: log.said("the old workers stay"))
         wait_until(lambda: set(children(process.pid)) == settled)
         so_far = answered[0]
         wait_until(lambda: answered[0] > so_far + 100)
@@ -347,8 +347,8 @@ def test_a_reload_that_hangs_is_given_up_and_the_old_workers_are_kept_up_meanwhi
             new = set(children(process.pid)) - set(old)
             os.kill(old[0], signal.SIGKILL)
             wait_until(lambda: said.said("began 0") == 3)
-            assert not log.said("the old ones stay")
-            wait_until(lambda: log.said("the old ones stay"))
+            assert not log.said("the old workers stay")
+            wait_until(lambda: log.said("the old workers stay"))
             # They do not listen to SIGTERM, since they are not ready.
             wait_until(lambda: not any(_runs(pid) for pid in new))
             wait_until(lambda: len(children(process.pid)) == 2)
@@ -384,6 +384,6 @@ def test_a_store_that_hangs_at_a_reload_keeps_nobody_from_stopping_the_server(ha
             wait_until(lambda: said.said("opening"))
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
-            assert bool(log.said("does not end; stopping")) == (hangs_s > 1)
+            assert bool(log.said("still opening; stopping")) == (hangs_s > 1)
         finally:
             process.kill()

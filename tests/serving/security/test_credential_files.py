@@ -326,7 +326,7 @@ def test_a_write_of_a_stream_is_refused_once_its_key_is_revoked(
     """Also where the look at idle streams never comes."""
     from scannery.serving.transport.grpc import call_timeouts as slow
 
-    monkeypatch.setattr(slow, "LOOK_EVERY_S", 3600)
+    monkeypatch.setattr(slow, "CHECK_EVERY_S", 3600)
     key, text = keys.create("a", scopes=["write"])
     with (
         serving(

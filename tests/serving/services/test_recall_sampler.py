@@ -94,7 +94,7 @@ class Answers:
         """Return the recall that the sampler counts for one query."""
         metrics = ServerMetrics()
         sampler = RecallSampler(self, metrics, share=0, busy=lambda: False, distance_of=lambda _: distance)
-        sampler._look(search("i", VECTORS[2], len(self._scores[True]), **options).request)
+        sampler._measure(search("i", VECTORS[2], len(self._scores[True]), **options).request)
         return float(metrics.recall_hits.dump()["i"] / metrics.recall_wanted.dump()["i"])
 
 

@@ -144,9 +144,9 @@ def test_watches_tell_changes_and_do_not_hold_up_the_end(library: Path) -> None:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest(service="index/flat"), timeout=30)
             assert next(watch).status == 1
-            server.report_health({"index/flat": False})
+            server._health.report({"index/flat": False})
             assert next(watch).status == 2
-            server.report_health({"index/flat": True})
+            server._health.report({"index/flat": True})
             assert next(watch).status == 1
             started_s = time.monotonic()
         assert time.monotonic() - started_s < 3
@@ -211,7 +211,7 @@ def test_every_method_that_is_served_names_its_scope(
 ) -> None:
     told = served_methods(server.address, bearer(keys[1]["reader"]))
     assert {"/scannery.v1.SearchService/Search", CHECK, WATCH, REFLECT} <= set(told)
-    handled = {*server._methods.methods, *server._methods.streams, *server._grpc.scopes}
+    handled = {*server._lifecycle.methods.methods, *server._lifecycle.methods.streams, *server._grpc.scopes}
     assert set(told) == handled
     for path in told:
         assert server._scope_of(path) in ("read", "write", "admin"), path
@@ -227,7 +227,7 @@ def test_a_method_without_a_scope_answers_nobody(
     path = "/scannery.v1.SearchService/Get"
     known = type(server)._scope_of
     monkeypatch.setattr(
-        server._entry, "_scope_of", lambda asked: None if asked == path else known(server, asked)
+        server._authorizer, "_scope_of", lambda asked: None if asked == path else known(server, asked)
     )
     with grpc.insecure_channel(server.address) as channel:
         untyped: Any = channel

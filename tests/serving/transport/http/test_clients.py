@@ -254,12 +254,12 @@ def test_errors(server: tuple[Server, dict[str, str]], client: Client) -> None:
 
 
 def test_deadlines(server: tuple[Server, dict[str, str]], client: Client) -> None:
-    turns = server[0]._lifecycle.turns
+    permits = server[0]._lifecycle.permits
     request = calls.search_many("texts", [VECTOR], 3).request
     for _ in range(2):
-        turns.acquire()
+        permits.acquire()
     try:
         code, _ = client(Call("/scannery.v1.SearchService/SearchMany", request, server[1], timeout_ms=300))
     finally:
-        turns.release(2)
+        permits.release(2)
     assert code == "deadline_exceeded"

@@ -75,7 +75,7 @@ def test_answers_are_those_of_grpc(server: Server, http: Http, path: str, reques
 
 @pytest.mark.parametrize(("path", "request_bytes"), REQUESTS)
 def test_json_says_the_same(server: Server, http: Http, path: str, request_bytes: bytes) -> None:
-    request_type = server._methods.methods[path].request
+    request_type = server._lifecycle.methods.methods[path].request
     message = json_format.MessageToDict(request_type.FromString(request_bytes))
     response = http.call(path, message)
     assert response.status == 200
@@ -85,7 +85,7 @@ def test_json_says_the_same(server: Server, http: Http, path: str, request_bytes
 
 
 def test_every_method_is_served(server: Server, http: Http) -> None:
-    for path in server._methods.methods:
+    for path in server._lifecycle.methods.methods:
         code, _ = over_grpc(server, path, b"\xff")
         assert http.post(path, b"\xff").code == code
 
@@ -219,16 +219,16 @@ def test_deadlines(server: Server, http: Http) -> None:
         response = http.post(path, body, [("connect-timeout-ms", "0")])
         assert (response.status, response.code) == (504, "deadline_exceeded")
         assert "deadline" in response.detail.message
-    turns = server._lifecycle.turns
+    permits = server._lifecycle.permits
     for _ in range(server.config.threads):
-        turns.acquire()
+        permits.acquire()
     try:
         started_s = time.monotonic()
         response = http.post(SEARCH_MANY, search_many(), [("connect-timeout-ms", "200")])
         assert response.code == "deadline_exceeded"
         assert 0.15 < time.monotonic() - started_s < 30
     finally:
-        turns.release(server.config.threads)
+        permits.release(server.config.threads)
     assert http.post(SEARCH_MANY, search_many(), [("connect-timeout-ms", "60000")]).status == 200
 
 
@@ -336,14 +336,14 @@ def test_the_description_is_that_of_the_methods(server: Server, http: Http) -> N
     response = http.ask("GET", "/openapi.json")
     document = response.json
     assert document["openapi"] == "3.1.0"
-    assert set(document["paths"]) == set(server._methods.methods)
+    assert set(document["paths"]) == set(server._lifecycle.methods.methods)
     schemas = document["components"]["schemas"]
     references = set(_references(document))
     assert {reference.rpartition("/")[2] for reference in references} == set(schemas)
     # What the server says and takes is what the schemas say.
     for path, request_bytes in REQUESTS:
         operation = document["paths"][path]["post"]
-        request = server._methods.methods[path].request.FromString(request_bytes)
+        request = server._lifecycle.methods.methods[path].request.FromString(request_bytes)
         message = json_format.MessageToDict(request)
         answer = http.call(path, message).json
         for kind, value in (("requestBody", message), ("200", answer)):

@@ -107,8 +107,8 @@ def test_what_was_asked_is_answered_before_the_end(library: Path) -> None:
     with server, Http(server.http_port) as busy, Http(server.http_port) as quiet:
         assert quiet.post(SEARCH, BODY).status == 200
         assert busy.post(SEARCH, BODY).status == 200
-        turns = server._lifecycle.turns
-        turns.acquire()
+        permits = server._lifecycle.permits
+        permits.acquire()
         busy.send(
             b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/proto\r\ncontent-length: %d\r\n\r\n%s"
             % (SEARCH_MANY.encode(), len(LARGE), LARGE)
@@ -119,7 +119,7 @@ def test_what_was_asked_is_answered_before_the_end(library: Path) -> None:
         assert quiet.is_closed(10)
         with pytest.raises(OSError):
             Http(server.http_port or int(busy.socket.getpeername()[1]))
-        turns.release()
+        permits.release()
         response = busy.response()
         assert (response.status, response.headers["connection"]) == (200, "close")
         assert len(response.body) > 4 << 20
@@ -215,7 +215,7 @@ def test_handshakes_that_never_end_are_cut_off(
     library: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_connection, "HEAD_WITHIN_S", 0.5)
-    monkeypatch.setattr(http_server, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.1)
     with serving(library, security=secure(*authority.issue("one"))) as server:
         tls = ssl.MemoryBIO()
         outgoing = ssl.MemoryBIO()
@@ -243,7 +243,7 @@ def test_handshakes_that_never_end_are_cut_off(
 def test_slow_readers_by_tls_are_cut_off(
     library: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.1)
     security = secure(*authority.issue("one"))
     with (
         serving(library, security=security, body_timeout_s=0.5) as server,
@@ -310,7 +310,7 @@ def test_a_reload_is_seen_as_closed_connections_only(library: Path) -> None:
         for caller in callers:
             caller.start()
         process.send_signal(signal.SIGHUP)
-        eventually(lambda: log.said("the new workers answer"))
+        eventually(lambda: log.said("the new workers are ready"))
         first = set(broken)
         time.sleep(0.5)
         assert asked(address)["scannery-http"] == str(port)

@@ -44,7 +44,7 @@ def server(library: Path) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_behind(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(http_server, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.1)
     yield
     eventually(lambda: idle(server))
     eventually(lambda: not connections(server))
@@ -427,10 +427,10 @@ def test_damaged_requests_harm_nobody(server: Server, caplog: pytest.LogCaptureF
 @contextmanager
 def held_turns(server: Server, count: int) -> Iterator[None]:
     """Let nobody work."""
-    turns = server._lifecycle.turns
+    permits = server._lifecycle.permits
     for _ in range(count):
-        turns.acquire()
+        permits.acquire()
     try:
         yield
     finally:
-        turns.release(count)
+        permits.release(count)

@@ -64,7 +64,7 @@ def test_reloads_and_deaths_are_not_seen(library: Path) -> None:
         wait_until(lambda: all(len(caller.workers) == 2 for caller in callers[2:]))
         first = set(children(process.pid))
         process.send_signal(signal.SIGHUP)
-        wait_until(lambda: log.said("the new workers answer"))
+        wait_until(lambda: log.said("the new workers are ready"))
         wait_until(lambda: len(set(children(process.pid))) == 2 and not set(children(process.pid)) & first)
         answered_again()
         second = set(children(process.pid))
