@@ -28,7 +28,8 @@ HEAD_WITHIN_S = 10.0
 IDLE_S = 300.0
 """A connection without requests is closed after this time."""
 LINGER_S = 2.0
-"""After the last answer, input is read and dropped for this time: closing at once would destroy the answer."""
+"""After the last answer, input is dropped until none came for this time, or until the time limit of a body is over.
+Closing earlier would destroy the answer for a caller that reads it only when the whole body is sent."""
 MAX_WAITING_BYTES = 1 << 20
 """Limit on the bytes of their bodies together."""
 MIN_READ_BYTES = 1 << 16
@@ -65,6 +66,8 @@ class Connection(asyncio.Protocol):
         """Whether further requests are dropped."""
         self.active_s = time.monotonic()
         """Time of the last request or answer."""
+        self._dropped_s = 0.0
+        """Time when input was dropped last."""
         self._after: list[After] = []
         self._is_full = False
         self._written_bytes = self._read_mark_bytes = 0
@@ -103,7 +106,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take bytes from the wire."""
         if self._last:
-            return  # dropped, until the caller closes
+            self._dropped_s = time.monotonic()
+            return  # until the caller closes, or `check_time` does
         if self._tls is not None:
             try:
                 data = self._tls.decrypt(data)
@@ -226,7 +230,7 @@ class Connection(asyncio.Protocol):
         elif self._is_full:
             self._check_reader(now_s)
         elif self._last:
-            if self._answering is None and now_s - self.active_s > LINGER_S:
+            if self._answering is None and self._lingered(now_s):
                 self.abort()
         elif self._parser.is_arriving and not self._held:
             within_s = self._handler.body_timeout_s if self._parser.in_body else HEAD_WITHIN_S
@@ -236,6 +240,10 @@ class Connection(asyncio.Protocol):
                 )
         elif self.is_idle and now_s - self.active_s > (IDLE_S if self.is_known else HEAD_WITHIN_S):
             self.abort()
+
+    def _lingered(self, now_s: float) -> bool:
+        quiet_s = now_s - max(self.active_s, self._dropped_s)
+        return quiet_s > LINGER_S or now_s - self.active_s > max(LINGER_S, self._handler.body_timeout_s)
 
     def _check_reader(self, now_s: float) -> None:
         sent = self._sent_bytes()
