@@ -190,7 +190,7 @@ class Connection(asyncio.Protocol):
     def reply(self, exchange: Exchange, head: bytes, body: bytes, after: After | None = None) -> None:
         """Send an answer; call `after` when it is sent or the connection is lost."""
         if self.is_open:
-            self._write(head + body)
+            self._write(head if exchange.head_only else head + body)
         self._last |= exchange.close
         if after is not None:
             if self._is_full and self.is_open:

@@ -28,19 +28,21 @@ class Exchange:
         "deadline",
         "error",
         "head",
+        "head_only",
         "principal",
         "ticket",
     )
 
-    def __init__(self, connection: Connection, head: Head | None) -> None:
+    def __init__(self, connection: Connection, head: Head | None, *, head_only: bool = False) -> None:
         """Begin an exchange.
 
         Args:
             connection: where the request comes from.
             head: its head; None while it is not parsed, or cannot be.
+            head_only: the answer has no body, whatever its length says: the method is HEAD.
 
         """
-        self.connection, self.head = connection, head
+        self.connection, self.head, self.head_only = connection, head, head_only
         self.body: bytes | bytearray = b""
         self.error: Exception | None = None
         """Why the request is refused; its body is dropped then."""

@@ -84,7 +84,7 @@ class Handler:
             threads: run requests that are not answered on the event loop.
             config: limits, and the options of HTTP.
             responses: formats answers.
-            pages: answers GET requests.
+            pages: answers GET and HEAD requests.
 
         """
         self._methods, self._answering, self._entry = methods, answering, entry
@@ -113,14 +113,14 @@ class Handler:
         assert head is not None
         if head.method == "POST":
             self._check_caller(exchange)
-        elif head.method == "GET":
+        elif head.method in ("GET", "HEAD"):
             self._pages.check(head)
         elif head.method != "OPTIONS":
             raise RefusedError(
                 405,
                 StatusCode.UNIMPLEMENTED,
                 f"{head.method} is not served",
-                headers=(("allow", "POST, GET"),),
+                headers=(("allow", "POST, GET, HEAD"),),
             )
 
     def admit(self, exchange: Exchange) -> None:
