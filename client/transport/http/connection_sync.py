@@ -64,27 +64,36 @@ class Connection:
 
         """
         try:
-            self._send(request, until_s)
+            if not self._send(request, until_s):
+                # A refusal, behind which nothing else can be sent: a part of this request is missing.
+                return self._response(until_s)._replace(reusable=False)
         except TimeoutError:
             raise
         except OSError as error:
             raise UnsentError(f"the connection broke: {error}") from error
+        return self._response(until_s)
+
+    def _response(self, until_s: float) -> Response:
         response = None
         while response is None:
             response = self._parser.feed(self._receive(until_s))
         return response
 
-    def _send(self, request: bytes, until_s: float) -> None:
+    def _send(self, request: bytes, until_s: float) -> bool:
+        """Send a request; return False if the server answered before all of it was sent."""
         try:
             sent = self._socket.send(request)
         except BlockingIOError:
             sent = 0
         while sent < len(request):
-            writable = select.poll()
-            writable.register(self._socket, select.POLLOUT)
-            _wait(writable, until_s)
+            if not self.quiet:
+                return False
+            ready = select.poll()
+            ready.register(self._socket, select.POLLIN | select.POLLOUT)
+            _wait(ready, until_s)
             with suppress(BlockingIOError):
                 sent += self._socket.send(memoryview(request)[sent:])
+        return True
 
     def _receive(self, until_s: float) -> bytes:
         while True:
@@ -129,9 +138,10 @@ class _TlsConnection(Connection):
     def _set_up(self) -> None:
         """Leave the socket as it is."""
 
-    def _send(self, request: bytes, until_s: float) -> None:
+    def _send(self, request: bytes, until_s: float) -> bool:
         self._socket.settimeout(_left_s(until_s))
         self._socket.sendall(request)
+        return True
 
     def _receive(self, until_s: float) -> bytes:
         self._socket.settimeout(_left_s(until_s))

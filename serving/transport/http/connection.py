@@ -26,7 +26,8 @@ HEAD_WITHIN_S = 10.0
 IDLE_S = 300.0
 """A connection without requests is closed after this time."""
 LINGER_S = 2.0
-"""After the last answer, input is discarded for this time: closing at once would reset the connection."""
+"""After the last answer, input is dropped until none came for this time, or until the time limit of a body is over.
+Closing earlier would destroy the answer for a caller that reads it only when the whole body is sent."""
 MAX_WAITING_BYTES = 1 << 20
 """Likewise, for the bytes of their bodies together."""
 MIN_READ_BYTES = 1 << 16
@@ -63,6 +64,8 @@ class Connection(asyncio.Protocol):
         """Whether further requests are dropped."""
         self.active_s = time.monotonic()
         """When the last request or answer ended."""
+        self._dropped_s = 0.0
+        """When input was discarded last."""
         self._after: list[After] = []
         self._is_full = False
         self._written_bytes = self._read_mark_bytes = 0
@@ -101,7 +104,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Decrypt and parse bytes from the socket."""
         if self._last:
-            return  # discarded until the caller closes
+            self._dropped_s = time.monotonic()
+            return  # until the caller closes, or `check_time` does
         if self._tls is not None:
             try:
                 data = self._tls.decrypt(data)
@@ -184,7 +188,7 @@ class Connection(asyncio.Protocol):
     def reply(self, exchange: Exchange, head: bytes, body: bytes, after: After | None = None) -> None:
         """Send an answer; call `after` when it is sent or the connection is lost."""
         if self.is_open:
-            self._write(head + body)
+            self._write(head if exchange.head_only else head + body)
         self._last |= exchange.close
         if after is not None:
             if self._is_full and self.is_open:
@@ -224,7 +228,7 @@ class Connection(asyncio.Protocol):
         elif self._is_full:
             self._check_reader(now_s)
         elif self._last:
-            if self._current is None and now_s - self.active_s > LINGER_S:
+            if self._current is None and self._lingered(now_s):
                 self.abort()
         elif self._parser.is_arriving and not self._held:
             within_s = self._handler.body_timeout_s if self._parser.in_body else HEAD_WITHIN_S
@@ -234,6 +238,10 @@ class Connection(asyncio.Protocol):
                 )
         elif self.is_idle and now_s - self.active_s > (IDLE_S if self.is_known else HEAD_WITHIN_S):
             self.abort()
+
+    def _lingered(self, now_s: float) -> bool:
+        quiet_s = now_s - max(self.active_s, self._dropped_s)
+        return quiet_s > LINGER_S or now_s - self.active_s > max(LINGER_S, self._handler.body_timeout_s)
 
     def _check_reader(self, now_s: float) -> None:
         sent = self._sent_bytes()

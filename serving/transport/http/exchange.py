@@ -28,13 +28,14 @@ class Exchange:
         "deadline",
         "error",
         "head",
+        "head_only",
         "principal",
         "ticket",
     )
 
-    def __init__(self, connection: Connection) -> None:
-        """Begin an exchange on `connection`."""
-        self.connection, self.head = connection, NO_HEAD
+    def __init__(self, connection: Connection, *, head_only: bool = False) -> None:
+        """Begin an exchange on `connection`; `head_only`: the method is HEAD, whose answer has no body."""
+        self.connection, self.head, self.head_only = connection, NO_HEAD, head_only
         self.body: bytes | bytearray = b""
         self.error: Exception | None = None
         """Why the request is refused; its body is then dropped."""

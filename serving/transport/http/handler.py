@@ -83,7 +83,7 @@ class Handler:
             threads: run requests that are not answered on the event loop.
             config: limits, and the options of HTTP.
             responses: formats answers.
-            pages: answers GET requests.
+            pages: answers GET and HEAD requests.
 
         """
         self._lifecycle, self._authorizer = lifecycle, authorizer
@@ -118,11 +118,13 @@ class Handler:
         head = exchange.head
         if head.method == "POST":
             self._check_caller(exchange)
-        elif head.method == "GET":
+        elif head.method in ("GET", "HEAD"):
             self._pages.check(head)
         elif head.method != "OPTIONS":
             message = f"{head.method} is not served"
-            raise RefusedError(405, StatusCode.UNIMPLEMENTED, message, headers=(("allow", "POST, GET"),))
+            raise RefusedError(
+                405, StatusCode.UNIMPLEMENTED, message, headers=(("allow", "POST, GET, HEAD"),)
+            )
 
     def admit(self, exchange: Exchange) -> Ticket:
         """Pass admission, once for each exchange; raises OverloadedError."""

@@ -1,4 +1,4 @@
-"""GET pages: health and the OpenAPI description."""
+"""GET and HEAD pages: health and the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Page", "Pages"]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer to GET or OPTIONS."""
+    """An answer to GET, HEAD or OPTIONS."""
 
     status: int
     body: bytes = b""
@@ -62,7 +62,7 @@ class Pages:
     def page(self, head: Head, preflight: tuple[tuple[str, str], ...]) -> Page:
         """Return the page for a head that passed `check`; for OPTIONS, an empty one with the `preflight` headers."""
         if head.method == "OPTIONS":
-            return Page(204, kind="", headers=preflight or (("allow", "POST, GET"),))
+            return Page(204, kind="", headers=preflight or (("allow", "POST, GET, HEAD"),))
         return self._pages[head.path]()
 
     def _ready(self) -> Page:

@@ -140,7 +140,8 @@ class RequestParser:
         self.in_body, self.began_s = True, time.monotonic()
         if self._parser.should_upgrade():
             raise RefusedError(400, StatusCode.INVALID_ARGUMENT, "upgrade: only HTTP/1.1 is supported")
-        exchange = self.exchange = Exchange(self._connection)
+        head_only = self._parser.get_method() == b"HEAD"
+        exchange = self.exchange = Exchange(self._connection, head_only=head_only)
         try:
             head = exchange.head = self._read_head()
             self._handler.check(exchange)

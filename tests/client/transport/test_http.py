@@ -6,13 +6,14 @@ import json
 import pickle
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,33 @@ def test_a_large_request_arrives_whole(speaker: Speaker) -> None:
 
 
 # What goes wrong
+
+
+def test_a_refusal_is_heard_before_the_whole_request_is_sent() -> None:
+    """A server that refuses a request by its head need not read the body."""
+    body = b'{"code": "resource_exhausted", "message": "too much"}'
+
+    def refuse(listener: socket.socket, stack: ExitStack) -> None:
+        while True:
+            try:
+                sock = stack.enter_context(listener.accept()[0])
+            except OSError:
+                return
+            sock.recv(1 << 16)
+            sock.sendall(answered(b"{}", "application/json"))  # health
+            sock.recv(1 << 10)
+            sock.sendall(answered(body, "application/json", 429, {"connection": "close"}))
+
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        threading.Thread(target=refuse, args=(listener, stack), daemon=True).start()
+        client = stack.enter_context(
+            scannery.connect(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=5)
+        )
+        for _ in range(2):
+            with pytest.raises(scannery.ResourceExhaustedError, match="too much"):
+                client.index("any").upsert([{"id": "a", "vector": [1.0], "text": "x" * (32 << 20)}])
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def hangs_up(exchange: Exchange) -> bytes | None:

@@ -118,7 +118,7 @@ def test_pages_of_the_server_itself_may_ask(server: Server, http: Http) -> None:
 
 def test_without_cors_there_is_nothing_to_allow(library: Path) -> None:
     with serving(library) as server, Http(server.http_port) as http:
-        assert http.ask("OPTIONS", SEARCH).headers["allow"] == "POST, GET"
+        assert http.ask("OPTIONS", SEARCH).headers["allow"] == "POST, GET, HEAD"
         asked = [("origin", ORIGIN), ("access-control-request-method", "POST")]
         assert http.ask("OPTIONS", SEARCH, headers=asked).status == 403
 

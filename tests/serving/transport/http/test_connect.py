@@ -319,9 +319,23 @@ def test_health(server: Server, http: Http) -> None:
         ("GET", "/", 404),
         ("PUT", "/healthz", 405),
         ("DELETE", SEARCH, 405),
-        ("HEAD", "/healthz", 405),
+        ("HEAD", "/healthz", 200),
+        ("HEAD", SEARCH, 404),
     ):
         assert http.ask(method, path).status == status
+
+
+def test_answers_to_head_have_no_body(http: Http) -> None:
+    """With one, a proxy would take it for the start of the next answer."""
+    bodies = [
+        http.ask("HEAD", "/healthz"),
+        http.ask("HEAD", "/nothing"),
+        http.ask("HEAD", "/healthz", host="elsewhere"),
+        http.ask("HEAD", "/healthz", host=None),
+    ]
+    assert [response.status for response in bodies] == [200, 404, 403, 400]
+    assert all(int(response.headers["content-length"]) > 0 for response in bodies)
+    assert http.ask("GET", "/healthz").json == {"status": "ok"}
 
 
 def test_a_server_that_stops_is_not_ready(library: Path) -> None:

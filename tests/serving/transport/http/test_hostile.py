@@ -233,6 +233,18 @@ def test_a_refused_body_is_not_awaited(server: Server) -> None:
         assert http.is_closed()
 
 
+def test_a_refused_caller_may_finish_sending(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many clients read an answer only when all of the body is sent."""
+    monkeypatch.setattr(http_connection, "LINGER_S", 0.3)
+    with Http(server.http_port) as http:
+        http.send(posted(b"", ("content-length", str(MAX_REQUEST_BYTES + 1))))
+        for _ in range(8):  # for longer than a caller that is silent may take, and less long than a body may
+            time.sleep(0.1)
+            http.send(b"x" * 1000)
+        assert http.response().status == 413
+        assert http.is_closed()
+
+
 def test_who_waits_to_be_told_is_told(server: Server) -> None:
     with Http(server.http_port) as http:
         expects = ("expect", "100-continue")
