@@ -27,6 +27,7 @@ _HTTP_URL = re.compile(rf"(?P<scheme>https?)://{_HOST}(?::(?P<port>[0-9]{{1,5}})
 _GRPC_SCHEME = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|xds):")
 _STORE_SCHEME = re.compile(r"(file|gs|s3|az|abfs|abfss)://", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_HTTP_SCHEMES = {"http://", "https://"}
 
 
 def connect(
@@ -124,9 +125,12 @@ def _remote(target: str | Path) -> Endpoint | str | None:
     if (url := _HTTP_URL.fullmatch(target)) is not None:
         tls = url["scheme"].lower() == "https"
         return Endpoint(url["host"].strip("[]"), _port(target, url["port"] or (443 if tls else 80)), tls)
-    if _SCHEME.match(target):
+    if (scheme := _SCHEME.match(target)) is not None:
+        # Without the rest of the target: a URL may have a password in it.
         raise InvalidArgumentError(
-            f"target: unknown scheme in {target!r}; give host:port, http://host:port, https://host:port, a folder, "
+            f"target: {scheme[0]} must be followed by a host and a port only; credentials are options of `connect`"
+            if scheme[0].lower() in _HTTP_SCHEMES
+            else f"target: unknown scheme {scheme[0]}; give host:port, http://host:port, https://host:port, a folder, "
             "file://, gs://, s3:// or az://",
             field="target",
         )

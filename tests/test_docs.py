@@ -13,6 +13,7 @@ from scannery.serving import ServerConfig, limits
 from scannery.serving.process import supervisor as workers
 from tests.data import ROOT
 
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 SEARCHING = (ROOT / "docs" / "searching.md").read_text()
 SERVING = (ROOT / "docs" / "serving.md").read_text()
 
@@ -78,3 +79,14 @@ def test_limits_in_the_protos_are_those_of_the_code() -> None:
     assert f"1 to {limits.MAX_QUERY_TEXT_BYTES} bytes" in comment("search.proto", "text")
     assert f"At most {limits.MAX_RETURN_FIELDS}." in comment("search.proto", "return_fields")
     assert f"absent: {limits.DEFAULT_K}" in comment("search.proto", "k")
+
+
+def test_files_of_the_walks_exist() -> None:
+    """A name without a folder is in the folder of the path before it."""
+    missing, folder = [], ROOT
+    for path in map(Path, re.findall(r"`([\w/]+\.py)`", ARCHITECTURE)):
+        if not any(parent.joinpath(path).is_file() for parent in (ROOT, ROOT / "pipelines", folder)):
+            missing.append(str(path))
+        if len(path.parts) > 1:
+            folder = ROOT / path.parent
+    assert not missing

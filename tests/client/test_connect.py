@@ -110,6 +110,15 @@ def test_neither(target: Any) -> None:
         assert caught.value.field == "target"
 
 
+@pytest.mark.parametrize(
+    "target", ["http://u:secret@h:1", "https://h:1/secret", "http://h?secret=1", "http://::1:5"]
+)
+def test_errors_name_what_a_url_may_have_and_repeat_no_secret(target: str) -> None:
+    with pytest.raises(scannery.InvalidArgumentError, match="followed by a host and a port only") as caught:
+        scannery.connect(target)
+    assert "secret" not in str(caught.value)
+
+
 def test_a_folder_that_is_not_there_is_not_found(tmp_path: Path) -> None:
     for connect in (scannery.connect, scannery.aio.connect):
         with pytest.raises(scannery.NotFoundError, match="there is no store at"):
