@@ -29,6 +29,7 @@ __all__ = [
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+):(?P<port>[0-9]{1,5})")
 
 _ORIGIN = re.compile(r"https?://[^/\s,*]+")
+_HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 CACHED_QUERIES = 4096
 
@@ -103,6 +104,12 @@ class ListenConfig:
                 raise ConfigError(
                     f"http_cors: must be an origin like https://example.org, got {origin!r}",
                     field="http_cors",
+                )
+        for name in self.http_hosts:
+            if not _HOST_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"http_hosts: must be a host name like search.example.org, without scheme and port, got {name!r}",
+                    field="http_hosts",
                 )
         for name, least, most in (
             ("threads", 1, 1024),

@@ -34,7 +34,8 @@ class Browsers:
     def __init__(self, config: ListenConfig) -> None:
         """Read the allowed origins and names from `config`."""
         security = config.security
-        self._origins = frozenset(config.http_cors)
+        # Browsers send origins in lower case.
+        self._origins = frozenset(origin.lower() for origin in config.http_cors)
         self._scheme = "https" if security.tls_cert or security.behind_tls else "http"
         names = {"localhost", split_address(config.listen)[0], split_address(config.http_address)[0]}
         self._names = frozenset(name.lower() for name in (*names, *config.http_hosts))

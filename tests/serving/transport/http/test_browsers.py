@@ -17,7 +17,7 @@ ORIGIN = "https://console.example"
 
 @pytest.fixture(scope="module")
 def server(library: Path) -> Iterator[Server]:
-    with serving(library, http_cors=(ORIGIN,)) as server:
+    with serving(library, http_cors=(ORIGIN.replace("console", "Console"),)) as server:
         yield server
 
 
@@ -147,3 +147,13 @@ def test_an_origin_is_a_scheme_and_a_host(library: Path, origin: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ServerConfig(store=str(library), http_cors=(origin,))
     assert caught.value.field == "http_cors"
+
+
+@pytest.mark.parametrize(
+    "name", ["https://search.example", "search.example:7080", "search.example.", "*", "", "a/b"]
+)
+def test_a_name_of_the_server_is_a_host_without_a_port(library: Path, name: str) -> None:
+    """Any other would match no request, and end the permission of all names."""
+    with pytest.raises(ConfigError, match="without scheme and port") as caught:
+        ServerConfig(store=str(library), http_hosts=(name,))
+    assert caught.value.field == "http_hosts"
