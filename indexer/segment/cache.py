@@ -11,6 +11,7 @@ A folder is locked while it is opened, so that it is not evicted meanwhile.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -116,11 +117,12 @@ class SegmentCache:
             # The lock is on the folder, and renaming keeps it.
             lock = _locked(draft, fcntl.LOCK_SH)
             draft.rename(final)
-        except OSError:
+        except OSError as error:
             _release(lock)
-            if not final.exists():
-                raise
-            return None
+            # Another process was faster; its folder may be evicted again by now.
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST) or final.exists():
+                return None
+            raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         self._remove_old_drafts()

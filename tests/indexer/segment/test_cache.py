@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from scannery.indexer import SegmentCache, StoreError
+from scannery.indexer.segment import cache as cache_module
 from tests.data import ROOT
 
 
@@ -36,6 +38,31 @@ def test_what_is_being_opened_is_not_removed_to_make_room(tmp_path: Path) -> Non
             assert not second.exists()
     with cache.opened("d", unpacking("d")):
         assert not first.exists()
+
+
+def test_a_segment_that_another_process_unpacked_and_evicted_is_unpacked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, calls = SegmentCache(tmp_path / "cache"), list[str]()
+    release = cache_module._release
+
+    def evicted(lock: int | None) -> None:
+        release(lock)
+        monkeypatch.setattr(cache_module, "_release", release)
+        shutil.rmtree(cache.folder / "a")
+
+    def unpack(folder: Path) -> None:
+        if not calls:
+            with cache.opened("a", unpacking("a")):
+                pass
+            monkeypatch.setattr(
+                cache_module, "_release", evicted
+            )  # between the rename that fails and what follows
+        unpacking("a", calls)(folder)
+
+    with cache.opened("a", unpack) as folder:
+        assert (folder / "part").read_text() == "a"
+    assert calls == ["a", "a"]
 
 
 def test_threads_that_open_more_than_there_is_room_for_all_succeed(tmp_path: Path) -> None:
