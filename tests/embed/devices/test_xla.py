@@ -92,7 +92,10 @@ def share(rank: int, world: int) -> None:
 def test_all_chips_of_a_host_share_the_work(tmp_path: Path) -> None:
     folder = make_model("bert-cls", tmp_path)
     # A process of its own: chips are shared out before the first of them is used.
-    code = "from tests.embed.devices.test_xla import launch, share; launch(share)"
+    code = (
+        "from scannery.embed.devices.xla import launch; "
+        "from tests.embed.devices.test_xla import share; launch(share)"
+    )
     environment = {
         **os.environ,
         "PJRT_DEVICE": "CPU",
