@@ -127,9 +127,15 @@ class Connection:
         """Release the socket; in a process that has it too, by a fork, the connection stays."""
         self._socket.close()
 
+
+class _Socket(socket.socket):
+    """A socket without a ResourceWarning: a client that was never closed must not cause one.
+
+    A finalizer of `Connection` would not do: in a cycle, that of the socket may run first.
+    """
+
     def __del__(self) -> None:
-        # A client that was never closed must not cause ResourceWarnings about its sockets.
-        self._socket.close()
+        self.close()
 
 
 class _TlsConnection(Connection):
@@ -147,6 +153,10 @@ class _TlsConnection(Connection):
         self._socket.settimeout(_left_s(until_s))
         return _not_ended(self._socket.recv(_READ_BYTES))
 
+    def __del__(self) -> None:
+        # As `_Socket` does; Python makes the sockets of TLS.
+        self._socket.close()
+
 
 def dial(endpoint: Endpoint, tls: ssl.SSLContext | None, until_s: float) -> Connection:
     """Return a connection on which the expected server answers.
@@ -156,7 +166,7 @@ def dial(endpoint: Endpoint, tls: ssl.SSLContext | None, until_s: float) -> Conn
 
     """
     address = (endpoint.address or endpoint.host, endpoint.port)
-    sock = socket.create_connection(address, _left_s(until_s))
+    sock: socket.socket = _Socket(fileno=socket.create_connection(address, _left_s(until_s)).detach())
     try:
         for option in SOCKET_OPTIONS:
             sock.setsockopt(*option)

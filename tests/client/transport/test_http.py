@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pickle
 import random
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -319,6 +321,18 @@ def test_callers_at_once_have_a_connection_each_and_the_rest_wait(speaker: Speak
                 version(client, timeout_s=0.05)
             release.set()
             assert [one.result(20) for one in asked] == [HTTP] * MAX_CONNECTIONS
+
+
+def test_a_client_that_was_never_closed_warns_of_nothing(speaker: Speaker) -> None:
+    client = scannery.connect(speaker.url)
+    client.index("any").search([1.0])
+    cycle: list[object] = [client]
+    cycle.append(cycle)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        del client, cycle
+        gc.collect()
+    assert [str(warning.message) for warning in warned] == []
 
 
 def test_threads_get_their_own_answers(speaker: Speaker) -> None:
