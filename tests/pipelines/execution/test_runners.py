@@ -93,7 +93,7 @@ def listens(port: int) -> bool:
 def children(pid: int) -> set[str]:
     found: set[str] = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread that just ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that just ended
             found |= set((task / "children").read_text().split())
     return found
 
