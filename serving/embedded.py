@@ -7,6 +7,7 @@ from pathlib import Path
 from google.protobuf.message import Message
 
 from scannery.runtime.deadline import Deadline
+from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.services.search import Service
 from scannery.serving.status import status_of
@@ -17,7 +18,7 @@ __all__ = ["EmbeddedEngine", "open_embedded", "status_of"]
 class EmbeddedEngine:
     """What a server would answer. Safe to use from several threads."""
 
-    def __init__(self, catalog: EmbeddedCatalog) -> None:
+    def __init__(self, catalog: BaseCatalog) -> None:
         """`catalog`: the indexes; closed with the engine."""
         self.store = catalog.uri
         """Absolute: opens the same store again, from any working folder."""

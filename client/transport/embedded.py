@@ -17,7 +17,7 @@ from scannery.client.request.calls import Method
 from scannery.client.transport.status import client_closed, error_from_status
 
 if TYPE_CHECKING:
-    from scannery.serving.services.search import Service
+    from scannery.serving.embedded import EmbeddedEngine
 
 __all__ = ["EmbeddedTransport"]
 
@@ -26,15 +26,15 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 
 
 class EmbeddedTransport:
-    """Calls into a service of this process. Safe to use from several threads.
+    """Calls into an engine of this process. Safe to use from several threads.
 
     Args:
-        service: answers the calls.
+        engine: answers the calls.
 
     """
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self._engine = engine
         self._store: str | None = None
         self._pid = os.getpid()
         self._closed = False
@@ -42,28 +42,24 @@ class EmbeddedTransport:
     @classmethod
     def open(cls, store: str | Path) -> Self:
         """Return the transport to a store; raise a ScanneryError."""
-        from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
-        from scannery.serving.services.search import Service
+        from scannery.serving.embedded import open_embedded
 
         try:
-            catalog = EmbeddedCatalog.open(store)
+            transport = cls(open_embedded(store))
         except Exception as error:
             raise _translated(error) from error
-        transport = cls(Service(catalog))
         # Absolute: it is opened again after a fork, perhaps from another folder.
-        transport._store = catalog.uri
+        transport._store = transport._engine.store
         return transport
 
     def call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float) -> ResponseT:
         """Return the answer; raise a ScanneryError."""
-        from scannery.runtime.deadline import Deadline
-
         if self._pid != os.getpid():
             self._reopen()
         if self._closed:
             raise client_closed()
         try:
-            response = self._service.call(method.path, request, Deadline.after(timeout_s))
+            response = self._engine.call(method.path, request, timeout_s)
         except Exception as error:
             raise _translated(error) from error
         if not isinstance(response, method.response):
@@ -73,12 +69,12 @@ class EmbeddedTransport:
     def close(self) -> None:
         """Close the indexes."""
         self._closed = True
-        self._service.close()
+        self._engine.close()
 
     def _reopen(self) -> None:
         # Locks may have been held by threads that did not come along with the fork.
         if self._store is not None:
-            self._service = type(self).open(self._store)._service
+            self._engine = type(self).open(self._store)._engine
         self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -88,7 +84,7 @@ class EmbeddedTransport:
 
 
 def _translated(error: Exception) -> ScanneryError:
-    from scannery.serving.status import status_of
+    from scannery.serving.embedded import status_of
 
     code, message, detail = status_of(error)
     if code.name == "INTERNAL":

@@ -80,12 +80,12 @@ def client(
 
     """
     from scannery.indexer.local.scratch_folders import scratch_folder
-    from scannery.serving.services.search import Service
+    from scannery.serving.embedded import EmbeddedEngine
 
     encoder = encoder or WordEncoder()
     with scratch_folder("testing") as folder:
         catalog = _catalog(folder, documents, index, distance, lexical, encoder)
-        with Client(EmbeddedTransport(Service(catalog)), timeout_s=timeout_s) as made:
+        with Client(EmbeddedTransport(EmbeddedEngine(catalog)), timeout_s=timeout_s) as made:
             yield made
 
 

@@ -335,7 +335,7 @@ def test_what_only_the_log_has_is_sealed_too(tmp_path: Path, rng: random.Random)
     path = make_store(tmp_path, [random_row(rng, f"id{i}") for i in range(ROWS)], spec=spec)
     with locked(path, "live", "seal"), scannery.connect(path) as client:
         index = client.index("live")
-        live = client._transport._service._catalog.live("live")  # type: ignore[attr-defined]
+        live = client._transport._engine._service._catalog.live("live")  # type: ignore[attr-defined]
         names = [f"{'long' * 100}{i}" for i in range(500)]
         for call in (
             lambda: index.upsert([{"id": "a", "vector": VECTOR, "text": "x" * 100_000}]),
@@ -356,10 +356,10 @@ def test_what_only_the_log_has_is_sealed_too(tmp_path: Path, rng: random.Random)
             assert live.state.log_bytes == 0
     with scannery.connect(path) as client:
         client.index("live").delete(names)
-        live = client._transport._service._catalog.live("live")  # type: ignore[attr-defined]
+        live = client._transport._engine._service._catalog.live("live")  # type: ignore[attr-defined]
         counted = live.state.log_bytes
     with scannery.connect(path) as client:
-        live = client._transport._service._catalog.live("live")  # type: ignore[attr-defined]
+        live = client._transport._engine._service._catalog.live("live")  # type: ignore[attr-defined]
         assert live.state.log_bytes == counted > 0
 
 

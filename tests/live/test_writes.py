@@ -250,7 +250,7 @@ def test_a_disk_that_is_full_refuses_writes_until_there_is_room(
     with scannery.connect(store) as client:
         index = client.index("live")
         index.upsert([{"id": "a", "vector": VECTOR}])
-        live = client._transport._service._catalog.live("live")  # type: ignore[attr-defined]
+        live = client._transport._engine._service._catalog.live("live")  # type: ignore[attr-defined]
         writer = live._log._writer
         pages = writer.execute("PRAGMA page_count").fetchone()[0]
         writer.execute(f"PRAGMA max_page_count = {pages}")
@@ -392,7 +392,7 @@ def test_texts_are_cut_and_encoded_as_a_build_would(texts: Path, tmp_path: Path)
 
 def test_a_document_is_replaced_with_all_of_its_passages(texts: Path, tmp_path: Path) -> None:
     with scannery.connect(texts) as client:
-        manifest = client._transport._service._catalog.snapshot("texts").manifest  # type: ignore[attr-defined]
+        manifest = client._transport._engine._service._catalog.snapshot("texts").manifest  # type: ignore[attr-defined]
     cut = {"id": "id", "text": "text", "title": "t", "chunk": {"max_tokens": 16, "overlap_tokens": 0}}
     spec = parse_spec({**manifest.spec.model_dump(), "source": cut})
     store = Store.open(tmp_path / "cut", create=True)

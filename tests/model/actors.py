@@ -15,7 +15,7 @@ from scannery.client.transport.embedded import EmbeddedTransport
 from scannery.indexer import SegmentCache, Store
 from scannery.serving.catalog.embedded_catalog import EmbeddedCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog
-from scannery.serving.services.search import Service
+from scannery.serving.embedded import EmbeddedEngine
 
 __all__ = ["ACTORS", "Actor", "Clock", "LocalActor"]
 
@@ -97,7 +97,7 @@ class LocalActor(Actor):
         server = ACTORS[name]
         kind = _QuietServer if server else _QuietEmbedded
         catalog = kind(Store.open(store), cache=cache, clock=clock, **options)
-        client = Client(EmbeddedTransport(Service(catalog)), timeout_s=TIMEOUT_S)
+        client = Client(EmbeddedTransport(EmbeddedEngine(catalog)), timeout_s=TIMEOUT_S)
         if isinstance(catalog, ServerCatalog):
             catalog.refresh()
         return cls(name, client, index, catalog=catalog, clock=clock, server=server)
