@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scannery.indexer import StoreError
+from scannery.indexer.store.object_store import sync_folder
 from scannery.live.log.forks import held_by_this_process
 from scannery.runtime.errors import ReadOnlyError
 
@@ -34,7 +35,7 @@ __all__ = [
     "open_private",
     "read_mark",
     "restrict_permissions",
-    "sync_folder",
+    "sync_files",
     "wal_of",
     "write_error",
     "write_mark",
@@ -88,7 +89,7 @@ def make_folders(folder: Path) -> None:
         missing = [item for item in (folder, *folder.parents) if not item.exists()]
         for item in reversed(missing):
             item.mkdir(mode=FOLDER_MODE, exist_ok=True)
-            sync_folder(item.parent, files=False)
+            sync_folder(item.parent)
     except OSError as error:
         raise write_error(folder, error) from error
 
@@ -122,15 +123,15 @@ def restrict_permissions(folder: Path) -> None:
                     path.chmod(status.st_mode & 0o700)
 
 
-def sync_folder(folder: Path, *, files: bool = True) -> None:
-    """Make the names in a folder durable, and by default also the content of its files."""
-    own = [item for item in folder.iterdir() if item.is_file()] if files else []
-    for path in (*own, folder):
+def sync_files(folder: Path) -> None:
+    """Make the content of the files in a folder durable, and their names."""
+    for path in [item for item in folder.iterdir() if item.is_file()]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+    sync_folder(folder)
 
 
 @contextmanager

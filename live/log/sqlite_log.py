@@ -19,6 +19,7 @@ from pathlib import Path
 import apsw
 
 from scannery.indexer import StoreError
+from scannery.indexer.store.object_store import sync_folder
 from scannery.live.log.database import (
     BUSY_MS,
     connected,
@@ -36,7 +37,7 @@ from scannery.live.log.files import (
     open_private,
     read_mark,
     restrict_permissions,
-    sync_folder,
+    sync_files,
     wal_of,
     write_mark,
 )
@@ -365,5 +366,5 @@ def _create(path: Path) -> None:
             create_database(draft)
         # Renamed once complete; the names of the folders too must survive a power cut.
         draft.rename(path)
-        sync_folder(path.parent)
-        sync_folder(path.parent.parent, files=False)
+        sync_files(path.parent)
+        sync_folder(path.parent.parent)

@@ -35,7 +35,7 @@ from scannery.live.log.files import (
     files_of_log,
     make_folders,
     open_private,
-    sync_folder,
+    sync_files,
 )
 from scannery.live.log.home import LogPlace
 from scannery.live.log.location import LOG_FOLDER
@@ -258,7 +258,7 @@ def _place_log(path: Path, folder: Path, fork: _Fork) -> int:
         shutil.copyfileobj(source, target, 1 << 22)
     fork.rename(draft)
     draft.rename(folder / LOG_FILE)
-    sync_folder(folder)
+    sync_files(folder)
     log = SqliteLog(folder)
     try:
         return log.position()

@@ -83,7 +83,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """The input fields that a spec needs, so that columns nobody asked for are never read."""
+    """The input fields that a spec needs, so that other columns are not read."""
 
     id: str
     vector: str | None

@@ -30,6 +30,7 @@ from scannery.serving.telemetry.query_stats import QueryStats
 from scannery.v1 import search_pb2
 
 __all__ = [
+    "CHECK_AGAIN_AFTER_S",
     "CLIENT_KEY",
     "ActiveRequest",
     "Offer",
@@ -41,6 +42,8 @@ __all__ = [
     "least_in_flight",
 ]
 
+CHECK_AGAIN_AFTER_S = 1.0
+"""The credentials are checked again if the body took longer to arrive: they may have expired."""
 CLIENT_KEY = "scannery-client"
 """Metadata key that distinguishes callers without credentials, for fair shares only."""
 

@@ -37,6 +37,7 @@ from scannery.serving.transport.grpc.call_limit import CallLimit
 from scannery.serving.transport.grpc.call_timeouts import CallTimeouts
 from scannery.serving.transport.grpc.streams import pipelined
 from scannery.serving.transport.lifecycle import (
+    CHECK_AGAIN_AFTER_S,
     ActiveRequest,
     RequestLifecycle,
     client_of,
@@ -61,8 +62,6 @@ MAX_IN_STREAM = 1000
 """Requests of a stream that were read and not answered."""
 MAX_UNREAD_BYTES = 1 << 20
 """No further request of a stream is read while this many bytes of its answers wait for the caller."""
-CHECK_AGAIN_AFTER_S = 1.0
-"""The credentials are checked again if the body took longer to arrive: they may have expired."""
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 

@@ -39,6 +39,7 @@ from scannery.serving.transport.http.head import JSON, PROTO, Head, Header, Refu
 from scannery.serving.transport.http.pages import Pages
 from scannery.serving.transport.http.responses import Responses
 from scannery.serving.transport.lifecycle import (
+    CHECK_AGAIN_AFTER_S,
     ActiveRequest,
     RequestLifecycle,
     check_visible,
@@ -52,8 +53,6 @@ __all__ = ["Handler"]
 _LOG = logging.getLogger(__name__)
 
 SEARCH = f"/{SEARCH_SERVICE}/Search"
-CHECK_AGAIN_AFTER_S = 1.0
-"""The credentials are checked again if the body took longer to arrive: they may have expired."""
 MIN_GZIP_BYTES = 1 << 10
 """Shorter answers are not compressed."""
 MAX_GZIP_AT_ONCE_BYTES = 1 << 16
