@@ -14,6 +14,10 @@ IndexerError
     └── StoreUriError      the URI cannot name a store (unknown scheme, a file)
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 __all__ = [
     "AlreadyExistsError",
     "BuildError",
@@ -60,6 +64,14 @@ class InvalidRecordError(IndexerError, ValueError):
     def __init__(self, message: str, *, reason: str, field: str | None = None) -> None:
         super().__init__(message, field=field)
         self.reason = reason
+
+    @classmethod
+    def merged(cls, errors: Sequence[InvalidRecordError]) -> InvalidRecordError:
+        """Return one error of a record that names all of some; reason and field are those of the first."""
+        if len(errors) == 1:
+            return errors[0]
+        message = "; ".join(error.message for error in errors)
+        return cls(message, reason=errors[0].reason, field=errors[0].field)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Beam pickles exceptions, and default pickling loses keyword-only arguments.
