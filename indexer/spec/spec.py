@@ -63,7 +63,8 @@ RESERVED_COLUMNS = frozenset(
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # The docstring under a key is its description in the JSON Schema and in docs/spec.md.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 _FIELD_KEYS = ("id", "text", "title", "vector", "document_id", "payload")
@@ -311,6 +312,8 @@ class IndexSpec(_Model):
     """Name: lower-case letters, digits, `-` and `_`, at most 63."""
 
     source: SourceSpec
+    """Which fields of a record are its id, text, title, and so on."""
+
     encoder: EncoderSpec | None = None
     """Required unless the source has vectors; then it encodes text queries."""
 
@@ -318,6 +321,8 @@ class IndexSpec(_Model):
     """Required for searches with `rerank`."""
 
     distance: Distance = "cosine"
+    """How vectors are compared. Encoders of texts are made for `cosine`."""
+
     attributes: Annotated[dict[str, AttributeType], Field(max_length=256)] = {}
     """Fields of a record to keep as typed, filterable attributes."""
 
