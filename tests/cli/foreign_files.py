@@ -1,3 +1,4 @@
+# ruff: noqa: E501 -- rows of tables
 """Files as other programs write them: databases, spreadsheets, pandas, search engines, message queues.
 
 Each function writes what its program really writes, with that program's own library where it has one (DuckDB, pandas,
