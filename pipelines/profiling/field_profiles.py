@@ -115,7 +115,9 @@ def profile_fields(records: Sequence[Mapping[str, Any]]) -> list[FieldProfile]:
     ]
 
 
-def flattened(record: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def flattened(
+    record: Mapping[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the fields of a record with the names of their paths: those of nested mappings in place of the mappings."""
     for name, value in record.items():
         parts = (*above, str(name))

@@ -83,7 +83,10 @@ class Roles:
 
 
 def find_roles(
-    profiles: Sequence[FieldProfile], given: Mapping[str, str] = MappingProxyType({}), *, is_whole: bool = True
+    profiles: Sequence[FieldProfile],
+    given: Mapping[str, str] = MappingProxyType({}),
+    *,
+    is_whole: bool = True,
 ) -> Roles:
     """Return the roles of fields.
 
@@ -122,7 +125,9 @@ def _role(field: FieldProfile, why: str) -> Role:
 def _vector(profiles: Sequence[FieldProfile]) -> Role | None:
     def is_vector(profile: FieldProfile) -> bool:
         least = 2 if _VECTOR_NAMES.fullmatch(profile.name) else 16
-        return profile.dimensions is not None and profile.dimensions >= least and profile.share >= NEARLY_UNIQUE
+        return (
+            profile.dimensions is not None and profile.dimensions >= least and profile.share >= NEARLY_UNIQUE
+        )
 
     found = sorted(
         (profile for profile in profiles if is_vector(profile)),
@@ -170,7 +175,11 @@ def _text(profiles: Sequence[FieldProfile], id: Role | None) -> Role | None:
 
     def score(profile: FieldProfile) -> float:
         size = min(profile.words, 400.0) * profile.share
-        return size * (3 if _is_named(profile, _TEXT_NAMES) else 1) / (3 if _is_named(profile, _TITLE_NAMES) else 1)
+        return (
+            size
+            * (3 if _is_named(profile, _TEXT_NAMES) else 1)
+            / (3 if _is_named(profile, _TITLE_NAMES) else 1)
+        )
 
     found.sort(key=lambda profile: (-score(profile), profile.place))
     if not found:
@@ -195,7 +204,9 @@ def _title(profiles: Sequence[FieldProfile], text: Role | None, id: Role | None)
     if by_name:
         others = [profile for profile in [*by_name, *telling] if profile is not by_name[0]]
         return Role(by_name[0], "short texts, by their name titles", _paths(others))
-    return Role(telling[0], "short texts, different in most records", _paths(telling[1:])) if telling else None
+    return (
+        Role(telling[0], "short texts, different in most records", _paths(telling[1:])) if telling else None
+    )
 
 
 def _title_rank(profile: FieldProfile) -> int:
@@ -220,7 +231,11 @@ def _is_code(profile: FieldProfile) -> bool:
 
 
 def _groups(profile: FieldProfile) -> bool:
-    return bool(_DOCUMENT_NAMES.fullmatch(profile.name)) and profile.share == 1 and profile.distinct < len(profile.values)
+    return (
+        bool(_DOCUMENT_NAMES.fullmatch(profile.name))
+        and profile.share == 1
+        and profile.distinct < len(profile.values)
+    )
 
 
 def _sorted_out(
@@ -260,7 +275,9 @@ def _pair(profiles: Sequence[FieldProfile]) -> str | None:
     """Return the template of two short fields that are different together in each record, None if there are none."""
 
     def can_be(profile: FieldProfile) -> bool:
-        is_plain = all(isinstance(value, (str, int)) and not isinstance(value, bool) for value in profile.values)
+        is_plain = all(
+            isinstance(value, (str, int)) and not isinstance(value, bool) for value in profile.values
+        )
         return profile.share == 1 and is_plain and 0 < profile.longest <= 100 and profile.words < TEXT_WORDS
 
     numbers = [p for p in profiles if p.share == 1 and p.values and all(type(v) is int for v in p.values)]

@@ -23,7 +23,14 @@ EXAMPLES: dict[str, Any] = {
     "encoder": {"model": "sentence-transformers/all-MiniLM-L6-v2"},
     "reranker": {"model": "cross-encoder/ms-marco-MiniLM-L6-v2"},
     "distance": "dot",
-    "attributes": {"show": "string", "year": "int"},
+    "attributes": {"show": "string", "price": {"type": "float", "from": "Price (USD)"}},
+    "attributes.type": "float",
+    "attributes.from": "meta.prices.0",
+    "attributes.value": "archive",
+    "attributes.split": ",",
+    "attributes.unit": "ms",
+    "attributes.format": "%d/%m/%Y",
+    "attributes.decimal": ",",
     "lexical": True,
     "shards": 4,
     "target_recall": 0.99,
@@ -31,13 +38,19 @@ EXAMPLES: dict[str, Any] = {
     "live": {"seal_rows": 50000},
     "source.format": "managed",
     "source.id": "isbn",
-    "source.text": "body",
+    "source.text": ["summary", "body"],
     "source.title": "headline",
     "source.vector": "embedding",
     "source.vector_bytes": "float32",
     "source.sparse_vector": "splade",
     "source.document_id": "episode",
     "source.payload": "links",
+    "source.records": "data.items",
+    "source.csv": {"delimiter": ";", "encoding": "latin-1"},
+    "csv.delimiter": ";",
+    "csv.quote": "'",
+    "csv.encoding": "windows-1252",
+    "csv.header": 3,
     "source.chunk": {"max_tokens": 200, "overlap_tokens": 20},
     "chunk.max_tokens": 200,
     "chunk.overlap_tokens": 20,
@@ -78,7 +91,16 @@ _BASE: Mapping[str, Any] = {
     "source": {"text": "text"},
     "encoder": {"model": "sentence-transformers/all-MiniLM-L6-v2"},
 }
-_NEEDS: Mapping[str, Mapping[str, Any]] = {"source.vector_bytes": {"vector": "embedding"}}
+_NEEDS: Mapping[str, Mapping[str, Any]] = {
+    "source.vector_bytes": {"vector": "embedding"},
+    "attributes.from": {"type": "float"},
+    "attributes.value": {"type": "string"},
+    "attributes.split": {"type": "string_list"},
+    "attributes.unit": {"type": "timestamp"},
+    "attributes.format": {"type": "timestamp"},
+    "attributes.decimal": {"type": "float"},
+    "reranker.max_tokens": {"model": EXAMPLES["reranker.model"]},
+}
 _INTRODUCTION = """# The spec, key by key
 
 <!-- Made from indexer/spec by `make spec-docs`; do not edit. -->
@@ -118,8 +140,6 @@ def example_spec(section: str, key: str) -> dict[str, Any]:
         found = node.get(part)
         node[part] = dict(found) if isinstance(found, dict) else {}
         node = node[part]
-    if section == "reranker":
-        node["model"] = EXAMPLES["reranker.model"]
     node.update(_NEEDS.get(path, {}))
     node[key] = EXAMPLES[path]
     return spec
@@ -159,7 +179,9 @@ def _sections(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
 def _mappings(model: Mapping[str, Any], schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     found = []
     for key, value in model["properties"].items():
-        for choice in (value, *value.get("anyOf", ())):
+        of_names = value.get("additionalProperties")
+        choices = [value, *([of_names] if isinstance(of_names, dict) else [])]
+        for choice in [one for outer in choices for one in (outer, *outer.get("anyOf", ()))]:
             if "$ref" in choice and "properties" in (target := _target(choice, schema)):
                 found.append((key, target))
     return found
@@ -170,7 +192,11 @@ def _model(schema: Mapping[str, Any], section: str) -> Mapping[str, Any]:
 
 
 def _path_of(section: str) -> list[str]:
-    nested = {"chunk": ["source", "chunk"], "csv": ["source", "csv"]}
+    nested = {
+        "chunk": ["source", "chunk"],
+        "csv": ["source", "csv"],
+        "attributes": ["attributes", "NAME"],
+    }
     return nested.get(section, [section] if section else [])
 
 
