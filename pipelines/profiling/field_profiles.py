@@ -131,7 +131,7 @@ def shown(value: object) -> str:
     """Return a value as short text on one line."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
-    if isinstance(value, (list, dict)) and not isinstance(value, str):
+    if isinstance(value, (list, dict)):
         text = json.dumps(value, ensure_ascii=False, default=str)
     else:
         text = str(value)

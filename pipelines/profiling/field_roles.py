@@ -1,5 +1,6 @@
-"""Which fields of a sample are the id, the text, the title, the vector and the attributes: guessed from their values first,
-and from their names where values leave a choice.
+"""Which fields of a sample are the id, the text, the title, the vector and the attributes.
+
+They are guessed from their values first, and from their names where the values leave a choice.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ def _id(profiles: Sequence[FieldProfile]) -> Role | None:
     if field.distinct == len(field.values):
         why = "in every record, and different in each"
     else:
-        why = f"{len(field.values) - field.distinct} of {field.records} records repeat an earlier one: these are refused"
+        repeated = len(field.values) - field.distinct
+        why = f"{repeated:,} of {field.records:,} records repeat an earlier one: these are refused"
     return Role(field, why, _paths(profile for _, profile in best[1:]))
 
 
@@ -165,8 +167,10 @@ def _id_score(profile: FieldProfile) -> int:
         return 0
     if profile.guess is not None and profile.guess.kind in ("timestamp", "float", "bool", "string_list"):
         return 0
+    if profile.words >= TEXT_WORDS:
+        return 0
     has_spaces = profile.is_text and any(" " in str(value) for value in profile.values)
-    by_values = 1 if has_spaces or profile.words >= TEXT_WORDS else 20 if profile.is_text else 10
+    by_values = 1 if has_spaces else 20 if profile.is_text else 10
     return max(1, by_name + by_values + (5 if profile.place == 0 else 0) - 4 * profile.depth)
 
 
@@ -190,11 +194,13 @@ def _text(profiles: Sequence[FieldProfile], id: Role | None) -> Role | None:
 
 def _title(profiles: Sequence[FieldProfile], text: Role | None, id: Role | None) -> Role | None:
     taken = {role.field.path for role in (text, id) if role is not None}
+    taken |= {profile.path for profile in profiles if _is_same(profile, id)}
 
     def can_be(profile: FieldProfile) -> bool:
         is_short = profile.is_text and 0 < profile.longest <= TITLE_CHARS and profile.words <= 20
         is_address = any(_ADDRESS.match(value) for value in profile.values[:20]) if is_short else False
-        return profile.path not in taken and is_short and not is_address and profile.share >= 0.5
+        is_id = any(pattern.fullmatch(profile.name) for pattern, _ in _ID_NAMES[:2])
+        return profile.path not in taken and is_short and not is_address and not is_id and profile.share >= 0.5
 
     found = [profile for profile in profiles if can_be(profile)]
     by_name = [profile for profile in found if _is_named(profile, _TITLE_NAMES) and _is_telling(profile, 0.5)]
@@ -253,6 +259,10 @@ def _sorted_out(
     return tuple(attributes), tuple(left_out)
 
 
+def _is_same(profile: FieldProfile, id: Role | None) -> bool:
+    return id is not None and bool(profile.values) and list(profile.values) == list(id.field.values)
+
+
 _OBJECTIONS: tuple[tuple[Callable[[FieldProfile], bool], str], ...] = (
     (lambda p: not p.path.strip(), "has no name"),
     (lambda p: not p.values, "has no value in the sample"),
@@ -262,7 +272,7 @@ _OBJECTIONS: tuple[tuple[Callable[[FieldProfile], bool], str], ...] = (
 
 
 def _objection(profile: FieldProfile, id: Role | None) -> str | None:
-    if id is not None and profile.values and list(profile.values) == list(id.field.values):
+    if _is_same(profile, id) and id is not None:
         return f"the same as {id.field.path}"
     return next((why for check, why in _OBJECTIONS if check(profile)), None)
 

@@ -1,7 +1,7 @@
 """The attribute type of a field, from a sample of its values and its name.
 
-Typed values (Parquet, Avro, JSON) decide by themselves. Texts (CSV) are of the narrowest type that all of them are written
-in: true or false, a number, a time, a list; else they are strings.
+Typed values (Parquet, Avro, JSON) decide by themselves. Texts (CSV) are of the narrowest type that all of them are
+written in: true or false, a number, a time, a list; else they are strings.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import datetime as dt
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
@@ -67,11 +68,13 @@ def is_missing(value: object) -> bool:
     if value is None:
         return True
     if isinstance(value, float):
-        return value != value
+        return math.isnan(value)
     return isinstance(value, str) and value.strip().lower() in MISSING
 
 
-def guess_type(name: str, values: Sequence[Any], *, has_missing: bool = False) -> TypeGuess | None:
+def guess_type(  # noqa: PLR0911 -- one return for each type of values
+    name: str, values: Sequence[Any], *, has_missing: bool = False
+) -> TypeGuess | None:
     """Return the type of a field; None if no attribute can hold its values (mappings, bytes, lists of numbers).
 
     Args:
