@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -30,6 +31,8 @@ LANGUAGE_TEXTS = 200
 CHARS_PER_TOKEN = 4
 CHUNK = {"max_tokens": 128, "overlap_tokens": 16}
 MAX_ATTRIBUTES = 100
+WIDTH = 110
+"""Of a line of the spec, in characters; longer comments stand above."""
 _GENERIC = frozenset({"name", "value", "id", "rendered", "type", "key", "label", "count", "date", "time"})
 
 
@@ -56,9 +59,12 @@ class _Line:
     """Whether it is only shown, for users to take."""
 
     def text(self, indent: str) -> str:
-        entry = f"{self.key}: {_inline(self.value)}"
-        why = f"  # {' '.join(self.why.split())}" if self.why else ""
-        return f"{indent}{'# ' if self.is_comment else ''}{entry}{why}"
+        entry = f"{indent}{'# ' if self.is_comment else ''}{self.key}: {_inline(self.value)}"
+        why = " ".join(self.why.split())
+        if not why or len(entry) + len(why) < WIDTH:
+            return f"{entry}  # {why}" if why else entry
+        above = textwrap.wrap(why, WIDTH - 2, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        return "\n".join([*above, entry])
 
 
 def draft_spec(
