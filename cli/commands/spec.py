@@ -38,7 +38,9 @@ def init(
     ] = Path("spec.yaml"),
     id: Annotated[str | None, typer.Option("--id", metavar="FIELD", help="The field of ids.")] = None,
     text: Annotated[str | None, typer.Option("--text", metavar="FIELD", help="The field of texts.")] = None,
-    title: Annotated[str | None, typer.Option("--title", metavar="FIELD", help="The field of titles.")] = None,
+    title: Annotated[
+        str | None, typer.Option("--title", metavar="FIELD", help="The field of titles.")
+    ] = None,
     encoder: Annotated[
         str | None,
         typer.Option("--encoder", metavar="MODEL", help="A sentence-transformers model: name or folder."),
@@ -160,7 +162,9 @@ def _faults(report: CheckReport) -> list[str]:
     if report.refused:
         lines.append(f"[yellow]![/yellow] {report.refused:,} of {report.records:,} records would be refused:")
     for fault in report.faults:
-        lines.append(f"    {fault.records:>6,}  {fault.reason}: {escape(fault.message)} ({escape(fault.place)})")
+        lines.append(
+            f"    {fault.records:>6,}  {fault.reason}: {escape(fault.message)} ({escape(fault.place)})"
+        )
     for field in report.fields:
         if field.source and not field.present:
             near = f"; did you mean {field.nearest}?" if field.nearest else ""
@@ -169,14 +173,14 @@ def _faults(report: CheckReport) -> list[str]:
 
 
 def _notes(report: CheckReport) -> list[str]:
-    lines = [
-        f"converted   {field}: {count:,} × {what}" for (field, what), count in report.converted.items()
-    ]
+    lines = [f"converted   {field}: {count:,} × {what}" for (field, what), count in report.converted.items()]
     if report.unused:
         more = f" and {len(report.unused) - 12} more" if len(report.unused) > 12 else ""
         lines.append(f"not used    {', '.join(report.unused[:12])}{more}")
     if report.languages:
-        lines.append("languages   " + ", ".join(f"{name} {share:.0%}" for name, share in report.languages[:4]))
+        lines.append(
+            "languages   " + ", ".join(f"{name} {share:.0%}" for name, share in report.languages[:4])
+        )
     lengths = report.lengths
     if lengths is not None:
         about = "" if lengths.counted else "about "

@@ -15,7 +15,7 @@ import yaml
 from scannery.embed.models.recommended_models import MULTILINGUAL, RecommendedModel, recommended_model
 from scannery.embed.text.language import UNKNOWN, languages_of
 from scannery.embed.text.token_counts import TokenCounter
-from scannery.indexer.spec.attribute_spec import RESERVED_COLUMNS
+from scannery.indexer.spec.attribute_spec import ATTRIBUTE_NAME, RESERVED_COLUMNS
 from scannery.indexer.spec.spec import IndexSpec, Language
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines.errors import SpecConflictError
@@ -117,13 +117,14 @@ def index_name(inputs: Sequence[str]) -> str:
 
 def attribute_name(profile: FieldProfile, taken: Iterable[str]) -> str:
     """Return the name of an attribute for a field: its own in ASCII, with that of the mapping around it if need be."""
-    parts = [part for part in (_word(part) for part in profile.parts) if part]
-    start = -2 if parts and parts[-1] in _GENERIC else -1
-    names = ["_".join(parts[start:]), "_".join(parts), f"own_{'_'.join(parts)}"]
-    names += [f"{names[0]}_{number}" for number in range(2, 1000)]
+    parts = [part for part in map(_word, profile.parts) if part]
+    if not parts:
+        return f"field_{profile.place}"
+    start = -2 if parts[-1] in _GENERIC else -1
+    names = [profile.path, "_".join(parts[start:]), "_".join(parts), f"own_{'_'.join(parts)}"]
+    names += [f"{names[1]}_{number}" for number in range(2, 1000)]
     used = {*taken, *RESERVED_COLUMNS}
-    fitting = (name[:63] for name in names if re.match(r"[A-Za-z]", name))
-    return next((name for name in fitting if name not in used), f"field_{profile.place}")
+    return next(name for name in names if ATTRIBUTE_NAME.fullmatch(name) and name not in used)
 
 
 def _check_roles(roles: Roles, profiles: Sequence[FieldProfile]) -> None:
@@ -357,11 +358,12 @@ _PLAIN = re.compile(r"[\w/][\w/.-]*")
 
 
 def _word(text: str) -> str:
+    """Return a name in lower case and ASCII, without what is in brackets; empty if it has no such letters."""
     bare = re.sub(r"\([^)]*\)|\[[^\]]*\]", "", text)
     for candidate in (bare, text):
-        words = re.findall(r"[A-Za-z0-9]+", _ascii(candidate))
+        words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", _ascii(candidate))
         if words:
-            return "_".join(words) if len(words) > 1 or not words[0].isupper() else words[0].lower()
+            return "_".join(words).lower()[:24]
     return ""
 
 

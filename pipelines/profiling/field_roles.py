@@ -200,7 +200,9 @@ def _title(profiles: Sequence[FieldProfile], text: Role | None, id: Role | None)
         is_short = profile.is_text and 0 < profile.longest <= TITLE_CHARS and profile.words <= 20
         is_address = any(_ADDRESS.match(value) for value in profile.values[:20]) if is_short else False
         is_id = any(pattern.fullmatch(profile.name) for pattern, _ in _ID_NAMES[:2])
-        return profile.path not in taken and is_short and not is_address and not is_id and profile.share >= 0.5
+        return (
+            profile.path not in taken and is_short and not is_address and not is_id and profile.share >= 0.5
+        )
 
     found = [profile for profile in profiles if can_be(profile)]
     by_name = [profile for profile in found if _is_named(profile, _TITLE_NAMES) and _is_telling(profile, 0.5)]

@@ -1,4 +1,4 @@
-"""Files of other programs go in by `spec init` and `build`, without a hand on the spec, and searches find what is in them."""
+"""Files of other programs go in by `spec init` and `build`, with the spec as drafted, and searches find their content."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ CASES = {
         {"rating": "int", "verified": "bool", "stay": "timestamp", "topics": "string_list"},
     ),
     "elastic_dump": Expected(
-        5, "inflation and the central bank", "kX49-4wBz", {"views": {"$gte": 2000}, "published_at": {"$gt": "2024-05-01"}},
+        5, "inflation and the central bank", "kX49-4wBz",
+        {"views": {"$gte": 2000}, "published_at": {"$gt": "2024-05-01"}},
         {"author_name": "string", "views": "int", "published_at": "timestamp", "tags": "string_list"},
     ),
     "rest_array": Expected(4, "sourdough", "121", {"slug": "why-bread-needs-a-night"}, {"date": "timestamp"}),
