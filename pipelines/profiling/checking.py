@@ -7,9 +7,9 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from scannery.embed.models.token_counts import TokenCounter
 from scannery.embed.text.documents import cut
 from scannery.embed.text.language import languages_of
-from scannery.embed.text.token_counts import TokenCounter
 from scannery.indexer.datapoints.field_mapping import FieldMapping, MappedField
 from scannery.indexer.datapoints.validation import SPARSE, Validated
 from scannery.indexer.errors import InvalidRecordError

@@ -13,8 +13,8 @@ from typing import Any, get_args
 import yaml
 
 from scannery.embed.models.recommended_models import MULTILINGUAL, RecommendedModel, recommended_model
+from scannery.embed.models.token_counts import TokenCounter
 from scannery.embed.text.language import UNKNOWN, languages_of
-from scannery.embed.text.token_counts import TokenCounter
 from scannery.indexer.spec.attribute_spec import ATTRIBUTE_NAME, RESERVED_COLUMNS
 from scannery.indexer.spec.spec import IndexSpec, Language
 from scannery.indexer.spec.spec_files import parse_spec
@@ -363,7 +363,7 @@ def _word(text: str) -> str:
     for candidate in (bare, text):
         words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", _ascii(candidate))
         if words:
-            return "_".join(words).lower()[:24]
+            return "_".join(words).lower()[:24].rstrip("_")
     return ""
 
 

@@ -131,10 +131,8 @@ def shown(value: object) -> str:
     """Return a value as short text on one line."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
-    if isinstance(value, (list, dict)):
-        text = json.dumps(value, ensure_ascii=False, default=str)
-    else:
-        text = str(value)
+    is_nested = isinstance(value, (list, dict))
+    text = json.dumps(value, ensure_ascii=False, default=str) if is_nested else str(value)
     text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return text if len(text) <= EXAMPLE_CHARS else text[: EXAMPLE_CHARS - 1] + "…"
 

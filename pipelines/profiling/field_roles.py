@@ -155,23 +155,24 @@ def _id(profiles: Sequence[FieldProfile]) -> Role | None:
 
 def _id_score(profile: FieldProfile) -> int:
     """Return how well a field identifies records, 0 for not at all."""
-    if profile.share < 1 or not profile.values or profile.path == "":
-        return 0
-    if not all(isinstance(value, (str, int)) and not isinstance(value, bool) for value in profile.values):
-        return 0
-    if any(isinstance(value, str) and len(value) > MAX_ID_CHARS for value in profile.values):
+    if not _can_identify(profile):
         return 0
     by_name = max((score for pattern, score in _ID_NAMES if pattern.fullmatch(profile.name)), default=0)
     unique = profile.distinct / len(profile.values)
     if unique < NEARLY_UNIQUE or (unique < 1 and by_name < 80):
         return 0
-    if profile.guess is not None and profile.guess.kind in ("timestamp", "float", "bool", "string_list"):
-        return 0
-    if profile.words >= TEXT_WORDS:
-        return 0
     has_spaces = profile.is_text and any(" " in str(value) for value in profile.values)
     by_values = 1 if has_spaces else 20 if profile.is_text else 10
     return max(1, by_name + by_values + (5 if profile.place == 0 else 0) - 4 * profile.depth)
+
+
+def _can_identify(profile: FieldProfile) -> bool:
+    """Return whether every record has a short text or an integer in a field, which is no time or the like."""
+    if profile.share < 1 or not profile.values or not profile.path or profile.words >= TEXT_WORDS:
+        return False
+    are_plain = all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in profile.values)
+    is_other = profile.guess is not None and profile.guess.kind not in ("string", "int")
+    return are_plain and not is_other and profile.longest <= MAX_ID_CHARS
 
 
 def _text(profiles: Sequence[FieldProfile], id: Role | None) -> Role | None:

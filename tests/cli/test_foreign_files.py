@@ -1,4 +1,4 @@
-"""Files of other programs go in by `spec init` and `build`, with the spec as drafted, and searches find their content."""
+"""Files of other programs go in by `spec init` and `build`, the spec as drafted, and searches find their content."""
 
 from __future__ import annotations
 

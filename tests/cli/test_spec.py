@@ -45,7 +45,7 @@ def spec(tmp_path: Path) -> str:
     return str(path)
 
 
-NOTES = [
+NOTES: list[dict[str, Any]] = [
     {"id": f"n{i}", "body": f"A note about the harbour, number {i}.", "year": 1990 + i, "show": "a"}
     for i in range(5)
 ]
@@ -242,6 +242,7 @@ def test_the_page_of_the_first_hour(tmp_path):
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     out = done.stdout

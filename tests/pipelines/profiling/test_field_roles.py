@@ -86,8 +86,9 @@ def test_passages_of_documents():
 
 
 def test_what_is_left_out_says_why():
-    found = roles_of(rows(id=["a", "b", "c", "d"], key=["a", "b", "c", "d"], text=TEXTS, status=["ok"] * 4, empty=[None] * 4,
-                          parts=[[{"x": 1}]] * 4))  # fmt: skip
+    ids = ["a", "b", "c", "d"]
+    same = {"status": ["ok"] * 4, "empty": [None] * 4, "parts": [[{"x": 1}]] * 4}
+    found = roles_of(rows(id=ids, key=ids, text=TEXTS, **same))
     assert {one.field.path: one.why for one in found.left_out} == {
         "key": "the same as id",
         "status": "the same in every record",
