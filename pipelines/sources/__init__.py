@@ -191,7 +191,8 @@ def _split(file: InputFile, format: str, compression: str, limit: int) -> Iterat
         return by_rows[format](file, limit)
     if format == "jsonl":
         is_lines = ".json" not in PurePosixPath(file.path.lower()).suffixes
-        return (lines if is_lines else json_documents).split(file, compression, limit)
+        split = lines.split if is_lines else json_documents.split
+        return split(file, compression, limit)
     return texts.split(file, compression)
 
 
