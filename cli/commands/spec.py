@@ -54,14 +54,14 @@ def init(
     from scannery.pipelines.profiling.drafting import draft_spec
     from scannery.pipelines.profiling.sample import init_sample
 
-    sample, csv = init_sample(data, records)
+    sample, source = init_sample(data, records)
     given = {"id": id, "text": text, "title": title}
     draft = draft_spec(
         sample,
         data,
         given={role: path for role, path in given.items() if path is not None},
         encoder=encoder,
-        csv=csv,
+        source=source,
         path=output.name if str(output) != "-" else "spec.yaml",
     )
     if str(output) == "-":

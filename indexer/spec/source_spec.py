@@ -19,7 +19,7 @@ from scannery.indexer.spec.model import SpecModel, mapping_like
 
 __all__ = ["ChunkSpec", "CsvSpec", "SourceFormat", "SourceSpec"]
 
-SourceFormat = Literal["auto", "datapoints", "managed"]
+SourceFormat = Literal["auto", "csv", "datapoints", "managed"]
 
 _FIELD_KEYS = ("id", "text", "title", "vector", "document_id", "payload")
 _OWN_FIELDS: dict[str, dict[str, str]] = {
@@ -72,6 +72,9 @@ class CsvSpec(SpecModel):
     """Where the names of the columns are: the number of their row, from 1; `true` for the first one; a list of the
     names if the file has none; `false` for columns that are called `1`, `2` and so on."""
 
+    missing: list[str] | None = None
+    """Cells that stand for no value, besides empty ones, such as `NULL` and `n/a`."""
+
     @field_validator("delimiter", "quote")
     @classmethod
     def _one_character(cls, value: str | None) -> str | None:
@@ -123,8 +126,9 @@ class SourceSpec(SpecModel):
     """The format of the input, and the fields of a record."""
 
     format: SourceFormat = "auto"
-    """`auto`: by the ending of each file. `managed`: the input layout of the managed ScaNN service; `datapoints`: what
-    `scannery index export` writes. These two have fixed field names, so no other key of `source` is needed."""
+    """`auto`: by the ending of each file. `csv`: files of any ending are tables, such as the `.txt` of a spreadsheet.
+    `managed`: the input layout of the managed ScaNN service; `datapoints`: what `scannery index export` writes. These
+    two have fixed field names, so no other key of `source` is needed."""
 
     id: str = "id"
     """Field with the document's id, unique in the corpus. Records of folders of text have `path`. Like all fields, it

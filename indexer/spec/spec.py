@@ -313,7 +313,7 @@ class IndexSpec(SpecModel):
             raise ValueError("`encoder` is required unless `source.vector` names a field with vectors")
         if self.lexical and self.source.text is None:
             raise ValueError("`lexical: true` needs `source.text`")
-        if self.source.format != "auto" and self.attribute_specs:
+        if self.source.format in ("datapoints", "managed") and self.attribute_specs:
             name = next(iter(self.attribute_specs))
             raise ValueError(f"attribute {name!r} can only be a type with `format: {self.source.format}`")
         if self.source.format == "managed" and self.source.payload in self.attributes:

@@ -73,7 +73,7 @@ def draft_spec(
     *,
     given: Mapping[str, str],
     encoder: str | None = None,
-    csv: Mapping[str, Any] | None = None,
+    source: Mapping[str, Any] | None = None,
     path: str = "spec.yaml",
 ) -> Draft:
     """Return a spec for a sample.
@@ -83,7 +83,7 @@ def draft_spec(
         inputs: as the user gave them, for the index's name and the comments.
         given: fields of `id`, `text` and `title` that the user names.
         encoder: a model that the user names.
-        csv: how CSV files of the input are written, for `source.csv`.
+        source: keys of `source` that reading the input takes: `format`, `csv`.
         path: where the spec will be, for the comments.
 
     Raises:
@@ -95,7 +95,7 @@ def draft_spec(
     _check_roles(roles, profiles)
     refused: dict[str, list[str]] = {}
     while True:
-        lines = _Drafting(sample, roles, encoder, csv or {}, refused).lines()
+        lines = _Drafting(sample, roles, encoder, source or {}, refused).lines()
         text = _page(lines, sample, inputs, path)
         spec = parse_spec(yaml.safe_load(text))
         report = check_sample(spec, sample, counter_of(spec))
@@ -153,7 +153,7 @@ class _Drafting:
         sample: of the input.
         roles: of its fields.
         encoder: a model that the user names.
-        csv: for `source.csv`.
+        source: keys of `source` that reading the input takes.
         refused: paths of attributes whose type refuses records of the sample, with a message of each type that was
             tried: the guessed one, then string.
 
@@ -164,10 +164,10 @@ class _Drafting:
         sample: Sample,
         roles: Roles,
         encoder: str | None,
-        csv: Mapping[str, Any],
+        source: Mapping[str, Any],
         refused: Mapping[str, Sequence[str]],
     ) -> None:
-        self._sample, self._roles, self._csv, self._refused = sample, roles, csv, refused
+        self._sample, self._roles, self._reading, self._refused = sample, roles, dict(source), refused
         texts = (
             [] if roles.text is None else [text for text in roles.text.field.values if isinstance(text, str)]
         )
@@ -187,9 +187,8 @@ class _Drafting:
         return sections
 
     def _source(self) -> list[_Line]:
-        roles, lines = self._roles, []
-        if self._csv:
-            lines.append(_Line("csv", dict(self._csv), "how the file is written"))
+        roles, why = self._roles, {"format": "the files are tables", "csv": "how the files are written"}
+        lines = [_Line(key, value, why.get(key, "")) for key, value in self._reading.items()]
         if roles.id is not None:
             lines.append(_role_line("id", roles.id))
         else:
@@ -348,7 +347,9 @@ def _inline(value: Any) -> str:
     """Return a value as YAML on one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_inline(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, str) and not _PLAIN.fullmatch(value):
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    if isinstance(value, str) and (not _PLAIN.fullmatch(value) or yaml.safe_load(value) != value):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t") + '"'
     text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...").strip()

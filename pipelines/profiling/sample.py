@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
-from scannery.indexer.spec.spec import IndexSpec, SourceSpec
+from scannery.indexer.spec.spec import CsvSpec, IndexSpec, SourceSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import NothingToIndexError
-from scannery.pipelines.sources import (  # fmt: skip
+from scannery.pipelines.profiling.field_profiles import profile_fields
+from scannery.pipelines.profiling.value_types import is_missing
+from scannery.pipelines.sources import (
     Fields,
     InputFile,
     Part,
@@ -21,11 +25,17 @@ from scannery.pipelines.sources import (  # fmt: skip
     read_batches,
     split_file,
 )
+from scannery.pipelines.sources.dialects import DELIMITERS, Dialect, find_dialect
+from scannery.pipelines.sources.streams import read_blocks
 
 __all__ = ["SAMPLE_RECORDS", "Sample", "init_sample", "read_sample"]
 
 SAMPLE_RECORDS = 1000
 MAX_FILES = 200
+TEXT_ENDINGS = frozenset({".txt", ".text", ".dat", ".tab"})
+TABLE_ROWS = 100
+NEVER_TEXT = frozenset({"NULL", "\\N", "NaN", "nan", "#N/A"})
+"""Words for no value that no text consists of, as "NA" (Namibia) and "None" may."""
 PART_BYTES = 1 << 20
 """About what is read of a file; more of a Parquet file with large row groups."""
 
@@ -85,7 +95,7 @@ def read_sample(inputs: Sequence[str], source: SourceSpec, limit: int = SAMPLE_R
 
 
 def init_sample(inputs: Sequence[str], limit: int = SAMPLE_RECORDS) -> tuple[Sample, dict[str, Any]]:
-    """Return up to `limit` records of an input without a spec, and how its CSV files are written, as `source.csv`.
+    """Return up to `limit` records of an input without a spec, and the keys of `source` that reading it takes.
 
     Raises:
         As `read_sample`.
@@ -93,7 +103,66 @@ def init_sample(inputs: Sequence[str], limit: int = SAMPLE_RECORDS) -> tuple[Sam
     """
     # The names under which files of bare vectors have their ids and vectors.
     source = SourceSpec(id="id", vector="vector")
-    return read_sample(inputs, source, limit), {}
+    if _are_tables(find_files(inputs)):
+        source = SourceSpec(id="id", vector="vector", format="csv")
+    sample = read_sample(inputs, source, limit)
+    parts = [part for file in sample.files[:MAX_FILES] for part in itertools.islice(_parts(file), 1)]
+    tables = [part for part in parts if part.format in DELIMITERS]
+    csv = _common_dialect(tables)
+    if tables and (words := _words_for_nothing(sample)):
+        csv["missing"] = words
+        given = CsvSpec(missing=words)
+        sample = read_sample(inputs, source.model_copy(update={"csv": given}), limit)
+    reading: dict[str, Any] = {} if source.format == "auto" else {"format": source.format}
+    return sample, reading | ({"csv": csv} if csv else {})
+
+
+def _words_for_nothing(sample: Sample) -> list[str]:
+    """Return the texts of cells that stand for no value, such as NULL among numbers."""
+    records = [record.fields for record in sample.records]
+    texts = {one.path for one in profile_fields(records) if one.is_text}
+    found = dict.fromkeys(
+        value
+        for record in records
+        for name, value in record.items()
+        if isinstance(value, str) and is_missing(value) and (name not in texts or value in NEVER_TEXT)
+    )
+    return list(found)
+
+
+def _are_tables(files: Sequence[InputFile]) -> bool:
+    """Return whether files that end as texts do are tables: spreadsheets save those with tabs as `.txt`."""
+    return bool(files) and all(
+        PurePosixPath(file.path).suffix.lower() in TEXT_ENDINGS and _is_table(file)
+        for file in files[:MAX_FILES]
+    )
+
+
+def _is_table(file: InputFile) -> bool:
+    blocks = itertools.islice(read_blocks(file.base, file.path, ""), 1)
+    head = b"".join(blocks)
+    dialect = find_dialect(iter([head]), "csv", None, file.source)
+    text = head.decode(dialect.encoding, "replace").removeprefix("\ufeff")
+    rows = [row for row in itertools.islice(dialect.reader(io.StringIO(text, newline="")), TABLE_ROWS) if row]
+    # Prose can have a comma in each of its few lines.
+    least = 2 if dialect.delimiter == "\t" else 3
+    cells = {len(row) for row in rows}
+    return len(cells) == 1 and cells.pop() >= least and len(rows) >= least and all(rows[0])
+
+
+def _common_dialect(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return how all CSV files are written, where that is not the usual way and the same for all."""
+    written = {part.dialect for part in parts}
+    if len(written) != 1 or written == {""}:
+        return {}
+    dialect = Dialect.of(parts[0].dialect, parts[0].format)
+    usual = Dialect(delimiter=DELIMITERS[parts[0].format])
+    named = {
+        "delimiter": "tab" if dialect.delimiter == "\t" else dialect.delimiter,
+        "encoding": dialect.encoding,
+    }
+    found = {key: value for key, value in named.items() if getattr(dialect, key) != getattr(usual, key)}
+    return found | ({"header": dialect.above + 1} if dialect.above else {})
 
 
 def _spread(files: Sequence[InputFile], count: int) -> list[InputFile]:

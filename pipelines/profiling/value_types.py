@@ -186,8 +186,8 @@ def _list(texts: Sequence[str]) -> TypeGuess | None:
         found = [_parsed(text) for text in texts]
         if all(isinstance(value, list) and all(isinstance(item, str) for item in value) for value in found):
             return TypeGuess("string_list", "lists")
-    if any(text.startswith("{") for text in texts):  # arrays of PostgreSQL
-        return None
+    if all(text.startswith("{") and text.endswith("}") and ":" not in text for text in texts):
+        return TypeGuess("string_list", "lists of PostgreSQL")
     for mark in ("|", ";", ","):
         if _is_separator(mark, texts):
             return TypeGuess("string_list", f"items separated by {mark!r}", {"split": mark})

@@ -58,6 +58,8 @@ def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
     """
     if source.format == "managed":
         return managed.arrange(files)
+    if source.format == "csv":
+        return [dataclasses.replace(file, layout="csv", csv=source.csv) for file in files]
     found = {file.source for file in files}
     vectors = [file for file in files if _kind(file) in arrays.FORMATS]
     ids = {file.source + arrays.IDS_SUFFIX for file in vectors} & found
@@ -112,7 +114,8 @@ def split_file(file: InputFile, limit: int) -> Iterator[Part]:
 
     A file that cannot be opened, or whose row index is damaged, is one part with a `problem`.
     """
-    found = managed.format_of(file.path) if file.layout == "managed" else _format_of(file.path)
+    by_layout = {"managed": managed.format_of, "csv": _csv_format_of}
+    found = by_layout.get(file.layout, _format_of)(file.path)
     if found is None:
         raise UnknownFormatError(f"cannot tell the format of {file.source}", field="input")
     format, compression = found
@@ -202,6 +205,10 @@ def _stamp(file: InputFile | Part) -> str:
 
 def _problem(file: InputFile, format: str, reason: str, error: Exception) -> Part:
     return Part(base=file.base, path=file.path, format=format, problem=reason, message=str(error), records=0)
+
+
+def _csv_format_of(path: str) -> tuple[str, str]:
+    return "csv", COMPRESSIONS.get(PurePosixPath(path).suffix.lower(), "")
 
 
 def _format_of(path: str) -> tuple[str, str] | None:

@@ -51,6 +51,7 @@ EXAMPLES: dict[str, Any] = {
     "csv.quote": "'",
     "csv.encoding": "windows-1252",
     "csv.header": 3,
+    "csv.missing": ["NULL", "n/a"],
     "source.chunk": {"max_tokens": 200, "overlap_tokens": 20},
     "chunk.max_tokens": 200,
     "chunk.overlap_tokens": 20,
