@@ -163,12 +163,8 @@ def test_a_pipeline_writes_avro(store, tmp_path):
     values = (1.0, [1.0, 2.0], Decimal("1.50"), day.date(), day, {"name": "n"})
     with path.open("wb") as file:
         fastavro.writer(file, schema, [dict(zip(types, values, strict=True))])
-    attributes = {
-        "cost": "float",
-        "day": "timestamp",
-        "at": "timestamp",
-        "name": {"type": "string", "from": "meta.name"},
-    }
+    attributes: dict[str, Any] = {"cost": "float", "day": "timestamp", "at": "timestamp"}
+    attributes["name"] = {"type": "string", "from": "meta.name"}
     report = build(store, path, {}, attributes)
     assert index_of(store, "own", *attributes) == {"1": {"cost": 1.5, "day": day, "at": day, "name": "n"}}
     assert report.converted == {"id: a whole number with decimals (such as 7.0) as an id": 1}
