@@ -14,6 +14,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     field_serializer,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -83,6 +84,16 @@ class ChunkSpec(_Model):
 
     overlap_tokens: Annotated[int, Field(ge=0, le=4096)] = 16
     """Most tokens that a passage repeats from the end of the previous one; less than half of `max_tokens`."""
+
+    headings: bool | None = None
+    """Whether to read texts as Markdown: no passage crosses a heading, and tables are kept whole. Default: an index
+    keeps its own choice; a new index cuts at headings if its input has Markdown, HTML, DOCX, EPUB or notebook files."""
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Absent means false where a spec is stored: the keys of earlier releases, and their hashes, stay the same.
+        written: dict[str, Any] = handler(self)
+        return written if self.headings else {k: v for k, v in written.items() if k != "headings"}
 
     @model_validator(mode="after")
     def _overlap_leaves_room(self) -> ChunkSpec:

@@ -23,6 +23,7 @@ __all__ = [
     "Record",
     "arrange",
     "find_files",
+    "has_headings",
     "ids_to_delete",
     "one_by_one",
     "read_batches",
@@ -39,6 +40,9 @@ SUFFIXES = {
     ".txt": "text", ".text": "text", ".md": "text", ".markdown": "text", ".vtt": "text", ".srt": "text",
 }  # fmt: skip
 """File name endings and their formats; .gz or .zst may follow the endings of text, JSON lines and CSV."""
+
+HEADED = frozenset({"markdown", "html", "docx", "epub", "notebook", "feed"})
+"""Formats whose texts are Markdown, or become that."""
 
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 COMPRESSIBLE = frozenset({"jsonl", "csv", "tsv", "text"})
@@ -105,6 +109,11 @@ def _check_formats(files: Sequence[InputFile]) -> None:
             "(text formats also with .gz or .zst). A pattern such as 'folder/**/*.md' leaves other files out",
             field="input",
         )
+
+
+def has_headings(files: Sequence[InputFile]) -> bool:
+    """Return whether a file has a format with headings."""
+    return any(_kind(file) in HEADED for file in files)
 
 
 def split_file(file: InputFile, limit: int) -> Iterator[Part]:
