@@ -61,8 +61,8 @@ class Passage:
     """End in seconds of the recording: the end of the last cue, or the first time mark after the passage."""
 
     spoken: str | None = None
-    """`text` without cue numbers, timing lines and time marks, and below the header of a table that the passage continues;
-    None if that is the same."""
+    """`text` without cue numbers, timing lines and time marks, below the header of a table that it continues.
+    None if it is `text`."""
 
     speakers: tuple[str, ...] = ()
     """Names of the speakers in order of appearance, as far as the transcript gives them."""
@@ -341,8 +341,10 @@ def _cut(draft: _Draft, tokens: _Range, limit: int) -> int:
             return nearest + len(levels) - 1 - int(np.argmax(levels[::-1]))
     # In a table that fits by itself, and not here.
     table = draft.table_at(first) if draft.tables else None
-    rows = [] if table is None else table.rows_R[(table.rows_R > done) & (table.rows_R <= furthest)]
-    return int(rows[-1]) if len(rows) else furthest
+    if table is None:
+        return furthest
+    rows_R = table.rows_R[(table.rows_R > done) & (table.rows_R <= furthest)]
+    return int(rows_R[-1]) if len(rows_R) else furthest
 
 
 def _structure(text: str, marks: Marks) -> Structure:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from scannery.indexer.spec.spec import SourceSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import InputChangedError, SpecConflictError, UnknownFormatError
-from scannery.pipelines.sources import arrays, columns, delimited, lines, managed, texts
+from scannery.pipelines.sources import arrays, columns, delimited, documents, lines, managed, texts
 from scannery.pipelines.sources.batches import Batch, one_by_one
 from scannery.pipelines.sources.locations import InputFile, find_files, stamp_of
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
@@ -37,7 +37,9 @@ SUFFIXES = {
     ".parquet": "parquet", ".pq": "parquet",
     ".avro": "avro",
     ".npy": "npy", ".fvecs": "fvecs", ".bvecs": "bvecs",
-    ".txt": "text", ".text": "text", ".md": "text", ".markdown": "text", ".vtt": "text", ".srt": "text",
+    ".txt": "text", ".text": "text", ".vtt": "text", ".srt": "text", ".md": "markdown", ".markdown": "markdown",
+    ".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf", ".docx": "docx", ".epub": "epub",
+    ".ipynb": "notebook",
 }  # fmt: skip
 """File name endings and their formats; .gz or .zst may follow the endings of text, JSON lines and CSV."""
 
@@ -45,7 +47,7 @@ HEADED = frozenset({"markdown", "html", "docx", "epub", "notebook", "feed"})
 """Formats whose texts are Markdown, or become that."""
 
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-COMPRESSIBLE = frozenset({"jsonl", "csv", "tsv", "text"})
+COMPRESSIBLE = frozenset({"jsonl", "csv", "tsv", "text", "markdown", "html", "notebook"})
 
 # A compressed file can only be read from its beginning, so n parts cost n/2 times its decompression.
 MAX_COMPRESSED_PARTS = 64
@@ -67,6 +69,7 @@ def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
     ids = {file.source + arrays.IDS_SUFFIX for file in vectors} & found
     _check_formats([file for file in files if file.source not in ids])
     _check_vectors(vectors, ids, source)
+    documents.check_packages([_kind(file) for file in files])
     return [
         dataclasses.replace(file, companions=_companions(file, ids))
         for file in files
@@ -182,6 +185,8 @@ def _read(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:
         yield from arrays.read(part, fields)
     elif part.format in managed.FORMATS:
         yield from managed.read(part, fields)
+    elif part.format in documents.FORMATS:
+        yield from documents.read(part)
     else:
         yield from texts.read(part, fields)
 
@@ -196,7 +201,9 @@ def _split(file: InputFile, format: str, compression: str, limit: int) -> Iterat
     by_rows = {"parquet": columns.split_parquet, "avro": columns.split_avro}
     if format in by_rows:
         return by_rows[format](file, limit)
-    return lines.split(file, compression, limit) if format == "jsonl" else texts.split(file, compression)
+    if format == "jsonl":
+        return lines.split(file, compression, limit)
+    return texts.split(file, format, compression)
 
 
 def _stamp(file: InputFile | Part) -> str:

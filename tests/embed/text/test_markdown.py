@@ -46,7 +46,10 @@ def chunker(minilm: Encoder) -> Chunker:
 
 
 def trails(text: str) -> list[tuple[str | None, str]]:
-    return [(one.trail, text[one.start : one.end].split("\n")[0]) for one in find_structure(text).sections]
+    return [
+        (one.trail, text[one.start : one.end].split("\n", maxsplit=1)[0])
+        for one in find_structure(text).sections
+    ]
 
 
 def test_sections_have_the_trail_of_their_headings():
