@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 Distance = Literal["cosine", "dot", "squared_l2"]
-SourceFormat = Literal["auto", "datapoints", "managed"]
+SourceFormat = Literal["auto", "datapoints", "feed", "managed"]
 AttributeType = Literal["string", "string_list", "int", "float", "bool", "timestamp"]
 
 
@@ -76,6 +76,9 @@ _OWN_FIELDS: dict[str, dict[str, str]] = {
 """Formats with fixed field names, which a spec need not repeat."""
 
 
+_HOST = r"^[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?$"
+
+
 class ChunkSpec(_Model):
     """How the text of a document is cut into passages."""
 
@@ -110,7 +113,12 @@ class SourceSpec(_Model):
 
     format: SourceFormat = "auto"
     """`auto`: by the ending of each file. `managed`: the input layout of the managed ScaNN service; `datapoints`: what
-    `scannery index export` writes. These two have fixed field names, so no other key of `source` is needed."""
+    `scannery index export` writes. These two have fixed field names, so no other key of `source` is needed. `feed`:
+    RSS or Atom, whatever the ending; `text` and `title` need not be set."""
+
+    fetch: Annotated[list[Annotated[str, Field(pattern=_HOST)]], Field(max_length=256)] = []
+    """Hosts that transcripts of a feed may be fetched from over http(s), such as `example.com` or `example.com:8080`;
+    default: none."""
 
     id: str = "id"
     """Field with the document's id, unique in the corpus. Records of folders of text have `path`."""
@@ -140,10 +148,18 @@ class SourceSpec(_Model):
     chunk: ChunkSpec | None = None
     """How to cut the text into passages; None: a record is one datapoint."""
 
+    @model_serializer(mode="wrap")
+    def _without_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # The keys of earlier releases, and their hashes, stay the same.
+        written: dict[str, Any] = handler(self)
+        return written if self.fetch else {k: v for k, v in written.items() if k != "fetch"}
+
     @model_validator(mode="before")
     @classmethod
     def _own_fields(cls, data: object) -> object:
         format = data.get("format") if isinstance(data, Mapping) else None
+        if format == "feed" and isinstance(data, Mapping):
+            return {"text": "text", "title": "title", **data}
         own = _OWN_FIELDS.get(format) if isinstance(format, str) else None
         if own is None or not isinstance(data, Mapping):
             return data

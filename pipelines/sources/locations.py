@@ -47,6 +47,9 @@ class InputFile:
     companions: tuple[str, ...] = ()
     """Files without records that belong to this one (its ids, or ids to delete), relative to `base`."""
 
+    fetch: tuple[str, ...] = ()
+    """Hosts that files named by this one may be fetched from (feeds)."""
+
     @property
     def source(self) -> str:
         """Path or URI of the file."""
