@@ -45,6 +45,8 @@ EXAMPLES: dict[str, Any] = {
     "source.sparse_vector": "splade",
     "source.document_id": "episode",
     "source.payload": "links",
+    "source.fetch": ["example.com"],
+    "chunk.headings": True,
     "source.records": "data.items",
     "source.csv": {"delimiter": ";", "encoding": "latin-1"},
     "csv.delimiter": ";",
