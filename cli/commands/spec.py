@@ -151,7 +151,8 @@ def _fields(report: CheckReport) -> Table:
     for name in ("field", "from", "type", "present", "examples"):
         table.add_column(name, overflow="fold")
     for field in report.fields:
-        present = f"{field.present:.0%}" if field.source else "constant"
+        filled = "by passage" if field.is_of_passages else "constant"
+        present = filled if field.is_filled else f"{field.present:.0%}"
         cells = (field.name, field.source, field.type, present, " · ".join(field.examples))
         table.add_row(*map(escape, cells))
     return table
@@ -166,7 +167,7 @@ def _faults(report: CheckReport) -> list[str]:
             f"    {fault.records:>6,}  {fault.reason}: {escape(fault.message)} ({escape(fault.place)})"
         )
     for field in report.fields:
-        if field.source and not field.present:
+        if not field.present and not field.is_filled:
             near = f"; did you mean {field.nearest}?" if field.nearest else ""
             lines.append(escape(f"! {field.name}: no record has the field {field.source}{near}"))
     return lines

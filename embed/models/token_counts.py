@@ -60,10 +60,16 @@ class TokenCounter:
         )
         return [len(encoding.ids) for encoding in encodings]
 
-    def chunker(self, max_tokens: int, overlap_tokens: int) -> Chunker:
-        """Return what cuts texts into passages; raises as `Encoder.chunker`."""
+    def chunker(self, max_tokens: int, overlap_tokens: int, *, headings: bool = False) -> Chunker:
+        """Return what cuts texts into passages, as `Encoder.chunker` does."""
         return chunker_for(
-            self.model, self._json, self.passage_tokens, max_tokens, overlap_tokens, prompt=self._prompt
+            self.model,
+            self._json,
+            self.passage_tokens,
+            max_tokens,
+            overlap_tokens,
+            prompt=self._prompt,
+            headings=headings,
         )
 
 

@@ -10,10 +10,13 @@ from typing import Any
 from scannery.embed.models.token_counts import TokenCounter
 from scannery.embed.text.documents import cut
 from scannery.embed.text.language import languages_of
+from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.field_mapping import FieldMapping, MappedField
+from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
 from scannery.indexer.datapoints.validation import SPARSE, Validated
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import IndexSpec
+from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.profiling.field_profiles import profile_fields, shown
 from scannery.pipelines.profiling.sample import Sample
 from scannery.pipelines.records.source_columns import dead_letter, validate_records, vector_size
@@ -55,8 +58,15 @@ class CheckedField:
     """Share of the sample's records that have a value."""
 
     examples: tuple[str, ...]
+    is_of_passages: bool = False
+    """Whether each passage has a value of its own: who speaks, its headings, its page."""
     nearest: str | None = None
     """If no record has it: the field of the input with the most similar name."""
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether it has values without a field of the input: a constant, or what is known of passages."""
+        return self.is_of_passages or not self.source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +145,7 @@ class CheckReport:
     @property
     def is_good(self) -> bool:
         """Whether every record is indexed, and every field of the spec is in some record."""
-        return self.refused == 0 and all(field.present > 0 or not field.source for field in self.fields)
+        return self.refused == 0 and all(field.present > 0 or field.is_filled for field in self.fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -167,7 +177,7 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
         counter: of the encoder's tokens; None: lengths are estimated, and texts are not cut.
 
     """
-    records = sample.records
+    spec, records = with_headings(spec, None, sample.files), sample.records
     sizes = (vector_size(record, spec) for record in records)
     valid = validate_records(records, spec, next((size for size in sizes if size is not None), 1))
     repeated = _repeated(valid, records)
@@ -190,7 +200,7 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
         unused=unused,
         faults=_faults(sample, valid, records, repeated),
         converted=dict(valid.converted),
-        languages=tuple(languages_of(text for text in texts[:LANGUAGE_TEXTS] if text)),
+        languages=tuple(languages_of(spoken_text(text) or text for text in texts[:LANGUAGE_TEXTS] if text)),
         lengths=lengths,
         passages=passages,
     )
@@ -203,13 +213,18 @@ def _field(
     found = [value for value in values if value is not None]
     readable = [value for value in found if not isinstance(value, InvalidRecordError)]
     source = ", ".join(one.text for one in mapped.expressions)
+    kind = spec.attributes.get(column)
+    is_of_passages = (
+        not found and spec.source.text is not None and PASSAGE_ATTRIBUTES.get(column) == kind is not None
+    )
     near = [] if found or not source else difflib.get_close_matches(source, names, 1, 0.5)
     return CheckedField(
         name=_ROLES.get(column, column),
         source=source,
         type=_TYPES.get(column, spec.attributes.get(column, "")),
         present=len(found) / len(records) if records else 0.0,
-        examples=tuple(dict.fromkeys(shown(value) for value in readable[:50]))[:3],
+        examples=tuple(dict.fromkeys(filter(None, map(shown, readable[:50]))))[:3],
+        is_of_passages=is_of_passages,
         nearest=near[0] if near else None,
     )
 
@@ -266,7 +281,8 @@ def _texts(
     if spec.source.vector is not None or not good:
         return None, ()
     ids, titles, texts = (_column(valid, name) for name in ("id", "title", "text"))
-    whole = [f"{titles[row]}\n{texts[row]}" if titles[row] else texts[row] or "" for row in good]
+    read = [spoken_text(texts[row] or "") or texts[row] or "" for row in good]
+    whole = [f"{titles[row]}\n{text}" if titles[row] else text for row, text in zip(good, read, strict=True)]
     tokens = counter.count(whole) if counter else [len(text) // CHARS_PER_TOKEN for text in whole]
     limit = counter.passage_tokens if counter else None
     over = [size - limit for size in tokens if limit is not None and size > limit]
@@ -295,9 +311,9 @@ def _passages(
             PassageShown(id, title, (text or "")[:PASSAGE_CHARS], size)
             for (id, title, text), size in zip(documents, sizes, strict=True)
         ]
-    chunker = counter.chunker(chunk.max_tokens, chunk.overlap_tokens)
+    chunker = counter.chunker(chunk.max_tokens, chunk.overlap_tokens, headings=bool(chunk.headings))
     return [
-        PassageShown(f"{id}#{number}", title, (passage.text or "")[:PASSAGE_CHARS], passage.tokens)
+        PassageShown(f"{id}#{number}", title, passage.embedding_text[:PASSAGE_CHARS], passage.tokens)
         for id, title, text in documents
         for number, passage in enumerate(cut(text, chunker, title))
     ]

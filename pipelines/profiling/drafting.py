@@ -15,6 +15,8 @@ import yaml
 from scannery.embed.models.recommended_models import MULTILINGUAL, RecommendedModel, recommended_model
 from scannery.embed.models.token_counts import TokenCounter
 from scannery.embed.text.language import UNKNOWN, languages_of
+from scannery.embed.text.transcripts import spoken_text
+from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
 from scannery.indexer.spec.attribute_spec import ATTRIBUTE_NAME, RESERVED_COLUMNS
 from scannery.indexer.spec.spec import IndexSpec, Language
 from scannery.indexer.spec.spec_files import parse_spec
@@ -24,11 +26,14 @@ from scannery.pipelines.profiling.field_profiles import FieldProfile, profile_fi
 from scannery.pipelines.profiling.field_roles import Attribute, Role, Roles, find_roles
 from scannery.pipelines.profiling.sample import Sample
 from scannery.pipelines.profiling.value_types import TypeGuess
+from scannery.pipelines.sources import HEADED
 
 __all__ = ["Draft", "attribute_name", "draft_spec", "index_name"]
 
 LANGUAGE_TEXTS = 200
 CHARS_PER_TOKEN = 4
+DOCUMENT_FORMATS = HEADED | {"pdf", "text"}
+"""Formats of which a file, or an entry of a feed, is a document."""
 CHUNK = {"max_tokens": 128, "overlap_tokens": 16}
 MAX_ATTRIBUTES = 100
 WIDTH = 110
@@ -171,8 +176,11 @@ class _Drafting:
         texts = (
             [] if roles.text is None else [text for text in roles.text.field.values if isinstance(text, str)]
         )
-        self._texts = texts
-        self._languages = languages_of(texts[:LANGUAGE_TEXTS])
+        # What is embedded of a transcript: without time marks.
+        spoken = [spoken_text(text) for text in texts]
+        self._has_transcripts = any(text is not None for text in spoken)
+        self._texts = [said or text for said, text in zip(spoken, texts, strict=True)]
+        self._languages = languages_of(self._texts[:LANGUAGE_TEXTS])
         self._model = recommended_model(self._languages)
         self._named_model = encoder
 
@@ -218,6 +226,8 @@ class _Drafting:
                 f"(the longest has {about}{longest:,}): cut into passages, nothing is lost"
             )
             return _Line("chunk", CHUNK, why)
+        if self._sample.formats & DOCUMENT_FORMATS:
+            return _Line("chunk", CHUNK, "documents are cut into passages, so that a hit is a place in one")
         why = f"not needed: the longest text has {about}{longest:,} tokens, and the encoder reads {limit}"
         return _Line("chunk", CHUNK, why, is_comment=True)
 
@@ -243,8 +253,8 @@ class _Drafting:
         ]
 
     def _attributes(self) -> list[_Line]:
-        lines: list[_Line] = []
-        names: list[str] = []
+        lines = self._of_passages()
+        names = [line.key for line in lines]
         for place, attribute in enumerate(self._roles.attributes):
             name = attribute_name(attribute.field, names)
             names.append(name)
@@ -257,6 +267,21 @@ class _Drafting:
                 kind = _attribute_value(name, one.field, one.field.guess)
                 lines.append(_Line(name, kind, f"left out: {one.why}", is_comment=True))
         return lines
+
+    def _of_passages(self) -> list[_Line]:
+        """Return the attributes that passages have of their own, where the fields of the input have not these names."""
+        formats = self._sample.formats
+        fields = {attribute.field.path for attribute in self._roles.attributes}
+        found = {
+            "section": (bool(formats & HEADED), "the headings above a passage"),
+            "page": ("pdf" in formats, "the page of a PDF that a passage begins on"),
+            "speakers": (self._has_transcripts, "who speaks in a passage of a transcript"),
+        }
+        return [
+            _Line(name, PASSAGE_ATTRIBUTES[name], why)
+            for name, (is_there, why) in found.items()
+            if is_there and name not in fields and self._roles.vector is None
+        ]
 
     def _attribute(self, name: str, attribute: Attribute) -> _Line:
         profile, guess = attribute.field, attribute.guess

@@ -64,6 +64,9 @@ class Sample:
     is_whole: bool
     """Whether these are all records of the input."""
 
+    formats: frozenset[str] = frozenset()
+    """Of the files that were read, as parts name them."""
+
 
 def read_sample(inputs: Sequence[str], source: SourceSpec, limit: int = SAMPLE_RECORDS) -> Sample:
     """Return up to `limit` records, from the beginnings of files that are spread evenly over the input.
@@ -82,16 +85,20 @@ def read_sample(inputs: Sequence[str], source: SourceSpec, limit: int = SAMPLE_R
     chosen = _spread(files, min(len(files), MAX_FILES, limit))
     share = max(1, limit // max(1, len(chosen)))
     items: list[Record | DeadLetter] = []
-    is_whole = len(chosen) == len(files)
+    is_whole, formats, fields = len(chosen) == len(files), set[str](), _all_fields(source)
     for file in chosen:
-        found = list(itertools.islice(_items(file, source), share + 1))
+        part = next(_parts(file), None)
+        if part is None:
+            continue
+        formats.add(part.format)
+        found = list(itertools.islice(one_by_one(read_batches(part, fields)), share + 1))
         is_whole &= len(found) <= share and not _has_more(file)
         items += found[:share]
     if not items:
         raise NothingToIndexError("the input has no records", field="input")
     records = tuple(item for item in items if isinstance(item, Record))
     letters = tuple(item for item in items if not isinstance(item, Record))
-    return Sample(tuple(files), len(chosen), records, letters, is_whole)
+    return Sample(tuple(files), len(chosen), records, letters, is_whole, frozenset(formats))
 
 
 def init_sample(inputs: Sequence[str], limit: int = SAMPLE_RECORDS) -> tuple[Sample, dict[str, Any]]:
@@ -167,12 +174,6 @@ def _common_dialect(parts: Sequence[Part]) -> dict[str, Any]:
 
 def _spread(files: Sequence[InputFile], count: int) -> list[InputFile]:
     return [files[len(files) * place // count] for place in range(count)]
-
-
-def _items(file: InputFile, source: SourceSpec) -> Iterator[Record | DeadLetter]:
-    fields = _all_fields(source)
-    for part in itertools.islice(_parts(file), 1):
-        yield from one_by_one(read_batches(part, fields))
 
 
 def _parts(file: InputFile) -> Iterator[Part]:

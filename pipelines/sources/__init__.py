@@ -25,6 +25,7 @@ from scannery.pipelines.sources.locations import InputFile, find_files, stamp_of
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
 
 __all__ = [
+    "HEADED",
     "SUFFIXES",
     "Batch",
     "Fields",

@@ -287,11 +287,80 @@ def markdown_folder(folder: Path) -> None:
     )
 
 
+def podcast_feed(folder: Path) -> None:
+    """Write a podcast's feed as its host does: RSS with iTunes and Podcasting 2.0 tags, transcripts as files beside it."""
+    (folder / "transcripts").mkdir()
+    episodes = [
+        ("Keeping goats on a roof", "Two neighbours, four goats, and a lease that forbids dogs.",
+         "WEBVTT\n\n00:00:01.000 --> 00:00:05.000\n<v Maren>Welcome back. Today we climb onto a roof in Lisbon.\n\n"
+         "00:00:05.500 --> 00:00:11.000\n<v Tomas>The goats eat the weeds, and the milk becomes cheese on Sundays.\n"),
+        ("The ferry that never left", "A ship, a strike and three hundred passengers.",
+         "WEBVTT\n\n00:00:00.500 --> 00:00:06.000\n<v Maren>For eleven days the crew refused to sail.\n\n"
+         "00:00:06.000 --> 00:00:12.000\n<v Ada>People slept on the car deck and played cards for matches.\n"),
+        ("Glass from the beach", "How sand, soda and a hot oven become a window.", None),
+    ]  # fmt: skip
+    items = []
+    for number, (title, about, transcript) in enumerate(episodes, 1):
+        link = (
+            f'      <podcast:transcript url="transcripts/{number}.vtt" type="text/vtt"/>\n'
+            if transcript
+            else ""
+        )
+        items.append(
+            f'    <item>\n      <title>{title}</title>\n      <guid isPermaLink="false">odd-jobs-{number}</guid>\n'
+            f"      <link>https://oddjobs.example/{number}</link>\n"
+            f"      <pubDate>Tue, 0{number} Oct 2024 06:00:00 +0000</pubDate>\n"
+            f"      <description><![CDATA[<p>{about}</p>]]></description>\n      <itunes:duration>00:2{number}:00</itunes:duration>\n"
+            f"      <itunes:episode>{number}</itunes:episode>\n{link}"
+            f'      <enclosure url="https://oddjobs.example/{number}.mp3" length="2300{number}" type="audio/mpeg"/>\n    </item>\n'
+        )
+        if transcript:
+            (folder / "transcripts" / f"{number}.vtt").write_text(transcript)
+    (folder / "feed.xml").write_text(
+        '<?xml version="1.0" encoding="UTF-8"?>\n<rss version="2.0" xmlns:itunes="http://www.itunes.com/dtds/podcast-1.0.dtd" '
+        'xmlns:podcast="https://podcastindex.org/namespace/1.0">\n  <channel>\n    <title>Odd Jobs</title>\n'
+        "    <link>https://oddjobs.example</link>\n    <description>People and what they do.</description>\n"
+        f"    <language>en</language>\n{''.join(items)}  </channel>\n</rss>\n"
+    )
+
+
+def office_folder(folder: Path) -> None:
+    """Write a shared folder: a report as PDF (by matplotlib's writer), and pages that a browser saved as HTML."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_pdf import PdfPages
+    from matplotlib.figure import Figure
+
+    pages = [
+        ["Annual report of the allotment society", "", "The well was drilled in March to a depth of forty metres.",
+         "It now waters all plots, also in August."],
+        ["Accounts", "", "The harvest festival brought in 1,240 euros, and the new shed cost 3,100.",
+         "Members voted to raise the fee by two euros a month."],
+    ]  # fmt: skip
+    (folder / "reports").mkdir()
+    with mpl.rc_context({"pdf.fonttype": 42}), PdfPages(folder / "reports" / "2023.pdf") as pdf:
+        for lines in pages:
+            page = Figure(figsize=(8.3, 11.7))
+            for place, line in enumerate(lines):
+                page.text(0.1, 0.9 - 0.03 * place, line)
+            pdf.savefig(page)
+    for name, title, text in [
+        ("rules.html", "House rules", "Bonfires are allowed on Saturdays in October only. Hedges may be as high as a tall man."),
+        ("bees.htm", "Bees on plot nine", "The hives face south. Please do not mow in front of them while the lime trees bloom."),
+    ]:  # fmt: skip
+        (folder / name).write_text(
+            f'<!DOCTYPE html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>\n'
+            "<style>nav { color: red }</style><script>var x = '<p>no text</p>';</script></head>\n<body>\n"
+            '<nav><a href="/">Home</a> <a href="/plots">Plots</a></nav>\n'
+            f"<main><h1>{title}</h1>\n<p>{text}</p>\n<table><tr><th>plot</th><th>size</th></tr><tr><td>9</td><td>200 m²</td></tr>"
+            "</table></main>\n<footer>© the society</footer></body></html>\n"
+        )
+
+
 WRITERS = {
     writer.__name__: writer
     for writer in (
         duckdb_parquet, postgres_csv, german_spreadsheet, pandas_csv, elastic_dump, rest_array, avro_events, mysql_tsv,
-        excel_unicode_text, markdown_folder,
+        excel_unicode_text, markdown_folder, podcast_feed, office_folder,
     )
 }  # fmt: skip
 
