@@ -125,16 +125,17 @@ def init_sample(inputs: Sequence[str], limit: int = SAMPLE_RECORDS) -> tuple[Sam
 
 
 def _words_for_nothing(sample: Sample) -> list[str]:
-    """Return the texts of cells that stand for no value, such as NULL among numbers."""
+    """Return the texts of cells that stand for no value, such as NULL among numbers.
+
+    They count in all columns, so none is taken that could be a value of a column of texts.
+    """
     records = [record.fields for record in sample.records]
     texts = {one.path for one in profile_fields(records) if one.is_text}
-    found = dict.fromkeys(
-        value
-        for record in records
-        for name, value in record.items()
-        if isinstance(value, str) and is_missing(value) and (name not in texts or value in NEVER_TEXT)
-    )
-    return list(found)
+    found: dict[str, bool] = {}
+    for name, value in (item for record in records for item in record.items()):
+        if isinstance(value, str) and is_missing(value):
+            found[value] = found.get(value, True) and (name not in texts or value in NEVER_TEXT)
+    return [word for word, is_never_text in found.items() if is_never_text]
 
 
 def _are_tables(files: Sequence[InputFile]) -> bool:

@@ -75,7 +75,7 @@ CASES = {
         {"published": "timestamp", "duration_s": "int", "speakers": "string_list"},
     ),
     "office_folder": Expected(
-        3, "what did the festival earn", "reports/2023.pdf", {"page": 2}, {"page": "int", "section": "string"},
+        3, "what did the festival earn", "reports/2023.pdf", {"pages": 2}, {"page": "int", "section": "string"},
     ),
 }  # fmt: skip
 

@@ -87,7 +87,7 @@ def test_passages_of_documents():
 
 def test_what_is_left_out_says_why():
     ids = ["a", "b", "c", "d"]
-    same = {"status": ["ok"] * 4, "empty": [None] * 4, "parts": [[{"x": 1}]] * 4}
+    same: dict[str, list[Any]] = {"status": ["ok"] * 4, "empty": [None] * 4, "parts": [[{"x": 1}]] * 4}
     found = roles_of(rows(id=ids, key=ids, text=TEXTS, **same))
     assert {one.field.path: one.why for one in found.left_out} == {
         "key": "the same as id",

@@ -64,3 +64,34 @@ def test_what_cannot_be_read_is_told(tmp_path):
         init_sample([str(tmp_path)])
     with pytest.raises(InputNotFoundError):
         init_sample([str(tmp_path / "none")])
+
+
+def test_tables_of_any_ending_are_found(tmp_path):
+    rows = "No.\tObject\tPieces\r\n1\tAstrolabe\tNULL\r\n2\tLoom weight\t12\r\n"
+    (tmp_path / "objects.txt").write_bytes(rows.encode("utf-16"))
+    sample, reading = init_sample([str(tmp_path)])
+    assert reading == {
+        "format": "csv",
+        "csv": {"delimiter": "tab", "encoding": "utf-16", "missing": ["NULL"]},
+    }
+    assert [dict(record.fields) for record in sample.records] == [
+        {"No.": "1", "Object": "Astrolabe"},
+        {"No.": "2", "Object": "Loom weight", "Pieces": "12"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["One line.\n", "Dear Anna, hello.\nIt rains, again.\n", "a\tb\nno tab here\n", ""], ids=repr
+)
+def test_texts_are_no_tables(tmp_path, text):
+    (tmp_path / "letter.txt").write_text(text)
+    assert init_sample([str(tmp_path)])[1] == {}
+
+
+def test_words_that_a_text_may_be_are_values(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        "id,country,stars,note\n1,NA,NA,NULL\n2,DE,4,fine words\n3,FR,n/a,more words\n"
+    )
+    assert init_sample([str(tmp_path)])[1] == {"csv": {"missing": ["NULL", "n/a"]}}
+    (tmp_path / "t.csv").write_text("id,country,stars\n1,NA,4\n2,DE,5\n")
+    assert init_sample([str(tmp_path)])[1] == {}
