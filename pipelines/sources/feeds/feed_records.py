@@ -217,7 +217,7 @@ def _duration_s(text: str | None) -> int | None:
         part.isascii() and part.replace(".", "", 1).isdigit() and len(part) < 12 for part in parts
     ):
         return None
-    return round(sum(float(part) * 60**place for place, part in enumerate(reversed(parts))))
+    return int(sum(float(part) * 60**place for place, part in enumerate(reversed(parts))))
 
 
 def _number(text: str | None) -> int | None:
