@@ -25,7 +25,7 @@ MISSING = frozenset({"", "null", "none", "nan", "n/a", "na", "nil", "\\n", "#n/a
 
 _TRUTHS = (
     {"true", "false"}, {"yes", "no"}, {"y", "n"}, {"t", "f"}, {"on", "off"}, {"ja", "nein"}, {"oui", "non"},
-    {"sí", "no"}, {"si", "no"}, {"wahr", "falsch"}, {"vrai", "faux"}, {"verdadero", "falso"},
+    {"sí", "no"}, {"si", "no"}, {"wahr", "falsch"}, {"vrai", "faux"}, {"verdadero", "falso"}, {"vero", "falso"},
 )  # fmt: skip
 _INTEGER = re.compile(r"[+-]?(0|[1-9]\d{0,18})")
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,15})\.0+")
