@@ -225,12 +225,13 @@ class Encoder:
         special = tokenizer.num_special_tokens_to_add() if getattr(tokenizer, "is_fast", False) else 0
         return self.max_tokens - int(special)
 
-    def chunker(self, max_tokens: int, overlap_tokens: int) -> Chunker:
+    def chunker(self, max_tokens: int, overlap_tokens: int, *, headings: bool = False) -> Chunker:
         """Return a chunker that counts tokens as this encoder does.
 
         Args:
             max_tokens: most tokens in a passage.
             overlap_tokens: most tokens that a passage repeats from the end of the previous one.
+            headings: read texts as Markdown: cut at headings, and keep tables whole.
 
         Raises:
             InvalidArgumentError: the encoder would cut off passages of `max_tokens`, or the overlap is too large.
@@ -244,6 +245,7 @@ class Encoder:
             max_tokens,
             overlap_tokens,
             prompt=self.fingerprint.document_prompt,
+            headings=headings,
         )
 
     def statistics(self) -> EncoderStatistics:

@@ -27,6 +27,7 @@ from scannery.pipelines.execution.run import Engine, execute
 from scannery.pipelines.execution.runners import check_engine
 from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of
 from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
+from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.report import BuildReport
 from scannery.pipelines.sources import Part, arrange, find_files, ids_to_delete
@@ -113,6 +114,7 @@ def build(
         began_at = parent.log_sequence if parent is not None else 0
         if parent is not None and not files:
             spec = parent.spec
+        spec = with_headings(spec, parent, files)
         parts, limit = cut_input(files, spec, progress)
         encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
         given = None if queries is None else read_queries(queries, encoder)

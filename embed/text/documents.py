@@ -8,15 +8,16 @@ Shapes: N texts, P passages of a document, D dimensions.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
+from itertools import groupby, repeat
 from typing import Any, Protocol
 
 import numpy as np
 
 from scannery.embed.errors import InvalidTextError
 from scannery.embed.text.chunking import Chunker, Passage
+from scannery.embed.text.markdown import passage_title
 from scannery.embed.text.transcripts import spoken_text
 
 __all__ = ["DocumentEncoder", "cut", "cut_all", "encode_passages", "passage_columns", "uncut"]
@@ -47,6 +48,8 @@ _COLUMNS = {
     "time_end_s": "time_end_s",
     "_spoken": "spoken",
     "speakers": "speakers",
+    "section": "section",
+    "page": "page",
 }
 
 
@@ -61,7 +64,7 @@ def cut(text: str | None, chunker: Chunker | None, title: str | None = None) -> 
     """Return the passages of a text, with room for its title; one passage if there is no chunker or no text."""
     if chunker is None or text is None:
         return [uncut(text)]
-    return chunker.split(text, max_tokens=chunker.fit(title)[1])
+    return chunker.split(text, title=title)
 
 
 def cut_all(
@@ -76,9 +79,18 @@ def cut_all(
         return list(threads.map(cut, texts, repeat(chunker), titles))
 
 
-def passage_columns(passages: Sequence[Passage]) -> dict[str, list[Any]]:
-    """Return the fields of passages as columns, by their names in an index."""
-    return {name: [getattr(passage, field) for passage in passages] for name, field in _COLUMNS.items()}
+def passage_columns(
+    titles: Sequence[str | None], passages: Sequence[Sequence[Passage]]
+) -> dict[str, list[Any]]:
+    """Return the fields of the passages of documents as columns, by their names in an index, with their titles."""
+    every = [passage for own in passages for passage in own]
+    columns: dict[str, list[Any]] = {
+        name: [getattr(passage, field) for passage in every] for name, field in _COLUMNS.items()
+    }
+    columns["title"] = [
+        passage_title(title, one.section) for title, own in zip(titles, passages, strict=True) for one in own
+    ]
+    return columns
 
 
 def encode_passages(
@@ -96,8 +108,11 @@ def encode_passages(
         chunker: the one that cut the passages, which shortens titles; None: titles are used whole.
 
     """
-    titles = titles if chunker is None else [chunker.fit(title)[0] for title in titles]
-    texts = [_embedded_text(title, one) for title, own in zip(titles, passages, strict=True) for one in own]
+    texts = [
+        text
+        for title, own in zip(titles, passages, strict=True)
+        for text in _embedded_texts(title, own, chunker)
+    ]
     vectors_ND = np.empty((len(texts), encoder.dimensions), np.float32)
     problems: dict[int, str] = {}
     for start in range(0, len(texts), ENCODE_TEXTS):
@@ -135,5 +150,10 @@ def _encode_into(
         _encode_into(vectors_ND, texts, middle, end, encoder, problems)
 
 
-def _embedded_text(title: str | None, passage: Passage) -> str:
-    return f"{title}\n{passage.embedding_text}" if title else passage.embedding_text
+def _embedded_texts(title: str | None, passages: Sequence[Passage], chunker: Chunker | None) -> Iterator[str]:
+    """Yield the texts of a document's passages, each below its title: the document's and that of its section."""
+    for section, run in groupby(passages, key=lambda passage: passage.section):
+        front = passage_title(title, section)
+        front = front if chunker is None else chunker.fit(front)[0]
+        for passage in run:
+            yield f"{front}\n{passage.embedding_text}" if front else passage.embedding_text

@@ -41,6 +41,9 @@ __all__ = [
 
 INT64 = range(-(2**63), 2**63)
 _WORDS = {"true": True, "t": True, "yes": True, "y": True, "1": True, "1.0": True,
+          "ja": True, "oui": True, "sí": True, "si": True, "wahr": True, "vrai": True, "verdadero": True, "vero": True,
+          "on": True,
+          "nein": False, "non": False, "falsch": False, "faux": False, "falso": False, "off": False,
           "false": False, "f": False, "no": False, "n": False, "0": False, "0.0": False}  # fmt: skip
 _LISTED = re.compile(r"[,;|]")
 

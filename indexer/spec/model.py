@@ -13,7 +13,8 @@ __all__ = ["SpecModel", "mapping_like"]
 class SpecModel(BaseModel):
     """A mapping of the spec: unknown keys and values of another type are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # The docstring under a key is its description in the JSON Schema and in docs/spec.md.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 def mapping_like(example: Callable[[Any], str]) -> BeforeValidator:

@@ -19,8 +19,9 @@ from scannery.indexer.spec.model import SpecModel, mapping_like
 
 __all__ = ["ChunkSpec", "CsvSpec", "SourceFormat", "SourceSpec"]
 
-SourceFormat = Literal["auto", "datapoints", "managed"]
+SourceFormat = Literal["auto", "csv", "datapoints", "feed", "managed"]
 
+_HOST = r"^[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?$"
 _FIELD_KEYS = ("id", "text", "title", "vector", "document_id", "payload")
 _OWN_FIELDS: dict[str, dict[str, str]] = {
     "datapoints": {"id": "id", "document_id": "document_id", "vector": "embedding", "text": "text",
@@ -38,6 +39,16 @@ class ChunkSpec(SpecModel):
 
     overlap_tokens: Annotated[int, Field(ge=0, le=4096)] = 16
     """Most tokens that a passage repeats from the end of the previous one; less than half of `max_tokens`."""
+
+    headings: bool | None = None
+    """Whether to read texts as Markdown: no passage crosses a heading, and tables are kept whole. Default: an index
+    keeps its own choice; a new index cuts at headings if its input has Markdown, HTML, DOCX, EPUB or notebook files."""
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Absent means false where a spec is stored: the keys of earlier releases, and their hashes, stay the same.
+        written: dict[str, Any] = handler(self)
+        return written if self.headings else {k: v for k, v in written.items() if k != "headings"}
 
     @model_validator(mode="after")
     def _overlap_leaves_room(self) -> ChunkSpec:
@@ -71,6 +82,9 @@ class CsvSpec(SpecModel):
     header: bool | Annotated[int, Field(ge=1, le=1000)] | list[str] | None = None
     """Where the names of the columns are: the number of their row, from 1; `true` for the first one; a list of the
     names if the file has none; `false` for columns that are called `1`, `2` and so on."""
+
+    missing: list[str] | None = None
+    """Cells that stand for no value, besides empty ones, such as `NULL` and `n/a`."""
 
     @field_validator("delimiter", "quote")
     @classmethod
@@ -123,8 +137,14 @@ class SourceSpec(SpecModel):
     """The format of the input, and the fields of a record."""
 
     format: SourceFormat = "auto"
-    """`auto`: by the ending of each file. `managed`: the input layout of the managed ScaNN service; `datapoints`: what
-    `scannery index export` writes. These two have fixed field names, so no other key of `source` is needed."""
+    """`auto`: by the ending of each file. `csv`: files of any ending are tables, such as the `.txt` of a spreadsheet.
+    `managed`: the input layout of the managed ScaNN service; `datapoints`: what `scannery index export` writes. These
+    two have fixed field names, so no other key of `source` is needed. `feed`: RSS or Atom, whatever the ending; `text`
+    and `title` need not be set."""
+
+    fetch: Annotated[list[Annotated[str, Field(pattern=_HOST)]], Field(max_length=256)] = []  # noqa: RUF012
+    """Hosts that transcripts of a feed may be fetched from over http(s), such as `example.com` or `example.com:8080`;
+    default: none."""
 
     id: str = "id"
     """Field with the document's id, unique in the corpus. Records of folders of text have `path`. Like all fields, it
@@ -166,6 +186,8 @@ class SourceSpec(SpecModel):
     @classmethod
     def _own_fields(cls, data: object) -> object:
         format = data.get("format") if isinstance(data, Mapping) else None
+        if format == "feed" and isinstance(data, Mapping):
+            return {"text": "text", "title": "title", **data}
         own = _OWN_FIELDS.get(format) if isinstance(format, str) else None
         if own is None or not isinstance(data, Mapping):
             return data
@@ -194,5 +216,5 @@ class SourceSpec(SpecModel):
         # the keys of finished work, which are hashes of this.
         written: dict[str, Any] = handler(self)
         return {
-            key: value for key, value in written.items() if value is not None or key not in ("records", "csv")
+            key: value for key, value in written.items() if value or key not in ("records", "csv", "fetch")
         }

@@ -232,6 +232,8 @@ class IndexSpec(SpecModel):
     """Required for searches with `rerank`."""
 
     distance: Distance = "cosine"
+    """How vectors are compared. Encoders of texts are made for `cosine`."""
+
     attributes: Annotated[dict[str, CheckedType], Field(max_length=256)] = {}  # noqa: RUF012
     """Fields of a record to keep as typed, filterable attributes, each with its type; or with a mapping of the type and
     where the values come from (`price: {type: float, from: "Price (USD)"}`)."""
@@ -311,7 +313,7 @@ class IndexSpec(SpecModel):
             raise ValueError("`encoder` is required unless `source.vector` names a field with vectors")
         if self.lexical and self.source.text is None:
             raise ValueError("`lexical: true` needs `source.text`")
-        if self.source.format != "auto" and self.attribute_specs:
+        if self.source.format in ("datapoints", "managed") and self.attribute_specs:
             name = next(iter(self.attribute_specs))
             raise ValueError(f"attribute {name!r} can only be a type with `format: {self.source.format}`")
         if self.source.format == "managed" and self.source.payload in self.attributes:

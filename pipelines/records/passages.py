@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.embed import Chunker, Encoder, Passage
+from scannery.embed.text.chunking import located
 from scannery.embed.text.documents import cut_all, encode_passages, passage_columns
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.field_mapping import FieldMapping
@@ -19,7 +20,7 @@ from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.records.embeddings_files import embeddings_table, places_of
 from scannery.pipelines.sources import Record
-from scannery.pipelines.state.embedding_cache import Catalogue
+from scannery.pipelines.state.embedding_cache import Catalogue, Known
 from scannery.pipelines.state.work_units import key_of
 
 __all__ = ["Embedded", "Work", "content_hash", "content_salt", "embed_documents"]
@@ -69,7 +70,10 @@ def embed_documents(
 
     """
     chunk = spec.source.chunk
-    chunker = None if chunk is None else encoder.chunker(chunk.max_tokens, chunk.overlap_tokens)
+    headings = chunk is not None and bool(chunk.headings)
+    chunker = (
+        None if chunk is None else encoder.chunker(chunk.max_tokens, chunk.overlap_tokens, headings=headings)
+    )
     salt = content_salt(encoder.fingerprint.digest, spec)
     titles, texts = (table.column(name).to_pylist() for name in ("title", "text"))
     hashes = [
@@ -78,7 +82,7 @@ def embed_documents(
     ]
     known = catalogue.find(hashes) if catalogue is not None else {}
     done = {
-        i: _Passages([Passage(*row) for row in known[value].rows], known[value].vectors)
+        i: _known(known[value], texts[i], headings=headings)
         for i, value in enumerate(hashes)
         if value in known
     }
@@ -101,18 +105,30 @@ def embed_documents(
     numbers = sorted(done)
     embedded = [done[i] for i in numbers]
     good = table.take(pa.array(numbers, pa.int64()))
-    rows = _rows(good, embedded, spec, encoder.dimensions)
+    rows = _rows(good, [titles[i] for i in numbers], embedded, spec, encoder.dimensions)
     own_columns = _own_columns([hashes[i] for i in numbers], [records[i] for i in numbers], embedded)
     return Embedded(
         embeddings_table(rows, own_columns, spec, encoder.dimensions), len(numbers), letters, work
     )
 
 
-def _rows(documents: pa.Table, embedded: Sequence[_Passages], spec: IndexSpec, dimensions: int) -> pa.Table:
-    passages = [passage for one in embedded for passage in one.passages]
+def _known(known: Known, text: str | None, *, headings: bool) -> _Passages:
+    """Return the passages of a document that was embedded before."""
+    passages = [Passage(*row) for row in known.rows]
+    return _Passages(located(text or "", passages, headings=headings), known.vectors)
+
+
+def _rows(
+    documents: pa.Table,
+    titles: Sequence[str | None],
+    embedded: Sequence[_Passages],
+    spec: IndexSpec,
+    dimensions: int,
+) -> pa.Table:
+    columns = passage_columns(titles, [one.passages for one in embedded])
     vectors_PD = np.concatenate([np.empty((0, dimensions), np.float32), *(one.vectors for one in embedded)])
     counts = [len(one.passages) for one in embedded]
-    return passage_rows(documents, counts, passage_columns(passages), vectors_PD, spec)
+    return passage_rows(documents, counts, columns, vectors_PD, spec)
 
 
 def _own_columns(

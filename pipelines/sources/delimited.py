@@ -161,5 +161,7 @@ def _record(
     if any("\udc80" <= char <= "\udcff" for cell in row if not cell.isascii() for char in cell):
         shown = "UTF-8" if dialect.encoding == "utf-8" else dialect.encoding
         return reject("encoding", f"not {shown} (source.csv.encoding names another encoding)")
-    cells: dict[str, Any] = {name: cell for name, cell in zip(header, row, strict=True) if cell != ""}
+    cells: dict[str, Any] = {
+        name: cell for name, cell in zip(header, row, strict=True) if cell and cell not in dialect.missing
+    }
     return Record(cells, part.source, line=line)

@@ -59,6 +59,9 @@ class Dialect:
     names: tuple[str, ...] = ()
     """Names of the columns where the file has no header."""
 
+    missing: tuple[str, ...] = ()
+    """Texts of cells that stand for no value, besides empty ones."""
+
     @property
     def is_wide(self) -> bool:
         """Whether a line break is not one byte, so that the file is read as UTF-8 made of it."""
@@ -90,7 +93,7 @@ class Dialect:
         if not text:
             return cls(delimiter=DELIMITERS[kind])
         data: dict[str, Any] = json.loads(text)
-        return cls(**data | {"names": tuple(data["names"])})
+        return cls(**data | {"names": tuple(data["names"]), "missing": tuple(data["missing"])})
 
 
 def find_dialect(blocks: Iterator[bytes], kind: str, given: CsvSpec | None, source: str) -> Dialect:
@@ -110,7 +113,10 @@ def find_dialect(blocks: Iterator[bytes], kind: str, given: CsvSpec | None, sour
     head, encoding, is_guessed = _encoding(blocks, spec.encoding)
     quote = "" if spec.quote == "none" else spec.quote or '"'
     text = _text(head, encoding)
-    base = Dialect(delimiter=DELIMITERS[kind], quote=quote, encoding=encoding, is_guessed=is_guessed)
+    base = Dialect(
+        delimiter=DELIMITERS[kind], quote=quote, encoding=encoding, is_guessed=is_guessed,
+        missing=tuple(spec.missing or ()),
+    )  # fmt: skip
     marked = _SEPARATOR_LINE.match(text.partition("\n")[0])  # of Excel
     if spec.delimiter is not None:
         base = dataclasses.replace(base, delimiter=spec.delimiter)
@@ -235,11 +241,14 @@ def _shape(rows: Sequence[Sequence[str]]) -> tuple[int, float]:
 
 def _likely_delimiter(text: str, base: Dialect) -> str:
     """Return the delimiter that makes the most regular table; the usual one of the format where none is better."""
-    scores: dict[str, tuple[float, bool, int]] = {}
+    scores: dict[str, tuple[bool, float, bool, int]] = {}
     for delimiter in (base.delimiter, *_CANDIDATES):
         if delimiter != base.quote:
-            cells, share = _shape(_rows(text, dataclasses.replace(base, delimiter=delimiter)))
-            scores[delimiter] = (round(share, 2), delimiter == base.delimiter, cells)
+            rows = _rows(text, dataclasses.replace(base, delimiter=delimiter))
+            cells, share = _shape(rows)
+            # Decimal commas can be as regular as the delimiter, but the header has none.
+            has_header = cells > 1 and share > 0.5 and len(next(filter(any, rows))) == cells
+            scores[delimiter] = (has_header, round(share, 2), delimiter == base.delimiter, cells)
     return max(scores, key=lambda delimiter: scores[delimiter])
 
 

@@ -53,6 +53,9 @@ class InputFile:
     records: str | None = None
     """Where the spec says that a JSON file has its records."""
 
+    fetch: tuple[str, ...] = ()
+    """Hosts that files named by this one may be fetched from (feeds)."""
+
     @property
     def source(self) -> str:
         """Path or URI of the file."""

@@ -60,6 +60,9 @@ class Part:
     companion_start: int = 0
     """First byte of a companion that belongs to this part (files of ids)."""
 
+    fetch: tuple[str, ...] = ()
+    """Hosts that files named by this one may be fetched from (feeds)."""
+
     stamp: str = ""
     """What the file looked like when it was planned (`locations.stamp_of`): tells whether it changed since."""
 
@@ -69,7 +72,8 @@ class Part:
     message: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "companions", tuple(self.companions))  # JSON gives a list back
+        for name in ("companions", "fetch"):  # JSON gives a list back
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
     def source(self) -> str:

@@ -11,6 +11,7 @@ import yaml
 from scannery.indexer import IndexSpec, InvalidSpecError, load_spec, parse_spec, spec_json_schema
 from scannery.pipelines.state.work_units import key_of
 from tests.data import ROOT
+from tests.tools.generate_spec_docs import example_spec, keys_of, spec_page
 
 FULL: dict[str, Any] = {
     "index": "podcasts",
@@ -196,6 +197,19 @@ def test_a_misspelt_required_key_is_called_misspelt():
         parse_spec({"index": "p", "sorce": {"text": "t"}, "encoder": {"model": "m"}})
 
 
-def test_the_published_schema_is_current():
-    # `scannery index schema > docs/spec.schema.json` renews it.
+def test_the_published_schema_and_the_reference_page_are_current():
+    # `make spec-docs` renews them.
     assert json.loads((ROOT / "docs" / "spec.schema.json").read_text()) == spec_json_schema()
+    assert (ROOT / "docs" / "spec.md").read_text() == spec_page()
+
+
+KEYS = list(keys_of(spec_json_schema()))
+
+
+@pytest.mark.parametrize(("section", "key"), [key[:2] for key in KEYS])
+def test_the_example_of_each_key_is_read(section: str, key: str):
+    parse_spec(example_spec(section, key))
+
+
+def test_each_key_has_a_description():
+    assert [(section, key) for section, key, schema, _ in KEYS if not schema.get("description")] == []
