@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import re
 import secrets
@@ -286,7 +287,9 @@ def manifest_key(index: str, version: int) -> str:
 def _no_such_index(store: Store, index: str) -> str:
     names = list_indexes(store)
     known = f"it has {', '.join(names)}" if names else "it has none"
-    return f"there is no index {index!r} in {store.uri}; {known}"
+    near = difflib.get_close_matches(index[:80], names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"there is no index {index!r} in {store.uri}; {known}{hint}"
 
 
 def _no_such_version(store: Store, index: str, version: int) -> str:
