@@ -2,6 +2,6 @@
 
 import os
 
-# Before the first import of grpc, which reads it once: on every failed TLS handshake its C core would print lines such as
-# "I1122 … ssl_transport_security.cc", besides the error that the command prints. The SDK leaves it to its callers.
+# Before the first import of grpc, which reads it once: on a failed TLS handshake its C core would print a line such as
+# "I1122 … ssl_transport_security.cc" besides the error of the command. Programs that use the SDK decide for themselves.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

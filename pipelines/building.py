@@ -80,7 +80,7 @@ def build(
         runner_options: options for that engine, as on a command line.
         progress: called from another thread as work is finished.
         max_dead_letters: fail without a version if more records are refused: a number from 1 (or 0), or a share of
-            all records below 1.
+            all records below 1. None: as `source.max_errors` of the spec says.
         queries: a file of queries as users will ask them (tuning/tuning_queries.py). The index is tuned for these
             instead of queries made from its own rows. They are stored and used by later builds.
         before: called with the store and the name of an index that exists, before the build reads its version. The
@@ -113,6 +113,8 @@ def build(
         began_at = parent.log_sequence if parent is not None else 0
         if parent is not None and not files:
             spec = parent.spec
+        if max_dead_letters is None:
+            max_dead_letters = spec.source.max_dead_letters
         parts, limit = cut_input(files, spec, progress)
         encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
         given = None if queries is None else read_queries(queries, encoder)
@@ -152,7 +154,14 @@ def build(
         check_record(record, job)
         manifest = read_manifest(store, job.index, record.version)
     seconds = {**record.statistics["seconds"], "wall": clock.wall_s}
-    return BuildReport.of(record, manifest, store=job.store_uri, files=files, seconds=seconds)
+    return BuildReport.of(
+        record,
+        manifest,
+        store=job.store_uri,
+        files=files,
+        seconds=seconds,
+        errors_allowed=job.max_dead_letters is not None,
+    )
 
 
 def _hold_parent(store: Store, index: str, lease: WorkLease) -> Manifest | None:
@@ -287,7 +296,7 @@ def new_job(
         queries = known
     rewritten = parent is not None and (needs_rewriting(spec, parent) or queries != known)
     recipe = {
-        "source": spec.source.model_dump(),
+        "source": spec.source.model_dump(exclude={"max_errors"}),
         "attributes": spec.attributes,
         "distance": spec.distance,
         "encoder": fingerprint["digest"] if fingerprint and spec.source.vector is None else None,

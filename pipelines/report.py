@@ -84,6 +84,9 @@ class BuildReport:
     dead_letters_key: str | None
     """Store key of the file that holds them, as JSON lines; None without any."""
 
+    dead_letter_examples: Mapping[str, str]
+    """The first refused record of each reason: file, position and problem."""
+
     record_errors: Mapping[str, int]
     """The same by the managed service's category, for input in its layout; errors without a category are left out."""
 
@@ -122,6 +125,9 @@ class BuildReport:
     """Documents of the index that the input of an update does not mention; None for a full build, or if the index has
     segments of an older release, which did not count documents."""
 
+    errors_allowed: bool = False
+    """Whether the caller or the spec set a limit of refused records, which this build kept."""
+
     @property
     def dead(self) -> int:
         """Number of refused records."""
@@ -140,6 +146,7 @@ class BuildReport:
         store: str,
         files: Sequence[InputFile],
         seconds: Mapping[str, float],
+        errors_allowed: bool,
     ) -> BuildReport:
         """Return the report of a build from its record and its manifest."""
         own = {field.name for field in dataclasses.fields(cls)}
@@ -160,4 +167,5 @@ class BuildReport:
             "recall_reached": manifest.recall is None or manifest.recall.reached,
             "target_recall": manifest.spec.target_recall,
             "seconds": dict(seconds),
+            "errors_allowed": errors_allowed,
         })  # fmt: skip

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from scannery.cli.errors import PARTIAL
 from scannery.cli.output import console, size_text
 from scannery.cli.progress import stage_bar
 
@@ -60,9 +61,15 @@ def build(
         str | None,
         typer.Option(help="local (default), portable, dask, dataflow, flink or spark.", show_default=False),
     ] = None,
-    max_dead_letters: Annotated[
+    allow_errors: Annotated[
         str | None,
-        typer.Option(metavar="N|SHARE", help="Fail if more records are refused: 100, 0.01 or 1%."),
+        typer.Option(
+            "--allow-errors",
+            "--max-dead-letters",
+            metavar="N|N%",
+            help="Refused records that count as success; with more, no version is made. Default: `source.max_errors` "
+            "of the spec; without both, a version is made, and the exit code is 7 if any record was refused.",
+        ),
     ] = None,
     queries: Annotated[
         Path | None,
@@ -85,7 +92,7 @@ def build(
     In an existing index, documents are added or replaced; only --full and --delete remove any. Work that an earlier
     run finished is reused. Records that cannot be indexed go to a dead-letter file.
     """
-    limit = _limit(max_dead_letters)
+    limit = _limit(allow_errors)
     more_inputs, runner_options = _split(rest or [])
     # Imported late: Beam and the encoder take seconds, which `scannery --help` should not wait for.
     from scannery.indexer import load_spec
@@ -111,6 +118,8 @@ def build(
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
         _print(report, store, query='"…"' if parsed.encoder else "--vector '[…]'")
+    if report.dead and not report.errors_allowed:
+        raise typer.Exit(PARTIAL)
 
 
 def _seal(store: Store, index: str, log: Path | None, *, repairs: bool) -> None:
@@ -151,15 +160,12 @@ def _deletes(values: Sequence[str]) -> list[str]:
 
 
 def _limit(text: str | None) -> float | None:
-    if text is None:
-        return None
+    from scannery.indexer.spec.error_limit import error_limit
+
     try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf") or (value > 1 and not value.is_integer()):
-        raise typer.BadParameter(f"--max-dead-letters must be a number or a share such as 1%, got {text!r}")
-    return value
+        return None if text is None else error_limit(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--allow-errors {error}") from error
 
 
 @contextlib.contextmanager
@@ -186,7 +192,9 @@ def _print(report: BuildReport, store: str, *, query: str) -> None:
     if report.dead:
         out.print(f"[yellow]![/yellow] {report.dead:,} records were refused:")
         for reason, count in sorted(report.dead_letters.items(), key=lambda item: -item[1]):
-            out.print(f"    {count:>8,}  {reason}")
+            first = report.dead_letter_examples.get(reason, "")
+            example = f"; first {first}" if count > 1 and first else f": {first}" if first else ""
+            out.print(f"    {count:>8,}  {reason}{escape(example)}", soft_wrap=True)
         out.print(f"    see {escape(report.store)}/{report.dead_letters_key}", soft_wrap=True)
         for category, count in sorted(report.record_errors.items(), key=lambda item: -item[1]):
             out.print(f"    {count:>8,}  {category} for the managed service")

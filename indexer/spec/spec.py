@@ -17,6 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from scannery.indexer.spec.error_limit import check_limit, error_limit
+
 __all__ = [
     "AttributeType",
     "ChunkSpec",
@@ -128,6 +130,16 @@ class SourceSpec(_Model):
 
     chunk: ChunkSpec | None = None
     """How to cut the text into passages; None: a record is one datapoint."""
+
+    max_errors: Annotated[str | int | float | None, BeforeValidator(check_limit)] = None
+    """Most records that may be refused: a number, or a share such as `1%`. A build that refuses more makes no version;
+    one that keeps the limit is a full success. Default: a version is made of the good records, and `scannery build` ends
+    with code 7 if any was refused."""
+
+    @property
+    def max_dead_letters(self) -> float | None:
+        """`max_errors` as a number: from 1 (or 0) a count, below 1 a share of all records; None: no limit."""
+        return None if self.max_errors is None else error_limit(self.max_errors)
 
     @model_validator(mode="before")
     @classmethod
