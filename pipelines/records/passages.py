@@ -48,6 +48,7 @@ class Embedded(NamedTuple):
 class _Passages(NamedTuple):
     passages: Sequence[Passage]
     vectors: np.ndarray
+    cut_tokens: np.ndarray
 
 
 def embed_documents(
@@ -77,14 +78,14 @@ def embed_documents(
     ]
     known = catalogue.find(hashes) if catalogue is not None else {}
     done = {
-        i: _Passages([Passage(*row) for row in known[value].rows], known[value].vectors)
+        i: _Passages([Passage(*row) for row in known[value].rows], known[value].vectors, known[value].cut_tokens)
         for i, value in enumerate(hashes)
         if value in known
     }
     new = [i for i in range(len(hashes)) if i not in done]
     new_titles = [titles[i] for i in new]
     passages = cut_all([texts[i] for i in new], chunker, new_titles)
-    vectors, problems, work = _encoded(new_titles, passages, encoder, chunker)
+    vectors, cut_tokens, problems, work = _encoded(new_titles, passages, encoder, chunker)
     letters = []
     for i, own, vectors_PD, problem in zip(new, passages, vectors, problems, strict=True):
         if problem is None:

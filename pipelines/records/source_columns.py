@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.embed.text.transcripts import spoken_text
+from scannery.indexer.datapoints.column_rules import Values
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, vector_value
 from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, Rejected, Validated, validate
 from scannery.indexer.errors import InvalidRecordError
@@ -20,18 +22,25 @@ from scannery.pipelines.sources import Batch, Record
 __all__ = ["dead_letter", "validate_batch", "validate_records", "vector_size"]
 
 
-def validate_records(records: Sequence[Record], spec: IndexSpec, dimensions: int) -> Validated:
-    """Return the good records as rows, and why the others are not good."""
+def validate_records(
+    records: Sequence[Record], spec: IndexSpec, dimensions: int, given: Counter[str] | None = None
+) -> Validated:
+    """Return the good records as rows, and why the others are not good.
+
+    `given` gets how many records have a value, by field that the spec names.
+    """
     readers = _readers(spec)
     fields = {
         column: Field(name, [_read(record.fields.get(name), name, readers.get(column)) for record in records])
         for column, name in _sources(spec).items()
     }
-    return _validated(len(records), fields, spec, dimensions)
+    return _validated(len(records), fields, spec, dimensions, given)
 
 
-def validate_batch(batch: Batch, spec: IndexSpec, dimensions: int) -> Validated:
-    """Return the good rows of a batch, and why the others are not good.
+def validate_batch(
+    batch: Batch, spec: IndexSpec, dimensions: int, given: Counter[str] | None = None
+) -> Validated:
+    """Return the good rows of a batch, and why the others are not good; `given` as for `validate_records`.
 
     Raises:
         ValueError, OverflowError, pa.ArrowException: the batch has a value that Python or Arrow cannot read, such as
@@ -51,7 +60,7 @@ def validate_batch(batch: Batch, spec: IndexSpec, dimensions: int) -> Validated:
         elif column in readers:
             values = [_read(value, name, readers[column]) for value in values.to_pylist()]
         fields[column] = Field(name, values)
-    return _validated(len(batch), fields, spec, dimensions)
+    return _validated(len(batch), fields, spec, dimensions, given)
 
 
 def dead_letter(record: Record, rejected: Rejected) -> DeadLetter:
@@ -75,11 +84,23 @@ def vector_size(record: Record, spec: IndexSpec) -> int | None:
         return None
 
 
-def _validated(rows: int, fields: Mapping[str, Field], spec: IndexSpec, dimensions: int) -> Validated:
+def _validated(
+    rows: int, fields: Mapping[str, Field], spec: IndexSpec, dimensions: int, given: Counter[str] | None
+) -> Validated:
     # Texts without a vector are cut first.
     spoken = None if spec.source.vector is None else spoken_text
     embeds = spec.source.vector is None
-    return validate(rows, fields, spec, dimensions, embeds=embeds, spoken=spoken)
+    valid = validate(rows, fields, spec, dimensions, embeds=embeds, spoken=spoken)
+    if given is not None:
+        given.update({field.name: _count(field.values) for field in fields.values()})
+    return valid
+
+
+def _count(values: Values) -> int:
+    """Return the number of rows that have a value."""
+    if isinstance(values, pa.Array):
+        return len(values) - int(values.null_count)
+    return len(values) if isinstance(values, np.ndarray) else sum(value is not None for value in values)
 
 
 def _sources(spec: IndexSpec) -> dict[str, str]:
