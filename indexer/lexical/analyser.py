@@ -106,8 +106,10 @@ def words_of(text: str, version: int) -> Iterator[str]:
     """Yield the words of a text in order, cut to MAX_WORD_CHARACTERS."""
     plain = text.lower() if text.isascii() else (_lowered if version == 1 else _folded)(text)
     plain = plain.replace("\u2019", "'")
+    # Looked for once in the text: most texts have none, and a match per word is a third of the time.
+    has_runs = version > 1 and not plain.isascii() and _RUN.search(plain) is not None
     for word in (_WORD if version == 1 else _WORD_OR_RUN).findall(plain):
-        if version > 1 and not word.isascii() and _RUN.match(word):
+        if has_runs and not word.isascii() and _RUN.match(word):
             yield from _pairs(word)
         else:
             yield word[:MAX_WORD_CHARACTERS]
