@@ -93,6 +93,27 @@ class BuildReport:
     ignored: Mapping[str, int]
     """Namespaces of such input that the spec does not name, each with its number of records."""
 
+    cut_texts: int
+    """Datapoints of the input whose text was cut off at the encoder's limit: only its beginning is in their vectors."""
+
+    cut_tokens: int
+    """Tokens that these texts lost, about."""
+
+    missing_fields: Mapping[str, Sequence[str]]
+    """Fields that the spec names and no record of the input had, each with similar names that records have."""
+
+    unused_fields: Sequence[str]
+    """If there are missing fields: some that records have and the spec does not name."""
+
+    converted: Mapping[str, int]
+    """Values of the input that were converted to the type of their field, by field."""
+
+    sampled_texts: int
+    """Texts of the input whose language was looked at."""
+
+    foreign_texts: Mapping[str, int]
+    """Those of them in languages that the encoder is not made for, by language."""
+
     recall: float | None
     """Expected recall@10 at default settings, from measurements per segment; 1.0 if all are searched exactly."""
 

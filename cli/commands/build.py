@@ -210,6 +210,8 @@ def _print(report: BuildReport, store: str, *, query: str) -> None:
             "--full removes them",
             soft_wrap=True,
         )
+    for warning in _warnings(report):
+        out.print(f"[yellow]![/yellow] {escape(warning)}", soft_wrap=True)
     if not report.recall_reached:
         out.print(
             f"[yellow]![/yellow] no setting of ScaNN reaches the recall target {report.target_recall} in some "
@@ -221,6 +223,31 @@ def _print(report: BuildReport, store: str, *, query: str) -> None:
             f"Next: scannery search {query} --index {report.index} --store {store}",
             soft_wrap=True,
             markup=False,
+        )
+
+
+def _warnings(report: BuildReport) -> Iterator[str]:
+    """Yield what may be wrong with records that were accepted, each with the remedy."""
+    if report.cut_texts:
+        yield (
+            f"{report.cut_texts:,} texts were cut off at the encoder's limit: about {report.cut_tokens:,} tokens are "
+            "not in their vectors. `source: {chunk: {max_tokens: 128}}` cuts texts into passages instead"
+        )
+    for name, near in report.missing_fields.items():
+        others = f"; the records have {', '.join(report.unused_fields)}" if report.unused_fields else ""
+        hint = f"; did you mean {' or '.join(f'`{other}`' for other in near)}?" if near else others
+        yield f"no record has a value in the field `{name}`, which the spec names{hint}"
+    if report.converted:
+        names = ", ".join(f"{name} ({count:,})" for name, count in report.converted.items())
+        yield f"values were converted to the types of their fields: {names}"
+    if report.foreign_texts:
+        shares = ", ".join(
+            f"{language.capitalize()} ({count / report.sampled_texts:.0%})"
+            for language, count in report.foreign_texts.items()
+        )
+        yield (
+            f"the encoder is not made for the languages of some texts: {shares} of {report.sampled_texts:,} sampled. "
+            "A multilingual encoder is, such as intfloat/multilingual-e5-small or BAAI/bge-m3"
         )
 
 

@@ -133,8 +133,8 @@ class SourceSpec(_Model):
 
     max_errors: Annotated[str | int | float | None, BeforeValidator(check_limit)] = None
     """Most records that may be refused: a number, or a share such as `1%`. A build that refuses more makes no version;
-    one that keeps the limit is a full success. Default: a version is made of the good records, and `scannery build` ends
-    with code 7 if any was refused."""
+    one that keeps the limit is a full success. Default: a version is made of the good records, and `scannery build`
+    ends with code 7 if any was refused."""
 
     @property
     def max_dead_letters(self) -> float | None:

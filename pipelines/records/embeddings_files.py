@@ -1,8 +1,8 @@
 """Embeddings files: the vectors of a work unit as Parquet, one row group per shard.
 
 They have the columns of `datapoint_schema`, `_spoken`, and, for the build itself: `_content_hash` (passages.py),
-`_speakers` of the passage, `_cut_tokens` (how many the encoder cut off its text, about), `_record` (its number within the unit) and `_source`, `_line`, `_row` (where the record
-was).
+`_speakers` of the passage, `_cut_tokens` (how many the encoder cut off its text, about), `_record` (its number within
+the unit) and `_source`, `_line`, `_row` (where the record was).
 """
 
 from __future__ import annotations

@@ -117,10 +117,10 @@ class _Found(NamedTuple):
     records: list[Record]
     """Those that the rows come from; none where they were read by columns."""
     letters: list[DeadLetter]
-    ignored: Counter[str] = Counter()
-    given: Counter[str] = Counter()
-    others: Counter[str] = Counter()
-    converted: Counter[str] = Counter()
+    ignored: Counter[str]
+    given: Counter[str]
+    others: Counter[str]
+    converted: Counter[str]
 
 
 def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int) -> _Found:
@@ -144,21 +144,21 @@ def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int) -> _Found:
     }
     table = embeddings_table(valid.table, places, spec, dimensions)
     others = Counter(dict.fromkeys(batch.others, len(batch)))
-    return _Found(table, [], letters, given=given, others=others)
+    return _Found(table, [], letters, Counter(), given, others, Counter())
 
 
 def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> _Found:
     """Return the rows of records, without their places."""
-    given = [item for item in items if not isinstance(item, Batch)]
-    records = [item for item in given if isinstance(item, Record)]
+    single = [item for item in items if not isinstance(item, Batch)]
+    records = [item for item in single if isinstance(item, Record)]
     given = Counter[str]()
     valid = validate_records(records, spec, dimensions, given)
     made = {id(records[one.row]): dead_letter(records[one.row], one) for one in valid.rejected}
-    found = (item if isinstance(item, DeadLetter) else made.get(id(item)) for item in given)
+    found = (item if isinstance(item, DeadLetter) else made.get(id(item)) for item in single)
     letters = [letter for letter in found if letter is not None]
     good = [records[row] for row in valid.rows_N.tolist()]
     ignored = Counter(name for record in good for name in record.ignored)
-    return _Found(valid.table, good, letters, ignored, given, _others(records, spec))
+    return _Found(valid.table, good, letters, ignored, given, _others(records, spec), Counter())
 
 
 def _others(records: Sequence[Record], spec: IndexSpec) -> Counter[str]:

@@ -20,6 +20,7 @@ from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.versions.leases import keeps_log
 from scannery.indexer.versions.versions import commit, read_manifest
 from scannery.pipelines.dead_letters import first_of_each_reason
+from scannery.pipelines.stages.observations import observations
 from scannery.pipelines.state.counts import Counts, ShardOutcome, UnitOutcome
 from scannery.pipelines.state.job import Job, dead_letters_key, stage_key
 from scannery.pipelines.state.stage_outputs import read_parent
@@ -86,7 +87,7 @@ def publish(
     entries = _entries(job, parent, shards)
     examples = _write_dead_letters(job, store, units, shards, counts)
     statistics = _statistics(job, counts, units, shards) | _coverage(job, counts, entries)
-    statistics["dead_letter_examples"] = examples
+    statistics |= observations(counts, units) | {"dead_letter_examples": examples}
     statistics["builds"] = _builds(job, parent)
     manifest = _manifest(job, entries, parent, statistics)
     manifest = with_fresh_recall(manifest, shards)

@@ -56,7 +56,7 @@ class Counts:
     """Tokens that these texts lost, about."""
 
     fields: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Records with a value, by field that the spec names; empty where that is not counted (layouts with fixed names)."""
+    """Records with a value, by field that the spec names; empty for layouts with fixed names, which are not counted."""
 
     other_fields: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Records of a sample by field that the spec does not name."""

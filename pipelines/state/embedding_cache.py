@@ -147,8 +147,8 @@ def _pieces_in(path: Path) -> pa.Table:
     columns = [*PIECE_COLUMNS, CUT_TOKENS_COLUMN, "embedding", "_content_hash", "_record"]
     stored = pq.read_schema(path).names
     table = pq.read_table(path, columns=[name for name in columns if name in stored])
-    # Files of earlier releases: their rows are no transcripts, or have an outdated content hash; how much of their texts
-    # was cut off is not known.
+    # Files of earlier releases: their rows are no transcripts, or have an outdated content hash; how much of their
+    # texts was cut off is not known.
     for name, kind in ((SPOKEN_COLUMN, pa.string()), (CUT_TOKENS_COLUMN, pa.int64())):
         if name not in stored:
             table = table.append_column(name, pa.nulls(table.num_rows, kind))

@@ -106,6 +106,16 @@ def test_a_limit_in_the_spec_can_change_without_reading_the_input_again(corpus):
     assert sorted((corpus / "store/v/stage/units").glob("*.json")) == units
 
 
+def test_a_field_that_no_record_has_is_told_with_the_name_it_could_mean(corpus):
+    (corpus / "spec.yaml").write_text("index: v\nsource: {vector: vector, title: vektor}\n")
+    printed = run(corpus, "--input", str(corpus / "a.jsonl"))
+    assert "! no record has a value in the field `vektor`, which the spec names" in printed
+    (corpus / "spec.yaml").write_text("index: v\nsource: {vector: vector}\nattributes: {yeer: int}\n")
+    (corpus / "c.jsonl").write_text('{"id": "c", "vector": [1, 2], "year": 3}\n')
+    printed = run(corpus, "--input", str(corpus / "c.jsonl"))
+    assert "the field `yeer`, which the spec names; did you mean `year`?" in printed
+
+
 def test_each_reason_has_its_first_record(corpus):
     with (corpus / "a.jsonl").open("a") as file:
         file.write('\n{"id": "x", "vector": "none"}\n{"id": "y"}\n{"id": "z", "vector": 3}\n')
