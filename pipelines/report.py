@@ -142,6 +142,16 @@ class BuildReport:
     unknown_deletes: int = 0
     """Documents that the caller wanted deleted and the index did not have."""
 
+    removed_datapoints: int | None = None
+    """Datapoints of the index that a full build did not find in its input and removed; None for an update, for a new
+    index, or if they were not counted (more than 20 million rows changed)."""
+
+    dropped_live: int | None = None
+    """Datapoints that live updates had written, and a full build removed or replaced; None as above."""
+
+    indexed_documents: int | None = None
+    """Documents in the version; None if it has segments of an older release, which did not count documents."""
+
     not_in_input: int | None = None
     """Documents of the index that the input of an update does not mention; None for a full build, or if the index has
     segments of an older release, which did not count documents."""
@@ -180,6 +190,7 @@ class BuildReport:
             "files": len(files),
             "input_bytes": sum(file.size_bytes for file in files),
             "passages": manifest.rows,
+            "indexed_documents": _documents(manifest),
             "dimensions": manifest.dimensions,
             "shards": manifest.shards,
             "index_bytes": manifest.size_bytes,
@@ -190,3 +201,8 @@ class BuildReport:
             "seconds": dict(seconds),
             "errors_allowed": errors_allowed,
         })  # fmt: skip
+
+
+def _documents(manifest: Manifest) -> int | None:
+    known = [entry.documents for entry in manifest.segments if entry.documents is not None]
+    return sum(known) if len(known) == len(manifest.segments) else None

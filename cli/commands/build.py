@@ -117,7 +117,8 @@ def build(
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
-        _print(report, store, query='"…"' if parsed.encoder else "--vector '[…]'")
+        query = '"…"' if parsed.encoder else "--vector '[…]'"
+        _print(report, store, query=query, records="records" if parsed.source.document_id else "documents")
     if report.dead and not report.errors_allowed:
         raise typer.Exit(PARTIAL)
 
@@ -181,13 +182,13 @@ def quiet_beam() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _print(report: BuildReport, store: str, *, query: str) -> None:
+def _print(report: BuildReport, store: str, *, query: str, records: str) -> None:
     out = console()
     if report.up_to_date:
         out.print(f"[green]✓[/green] {report.index} is already up to date: version {report.version}")
     else:
         out.print(f"[green]✓[/green] {report.index}: version {report.version}")
-    for label, text in _facts(report):
+    for label, text in _facts(report, records):
         out.print(f"[bold]{label:<12}[/bold]{text}", soft_wrap=True)
     if report.dead:
         out.print(f"[yellow]![/yellow] {report.dead:,} records were refused:")
@@ -227,7 +228,14 @@ def _print(report: BuildReport, store: str, *, query: str) -> None:
 
 
 def _warnings(report: BuildReport) -> Iterator[str]:
-    """Yield what may be wrong with records that were accepted, each with the remedy."""
+    """Yield what may be wrong with the result, each with the remedy."""
+    if report.removed_datapoints:
+        yield f"{report.removed_datapoints:,} datapoints are not in the input, and this full build removed them"
+    if report.dropped_live:
+        yield (
+            f"{report.dropped_live:,} datapoints of live updates were removed, or replaced by the input; "
+            f"`scannery index rollback {report.index} --to …` brings the version before back"
+        )
     if report.cut_texts:
         yield (
             f"{report.cut_texts:,} texts were cut off at the encoder's limit: about {report.cut_tokens:,} tokens are "
@@ -251,11 +259,19 @@ def _warnings(report: BuildReport) -> Iterator[str]:
         )
 
 
-def _facts(report: BuildReport) -> Iterator[tuple[str, str]]:
-    yield "documents", f"{report.documents:,} from {report.files:,} file(s), {size_text(report.input_bytes)}"
+def _facts(report: BuildReport, records: str) -> Iterator[tuple[str, str]]:
+    yield records, f"{report.documents:,} from {report.files:,} file(s), {size_text(report.input_bytes)}"
     if report.mode == "upsert":
         yield "changes", _changes(report)
-    yield "datapoints", f"{report.passages:,} in {report.shards} shard(s), {size_text(report.index_bytes)}"
+    of = (
+        ""
+        if report.indexed_documents in (None, report.passages)
+        else f" of {report.indexed_documents:,} documents"
+    )
+    yield (
+        "datapoints",
+        f"{report.passages:,}{of} in {report.shards} shard(s), {size_text(report.index_bytes)}",
+    )
     if report.embedded:
         yield (
             "embedded",

@@ -21,6 +21,7 @@ from scannery.indexer.versions.leases import keeps_log
 from scannery.indexer.versions.versions import commit, read_manifest
 from scannery.pipelines.dead_letters import first_of_each_reason
 from scannery.pipelines.stages.observations import observations
+from scannery.pipelines.stages.removals import removals
 from scannery.pipelines.state.counts import Counts, ShardOutcome, UnitOutcome
 from scannery.pipelines.state.job import Job, dead_letters_key, stage_key
 from scannery.pipelines.state.stage_outputs import read_parent
@@ -88,6 +89,7 @@ def publish(
     examples = _write_dead_letters(job, store, units, shards, counts)
     statistics = _statistics(job, counts, units, shards) | _coverage(job, counts, entries)
     statistics |= observations(counts, units) | {"dead_letter_examples": examples}
+    statistics |= removals(job, store, parent, entries)
     statistics["builds"] = _builds(job, parent)
     manifest = _manifest(job, entries, parent, statistics)
     manifest = with_fresh_recall(manifest, shards)

@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import scannery
 from scannery.cli.commands.build import build
 from scannery.cli.errors import PARTIAL
 from scannery.cli.main import main
@@ -114,6 +115,32 @@ def test_a_field_that_no_record_has_is_told_with_the_name_it_could_mean(corpus):
     (corpus / "c.jsonl").write_text('{"id": "c", "vector": [1, 2], "year": 3}\n')
     printed = run(corpus, "--input", str(corpus / "c.jsonl"))
     assert "the field `yeer`, which the spec names; did you mean `year`?" in printed
+
+
+def test_a_full_build_tells_what_it_removed_and_which_live_updates_it_dropped(corpus):
+    run(corpus, "--input", str(corpus / "a.jsonl"))
+    with scannery.connect(str(corpus / "store")) as client:
+        live = [{"id": "live", "vector": [1.0, 9.0]}, {"id": "a1", "vector": [9.0, 1.0]}]
+        client.index("v").upsert(live)
+    (corpus / "a.jsonl").write_text((corpus / "a.jsonl").read_text().split("\n", 1)[1])  # without a0
+    printed = run(corpus, "--full", "--input", str(corpus / "a.jsonl"))
+    assert "! 2 datapoints are not in the input, and this full build removed them" in printed
+    assert "! 2 datapoints of live updates were removed, or replaced by the input" in printed
+    again = run(corpus, "--full", "--input", str(corpus / "a.jsonl"))
+    assert "removed" not in again
+    (corpus / "spec.yaml").write_text("index: v\nsource: {vector: vector}\ndistance: dot\n")
+    (corpus / "a.jsonl").write_text('{"id": "a2", "vector": [1, 2]}\n')
+    report = json.loads(run(corpus, "--full", "--json", "--input", str(corpus / "a.jsonl")))
+    assert (report["removed_datapoints"], report["dropped_live"]) == (3, 0)
+
+
+def test_passages_of_documents_are_not_counted_as_documents(corpus):
+    (corpus / "spec.yaml").write_text("index: v\nsource: {vector: vector, document_id: doc}\n")
+    lines = [{"id": f"{doc}#{i}", "doc": doc, "vector": [1, i]} for doc in "xyz" for i in range(4)]
+    (corpus / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    printed = run(corpus, "--input", str(corpus / "a.jsonl"))
+    assert "records     12 from 1 file(s)" in printed
+    assert "datapoints  12 of 3 documents in 1 shard(s)" in printed
 
 
 def test_each_reason_has_its_first_record(corpus):
