@@ -43,6 +43,7 @@ EXIT_CODES: dict[str, int] = {
     "scannery.indexer.errors.NotFoundError": NOT_FOUND,
     "scannery.indexer.errors.MissingFileError": NOT_NOW,
     "scannery.indexer.errors.AlreadyExistsError": NOT_NOW,
+    "scannery.indexer.errors.InUseError": NOT_NOW,
     "scannery.indexer.errors.StoreError": NOT_NOW,
     "scannery.indexer.errors.StoreUriError": USAGE,
     "scannery.runtime.errors.ServingError": DEFECT,

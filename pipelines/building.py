@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from scannery.indexer.datapoints.schema import identifier
-from scannery.indexer.errors import AlreadyExistsError, MissingFileError, NotFoundError
+from scannery.indexer.errors import AlreadyExistsError, InUseError, MissingFileError, NotFoundError
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.sharding import shard_of
@@ -20,7 +20,13 @@ from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.leases import WorkLease, working
-from scannery.indexer.versions.versions import hold_current, latest_version, read_manifest
+from scannery.indexer.versions.versions import (
+    hold_current,
+    is_dropped,
+    latest_version,
+    no_such_index,
+    read_manifest,
+)
 from scannery.pipelines.errors import ModeError, NothingToIndexError, SpecConflictError
 from scannery.pipelines.execution.outcome import check_record
 from scannery.pipelines.execution.run import Engine, execute
@@ -92,6 +98,7 @@ def build(
         PipelineError: see errors.py; a failed build leaves no version, and the next run reuses its finished work.
         EmbedError: the encoder cannot be loaded.
         AlreadyExistsError: another process committed a version before this build did, in every attempt.
+        InUseError: the index was dropped, and not all of its files are removed.
         IndexerError: the store failed, or a segment could not be built.
 
     """
@@ -105,6 +112,8 @@ def build(
         ids_to_delete(files) if mode == "upsert" else set()
     )  # a full build removes all ids without a record
     store = Store.open(store_uri, create=bool(inputs))
+    if is_dropped(store, spec.index):
+        raise InUseError(no_such_index(store, spec.index), field="index")
     parent = _current(store, spec.index, needed=not inputs)
     if parent is not None and before is not None:
         before(store, spec.index)
