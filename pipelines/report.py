@@ -106,7 +106,7 @@ class BuildReport:
     """If there are missing fields: some that records have and the spec does not name."""
 
     converted: Mapping[str, int]
-    """Values of the input that were converted to the type of their field, by field."""
+    """Values that were converted in a way that could be wrong, by attribute or field and what was done."""
 
     sampled_texts: int
     """Texts of the input whose language was looked at."""

@@ -246,8 +246,8 @@ def _warnings(report: BuildReport) -> Iterator[str]:
         hint = f"; did you mean {' or '.join(f'`{other}`' for other in near)}?" if near else others
         yield f"no record has a value in the field `{name}`, which the spec names{hint}"
     if report.converted:
-        names = ", ".join(f"{name} ({count:,})" for name, count in report.converted.items())
-        yield f"values were converted to the types of their fields: {names}"
+        names = "; ".join(f"{name} ({count:,})" for name, count in report.converted.items())
+        yield f"values were converted in a way that could be wrong: {names}"
     if report.foreign_texts:
         shares = ", ".join(
             f"{language.capitalize()} ({count / report.sampled_texts:.0%})"

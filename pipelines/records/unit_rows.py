@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.embed import Encoder
+from scannery.indexer.datapoints.field_mapping import FieldMapping
+from scannery.indexer.datapoints.validation import Validated
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.records.embeddings_files import embeddings_schema, embeddings_table, places_of
@@ -51,7 +53,7 @@ class UnitRows(NamedTuple):
     """Records of a sample by field that the spec does not name."""
 
     converted: Counter[str]
-    """Values that were converted to the type of their field, by field."""
+    """How many values were converted in a way that could be wrong: `column: what was done`."""
 
 
 def own_rows(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> UnitRows:
@@ -144,7 +146,7 @@ def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int) -> _Found:
     }
     table = embeddings_table(valid.table, places, spec, dimensions)
     others = Counter(dict.fromkeys(batch.others, len(batch)))
-    return _Found(table, [], letters, Counter(), given, others, Counter())
+    return _Found(table, [], letters, Counter(), given, others, _converted(valid, spec))
 
 
 def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> _Found:
@@ -158,7 +160,7 @@ def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> _Fou
     letters = [letter for letter in found if letter is not None]
     good = [records[row] for row in valid.rows_N.tolist()]
     ignored = Counter(name for record in good for name in record.ignored)
-    return _Found(valid.table, good, letters, ignored, given, _others(records, spec), Counter())
+    return _Found(valid.table, good, letters, ignored, given, _others(records, spec), _converted(valid, spec))
 
 
 def _others(records: Sequence[Record], spec: IndexSpec) -> Counter[str]:
@@ -166,6 +168,15 @@ def _others(records: Sequence[Record], spec: IndexSpec) -> Counter[str]:
     wanted = Fields.of(spec).names
     sample = records[:SAMPLED_RECORDS]
     return Counter(str(name) for record in sample for name in record.fields if name not in wanted)
+
+
+def _converted(valid: Validated, spec: IndexSpec) -> Counter[str]:
+    """Return the conversions by the name of the attribute, or of the field in the input, and what was done."""
+    mapping = FieldMapping.of(spec)
+    return Counter({
+        f"{column if column in spec.attributes else mapping.name(column)}: {note}": count
+        for (column, note), count in valid.converted.items()
+    })  # fmt: skip
 
 
 def _with_places(found: _Found, spec: IndexSpec, dimensions: int) -> _Found:

@@ -20,6 +20,7 @@ from scannery.pipelines.records.embeddings_files import write_embeddings
 from scannery.pipelines.records.text_languages import foreign_texts
 from scannery.pipelines.records.unit_rows import UnitRows, embedded_rows, own_rows
 from scannery.pipelines.sources import Fields, read_batches
+from scannery.pipelines.sources.dialects import DELIMITERS, Dialect
 from scannery.pipelines.state.counts import Counts, UnitOutcome
 from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN, Catalogue
 from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
@@ -74,7 +75,7 @@ def embed_unit(
             dead_letters=count_reasons(rows.letters),
             record_errors=count_categories(rows.letters),
             ignored=_bounded(rows.ignored),
-            **_observed(rows, job, encoder),
+            **_observed(unit, rows, job, encoder),
             seconds=_seconds(rows, made - started, time.perf_counter() - made),
         ),
         row_groups=row_groups,
@@ -87,7 +88,7 @@ def embed_unit(
     return outcome
 
 
-def _observed(rows: UnitRows, job: Job, encoder: Encoder | None) -> dict[str, Any]:
+def _observed(unit: WorkUnit, rows: UnitRows, job: Job, encoder: Encoder | None) -> dict[str, Any]:
     """Return the counts that tell of what may be wrong with records that were accepted."""
     cut_N = rows.table.column(CUT_TOKENS_COLUMN).fill_null(0).to_numpy()
     named = job.spec.source.format == "auto"  # the other layouts have fixed names, most of them optional
@@ -96,7 +97,7 @@ def _observed(rows: UnitRows, job: Job, encoder: Encoder | None) -> dict[str, An
         "cut_tokens": int(cut_N.sum()),
         "fields": dict(rows.given) if named else {},
         "other_fields": dict(rows.others.most_common(MAX_OTHER_FIELDS)) if named else {},
-        "converted": dict(rows.converted),
+        "converted": _bounded(rows.converted + _guesses(unit)),
     }
     if encoder is None or not len(rows.table):
         return observed
@@ -107,6 +108,15 @@ def _observed(rows: UnitRows, job: Job, encoder: Encoder | None) -> dict[str, An
 def _spread(rows: int) -> np.ndarray:
     """Return the numbers of at most `SAMPLED_TEXTS` rows, spread over all of them."""
     return np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED_TEXTS), dtype=np.int64))
+
+
+def _guesses(unit: WorkUnit) -> Counter[str]:
+    """Return how many records were read in an encoding that was guessed."""
+    found: Counter[str] = Counter()
+    for part in unit.parts:
+        if part.format in DELIMITERS and (dialect := Dialect.of(part.dialect, part.format)).is_guessed:
+            found[f"CSV: text that is not UTF-8 as {dialect.encoding}"] += part.records
+    return found
 
 
 def _seconds(rows: UnitRows, made_s: float, write_s: float) -> dict[str, float]:

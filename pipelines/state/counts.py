@@ -62,7 +62,7 @@ class Counts:
     """Records of a sample by field that the spec does not name."""
 
     converted: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Values that were converted to the type of their field, by field."""
+    """Values that were converted in a way that could be wrong, by attribute or field and what was done."""
 
     sampled_texts: int = 0
     """Texts whose language was looked at."""
