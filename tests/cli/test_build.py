@@ -120,8 +120,7 @@ def test_a_field_that_no_record_has_is_told_with_the_name_it_could_mean(corpus):
 def test_a_full_build_tells_what_it_removed_and_which_live_updates_it_dropped(corpus):
     run(corpus, "--input", str(corpus / "a.jsonl"))
     with scannery.connect(str(corpus / "store")) as client:
-        live = [{"id": "live", "vector": [1.0, 9.0]}, {"id": "a1", "vector": [9.0, 1.0]}]
-        client.index("v").upsert(live)
+        client.index("v").upsert([{"id": "live", "vector": [1.0, 9.0]}, {"id": "a1", "vector": [9.0, 1.0]}])
     (corpus / "a.jsonl").write_text((corpus / "a.jsonl").read_text().split("\n", 1)[1])  # without a0
     printed = run(corpus, "--full", "--input", str(corpus / "a.jsonl"))
     assert "! 2 datapoints are not in the input, and this full build removed them" in printed
