@@ -297,12 +297,12 @@ def _write_file(
 def _spec_of(spec: IndexSpec) -> dict[str, Any]:
     """Return the spec with the exported files as its source, without default values."""
     data = spec.model_dump(mode="json", exclude_defaults=True)
+    if spec.attributes:  # under their own names now, and converted
+        data["attributes"] = dict(spec.attributes)
     source: dict[str, Any] = {"format": "datapoints"}
     if spec.source.sparse_vector:
         source["sparse_vector"] = SPARSE
-    if (
-        spec.source.chunk is not None
-    ):  # the rows are passages already; documents of live updates are cut like them
+    if spec.source.chunk is not None:  # the rows are passages; documents of live updates are cut like them
         source["chunk"] = spec.source.chunk.model_dump()
     return {"index": data["index"], "source": source} | {
         key: value for key, value in data.items() if key not in ("index", "source")
