@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
@@ -13,12 +13,14 @@ from typing_extensions import Self, Unpack
 
 from scannery.client._sync.bulk_search import search_batches
 from scannery.client._sync.bulk_upsert import write_all
-from scannery.client.errors import ScanneryError
+from scannery.client.errors import InvalidArgumentError, ScanneryError
 from scannery.client.request import calls
 from scannery.client.request.batches import Errors, QueryStream, query_batches, size_of, write_batches
 from scannery.client.request.calls import Call, TextKind
 from scannery.client.request.queries import Queries, QueryLike, SearchOptions
-from scannery.client.request.writes import NewDatapoint, Update
+from scannery.client.request.records import Extra, RecordReader, is_foreign
+from scannery.client.request.tables import Table, is_table
+from scannery.client.request.writes import NewDatapoint, Update, as_list
 from scannery.client.response.outcomes import Progress
 from scannery.client.response.results import (
     BulkWritten,
@@ -200,7 +202,7 @@ class Index:
 
     def get(
         self,
-        ids: Sequence[str],
+        ids: Sequence[str | int],
         *,
         fields: Sequence[str] | None = None,
         vectors: bool = False,
@@ -218,33 +220,57 @@ class Index:
             )
         )
 
+    @overload
+    def upsert(
+        self, points: Table, *, request_id: None = None, timeout_s: float | None = None
+    ) -> BulkWritten: ...
+
+    @overload
     def upsert(
         self,
-        points: Iterable[NewDatapoint],
+        points: Iterable[NewDatapoint | Mapping[str, Any]],
         *,
         request_id: str | None = None,
         timeout_s: float | None = None,
-    ) -> Written:
-        """Insert or replace datapoints, 1 to 1,000: all of them or none. When this returns, they are durable.
+    ) -> Written: ...
+
+    def upsert(
+        self, points: Any, *, request_id: str | None = None, timeout_s: float | None = None
+    ) -> Written | BulkWritten:
+        """Insert or replace datapoints. When this returns, they are durable.
+
+        A list of datapoints, 1 to 1,000, is written completely or not at all. A table (a frame of pandas or polars, an
+        Arrow table or record batch) has any number of rows: they are written in batches, as by `upsert_many`, and what
+        a failure leaves written stays.
 
         Args:
-            points: see `NewDatapoint`. Where texts are cut into passages, all passages of a document are replaced.
+            points: see `NewDatapoint`; or records with the fields that the spec of the index names, as builds read
+                them. A table has columns of either kind; null, NaN and NaT are no values, and columns that the index
+                has no place for are listed in the result's `ignored`. Where texts are cut into passages, all passages
+                of a document are replaced.
             request_id: makes a repetition harmless: the same id within an hour does nothing and gets the first answer.
-            timeout_s: of the call. After a timeout it is not known whether the datapoints were written.
+                Not for tables, each batch of which has an id of its own.
+            timeout_s: of a call. After a timeout it is not known whether the datapoints were written.
 
         """
-        return self._client._written(
-            self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
-        )
+        if is_table(points):
+            if request_id is not None:
+                raise InvalidArgumentError("request_id: is not for tables", field="request_id")
+            return self._write_all(points, timeout_s=timeout_s, extra="ignore")
+        points = as_list(points)
+        if any(map(is_foreign, points)):
+            points = list(map((self._reader("refuse", timeout_s)).datapoint, points))
+        return self._upsert(points, request_id, timeout_s)
 
     def upsert_many(
         self,
-        points: Iterable[NewDatapoint],
+        points: Iterable[NewDatapoint | Mapping[str, Any]] | Table,
         *,
         batch_size: int = 200,
         in_flight: int = 4,
         progress: Progress = False,
         errors: Errors = "raise",
+        extra: Extra | None = None,
         timeout_s: float | None = None,
     ) -> BulkWritten:
         """Insert or replace any number of datapoints, in batches of which several are under way at once.
@@ -253,21 +279,55 @@ class Index:
         wins. Points are read only as fast as they are written.
 
         Args:
-            points: see `NewDatapoint`.
+            points: as in `upsert`.
             batch_size: datapoints in one call, 1 to 1,000.
             in_flight: calls under way at once, 1 to 64.
             progress: True for a progress bar, or a function that is told how many datapoints are done.
             errors: `raise` ends at the first batch that fails, and what was written before stays; `return` writes all
                 that can be, and lists the others in `failed`.
+            extra: what becomes of fields that the index has no place for: `refuse` refuses the record, `ignore` writes
+                the rest of it and lists them in `ignored`. Default: `ignore` for tables, else `refuse`.
             timeout_s: of each call.
 
         """
+        return self._write_all(
+            points,
+            batch_size=batch_size,
+            in_flight=in_flight,
+            progress=progress,
+            errors=errors,
+            extra=extra or ("ignore" if is_table(points) else "refuse"),
+            timeout_s=timeout_s,
+        )
+
+    def _write_all(
+        self,
+        points: Any,
+        *,
+        batch_size: int = 200,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Errors = "raise",
+        extra: Extra,
+        timeout_s: float | None,
+    ) -> BulkWritten:
         parts = write_batches(points, batch_size, in_flight, errors)
 
-        def write(batch: Sequence[NewDatapoint], request_id: str) -> Written:
-            return self.upsert(batch, request_id=request_id, timeout_s=timeout_s)
+        def write(batch: Sequence[Any], request_id: str) -> Written:
+            return self._upsert(batch, request_id, timeout_s)
 
-        return write_all(write, parts, in_flight, progress, errors, size_of(points))
+        def reader_of() -> RecordReader:
+            return self._reader(extra, timeout_s)
+
+        return write_all(write, parts, in_flight, progress, errors, size_of(points), reader_of)
+
+    def _upsert(self, points: Iterable[Any], request_id: str | None, timeout_s: float | None) -> Written:
+        return self._client._written(
+            self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
+        )
+
+    def _reader(self, extra: Extra, timeout_s: float | None) -> RecordReader:
+        return RecordReader((self.stats(timeout_s=timeout_s)).spec, extra=extra)
 
     def update(
         self,
@@ -283,9 +343,9 @@ class Index:
 
     def delete(
         self,
-        ids: Sequence[str] = (),
+        ids: Sequence[str | int] = (),
         *,
-        document_ids: Sequence[str] = (),
+        document_ids: Sequence[str | int] = (),
         if_revision: int | None = None,
         request_id: str | None = None,
         timeout_s: float | None = None,

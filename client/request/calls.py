@@ -11,6 +11,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from scannery.client.errors import InvalidArgumentError
+from scannery.client.request.identifiers import as_identifier
 from scannery.client.request.queries import (
     Queries,
     QueryLike,
@@ -138,7 +139,7 @@ def search_many(
 @refuses_surrogates
 def get(
     index: str,
-    ids: Sequence[str],
+    ids: Sequence[str | int],
     *,
     fields: Sequence[str] | None = None,
     vectors: bool = False,
@@ -146,15 +147,15 @@ def get(
     timeout_s: float | None = None,
 ) -> Call[search_pb2.GetRequest, search_pb2.GetResponse, list[Datapoint | None]]:
     """Return the call for datapoints by id."""
-    _check_ids(ids, "ids")
+    wanted = _identifiers(ids, "ids")
     request = search_pb2.GetRequest(
         index=index,
-        ids=ids,
+        ids=wanted,
         return_fields=build_fields(fields),
         return_vector=vectors,
         min_sequence=min_sequence,
     )
-    return Call(GET, request, lambda response: parse_get(ids, response), timeout_s)
+    return Call(GET, request, lambda response: parse_get(wanted, response), timeout_s)
 
 
 @refuses_surrogates
@@ -191,27 +192,36 @@ def _upsert(
 @refuses_surrogates
 def delete(
     index: str,
-    ids: Sequence[str],
+    ids: Sequence[str | int],
     *,
-    document_ids: Sequence[str] = (),
+    document_ids: Sequence[str | int] = (),
     if_revision: int | None = None,
     request_id: str | None = None,
     timeout_s: float | None = None,
 ) -> Call[index_pb2.DeleteRequest, index_pb2.DeleteResponse, Deleted]:
     """Return the call that deletes datapoints and documents."""
-    _check_ids(ids, "ids")
-    _check_ids(document_ids, "document_ids")
     request = index_pb2.DeleteRequest(
-        index=index, ids=ids, document_ids=document_ids, request_id=request_id or ""
+        index=index,
+        ids=_identifiers(ids, "ids"),
+        document_ids=_identifiers(document_ids, "document_ids"),
+        request_id=request_id or "",
     )
     if if_revision is not None:
         request.condition.if_revision = checked_revision(if_revision, "condition")
     return Call(DELETE, request, lambda answer: Deleted(answer.sequence, answer.deleted), timeout_s)
 
 
-def _check_ids(ids: Sequence[str], field: str) -> None:
-    if isinstance(ids, (str, bytes)) or not all(isinstance(identifier, str) for identifier in ids):
-        raise InvalidArgumentError(f"{field}: must be a list of strings, got {ids!r:.80}", field=field)
+def _identifiers(ids: Sequence[str | int], field: str) -> list[str]:
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        raise InvalidArgumentError(
+            f"{field}: must be a list of strings or integers, got {ids!r:.80}", field=field
+        )
+    return [as_identifier(identifier, f"{field}[{i}]") for i, identifier in enumerate(ids)]
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    if isinstance(texts, (str, bytes)) or not all(isinstance(text, str) for text in texts):
+        raise InvalidArgumentError(f"texts: must be a list of strings, got {texts!r:.80}", field="texts")
 
 
 @refuses_surrogates
@@ -225,7 +235,7 @@ def embed(
     timeout_s: float | None = None,
 ) -> Call[embedding_pb2.EmbedRequest, embedding_pb2.EmbedResponse, np.ndarray]:
     """Return the call for the vectors of texts."""
-    _check_ids(texts, "texts")
+    _check_texts(texts)
     if kind not in _KINDS:
         raise InvalidArgumentError(f"kind: must be 'query' or 'document', got {kind!r:.80}", field="kind")
     try:

@@ -175,6 +175,8 @@ class BulkWritten:
     """Datapoints: passages, where texts are cut."""
     failed: tuple[NotWritten, ...]
     """By position; only with `errors="return"`."""
+    ignored: tuple[str, ...] = ()
+    """Names of fields that the index has no place for, sorted; what they held was not written."""
 
 
 @dataclass(frozen=True, slots=True)
