@@ -96,10 +96,11 @@ def _reader(points: Any) -> Iterable[pa.RecordBatch] | None:
 
     try:
         if isinstance(points, ArrowStream):
-            batches: pa.RecordBatchReader = _named(pa.RecordBatchReader.from_stream(points))
+            batches: Iterable[pa.RecordBatch] = _named(pa.RecordBatchReader.from_stream(points))
             return batches
         if not _is_frame(points):
-            return [_named(pa.record_batch(points))]
+            one: pa.RecordBatch = _named(pa.record_batch(points))
+            return [one]
     except (pa.ArrowException, TypeError, ValueError) as error:
         if not _is_frame(points):
             raise InvalidArgumentError(

@@ -19,6 +19,7 @@ __all__ = [
     "BulkWritten",
     "Datapoint",
     "Deleted",
+    "Distance",
     "EncoderInfo",
     "Explanation",
     "Hit",
@@ -30,6 +31,8 @@ __all__ = [
     "SegmentPlan",
     "Written",
 ]
+
+Distance: TypeAlias = Literal["cosine", "dot", "squared_l2"]
 
 AttributeValue: TypeAlias = str | list[str] | int | float | bool | dt.datetime
 """Timestamps are datetimes with the time zone UTC."""
@@ -236,7 +239,7 @@ class IndexInfo:
     created_at: dt.datetime
     rows: int
     dimensions: int
-    distance: Literal["cosine", "dot", "squared_l2"]
+    distance: Distance
     attributes: dict[str, str]
     """Name → `string`, `string_list`, `int`, `float`, `bool` or `timestamp`."""
     lexical: bool
