@@ -5,50 +5,30 @@ A record has one of three forms, told apart record by record:
     datapoint       id, text, vector, title, document_id, attributes {…}, payload, … (`NewDatapoint`)
     exported        what `scannery index export` writes: embedding, document_id, and the attributes side by side
     source          the fields that the spec of the index names: what `scannery build` reads. Other fields that are
-                    called like a datapoint's are taken as such, unless the spec names another field for it
+                    called like a datapoint's are taken as such, unless the spec names a field for the same
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Literal, TypeAlias
-
-import numpy as np
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from scannery.client.request.writes import DATAPOINT_KEYS, Refused
 
-__all__ = ["AsyncReaderOf", "Extra", "ReaderOf", "RecordReader", "is_foreign"]
+if TYPE_CHECKING:
+    from scannery.indexer.datapoints.field_mapping import FieldMapping
+
+__all__ = ["AsyncReaderOf", "Extra", "Form", "ReaderOf", "RecordReader", "is_foreign"]
 
 Extra = Literal["refuse", "ignore"]
 """What becomes of a record with a field that the index has no place for."""
 
-_EXPORTED = {
-    "id": "id",
-    "document_id": "document_id",
-    "embedding": "vector",
-    "sparse": "sparse_vector",
-    "text": "text",
-    "title": "title",
-    "payload": "payload",
-    "text_start": "text_start",
-    "text_end": "text_end",
-    "time_start_s": "time_start_s",
-    "time_end_s": "time_end_s",
-    "_spoken": None,
-}
-"""Columns of an export → keys of a datapoint; None: made again from the text."""
-_SOURCE_KEYS = {
-    "id": "id",
-    "text": "text",
-    "title": "title",
-    "document_id": "document_id",
-    "vector": "vector",
-    "sparse_vector": "sparse_vector",
-    "payload": "payload",
-}
-"""Keys of `source` in a spec → keys of a datapoint."""
+Form = Literal["datapoint", "exported", "source"]
+
+_MADE_AGAIN = "_spoken"
+"""A column of exports that the server makes of the text."""
 
 
 def is_foreign(point: object) -> bool:
@@ -66,106 +46,99 @@ class RecordReader:
     """
 
     def __init__(self, spec: Mapping[str, Any], *, extra: Extra = "refuse") -> None:
-        source = spec.get("source") or {}
-        self._attributes = list(spec.get("attributes") or {})
-        self._source = {name: key for key, name in _named(source, _SOURCE_KEYS).items()}
-        self._own = {key: name for name, key in self._source.items()}
-        taken = {"attributes", *self._own, *self._source, *self._attributes}
-        self._source |= {key: key for key in DATAPOINT_KEYS - taken}
-        self._bytes = source.get("vector_bytes")
-        self._exported = {**_EXPORTED, **dict.fromkeys(self._attributes)}
+        self._source, self._exported = _mappings(spec)
+        self._attributes = set(spec.get("attributes") or {})
+        fields = {_KEYS.get(column, column) for column in self._source.fields}
+        self._more = DATAPOINT_KEYS - {"attributes"} - fields - self._source.names
+        """Keys of a datapoint for which the spec names no field."""
         self._extra = extra
         self.ignored: set[str] = set()
         """Fields of records that the index has no place for, so far."""
 
-    @property
-    def fields(self) -> list[str]:
-        """The names that the spec gives to the fields of a record."""
-        return list(dict.fromkeys([*self._own.values(), *self._attributes]))
-
-    def form_of(self, record: Mapping[str, Any]) -> Literal["datapoint", "exported", "source"]:
+    def form_of(self, record: Mapping[str, Any]) -> Form:
         """Return the form of a record."""
         keys = record.keys()
-        if isinstance(record.get("attributes"), Mapping) and "attributes" not in self.fields:
+        if isinstance(record.get("attributes"), Mapping) and "attributes" not in self._source.names:
             return "datapoint"
-        if keys <= DATAPOINT_KEYS and not self._is_source(record):
+        if self._is_source(record):
+            return "source"
+        if keys <= DATAPOINT_KEYS:
             return "datapoint"
-        if "document_id" in keys and keys <= self._exported.keys() and not self._is_source(record):
-            return "exported"
-        if "embedding" in keys and self._own.get("vector") != "embedding":
-            return "exported"
-        return "source"
+        is_row = "document_id" in keys and keys <= {*self._exported.names, _MADE_AGAIN}
+        return "exported" if is_row or "embedding" in keys else "source"
 
     def datapoint(self, record: Any) -> Any:
-        """Return the datapoint of a record; `Refused` where it has fields that are not to be ignored."""
+        """Return the datapoint of a record; `Refused` where a field of it is wrong, or has no place."""
         if not isinstance(record, Mapping):
             return record
         form = self.form_of(record)
+        mapping = self._exported if form == "exported" else self._source
+        known = DATAPOINT_KEYS if form == "datapoint" else mapping.names | {_MADE_AGAIN}
+        more = self._more if form == "source" else frozenset()
+        if extra := record.keys() - known - more:
+            if self._extra == "refuse":
+                return _refused(record, str(min(extra, key=str)), known | more, form)
+            self.ignored.update(map(str, extra))
         if form == "datapoint":
-            return record if record.keys() <= DATAPOINT_KEYS else self._without_extra(record, DATAPOINT_KEYS)
-        names = _EXPORTED if form == "exported" else self._source
-        known = {*names, *self._attributes}
-        if not record.keys() <= known and self._extra == "refuse":
-            return self._refused(record, known, form)
-        self.ignored.update(str(name) for name in record.keys() - known)
-        return self._made(record, names)
+            return {name: value for name, value in record.items() if name in known} if extra else record
+        return self._made(record, mapping, more)
 
     def _is_source(self, record: Mapping[str, Any]) -> bool:
         """Return whether a record has the id and the text or vector that the spec names."""
-        has = {key for key, name in self._own.items() if record.get(name) is not None}
-        return "id" in has and not has.isdisjoint({"text", "vector"})
+        fields = self._source.fields
+        has = (
+            column in fields and fields[column].value(record) is not None for column in ("text", "embedding")
+        )
+        return fields["id"].value(record) is not None and any(has)
 
-    def _made(self, record: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
-        point: dict[str, Any] = {}
-        for name, key in names.items():
-            if key is not None and record.get(name) is not None:
-                point[key] = self._read(key, record[name])
-        attributes = {name: record[name] for name in self._attributes if record.get(name) is not None}
-        return point | ({"attributes": attributes} if attributes else {})
+    def _made(self, record: Mapping[str, Any], mapping: FieldMapping, more: frozenset[str]) -> Any:
+        from scannery.indexer.errors import InvalidRecordError
 
-    def _read(self, key: str, value: Any) -> Any:
-        """Return a value as datapoints have it: files hold vectors and payloads as text and bytes, too."""
-        if key == "vector" and isinstance(value, bytes) and self._bytes is not None:
-            return _numbers(value, self._bytes)
-        if key in ("vector", "sparse_vector", "payload") and isinstance(value, str):
-            value = _parsed(value)
-        if key == "sparse_vector" and isinstance(value, Mapping) and {*value} == {"indices", "values"}:
-            return dict(zip(value["indices"], value["values"], strict=False))
-        return value
-
-    def _without_extra(self, record: Mapping[str, Any], known: Iterable[str]) -> Any:
-        if self._extra == "refuse":
-            return self._refused(record, known, "datapoint")
-        self.ignored.update(str(name) for name in record.keys() - {*known})
-        return {name: value for name, value in record.items() if name in DATAPOINT_KEYS}
-
-    def _refused(self, record: Mapping[str, Any], known: Iterable[str], form: str) -> Refused:
-        names = sorted(str(name) for name in known if not str(name).startswith("_"))
-        key = next(str(key) for key in record if key not in {*known})
-        near = difflib.get_close_matches(key, names, 1, 0.6)
-        hint = f"did you mean {near[0]!r}?" if near else f"it can have {', '.join(names)}"
-        by = {"datapoint": "a datapoint", "source": "by the spec, a record", "exported": "an exported row"}
-        identifier = record.get(self._own.get("id", "id"), record.get("id", ""))
-        return Refused(str(identifier), f"unknown key {key!r:.80} ({by[form]}); {hint}", key[:80])
+        try:
+            point = mapping.datapoint(record)
+        except InvalidRecordError as error:
+            return Refused(_identifier(record, mapping), error.message, error.field)
+        if isinstance(point.get("payload"), str):
+            # Files hold payloads as JSON in text, too.
+            point["payload"] = _parsed(point["payload"])
+        return point | {name: record[name] for name in more if record.get(name) is not None}
 
 
 AsyncReaderOf: TypeAlias = Callable[[], Awaitable[RecordReader]]
 ReaderOf: TypeAlias = Callable[[], RecordReader]
 """Asks the index for its spec."""
 
+_KEYS = {"embedding": "vector", "sparse": "sparse_vector"}
+"""Columns of an index that a datapoint calls otherwise."""
 
-def _named(source: Mapping[str, Any], keys: Iterable[str]) -> dict[str, str]:
-    return {key: source[key] for key in keys if isinstance(source.get(key), str)}
+
+def _mappings(spec: Mapping[str, Any]) -> tuple[FieldMapping, FieldMapping]:
+    """Return how records by the spec's names, and exported rows, become datapoints."""
+    # Imported late: datapoints need none of it.
+    from scannery.indexer.datapoints.field_mapping import FieldMapping
+    from scannery.indexer.spec.spec_files import parse_spec
+
+    own = parse_spec(spec)
+    sparse = {"sparse_vector": "sparse"} if own.source.sparse_vector else {}
+    exported = {"index": own.index, "source": {"format": "datapoints", **sparse}}
+    return FieldMapping.of(own), FieldMapping.of(parse_spec({**exported, "attributes": dict(own.attributes)}))
+
+
+def _refused(record: Mapping[str, Any], key: str, known: frozenset[str], form: Form) -> Refused:
+    names = sorted(name for name in known if not name.startswith("_"))
+    near = difflib.get_close_matches(key, names, 1, 0.6)
+    hint = f"did you mean {near[0]!r}?" if near else f"it can have {', '.join(names)}"
+    what = {"datapoint": "a datapoint", "source": "a record by the spec", "exported": "an exported row"}[form]
+    return Refused(str(record.get("id") or ""), f"unknown key {key!r:.80} in {what}; {hint}", key[:80])
+
+
+def _identifier(record: Mapping[str, Any], mapping: FieldMapping) -> str:
+    found = mapping.fields["id"].value(record)
+    return str(found) if isinstance(found, (str, int)) else ""
 
 
 def _parsed(text: str) -> Any:
-    """Return the JSON in a text; other text as it is, which the server refuses by name."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _numbers(value: bytes, kind: str) -> Any:
-    number = np.dtype(kind).newbyteorder("<")
-    return np.frombuffer(value, number) if len(value) % number.itemsize == 0 else value

@@ -141,9 +141,12 @@ def test_creating_needs_the_scope_admin_and_the_name(library: Path, tmp_path: Pa
 
 def test_a_server_of_some_indexes_creates_no_others(library: Path, tmp_path: Path) -> None:
     store = copied(library, tmp_path)
-    with serving(store, indexes=("library",)) as server, scannery.connect(server.address) as client:
-        with pytest.raises(scannery.PermissionDeniedError):
-            client.create_index("other", dimensions=3)
+    with (
+        serving(store, indexes=("library",)) as server,
+        scannery.connect(server.address) as client,
+        pytest.raises(scannery.PermissionDeniedError),
+    ):
+        client.create_index("other", dimensions=3)
 
 
 def test_another_server_of_the_store_takes_writes_at_once(library: Path, tmp_path: Path) -> None:
