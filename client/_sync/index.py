@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -140,7 +140,7 @@ class Index:
     @overload
     def upsert(
         self,
-        points: Iterable[NewDatapoint | Mapping[str, Any]],
+        points: Iterable[NewDatapoint],
         *,
         request_id: str | None = None,
         timeout_s: float | None = None,
@@ -157,9 +157,9 @@ class Index:
 
         Args:
             points: see `NewDatapoint`; or records with the fields that the spec of the index names, as builds read
-                them. A table has columns of either kind; null, NaN and NaT are no values, and columns that the index
-                has no place for are listed in the result's `ignored`. Where texts are cut into passages, all passages
-                of a document are replaced.
+                them (a type checker takes them as `Any`). A table has columns of either kind; null, NaN and NaT are
+                no values, and columns that the index has no place for are listed in the result's `ignored`. Where
+                texts are cut into passages, all passages of a document are replaced.
             request_id: makes a repetition harmless: the same id within an hour does nothing and gets the first answer.
                 Not for tables, each batch of which has an id of its own.
             timeout_s: of a call. After a timeout it is not known whether the datapoints were written.
@@ -176,7 +176,7 @@ class Index:
 
     def upsert_many(
         self,
-        points: Iterable[NewDatapoint | Mapping[str, Any]] | Table,
+        points: Iterable[NewDatapoint] | Table,
         *,
         batch_size: int = 200,
         in_flight: int = 4,

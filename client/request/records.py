@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["AsyncReaderOf", "Extra", "Form", "ReaderOf", "RecordReader", "is_foreign"]
 
 Extra = Literal["refuse", "ignore"]
-"""What becomes of a record with a field that the index has no place for."""
+"""What becomes of a record, by the spec or exported, with a field that the index has no place for.
+
+One in the form of a datapoint is refused: there, such a field is a mistake.
+"""
 
 Form = Literal["datapoint", "exported", "source"]
 
@@ -76,12 +79,10 @@ class RecordReader:
         known = DATAPOINT_KEYS if form == "datapoint" else mapping.names | {_MADE_AGAIN}
         more = self._more if form == "source" else frozenset()
         if extra := record.keys() - known - more:
-            if self._extra == "refuse":
+            if self._extra == "refuse" or form == "datapoint":
                 return _refused(record, str(min(extra, key=str)), known | more, form)
             self.ignored.update(map(str, extra))
-        if form == "datapoint":
-            return {name: value for name, value in record.items() if name in known} if extra else record
-        return self._made(record, mapping, more)
+        return record if form == "datapoint" else self._made(record, mapping, more)
 
     def _is_source(self, record: Mapping[str, Any]) -> bool:
         """Return whether a record has the id and the text or vector that the spec names."""
@@ -129,7 +130,7 @@ def _refused(record: Mapping[str, Any], key: str, known: frozenset[str], form: F
     near = difflib.get_close_matches(key, names, 1, 0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"it can have {', '.join(names)}"
     what = {"datapoint": "a datapoint", "source": "a record by the spec", "exported": "an exported row"}[form]
-    return Refused(str(record.get("id") or ""), f"unknown key {key!r:.80} in {what}; {hint}", key[:80])
+    return Refused(str(record.get("id") or ""), f"unknown key {key!r:.80} in {what}; {hint}")
 
 
 def _identifier(record: Mapping[str, Any], mapping: FieldMapping) -> str:

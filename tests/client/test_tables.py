@@ -176,17 +176,19 @@ def test_records_by_the_specs_names_are_taken(library: Path, tmp_path: Path) -> 
         with pytest.raises(
             scannery.InvalidArgumentError, match=r"upserts\[0\]: unknown key 'vv'.*did you mean 'v'"
         ):
-            index.upsert([{"id": "a", "vv": [1, 2, 3, 4]}])
-        done = index.upsert_many([{"id": "a", "v": [0, 0, 0, 1], "other": 1}] * 2, extra="ignore")
+            index.upsert([{"id": "a", "vv": [1, 2, 3, 4]}])  # type: ignore[typeddict-unknown-key]
+        more: list[Any] = [{"id": "a", "v": [0, 0, 0, 1], "other": 1}]
+        done = index.upsert_many(more * 2, extra="ignore")
         assert (done.written, done.ignored) == (2, ("other",))
-        done = index.upsert_many([{"id": "a", "v": [0, 0, 0, 1], "other": 1}], errors="return")
+        done = index.upsert_many(more, errors="return")
         assert [(failed.position, failed.id) for failed in done.failed] == [(0, "a")]
 
 
 def test_json_of_an_export_is_a_record(local: scannery.Index) -> None:
     row = {"id": "x", "document_id": "x", "embedding": VECTORS[0].tolist(), "year": 5, "text_start": 0,
            "text_end": 3, "text": "abc", "published": WHEN.isoformat()}  # fmt: skip
-    local.upsert([json.loads(json.dumps(row))])
+    given: Any = json.loads(json.dumps(row))
+    local.upsert([given])
     [found] = local.get(["x"])
     assert found is not None
     assert found.attributes == {"year": 5, "published": WHEN}

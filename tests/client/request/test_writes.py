@@ -65,7 +65,7 @@ async def test_asynchronous(store: Path) -> None:
         ({"id": "a"}, "upserts"),
         (["a"], "upserts[0]"),
         ([{"id": "a", "vektor": VECTOR}], "upserts[0]"),
-        ([{"id": 3}], "upserts[0].datapoint.id"),
+        ([{"id": True}], "upserts[0].datapoint.id"),
         ([{"id": "a", "vector": [[1.0]]}], "upserts[0].datapoint.vector"),
         ([{"id": "a", "attributes": {"tags": [1]}}], "upserts[0].datapoint.attributes.tags"),
         ([{"id": "a", "payload": {1, 2}}], "upserts[0].datapoint.payload_json"),

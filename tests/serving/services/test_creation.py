@@ -185,7 +185,8 @@ def test_a_build_continues_what_writes_began(tmp_path: Path) -> None:
     spec = {"index": "grown", "source": {"id": "id", "vector": "v"}, "attributes": {"year": "int"}}
     with scannery.connect(store) as client:
         index = client.create_index(spec, dimensions=8)
-        index.upsert([{"id": "live", "v": VECTORS[0].tolist(), "year": 1}])
+        live: Any = {"id": "live", "v": VECTORS[0].tolist(), "year": 1}
+        index.upsert([live])
         file = tmp_path / "data.jsonl"
         file.write_text("".join(json.dumps({"id": i, "v": VECTORS[i].tolist()}) + "\n" for i in range(5)))
         build(spec, [str(file)], str(store))
