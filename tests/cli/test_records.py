@@ -63,15 +63,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 def found(store: Path, *ids: str) -> list[Any]:
     with scannery.connect(store) as client:
+        points = client.index("shop").get(ids, vectors=True)
         return [
-            point
-            and (
-                point.text,
-                point.attributes,
-                point.payload,
-                None if point.vector is None else point.vector.tolist(),
-            )
-            for point in client.index("shop").get(ids, vectors=True)
+            point and (point.text, point.attributes, point.payload, list(point.vector)) for point in points
         ]
 
 
@@ -195,12 +189,8 @@ def test_ids_to_delete_come_from_files(
 
 def test_queries_come_from_a_file(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "queries.jsonl"
-    queries = [
-        {"_id": "q1", "vector": VECTORS[1].tolist()},
-        {"id": 2, "vector": [1.0]},
-        {"vector": VECTORS[0].tolist()},
-    ]
-    file.write_text(lines(queries))
+    first, second = VECTORS[:2].tolist()
+    file.write_text(lines([{"_id": "q1", "vector": second}, {"id": 2, "vector": [1.0]}, {"vector": first}]))
     where = ("--index", "shop", "--store", str(store))
     status, out, err = run(capsys, "search", "--queries", str(file), "-k", "1", *where)
     answers = [json.loads(line) for line in out.splitlines()]
