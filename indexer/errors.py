@@ -14,6 +14,10 @@ IndexerError
     └── StoreUriError      the URI cannot name a store (unknown scheme, a file)
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 __all__ = [
     "AlreadyExistsError",
     "BuildError",
@@ -27,6 +31,7 @@ __all__ = [
     "ReplacedError",
     "StoreError",
     "StoreUriError",
+    "merged_error",
 ]
 
 
@@ -100,6 +105,14 @@ class StoreError(IndexerError):
 
 class StoreUriError(StoreError, ValueError):
     """The URI cannot name a store."""
+
+
+def merged_error(errors: Sequence[InvalidRecordError]) -> InvalidRecordError:
+    """Return one error of a record that names all of some; reason and field are those of the first."""
+    if len(errors) == 1:
+        return errors[0]
+    message = "; ".join(error.message for error in errors)
+    return InvalidRecordError(message, reason=errors[0].reason, field=errors[0].field)
 
 
 def _restore_record_error(message: str, reason: str, field: str | None) -> InvalidRecordError:

@@ -288,7 +288,7 @@ def new_job(
     rewritten = parent is not None and (needs_rewriting(spec, parent) or queries != known)
     recipe = {
         "source": spec.source.model_dump(),
-        "attributes": spec.attributes,
+        "attributes": spec.model_dump(mode="json", include={"attributes", "attribute_specs"})["attributes"],
         "distance": spec.distance,
         "encoder": fingerprint["digest"] if fingerprint and spec.source.vector is None else None,
         "dimensions": dimensions,

@@ -27,12 +27,15 @@ from scannery.indexer.datapoints.text_values import (
 from scannery.indexer.spec.spec import AttributeType
 
 __all__ = [
+    "FLOAT_AS_ID",
+    "LONG_DECIMAL",
     "NUMBER_AS_TEXT",
     "ONE_AS_BOOL",
     "WHOLE_AS_INT",
     "Converted",
     "convert",
     "epoch_note",
+    "json_text",
     "plain_text",
 ]
 
@@ -42,6 +45,8 @@ _WORDS = {"true": True, "t": True, "yes": True, "y": True, "1": True, "1.0": Tru
 _LISTED = re.compile(r"[,;|]")
 
 NUMBER_AS_TEXT = "a number as text"
+LONG_DECIMAL = "a decimal number with more digits than a float has"
+FLOAT_AS_ID = "a whole number with decimals (such as 7.0) as an id"
 WHOLE_AS_INT = "a whole number with decimals (such as 7.0) as an integer"
 ONE_AS_BOOL = "1 or 0 as true or false"
 _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -81,6 +86,24 @@ def plain_text(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode()
     raise TypeError
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON, with times and UUIDs as text. TypeError, ValueError or RecursionError for others."""
+    return _TO_JSON(value)
+
+
+def _json_value(value: object) -> object:
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.item() if isinstance(value, np.generic) else plain_text(value)
+
+
+_TO_JSON = json.JSONEncoder(
+    allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_json_value
+).encode
 
 
 def _string(value: object) -> Converted:
@@ -146,7 +169,7 @@ def _float(value: object) -> Converted:
     if math.isnan(number):
         raise ValueError  # NaN has no order, so no filter could find it
     is_cut = isinstance(value, Decimal) and Decimal(repr(number)) != value
-    return Converted(number, "a decimal number with more digits than a float has" if is_cut else None)
+    return Converted(number, LONG_DECIMAL if is_cut else None)
 
 
 def _bool(value: object) -> Converted:

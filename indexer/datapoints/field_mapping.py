@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.field_paths import FieldExpression, join_texts
-from scannery.indexer.datapoints.schema import SPOKEN_COLUMN
+from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, attribute_value, identifier
 from scannery.indexer.datapoints.text_values import decimal_number, formatted_time, number_of_time, split_text
 from scannery.indexer.datapoints.validation import SPAN, SPARSE
-from scannery.indexer.errors import InvalidRecordError
+from scannery.indexer.errors import InvalidRecordError, merged_error
 from scannery.indexer.spec.spec import AttributeSpec, AttributeType, IndexSpec, SourceSpec
 
 __all__ = ["FieldMapping", "MappedField"]
@@ -118,10 +118,12 @@ class FieldMapping:
 
     Args:
         fields: by the column of a datapoint that each is for.
+        types: of the attributes.
 
     """
 
-    def __init__(self, fields: Mapping[str, MappedField]) -> None:
+    def __init__(self, fields: Mapping[str, MappedField], types: Mapping[str, AttributeType]) -> None:
+        self._types = types
         self.fields = fields
         """By column: `id`, `document_id`, `title`, `text`, `embedding`, `sparse`, `payload`, and the attributes."""
 
@@ -133,7 +135,7 @@ class FieldMapping:
             fields |= {name: _field(name) for name in (SPOKEN_COLUMN, *SPAN)}
         for name, kind in spec.attributes.items():
             fields[name] = _attribute(name, kind, spec.attribute_specs.get(name))
-        return cls(fields)
+        return cls(fields, spec.attributes)
 
     @property
     def names(self) -> frozenset[str]:
@@ -153,24 +155,38 @@ class FieldMapping:
 
         """
         values = {column: mapped.value(record) for column, mapped in self.fields.items()}
-        errors = [value for value in values.values() if isinstance(value, InvalidRecordError)]
-        if errors:
-            message = "; ".join(error.message for error in errors)
-            raise InvalidRecordError(message, reason=errors[0].reason, field=errors[0].field)
+        _raise_all([value for value in values.values() if isinstance(value, InvalidRecordError)])
         return {column: value for column, value in values.items() if value is not None}
 
     def datapoint(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Return a record as the SDK's `upsert` takes it: `id`, `text`, `vector` and so on, and `attributes`.
 
+        The id is text, and attributes have their types.
+
         Raises:
-            InvalidRecordError: as `apply`.
+            InvalidRecordError: a value does not fit; all of them are named. What is missing is not told.
 
         """
-        values = self.apply(record)
+        values, errors = self.apply(record), []
+        for column, value in values.items():
+            try:
+                if column in ("id", "document_id"):
+                    values[column] = identifier(value, field=self.name(column))
+                elif column in self._types:
+                    values[column] = attribute_value(value, self._types[column], field=self.name(column))
+            except InvalidRecordError as error:
+                errors.append(error)
+        _raise_all(errors)
         point = {_DATAPOINT_KEYS.get(name, name): values.pop(name) for name in _FIXED if name in values}
         spans = {name: values.pop(name) for name in (SPOKEN_COLUMN, *SPAN) if name in values}
         spans.pop(SPOKEN_COLUMN, None)
         return point | spans | ({"attributes": values} if values else {})
+
+
+def _raise_all(errors: Sequence[InvalidRecordError]) -> None:
+    """Raise one error that names all of some; nothing without any."""
+    if errors:
+        raise merged_error(errors)
 
 
 def _field(text: str, **options: Any) -> MappedField:

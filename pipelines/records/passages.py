@@ -13,6 +13,7 @@ import pyarrow as pa
 from scannery.embed import Chunker, Encoder, Passage
 from scannery.embed.text.documents import cut_all, encode_passages, passage_columns
 from scannery.embed.text.transcripts import spoken_text
+from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import passage_rows
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
@@ -91,7 +92,9 @@ def embed_documents(
             done[i] = _Passages(own, vectors_PD)
         else:
             name = table.column("id")[i].as_py()
-            letters.append(records[i].reject("text", problem, field=spec.source.text, id=name))
+            letters.append(
+                records[i].reject("text", problem, field=FieldMapping.of(spec).name("text"), id=name)
+            )
     numbers = sorted(done)
     embedded = [done[i] for i in numbers]
     good = table.take(pa.array(numbers, pa.int64()))

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.embed import Encoder
+from scannery.indexer.datapoints.field_mapping import FieldMapping
+from scannery.indexer.datapoints.validation import Validated
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.records.embeddings_files import embeddings_schema, embeddings_table, places_of
@@ -37,6 +39,9 @@ class UnitRows(NamedTuple):
     ignored: Counter[str]
     """How many records have what under names that the spec leaves out."""
 
+    converted: Counter[str]
+    """How many values were converted in a way that could be wrong: `column: what was done`."""
+
     work: Work
     read_s: float
     """Time until all records were validated."""
@@ -57,7 +62,8 @@ def own_rows(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> UnitRow
     table = table.set_column(place, table.schema.field(place), pa.array(np.arange(table.num_rows)))
     letters = _named([letter for one in found for letter in one.letters], spec)
     ignored = sum((one.ignored for one in found), Counter[str]())
-    return UnitRows(table, len(table), letters, ignored, Work(), time.perf_counter() - started)
+    converted = sum((one.converted for one in found), Counter[str]())
+    return UnitRows(table, len(table), letters, ignored, converted, Work(), time.perf_counter() - started)
 
 
 def embedded_rows(
@@ -69,7 +75,9 @@ def embedded_rows(
     read_s = time.perf_counter() - started
     embedded = embed_documents(found.table, found.records, spec, encoder, catalogue)
     letters = _named(found.letters, spec) + embedded.refused
-    return UnitRows(embedded.table, embedded.documents, letters, found.ignored, embedded.work, read_s)
+    return UnitRows(
+        embedded.table, embedded.documents, letters, found.ignored, found.converted, embedded.work, read_s
+    )
 
 
 def _named(letters: list[DeadLetter], spec: IndexSpec) -> list[DeadLetter]:
@@ -83,6 +91,7 @@ class _Found(NamedTuple):
     """Those that the rows come from; none where they were read by columns."""
     letters: list[DeadLetter]
     ignored: Counter[str]
+    converted: Counter[str]
 
 
 def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int) -> _Found:
@@ -101,7 +110,8 @@ def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int) -> _Found:
         "_source": pa.repeat(pa.scalar(batch.source, pa.string()), rows),
         "_row": batch.row + valid.rows_N,
     }
-    return _Found(embeddings_table(valid.table, places, spec, dimensions), [], letters, Counter())
+    table = embeddings_table(valid.table, places, spec, dimensions)
+    return _Found(table, [], letters, Counter(), _converted(valid, spec))
 
 
 def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> _Found:
@@ -113,7 +123,17 @@ def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> _Fou
     found = (item if isinstance(item, DeadLetter) else made.get(id(item)) for item in given)
     letters = [letter for letter in found if letter is not None]
     good = [records[row] for row in valid.rows_N.tolist()]
-    return _Found(valid.table, good, letters, Counter(name for record in good for name in record.ignored))
+    ignored = Counter(name for record in good for name in record.ignored)
+    return _Found(valid.table, good, letters, ignored, _converted(valid, spec))
+
+
+def _converted(valid: Validated, spec: IndexSpec) -> Counter[str]:
+    """Return the conversions by the name of the attribute, or of the field in the input, and what was done."""
+    mapping = FieldMapping.of(spec)
+    return Counter({
+        f"{column if column in spec.attributes else mapping.name(column)}: {note}": count
+        for (column, note), count in valid.converted.items()
+    })  # fmt: skip
 
 
 def _with_places(found: _Found, spec: IndexSpec, dimensions: int) -> _Found:

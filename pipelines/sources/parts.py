@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from scannery.indexer.datapoints.schema import SPOKEN_COLUMN
-from scannery.indexer.datapoints.validation import SPAN
+from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 
@@ -94,11 +93,7 @@ class Fields:
     @classmethod
     def of(cls, spec: IndexSpec) -> Fields:
         """Return the fields that `spec` names in its source and its attributes."""
-        source = spec.source
-        named = {source.id, source.text, source.title, source.vector, source.document_id, source.payload,
-                 source.sparse_vector}  # fmt: skip
-        more: Iterable[str] = (*SPAN, SPOKEN_COLUMN) if source.format == "datapoints" else ()
-        names = frozenset({name for name in named if name} | {*spec.attributes, *more})
+        source, names = spec.source, FieldMapping.of(spec).names
         return cls(source.id, source.vector, names, spec.attributes, source.sparse_vector)
 
 

@@ -68,6 +68,7 @@ def embed_unit(
             dead_letters=count_reasons(rows.letters),
             record_errors=count_categories(rows.letters),
             ignored=_bounded(rows.ignored),
+            converted=rows.converted,
             seconds=_seconds(rows, made - started, time.perf_counter() - made),
         ),
         row_groups=row_groups,

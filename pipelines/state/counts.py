@@ -49,6 +49,9 @@ class Counts:
     ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Records by namespace that the spec does not name (managed layout)."""
 
+    converted: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Values that were converted in a way that could be wrong, by attribute or field and what was done."""
+
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds by stage, summed over workers."""
 
@@ -65,6 +68,7 @@ class Counts:
             changes=_added(self.changes, other.changes),
             record_errors=_added(self.record_errors, other.record_errors),
             ignored=_added(self.ignored, other.ignored),
+            converted=_added(self.converted, other.converted),
             seconds=_added(self.seconds, other.seconds),
         )
 
