@@ -123,7 +123,8 @@ class Upload:
         return Uploaded(self._done, written, sequence, (), self._ignored())
 
     def _points(self) -> Iterator[Any]:
-        for record in read_records(self._files, self._spec, DATAPOINT_KEYS | _EXPORTED):
+        names = DATAPOINT_KEYS | _EXPORTED | self._spec.attributes.keys()
+        for record in read_records(self._files, self._spec, names):
             self._places.add(record)
             yield self._point(record)
 
