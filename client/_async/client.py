@@ -14,7 +14,7 @@ from typing_extensions import Self
 from scannery.client._async.index import AsyncIndex
 from scannery.client.request import calls
 from scannery.client.request.calls import Call, TextKind
-from scannery.client.response.results import Deleted, Distance, EncoderInfo, IndexInfo, Written
+from scannery.client.response.results import Deleted, Distance, EncoderInfo, Indexes, Written
 from scannery.client.transport.base import AsyncTransport
 
 __all__ = ["AsyncClient"]
@@ -46,13 +46,13 @@ class AsyncClient:
         """Return a handle on an index. Nothing is asked yet: an index that is not there shows at the first call."""
         return AsyncIndex(self, name)
 
-    async def indexes(self) -> list[IndexInfo]:
+    async def indexes(self) -> Indexes:
         """Return the indexes there are, by name, without their segments and specs."""
         found, token = await self._run(calls.list_indexes(""))
         while token:
             page, token = await self._run(calls.list_indexes(token))
             found += page
-        return found
+        return Indexes(found)
 
     async def create_index(
         self,

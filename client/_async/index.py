@@ -18,6 +18,7 @@ from scannery.client.request.queries import Queries, QueryLike, SearchOptions
 from scannery.client.request.records import Extra, RecordReader, is_foreign
 from scannery.client.request.tables import Table, is_table
 from scannery.client.request.writes import NewDatapoint, Update, as_list
+from scannery.client.response.notebook import handle_view
 from scannery.client.response.outcomes import Progress
 from scannery.client.response.results import BulkWritten, Datapoint, Deleted, Hits, IndexInfo, Written
 
@@ -135,17 +136,17 @@ class AsyncIndex:
 
     @overload
     async def upsert(
-        self, points: Table, *, request_id: None = None, timeout_s: float | None = None
-    ) -> BulkWritten: ...
-
-    @overload
-    async def upsert(
         self,
         points: Iterable[NewDatapoint],
         *,
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> Written: ...
+
+    @overload
+    async def upsert(
+        self, points: Table, *, request_id: None = None, timeout_s: float | None = None
+    ) -> BulkWritten: ...
 
     async def upsert(
         self, points: Any, *, request_id: str | None = None, timeout_s: float | None = None
@@ -290,6 +291,9 @@ class AsyncIndex:
 
     def _fresh(self, options: SearchOptions) -> SearchOptions:
         return {"min_sequence": self._client._sequences.get(self.name, 0), **options}
+
+    def _repr_html_(self) -> str:
+        return handle_view(self.name, self.stats)
 
     def __repr__(self) -> str:
         return f"AsyncIndex({self.name!r})"

@@ -15,7 +15,7 @@ from typing_extensions import Self
 from scannery.client._sync.index import Index
 from scannery.client.request import calls
 from scannery.client.request.calls import Call, TextKind
-from scannery.client.response.results import Deleted, Distance, EncoderInfo, IndexInfo, Written
+from scannery.client.response.results import Deleted, Distance, EncoderInfo, Indexes, Written
 from scannery.client.transport.base import Transport
 
 __all__ = ["Client"]
@@ -47,13 +47,13 @@ class Client:
         """Return a handle on an index. Nothing is asked yet: an index that is not there shows at the first call."""
         return Index(self, name)
 
-    def indexes(self) -> list[IndexInfo]:
+    def indexes(self) -> Indexes:
         """Return the indexes there are, by name, without their segments and specs."""
         found, token = self._run(calls.list_indexes(""))
         while token:
             page, token = self._run(calls.list_indexes(token))
             found += page
-        return found
+        return Indexes(found)
 
     def create_index(
         self,

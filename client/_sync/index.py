@@ -19,6 +19,7 @@ from scannery.client.request.queries import Queries, QueryLike, SearchOptions
 from scannery.client.request.records import Extra, RecordReader, is_foreign
 from scannery.client.request.tables import Table, is_table
 from scannery.client.request.writes import NewDatapoint, Update, as_list
+from scannery.client.response.notebook import handle_view
 from scannery.client.response.outcomes import Progress
 from scannery.client.response.results import BulkWritten, Datapoint, Deleted, Hits, IndexInfo, Written
 
@@ -134,17 +135,17 @@ class Index:
 
     @overload
     def upsert(
-        self, points: Table, *, request_id: None = None, timeout_s: float | None = None
-    ) -> BulkWritten: ...
-
-    @overload
-    def upsert(
         self,
         points: Iterable[NewDatapoint],
         *,
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> Written: ...
+
+    @overload
+    def upsert(
+        self, points: Table, *, request_id: None = None, timeout_s: float | None = None
+    ) -> BulkWritten: ...
 
     def upsert(
         self, points: Any, *, request_id: str | None = None, timeout_s: float | None = None
@@ -287,6 +288,9 @@ class Index:
 
     def _fresh(self, options: SearchOptions) -> SearchOptions:
         return {"min_sequence": self._client._sequences.get(self.name, 0), **options}
+
+    def _repr_html_(self) -> str:
+        return handle_view(self.name, self.stats)
 
     def __repr__(self) -> str:
         return f"Index({self.name!r})"

@@ -25,6 +25,7 @@ __all__ = [
     "Hit",
     "Hits",
     "IndexInfo",
+    "Indexes",
     "NotWritten",
     "RecallInfo",
     "SegmentInfo",
@@ -62,6 +63,11 @@ class Datapoint:
     """Sequence of the mutation that wrote it; 0 where it came from a build."""
     vector: np.ndarray | None = field(default=None, compare=False, repr=False)
     """float32 `(dimensions,)`, read-only; only if asked for. Not part of the comparison of two objects."""
+
+    def _repr_html_(self) -> str:
+        from scannery.client.response.notebook import datapoint_view
+
+        return datapoint_view(self)
 
     if not TYPE_CHECKING:
 
@@ -144,6 +150,11 @@ class Hits(list[Hit]):
     def to_pandas(self) -> pd.DataFrame:
         """Return the hits as a data frame, with the columns of `to_arrow`. Needs `pandas`."""
         return self.to_arrow().to_pandas()
+
+    def _repr_html_(self) -> str:
+        from scannery.client.response.notebook import hits_view
+
+        return hits_view(self, self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +269,20 @@ class IndexInfo:
     """Empty in a list of indexes."""
     problem: str = ""
     """What is wrong while the index answers: a later version that cannot be opened, say. Empty: nothing."""
+
+    def _repr_html_(self) -> str:
+        from scannery.client.response.notebook import index_view
+
+        return index_view(self)
+
+
+class Indexes(list[IndexInfo]):
+    """The indexes of a server or a store, by name."""
+
+    def _repr_html_(self) -> str:
+        from scannery.client.response.notebook import indexes_view
+
+        return indexes_view(self)
 
 
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Hit) if each.default is not MISSING}

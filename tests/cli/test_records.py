@@ -65,7 +65,8 @@ def found(store: Path, *ids: str) -> list[Any]:
     with scannery.connect(store) as client:
         points = client.index("shop").get(ids, vectors=True)
         return [
-            point and (point.text, point.attributes, point.payload, list(point.vector)) for point in points
+            point and (point.text, point.attributes, point.payload, np.array(point.vector).tolist())
+            for point in points
         ]
 
 

@@ -151,7 +151,7 @@ def test_the_row_that_is_wrong_is_named(local: scannery.Index) -> None:
     assert (done.written, [failed.position for failed in done.failed]) == (999, [777])
     assert "upserts[777]" in done.failed[0].error.message
     with pytest.raises(scannery.InvalidArgumentError, match="request_id"):
-        local.upsert(wrong, request_id="x")  # type: ignore[call-overload]
+        local.upsert(wrong, request_id="x")
 
 
 def test_records_by_the_specs_names_are_taken(library: Path, tmp_path: Path) -> None:

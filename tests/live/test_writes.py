@@ -285,7 +285,10 @@ def test_writes_that_wait_for_the_disk_leave_queries_their_permits(store: Path) 
         other = SqliteLog(store / "live" / "log")
         with ThreadPoolExecutor(3) as pool:
             with other.transaction(after=0):
-                writes = [pool.submit(index.upsert, [{"id": f"b{i}", "vector": VECTOR}]) for i in range(3)]
+                writes = [
+                    pool.submit(lambda i=i: index.upsert([{"id": f"b{i}", "vector": VECTOR}]))
+                    for i in range(3)
+                ]
                 for _ in range(5):
                     assert index.search(VECTOR, 1, timeout_s=20)[0].id == "a"
                 assert not any(write.done() for write in writes)
