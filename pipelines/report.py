@@ -103,6 +103,9 @@ class BuildReport:
     seconds: Mapping[str, float]
     """Seconds of this run by stage, and `wall` for the whole run."""
 
+    converted: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Values that were converted in a way that could be wrong, by attribute or field and what was done."""
+
     added: int = 0
     """Documents that an update added; this and `replaced` are 0 for a full build."""
 

@@ -190,17 +190,18 @@ def _hint(value: object, kind: AttributeType) -> str:
     """Return which key of the spec would make something of a text that does not fit."""
     if not isinstance(value, str):
         return ""
-    if kind in ("int", "float") and (mark := _decimal_mark(value)):
-        return f"; if `{mark}` is the decimal mark, say so: {{type: {kind}, decimal: '{mark}'}}"
+    if kind in ("int", "float"):
+        numbers = {mark: decimal_number(value, mark) for mark in ",."}
+        fit = [
+            mark
+            for mark, number in numbers.items()
+            if number is not None and (kind == "float" or number % 1 == 0)
+        ]
+        marks = " or ".join(f"'{mark}'" for mark in fit)
+        return f"; say what the decimal mark is: {{type: {kind}, decimal: {marks}}}" if fit else ""
     if kind == "timestamp" and _DAY_OR_MONTH.match(value.strip()):
         return "; say which is the day: {type: timestamp, format: '%d/%m/%Y'} or '%m/%d/%Y'"
     return ""
-
-
-def _decimal_mark(text: str) -> str | None:
-    """Return the likely decimal mark of a number that is not written plainly."""
-    marks = sorted((mark for mark in ",." if decimal_number(text, mark) is not None), key=text.rfind)
-    return marks[-1] if marks else None
 
 
 def encodable(value: T, *, field: str) -> T:

@@ -114,7 +114,7 @@ def epoch_time(number: Any, unit: str) -> dt.datetime:
     if isinstance(number, float) and not math.isfinite(number):
         raise ValueError("not finite")
     exact = number if isinstance(number, (int, Decimal)) else Decimal(float(number))
-    micros = exact / 1000 if unit == "ns" else exact * UNITS[unit]
+    micros = exact // 1000 if unit == "ns" else exact * UNITS[unit]
     return EPOCH + dt.timedelta(microseconds=round(micros))
 
 

@@ -80,7 +80,16 @@ def _validated(rows: int, fields: Mapping[str, Field], spec: IndexSpec, dimensio
 def _message(fields: Mapping[str, Any], error: InvalidRecordError) -> str:
     if not error.reason.startswith("missing_") or error.field is None:
         return error.message
-    return f"{error.field}: {_absence(fields, error.field)}"
+    return f"{error.field}: {_absence(fields, error.field)}{_records_inside(fields)}"
+
+
+def _records_inside(fields: Mapping[str, Any]) -> str:
+    """Return a hint where a record is an object around the records."""
+    for name, value in fields.items():
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            what = f"Its `{name}` is a list of {len(value)} objects"
+            return f". {what}: if these are the records, set `source.records: {name}`"
+    return ""
 
 
 def _absence(fields: Mapping[str, Any], name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from scannery.indexer.spec.spec import SourceSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import InputChangedError, SpecConflictError, UnknownFormatError
-from scannery.pipelines.sources import arrays, columns, delimited, lines, managed, texts
+from scannery.pipelines.sources import arrays, columns, delimited, json_documents, lines, managed, texts
 from scannery.pipelines.sources.batches import Batch, one_by_one
 from scannery.pipelines.sources.locations import InputFile, find_files, stamp_of
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
@@ -64,7 +64,7 @@ def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
     _check_formats([file for file in files if file.source not in ids])
     _check_vectors(vectors, ids, source)
     return [
-        dataclasses.replace(file, companions=_companions(file, ids))
+        dataclasses.replace(file, companions=_companions(file, ids), csv=source.csv, records=source.records)
         for file in files
         if file.source not in ids
     ]
@@ -163,6 +163,8 @@ def read_batches(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLe
 def _read(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:
     if part.format == "jsonl":
         yield from lines.read(part, fields)
+    elif part.format == json_documents.FORMAT:
+        yield from json_documents.read(part, fields)
     elif part.format in delimited.DELIMITERS:
         yield from delimited.read(part, fields)
     elif part.format == "parquet":
@@ -187,7 +189,11 @@ def _split(file: InputFile, format: str, compression: str, limit: int) -> Iterat
     by_rows = {"parquet": columns.split_parquet, "avro": columns.split_avro}
     if format in by_rows:
         return by_rows[format](file, limit)
-    return lines.split(file, compression, limit) if format == "jsonl" else texts.split(file, compression)
+    if format == "jsonl":
+        is_lines = ".json" not in PurePosixPath(file.path.lower()).suffixes
+        split = lines.split if is_lines else json_documents.split
+        return split(file, compression, limit)
+    return texts.split(file, compression)
 
 
 def _stamp(file: InputFile | Part) -> str:

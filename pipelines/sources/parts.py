@@ -35,6 +35,9 @@ class Part:
 
     format: str
     compression: str = ""
+    dialect: str = ""
+    """How a file of CSV is written, and where a JSON file has its records; empty: as usual."""
+
     start: int = 0
     """First byte (lines, CSV; after decompression) or first row (Parquet, Avro)."""
 
@@ -77,7 +80,7 @@ class Part:
     def identity(self) -> tuple[object, ...]:
         """Everything that the records in it, and the dead letters about it, depend on."""
         return (self.source, self.path, self.format, self.compression, self.start, self.end, self.first,
-                self.digest, self.problem)  # fmt: skip
+                self.digest, self.problem, *([self.dialect] if self.dialect else []))  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from scannery.pipelines.dead_letters import DeadLetter, count_categories, count_
 from scannery.pipelines.records.embeddings_files import write_embeddings
 from scannery.pipelines.records.unit_rows import UnitRows, embedded_rows, own_rows
 from scannery.pipelines.sources import Fields, read_batches
+from scannery.pipelines.sources.dialects import DELIMITERS, Dialect
 from scannery.pipelines.state.counts import Counts, UnitOutcome
 from scannery.pipelines.state.embedding_cache import Catalogue
 from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
@@ -68,7 +69,7 @@ def embed_unit(
             dead_letters=count_reasons(rows.letters),
             record_errors=count_categories(rows.letters),
             ignored=_bounded(rows.ignored),
-            converted=rows.converted,
+            converted=_bounded(rows.converted + _guesses(unit)),
             seconds=_seconds(rows, made - started, time.perf_counter() - made),
         ),
         row_groups=row_groups,
@@ -79,6 +80,15 @@ def embed_unit(
     # Last, since this record marks the unit as done.
     store.write(stage_key(job.index, "units", f"{unit.key}.json"), sealed(outcome.to_json()))
     return outcome
+
+
+def _guesses(unit: WorkUnit) -> Counter[str]:
+    """Return how many records were read in an encoding that was guessed."""
+    found: Counter[str] = Counter()
+    for part in unit.parts:
+        if part.format in DELIMITERS and (dialect := Dialect.of(part.dialect, part.format)).is_guessed:
+            found[f"CSV: text that is not UTF-8 as {dialect.encoding}"] += part.records
+    return found
 
 
 def _seconds(rows: UnitRows, made_s: float, write_s: float) -> dict[str, float]:

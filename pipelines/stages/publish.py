@@ -252,6 +252,7 @@ def _statistics(
         "dead_letters": dict(counts.dead_letters),
         "record_errors": dict(counts.record_errors),
         "ignored": dict(counts.ignored),
+        **({"converted": dict(counts.converted)} if counts.converted else {}),
         "dead_letters_key": dead_letters_key(job.index, job.build_id) if counts.dead_letters else None,
         "seconds": {"plan": round(job.plan_seconds, 3)}
         | {name: round(value, 3) for name, value in counts.seconds.items()}
