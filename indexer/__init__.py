@@ -25,7 +25,7 @@ from scannery.indexer.datapoints.sparse import (
     score_sparse,
     sparse_value,
 )
-from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, Validated, validate
+from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, Rejected, Validated, validate
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,
@@ -139,6 +139,7 @@ __all__ = [
     "Postings",
     "Recall",
     "Records",
+    "Rejected",
     "ReplacedError",
     "ScannSpec",
     "SearchSettings",

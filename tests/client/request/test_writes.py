@@ -79,6 +79,14 @@ def test_what_cannot_be_sent_is_named(store: Path, points: Any, field: str) -> N
     assert caught.value.field == field
 
 
+def test_all_that_is_wrong_with_a_datapoint_is_told_at_once(store: Path) -> None:
+    wrong: Any = {"id": "a", "vector": [1.0], "attributes": {"year": "soon", "live": "perhaps"}}
+    with scannery.connect(store) as client, pytest.raises(scannery.InvalidArgumentError) as caught:
+        client.index("library").upsert([wrong])
+    for part in ("upserts[0].datapoint.vector: ", "attributes.year: ", "attributes.live: "):
+        assert part in caught.value.message
+
+
 def test_a_stream_acknowledges_each_batch_and_ends_at_the_first_error(store: Path) -> None:
     def batch(name: str, size: int) -> index_pb2.UpsertRequest:
         vector = types_pb2.Vector(values=[1.0] * size)
