@@ -147,7 +147,9 @@ def _column(array: pa.Array) -> list[Any]:
     if isinstance(kind, pa.BaseExtensionType):
         return _column(array.storage)
     if pa.types.is_dictionary(kind):
-        return _column(array.dictionary_decode())
+        # Not by Arrow, which decodes no dictionary of string views (polars).
+        words = _column(array.dictionary)
+        return [None if place is None else words[place] for place in array.indices.to_pylist()]
     if _is_list(kind) and pa.types.is_floating(kind.value_type):
         return _vectors(array)
     if pa.types.is_timestamp(kind) and kind.unit == "ns":

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -125,6 +126,25 @@ def test_arrow_is_written(local: scannery.Index, kind: str) -> None:
     assert (first.payload, third.payload) == ({"k": 1}, {})
     assert second.attributes.get("tags", []) == []
     np.testing.assert_array_equal(second.vector, VECTORS[1])
+
+
+def test_what_other_libraries_offer_as_arrow_is_written(local: scannery.Index) -> None:
+    relation = duckdb.sql(
+        "select 'd' || i as id, [i + 1 for _ in range(16)]::float[16] as vector, (i + 0.5)::decimal(5, 2) as rating, "
+        "timestamp '2024-05-01 12:00' as published, null::varchar as show from range(3) t(i)"
+    )
+    assert local.upsert(relation).written == 3
+    [found] = local.get(["d1"])
+    assert found is not None
+    assert found.attributes == {"rating": 1.5, "published": WHEN}
+    # As polars encodes categories.
+    views = pa.DictionaryArray.from_arrays(
+        pa.array([0, None], pa.uint32()), pa.array(["a"], pa.string_view())
+    )
+    local.upsert(pa.table({"id": ["x", "y"], "vector": list(VECTORS[:2]), "show": views}))
+    first, second = local.get(["x", "y"])
+    assert first and second
+    assert (first.attributes, second.attributes) == ({"show": "a"}, {})
 
 
 def test_vectors_with_nulls_among_them_name_the_row(local: scannery.Index) -> None:
