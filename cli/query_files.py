@@ -51,7 +51,7 @@ def query_of(record: FileRecord, number: int) -> tuple[str, QueryLike]:
     """Return id and query of a record: its `_id` or `id`, else its number; its `vector`, else its `text`.
 
     Raises:
-        InvalidArgumentError: it has neither text nor vector.
+        InvalidArgumentError: it has neither text nor vector, or the vector is none.
 
     """
     fields = record.record
@@ -59,12 +59,21 @@ def query_of(record: FileRecord, number: int) -> tuple[str, QueryLike]:
         raise InvalidArgumentError(f"{record.place}: {record.problem}")
     identifier = _first(fields, "_id", "id")
     vector, text = _first(fields, "vector", "embedding"), _first(fields, "text", "query")
-    if isinstance(vector, str):  # a cell of CSV
-        vector = json.loads(vector)
     if vector is None and not isinstance(text, str):
         raise InvalidArgumentError(f"{record.place}: needs text or vector")
-    query: QueryLike = str(text) if vector is None else np.asarray(vector, np.float32)
+    query: QueryLike = str(text) if vector is None else _numbers(vector, record)
     return str(number if identifier is None else identifier), query
+
+
+def _numbers(vector: Any, record: FileRecord) -> np.ndarray:
+    try:
+        # A cell of CSV is text.
+        numbers = json.loads(vector) if isinstance(vector, str) else vector
+        return np.asarray(numbers, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"{record.place}: vector must be a list of numbers, got {vector!r:.80}"
+        ) from error
 
 
 def _queries(file: str, ids: list[str]) -> Iterator[QueryLike]:

@@ -129,7 +129,7 @@ def test_arrow_is_written(local: scannery.Index, kind: str) -> None:
 
 
 def test_what_other_libraries_offer_as_arrow_is_written(local: scannery.Index) -> None:
-    relation = duckdb.sql(
+    relation: Any = duckdb.sql(
         "select 'd' || i as id, [i + 1 for _ in range(16)]::float[16] as vector, (i + 0.5)::decimal(5, 2) as rating, "
         "timestamp '2024-05-01 12:00' as published, null::varchar as show from range(3) t(i)"
     )
