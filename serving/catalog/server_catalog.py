@@ -15,8 +15,8 @@ from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["ServerCatalog"]
 
-LOOK_EVERY_S = 0.05
-"""Least time between two looks into the store for an index that is not known here."""
+LOOK_WAIT_S = 0.25
+"""Most seconds that a request waits for its turn to look into the store for an index that is not known here."""
 
 
 class ServerCatalog(BaseCatalog):
@@ -29,7 +29,6 @@ class ServerCatalog(BaseCatalog):
         super().__init__(store, **options)
         self._looks = Lock()
         """Held by the one request that looks for an unknown index: requests for such must not load the store."""
-        self._looked_at_s = float("-inf")
 
     @cached_property
     def _leases(self) -> LeaseHolder:
@@ -74,7 +73,7 @@ class ServerCatalog(BaseCatalog):
 
     def _find(self, name: str) -> CatalogEntry | None:
         entry = self._entries.get(name)
-        if entry is None and self.serves(name) and self._looks.acquire(blocking=False):
+        if entry is None and self.serves(name) and self._looks.acquire(timeout=LOOK_WAIT_S):
             # Another worker may have created it: whoever was told so may write to it at once.
             try:
                 self._open_if_empty(name)
@@ -85,10 +84,6 @@ class ServerCatalog(BaseCatalog):
 
     def _open_if_empty(self, name: str) -> None:
         """Open an index that was just created; what takes longer to open is left to `refresh`."""
-        now_s = self._clock()
-        if now_s - self._looked_at_s < LOOK_EVERY_S:
-            return
-        self._looked_at_s = now_s
         with suppress(IndexerError):
             version = latest_version(self._store, name)
             if version == 1 and not read_manifest(self._store, name, version).segments:
