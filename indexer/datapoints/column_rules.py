@@ -150,7 +150,7 @@ def attribute_rule(kind: AttributeType, limits: SizeLimits, notes: Notes) -> Rul
 
 def _ids(values: Values, notes: Notes) -> pa.Array | None:
     if isinstance(values, pa.Array) and not _is_text(values.type):
-        ids = column_of_ids(values, notes)
+        ids = column_of_ids(values)
     else:
         ids = _typed(values, "string")
     if ids is None or ids.null_count or not len(ids):
@@ -160,16 +160,21 @@ def _ids(values: Values, notes: Notes) -> pa.Array | None:
         return None
     starts, text = np.frombuffer(ids.buffers()[1], np.int32), np.frombuffer(ids.buffers()[2], np.uint8)
     text = text[starts[ids.offset] : starts[ids.offset + len(ids)]]
-    return ids if text.min() >= ord(" ") else None  # in UTF-8, only control characters are below
+    if text.min() < ord(" "):  # in UTF-8, only control characters are below
+        return None
+    if isinstance(values, pa.Array) and pa.types.is_floating(values.type):
+        notes[FLOAT_AS_ID] += len(values)
+    return ids
 
 
 def id_rule(notes: Notes) -> Rule:
     """Return the rule of ids."""
 
     def one(value: object, name: str) -> str:
+        known = identifier(value, field=name)
         if isinstance(value, float):
             notes[FLOAT_AS_ID] += 1
-        return identifier(value, field=name)
+        return known
 
     return Rule(pa.string(), one, lambda values: _ids(values, notes), "missing_id")
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.conversions import (
-    FLOAT_AS_ID,
     LONG_DECIMAL,
     ONE_AS_BOOL,
     WHOLE_AS_INT,
@@ -48,14 +47,13 @@ def converted_column(values: pa.Array, kind: AttributeType, notes: Counter[str])
     return converted
 
 
-def column_of_ids(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
+def column_of_ids(values: pa.Array) -> pa.Array | None:
     """Return a column of whole numbers or of a dictionary as ids; None for others."""
     try:
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         if pa.types.is_floating(values.type):
             values = _whole(values)
-            notes[FLOAT_AS_ID] += len(values)
         is_known = pa.types.is_integer(values.type) or pa.types.is_string(values.type)
         return values.cast(pa.string()) if is_known else None
     except pa.ArrowInvalid:

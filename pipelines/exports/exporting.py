@@ -352,6 +352,8 @@ def _batch_rows(schema: pa.Schema) -> int:
 def _spec_of(spec: IndexSpec) -> dict[str, Any]:
     """Return the spec with the exported files as its source, without default values."""
     data = spec.model_dump(mode="json", exclude_defaults=True)
+    if spec.attributes:  # under their own names now, and converted
+        data["attributes"] = dict(spec.attributes)
     source = {"format": "datapoints"} | ({"sparse_vector": SPARSE} if spec.source.sparse_vector else {})
     return {"index": data["index"], "source": source} | {
         key: value for key, value in data.items() if key not in ("index", "source")

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scannery.indexer import Store, open_index
-from scannery.pipelines import BuildReport
+from scannery.indexer import Store, load_spec, open_index
+from scannery.pipelines import BuildReport, export
 from tests.pipelines.conftest import letters_of, run
 
 UTC = dt.timezone.utc
@@ -97,6 +97,15 @@ def test_a_web_service_answers_with_an_object_around_the_records(store, tmp_path
     }
 
 
+def test_an_export_has_the_attributes_under_their_own_names(store, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id;Price (USD);vector\n1;1,5;[1, 2]\n")
+    build(store, path, {}, {"price": {"type": "float", "from": "Price (USD)", "decimal": ","}})
+    export("own", store.uri, tmp_path / "out")
+    spec = load_spec(tmp_path / "out" / "_spec.yaml")
+    assert (spec.attributes, spec.attribute_specs) == ({"price": "float"}, {})
+
+
 def test_the_records_inside_an_object_are_pointed_to(store, tmp_path):
     path = tmp_path / "answer.json"
     path.write_text(json.dumps({"total": 1, "items": [{"id": 1, "vector": [1, 2]}]}))
@@ -155,20 +164,13 @@ def test_a_pipeline_writes_avro(store, tmp_path):
         "at": {"type": "long", "logicalType": "timestamp-millis"},
         "meta": inner,
     }
-    schema = {
-        "type": "record",
-        "name": "r",
-        "fields": [{"name": name, "type": types[name]} for name in types],
-    }
+    fields = [{"name": name, "type": types[name]} for name in types]
+    schema = {"type": "record", "name": "r", "fields": fields}
     values = (1.0, [1.0, 2.0], Decimal("1.50"), day.date(), day, {"name": "n"})
     with path.open("wb") as file:
         fastavro.writer(file, schema, [dict(zip(types, values, strict=True))])
-    attributes = {
-        "cost": "float",
-        "day": "timestamp",
-        "at": "timestamp",
-        "name": {"type": "string", "from": "meta.name"},
-    }
+    attributes: dict[str, Any] = {"cost": "float", "day": "timestamp", "at": "timestamp"}
+    attributes["name"] = {"type": "string", "from": "meta.name"}
     report = build(store, path, {}, attributes)
     assert index_of(store, "own", *attributes) == {"1": {"cost": 1.5, "day": day, "at": day, "name": "n"}}
     assert report.converted == {"id: a whole number with decimals (such as 7.0) as an id": 1}
@@ -187,8 +189,8 @@ def test_pandas_writes_what_it_reads(store, tmp_path, ending):
     elif ending == "parquet":
         frame.to_parquet(path)
     else:
-        frame.to_json(path, orient="records", lines=ending == "jsonl", date_format="iso" if ending == "json" else "epoch",
-                      date_unit="ms")  # fmt: skip
+        form = "iso" if ending == "json" else "epoch"
+        frame.to_json(path, orient="records", lines=ending == "jsonl", date_format=form, date_unit="ms")
     kinds = {"n": "int", "flag": "bool", "tags": "string_list", "at": "timestamp"}
     report = build(store, path, {}, kinds)
     assert report.dead_letters == {}
