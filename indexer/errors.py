@@ -31,7 +31,6 @@ __all__ = [
     "ReplacedError",
     "StoreError",
     "StoreUriError",
-    "merged_error",
 ]
 
 
@@ -65,6 +64,14 @@ class InvalidRecordError(IndexerError, ValueError):
     def __init__(self, message: str, *, reason: str, field: str | None = None) -> None:
         super().__init__(message, field=field)
         self.reason = reason
+
+    @classmethod
+    def merged(cls, errors: Sequence[InvalidRecordError]) -> InvalidRecordError:
+        """Return one error of a record that names all of some; reason and field are those of the first."""
+        if len(errors) == 1:
+            return errors[0]
+        message = "; ".join(error.message for error in errors)
+        return cls(message, reason=errors[0].reason, field=errors[0].field)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Beam pickles exceptions, and default pickling loses keyword-only arguments.
@@ -105,14 +112,6 @@ class StoreError(IndexerError):
 
 class StoreUriError(StoreError, ValueError):
     """The URI cannot name a store."""
-
-
-def merged_error(errors: Sequence[InvalidRecordError]) -> InvalidRecordError:
-    """Return one error of a record that names all of some; reason and field are those of the first."""
-    if len(errors) == 1:
-        return errors[0]
-    message = "; ".join(error.message for error in errors)
-    return InvalidRecordError(message, reason=errors[0].reason, field=errors[0].field)
 
 
 def _restore_record_error(message: str, reason: str, field: str | None) -> InvalidRecordError:

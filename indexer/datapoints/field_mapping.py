@@ -22,7 +22,7 @@ from scannery.indexer.datapoints.field_paths import FieldExpression, join_texts
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, attribute_value, identifier
 from scannery.indexer.datapoints.text_values import decimal_number, formatted_time, number_of_time, split_text
 from scannery.indexer.datapoints.validation import SPAN, SPARSE
-from scannery.indexer.errors import InvalidRecordError, merged_error
+from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeSpec, AttributeType, IndexSpec, SourceSpec
 
 __all__ = ["FieldMapping", "MappedField"]
@@ -186,7 +186,7 @@ class FieldMapping:
 def _raise_all(errors: Sequence[InvalidRecordError]) -> None:
     """Raise one error that names all of some; nothing without any."""
     if errors:
-        raise merged_error(errors)
+        raise InvalidRecordError.merged(errors)
 
 
 def _field(text: str, **options: Any) -> MappedField:
