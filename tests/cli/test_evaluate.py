@@ -46,7 +46,7 @@ def test_every_mode_is_evaluated_and_compared(
     assert (answer["queries"], answer["left_out"]) == (2, 1)
     assert list(answer["modes"]) == ["dense", "lexical", "hybrid"]
     for name, mode in answer["modes"].items():
-        assert list(mode["metrics"]) == ["nDCG@10", "MRR@10", "recall@3"]
+        assert list(mode["metrics"]) == ["nDCG@10", "MRR@10", "MAP", "recall@3", "success@10", "judged@10"]
         # No sentence has the word "baking"; one has "bake", which has the same stem.
         assert mode["metrics"]["MRR@10"]["mean"] == 1, name
     status, output, _ = run(capsys, *arguments)
@@ -89,4 +89,4 @@ def test_wrong_use_is_one_line(
     status, _, errors = run(capsys, *arguments, "/no/such/file")
     assert (status, errors.startswith("error: queries: cannot read /no/such/file")) == (3, True)
     status, _, errors = run(capsys, *arguments, files[1])
-    assert (status, "line 1: is not JSON" in errors) == (2, True)
+    assert (status, "line 1: must have an id and a text" in errors) == (2, True)
