@@ -208,13 +208,8 @@ def _means(report: EvaluationReport, measures: Sequence[str], *, differences: bo
         table.add_column(measure, justify="right", no_wrap=True)
     first = report.pairs()[0][0] if differences else None
     if first is not None:
-        table.add_column(
-            f"{report.main_measure} − best"
-            if report.baseline is None
-            else f"{report.main_measure} − baseline",
-            justify="right",
-            no_wrap=True,
-        )
+        other = "best" if report.baseline is None else "baseline"
+        table.add_column(f"{report.main_measure} − {other}", justify="right", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     for configuration, result in zip(report.configurations, report.results, strict=True):
         cells = [_option_text(configuration.options.get(option)) for option in options]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from scannery.pipelines.evaluation.judgements import Query
     from scannery.pipelines.evaluation.sweeps import Configuration
 
-__all__ = ["Searcher", "derived_queries", "possible_modes"]
+__all__ = ["Searcher", "asked_of", "derived_queries", "possible_modes"]
 
 
 class Searcher:
@@ -46,7 +46,7 @@ class Searcher:
             del options["rerank"]
 
         def search(queries: Sequence[Query]) -> list[list[str]]:
-            asked = [_asked(query, options["mode"]) for query in queries]
+            asked = [asked_of(query, options["mode"]) for query in queries]
             with counting_bar(configuration.name) as progress:
                 found = batched(
                     self._client.index(name), asked, k, progress=progress, **self._options, **options
@@ -76,7 +76,7 @@ def derived_queries(index: Index, count: int, where: Any) -> list[DerivedQuery]:
     return derive_queries(window_of(index, where), count=count, rows=info.rows, dimensions=info.dimensions)
 
 
-def _asked(query: Query, mode: str) -> Any:
+def asked_of(query: Query, mode: str) -> Any:
     """Return what a mode is asked: a vector has no words, and spares the encoder."""
     if mode == "dense" and query.vector is not None:
         return query.vector

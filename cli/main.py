@@ -21,6 +21,7 @@ from scannery.cli.commands.evaluate import evaluate
 from scannery.cli.commands.export import export
 from scannery.cli.commands.get import get
 from scannery.cli.commands.index_live import index_app
+from scannery.cli.commands.judge import judge
 from scannery.cli.commands.keys import keys_app
 from scannery.cli.commands.recall import recall
 from scannery.cli.commands.search import search
@@ -72,6 +73,7 @@ app.command(no_args_is_help=True)(get)
 app.command(no_args_is_help=True)(upsert)
 app.command(no_args_is_help=True)(delete)
 app.command(no_args_is_help=True)(evaluate)
+app.command(no_args_is_help=True)(judge)
 app.command(no_args_is_help=True)(recall)
 app.command(no_args_is_help=True)(serve)
 app.command(no_args_is_help=True)(encoder)

@@ -1,8 +1,8 @@
 """A test collection without judgements: each query is taken from a stored document, which it should find.
 
 It shows whether search works at all, and gives queries to begin judging with. It does not show which mode is better,
-since lexical search finds a text by its own words. nDCG@10 on Cranfield: people's queries 0.38 dense, 0.37 lexical, 0.42
-hybrid; titles 0.94, 0.99, 0.98; sentences 0.70, 0.99, 0.96.
+since lexical search finds a text by its own words. nDCG@10 on Cranfield: people's queries 0.38 dense, 0.37 lexical,
+0.42 hybrid; titles 0.94, 0.99, 0.98; sentences 0.70, 0.99, 0.96.
 """
 
 from __future__ import annotations
