@@ -38,6 +38,11 @@ class Task:
     """Id that is judged: of the document, or of the datapoint."""
     hit: Hit
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a judgement is about: the query and the document."""
+        return self.query_id, self.name
+
 
 @dataclass(frozen=True)
 class Step:
@@ -83,9 +88,11 @@ class JudgingSession:
                 return "quit"
             if key == "u":
                 step = self._undo()
-                if step is not None and step.task not in tasks:
-                    return step
-                position = position if step is None else tasks.index(step.task)
+                if step is not None:
+                    places = [i for i, one in enumerate(tasks) if one.key == step.task.key]
+                    if not places:
+                        return step
+                    position = places[0]
             else:
                 position += self._answer(task, key, left=len(tasks) - position)
         return "next"

@@ -113,16 +113,17 @@ def sample_passages(
     # The largest offset that a search takes is 10,000.
     last = max(0, min(rows - _WINDOW, 10_000))
     found: dict[str, Passage] = {}
-    for _ in range(_TRIES * count // _WINDOW + 1):
+    tries = _TRIES * count // _WINDOW + 1
+    while tries and len(found) < count:
         vector_D = generator.standard_normal(dimensions).astype(np.float32)
         hits = window(vector_D, picker.randint(0, last), _WINDOW)
-        if not hits:  # a filter allows fewer rows than the index has
+        if not hits and last:  # a filter allows fewer rows than the index has
             last //= 2
+            continue
+        tries -= 1
         for hit in hits:
             if hit.text and hit.text.strip():
                 found.setdefault(hit.document_id, hit)
-        if len(found) >= count:
-            break
     return list(found.values())[:count]
 
 
