@@ -207,12 +207,11 @@ def test_queries_with_vectors_need_no_encoder(
     capsys: pytest.CaptureFixture[str], library: Path, tmp_path: Path
 ) -> None:
     with scannery.connect(str(library)) as client:
-        [point] = client.index("library").get(["7"], vectors=True)
-    assert point is not None
-    assert point.vector is not None
+        [hit] = client.index("library").search([1.0] * 16, 1, vectors=True)
+    assert hit.vector is not None
     queries, qrels = tmp_path / "queries.jsonl", tmp_path / "qrels.tsv"
-    queries.write_text(json.dumps({"_id": "q", "vector": point.vector.tolist()}))
-    qrels.write_text("q\t7\t1\n")
+    queries.write_text(json.dumps({"_id": "q", "vector": hit.vector.tolist()}))
+    qrels.write_text(f"q\t{hit.id}\t1\n")
     arguments = (
         "-i",
         "library",
@@ -225,6 +224,7 @@ def test_queries_with_vectors_need_no_encoder(
         "--passages",
     )
     answer = in_json(capsys, "evaluate", *arguments)
+    assert list(answer["modes"]) == ["dense"]
     assert answer["modes"]["dense"]["metrics"]["recall@100"]["mean"] == 1
     assert answer["collection"]["unknown_documents"] == []
 
