@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EvaluationReport", "evaluation_json", "print_evaluation"]
 
+MAX_WIDTH = 1000
+"""Characters: more than any table needs."""
+
 ALL_PAIRS = 3
 """Up to so many configurations, each is compared with each; more are compared with one."""
 
@@ -187,7 +190,8 @@ def _print_means(out: Console, report: EvaluationReport, *, differences: bool) -
     measures = list(report.results[0].values)
     shown = len(measures)
     table = _means(report, measures, differences=differences)
-    while shown > 1 and out.measure(table).maximum > out.width:
+    unbounded = out.options.update(width=MAX_WIDTH)
+    while shown > 1 and out.measure(table, options=unbounded).maximum > out.width:
         shown -= 1
         table = _means(report, measures[:shown], differences=differences)
     out.print(table)

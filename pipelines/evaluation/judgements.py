@@ -4,7 +4,8 @@ Queries, by the ending of the file:
 
     .tsv                an id and a text, separated by a tab
     .txt                a text per line; its id is a hash of the text, so it stays when lines move
-    other endings       JSON lines with `_id` (or `id`), and `text` or `vector` (BEIR: queries.jsonl)
+    other endings       JSON lines with `_id` (or `id`), and `text` or `vector` (BEIR: queries.jsonl); without an
+                        id as in a .txt
 
 Judgements, by their content:
 
@@ -43,6 +44,7 @@ __all__ = [
 Judgements = dict[str, dict[str, int]]
 """Query id → document id → level of relevance; 0: not relevant."""
 
+_TEXT_KEYS, _VECTOR_KEYS = ("text", "query"), ("vector", "embedding")
 _QUERY_KEYS = ("query-id", "query_id", "qid", "query")
 _DOCUMENT_KEYS = ("corpus-id", "corpus_id", "document_id", "doc_id", "docid", "id")
 _LEVEL_KEYS = ("score", "relevance", "level", "rel", "label")
@@ -94,8 +96,19 @@ def _read_queries(path: Path) -> Iterator[tuple[str, str, Query]]:
         texts = dict.fromkeys(line.strip() for _, line in _lines(path, "queries"))
         yield from ((str(path), query_id_of(text), Query(text)) for text in texts)
     else:
-        for place, record in _records(path, "queries"):
-            yield place, *_query(place, record)
+        yield from _queries_in_json(path)
+
+
+def _queries_in_json(path: Path) -> Iterator[tuple[str, str, Query]]:
+    without_id: set[str] = set()
+    for place, record in _records(path, "queries"):
+        identifier, query = _query(place, record)
+        if identifier is None:
+            identifier = query_id_of(str(query))
+            if identifier in without_id:  # as in a file of texts
+                continue
+            without_id.add(identifier)
+        yield place, identifier, query
 
 
 def _queries_in_columns(path: Path) -> Iterator[tuple[str, str, Query]]:
@@ -111,16 +124,23 @@ def query_id_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _query(place: str, record: Mapping[str, Any]) -> tuple[str, Query]:
-    identifier = record.get("_id", record.get("id"))
-    text, vector = record.get("text"), record.get("vector")
-    if isinstance(identifier, bool) or not isinstance(identifier, (str, int)):
-        raise _wrong("queries", place, "needs `_id`, a string")
+def _query(place: str, record: Mapping[str, Any]) -> tuple[str | None, Query]:
+    identifier = _first(record, "_id", "id")
+    text, vector = _first(record, *_TEXT_KEYS), _first(record, *_VECTOR_KEYS)
+    if isinstance(identifier, bool) or not isinstance(identifier, (str, int, type(None))):
+        raise _wrong("queries", place, f"`_id` must be a string, got {identifier!r:.80}")
     if text is None and _is_vector(vector):
+        if identifier is None:
+            raise _wrong("queries", place, "needs `_id`, a string, where there is no text")
         return str(identifier), Query(vector=np.array(vector, np.float32))
     if not isinstance(text, str) or not text.strip():
         raise _wrong("queries", place, "needs `text`, a string that is not empty, or `vector`")
-    return str(identifier), Query(text, np.array(vector, np.float32) if _is_vector(vector) else None)
+    found = Query(text, np.array(vector, np.float32) if _is_vector(vector) else None)
+    return None if identifier is None else str(identifier), found
+
+
+def _first(record: Mapping[str, Any], *names: str) -> Any:
+    return next((record[name] for name in names if record.get(name) is not None), None)
 
 
 def read_recall_queries(path: str | Path) -> list[str | np.ndarray]:
@@ -132,7 +152,7 @@ def read_recall_queries(path: str | Path) -> list[str | np.ndarray]:
     """
     queries: list[str | np.ndarray] = []
     for place, record in _records(Path(path), "queries"):
-        text, vector = record.get("text"), record.get("vector")
+        text, vector = _first(record, *_TEXT_KEYS), _first(record, *_VECTOR_KEYS)
         if _is_vector(vector):
             queries.append(np.array(vector, np.float32))
         elif isinstance(text, str) and text.strip():
@@ -191,7 +211,7 @@ def _judgement_in_json(place: str, line: str) -> Judgement:
     record = _object("qrels", place, line)
     values = []
     for keys in (_QUERY_KEYS, _DOCUMENT_KEYS, _LEVEL_KEYS):
-        value = next((record[key] for key in keys if record.get(key) is not None), None)
+        value = _first(record, *keys)
         if value is None:
             raise _wrong("qrels", place, f"needs one of {', '.join(keys)}")
         values.append(str(value))

@@ -11,6 +11,7 @@ import pytest
 import scannery
 from scannery.pipelines.evaluation.judgements import query_id_of
 from tests.cli.test_commands import in_json, run
+from tests.embed.tiny_models import make_cross_encoder
 from tests.served import copied, make_text_store, serving
 
 QUERIES = {"1": "molten rock", "2": "baking at home", "3": "nobody judged this"}
@@ -154,6 +155,33 @@ def test_hits_can_be_swept(
     ]
     assert answer["modes"]["dense k=6"]["metrics"]["judged"]["mean"] == pytest.approx(1 / 6)
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_reranking_can_be_swept(
+    capsys: pytest.CaptureFixture[str], store: Path, files: tuple[str, str], tmp_path: Path
+) -> None:
+    model = make_cross_encoder(tmp_path)
+    with serving(store, device="cpu", reranker=str(model)) as server:
+        arguments = (
+            "evaluate",
+            "-i",
+            "texts",
+            "-t",
+            server.address,
+            "--queries",
+            files[0],
+            "--qrels",
+            files[1],
+        )
+        run_file = tmp_path / "run.trec"
+        answer = in_json(
+            capsys, *arguments, "-m", "dense", "--sweep", "rerank=0,3", "-k", "6", "--run", str(run_file)
+        )
+        with scannery.connect(server.address) as client:
+            hits = client.index("texts").search(QUERIES["1"], 6, rerank=3, mode="dense")
+    assert list(answer["modes"]) == ["dense rerank=0", "dense rerank=3"]
+    lines = (tmp_path / "run.dense_rerank=3.trec").read_text().splitlines()
+    assert [line.split()[2] for line in lines if line.startswith("1 ")] == [hit.id for hit in hits]
 
 
 def test_queries_are_derived_where_there_are_none(

@@ -136,6 +136,13 @@ def test_queries_may_have_vectors(tmp_path: Path) -> None:
     assert (both.text, np.asarray(both.vector).tolist()) == ("z", [3, 4])
 
 
+def test_queries_without_ids_have_those_of_a_file_of_texts(tmp_path: Path) -> None:
+    records, lines = tmp_path / "queries.jsonl", tmp_path / "queries.txt"
+    records.write_text('{"text": "chess"}\n{"query": "bread"}\n{"text": "chess"}\n')
+    lines.write_text("bread\nchess\n")
+    assert sorted(read_queries(records)) == sorted(read_queries(lines))
+
+
 def test_queries_in_columns_and_lines(tmp_path: Path) -> None:
     table, lines = tmp_path / "queries.tsv", tmp_path / "queries.txt"
     table.write_text("a\tmolten rock\nb\tchess\n")
@@ -157,7 +164,8 @@ def test_queries_in_columns_and_lines(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('{"_id": "a"}', "line 1: needs `text`"),
-        ('{"text": "a"}', "line 1: needs `_id`"),
+        ('{"vector": [1]}', "line 1: needs `_id`"),
+        ('{"_id": true, "text": "a"}', "line 1: `_id` must be a string, got True"),
         ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', "line 2: the id 'a' occurs twice"),
         ("{", "line 1: is not JSON"),
         ("[]", "must be a JSON object, got list"),

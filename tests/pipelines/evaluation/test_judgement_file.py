@@ -117,8 +117,13 @@ def test_judgements_survive_the_death_of_the_process(tmp_path: Path) -> None:
 def test_every_judgement_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     sync = os.fsync
+
+    def counted(number: int) -> None:
+        synced.append(number)
+        sync(number)
+
     with JudgementFile(tmp_path / "qrels.tsv") as file:
-        monkeypatch.setattr(os, "fsync", lambda number: (synced.append(number), sync(number))[1])
+        monkeypatch.setattr(os, "fsync", counted)
         file.add("q", "d", 1)
         file.add("q", "e", 1)
         file.undo()
