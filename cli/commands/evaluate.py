@@ -190,7 +190,7 @@ class OutputFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestCollection:
+class JudgedQueries:
     """What is asked, and what should be found."""
 
     queries: Mapping[str, Query]
@@ -209,7 +209,7 @@ class TestCollection:
 
 def _collection(
     index: Index, queries: str | None, qrels: str | None, derive: int | None, where: Any, *, passages: bool
-) -> TestCollection:
+) -> JudgedQueries:
     from scannery.pipelines.evaluation.judgements import read_judgement_lines, read_queries
 
     if derive is not None:
@@ -220,14 +220,14 @@ def _collection(
         raise typer.BadParameter(
             "give --queries and --qrels, or --derive N, which needs no files; `scannery judge` writes judgements"
         )
-    return TestCollection(queries=read_queries(queries), lines=read_judgement_lines(qrels))
+    return JudgedQueries(queries=read_queries(queries), lines=read_judgement_lines(qrels))
 
 
-def _derived(index: Index, count: int, where: Any, *, passages: bool) -> TestCollection:
+def _derived(index: Index, count: int, where: Any, *, passages: bool) -> JudgedQueries:
     from scannery.pipelines.evaluation.judgements import Judgement, Query
 
     found = derived_queries(index, count, where)
-    return TestCollection(
+    return JudgedQueries(
         queries={one.query_id: Query(one.text) for one in found},
         lines=[Judgement(one.query_id, one.passage_id if passages else one.document_id, 1) for one in found],
         derived=found[0].source,

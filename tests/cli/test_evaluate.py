@@ -174,6 +174,7 @@ def test_reranking_can_be_swept(
             files[1],
         )
         run_file = tmp_path / "run.trec"
+        capsys.readouterr()  # progress of writing the model
         answer = in_json(
             capsys, *arguments, "-m", "dense", "--sweep", "rerank=0,3", "-k", "6", "--run", str(run_file)
         )

@@ -227,10 +227,10 @@ class Terminal:
         os.close(self._own)
 
 
-def test_a_terminal_takes_single_keys_and_kill_loses_nothing(store: Path, tmp_path: Path) -> None:
-    queries, output = tmp_path / "queries.txt", tmp_path / "qrels.tsv"
-    queries.write_text(QUERIES)
-    arguments = ("judge", str(store), "texts", "--queries", str(queries), "--output", str(output))
+def test_a_terminal_takes_single_keys_and_kill_loses_nothing(library: Path, tmp_path: Path) -> None:
+    queries, output = tmp_path / "queries.jsonl", tmp_path / "qrels.tsv"
+    queries.write_text(json.dumps({"_id": "q", "vector": [1.0] * 16}))  # no model is loaded
+    arguments = ("judge", str(library), "library", "--queries", str(queries), "--output", str(output))
     terminal = Terminal(*arguments)
     try:
         terminal.wait_for("> ")
