@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scannery.pipelines.evaluation.sweeps import combine, parse_sweep
@@ -46,7 +48,7 @@ def test_wrong_sweeps_are_clear_errors(text: str, message: str) -> None:
 
 
 def test_combinations_leave_out_what_a_mode_ignores() -> None:
-    sweeps = {
+    sweeps: dict[str, list[Any]] = {
         "alpha": [0.3, 0.7],
         "mode": ["dense", "hybrid"],
         "fusion": ["weighted_score"],
