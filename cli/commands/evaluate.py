@@ -102,7 +102,7 @@ def recall(
     from scannery.pipelines.evaluation.judgements import read_recall_queries
     from scannery.pipelines.evaluation.recall import measure_served_recall
 
-    options = {"where": parsed_json(where, "--where"), "fields": []}
+    options = {"where": parsed_json(where, "--where"), "fields": [], "mode": "dense"}
     with connected(target, store, timeout_s=timeout) as client:
         asked = client.index(index)
         wanted: Sequence[str | np.ndarray] = (

@@ -1,9 +1,12 @@
 """Hybrid search: a dense ranking (by vector) and a lexical ranking (by words) are fused into one.
 
+- By **weighted score**, the default: alpha · dense + (1 - alpha) · lexical, with scores scaled to 0 to 1. The first row
+  of each ranking has 1. The last row of the dense ranking has 0: cosines and distances have no score that means "not
+  alike". Of the lexical ranking, a score of 0 has 0, which means that no word is shared (Bruch, Gai and Ingber, "An
+  Analysis of Fusion Functions for Hybrid Retrieval", TOIS 2023). So the second of two lexical hits counts nearly as
+  much as the first one if their scores are close. If all scores are equal, each row has 1.
 - By **reciprocal rank**: a row scores alpha / (60 + dense rank) + (1 - alpha) / (60 + lexical rank), ranks from 1
   (Cormack, Clarke and Büttcher, SIGIR 2009, with weights).
-- By **weighted score**: alpha · dense + (1 - alpha) · lexical, the scores of each ranking scaled so that its first row
-  has 1 and its last row 0.
 
 A ranking without the row adds nothing.
 
@@ -42,10 +45,10 @@ def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, segments: Sequence[Se
     """Return all rows of both rankings by fused score, then by id, with their scores in both."""
     keys_H, places = np.unique(np.concatenate([_keys(dense), _keys(lexical)]), return_inverse=True)
     dense_at, lexical_at = places[: len(dense)], places[len(dense) :]
-    gain = _GAINS[fusion.method]
+    dense_gain, lexical_gain = _GAINS[fusion.method]
     scores_H = np.zeros(len(keys_H), np.float64)
-    scores_H[dense_at] += fusion.alpha * gain(dense.scores)
-    scores_H[lexical_at] += (1 - fusion.alpha) * gain(lexical.scores)
+    scores_H[dense_at] += fusion.alpha * dense_gain(dense.scores)
+    scores_H[lexical_at] += (1 - fusion.alpha) * lexical_gain(lexical.scores)
     fused = Ranking(
         keys_H >> _ROW_BITS,
         keys_H & ((1 << _ROW_BITS) - 1),
@@ -76,16 +79,29 @@ def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def _scaled(scores: np.ndarray) -> np.ndarray:
-    if not len(scores):
-        return np.zeros(0)
-    scores = scores.astype(np.float64)
-    best, last = scores[0], scores[-1]
-    scaled: np.ndarray = (scores - last) / (best - last) if best > last else np.ones(len(scores))
+def scaled_from_last(scores: np.ndarray) -> np.ndarray:
+    """Return descending scores scaled so that the first one is 1 and the last one 0, float64; equal scores are all 1."""
+    return _scaled(scores, float(scores[-1]) if len(scores) else 0.0)
+
+
+def scaled_from_zero(scores: np.ndarray) -> np.ndarray:
+    """Return descending scores scaled so that the first one is 1 and a score of 0 is 0, float64.
+
+    Inner products of sparse vectors may be negative; the last one then is 0.
+    """
+    return _scaled(scores, min(0.0, float(scores[-1])) if len(scores) else 0.0)
+
+
+def _scaled(scores: np.ndarray, least: float) -> np.ndarray:
+    if not len(scores) or scores[0] <= least:
+        return np.ones(len(scores))
+    scaled: np.ndarray = (scores.astype(np.float64) - least) / (float(scores[0]) - least)
     return scaled
 
 
-_GAINS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "reciprocal_rank": _reciprocal_ranks,
-    "weighted_score": _scaled,
+_Gain = Callable[[np.ndarray], np.ndarray]
+_GAINS: dict[str, tuple[_Gain, _Gain]] = {
+    "weighted_score": (scaled_from_last, scaled_from_zero),
+    "reciprocal_rank": (_reciprocal_ranks, _reciprocal_ranks),
 }
+"""By method, what a row gains by its score in the dense ranking, and in the lexical one."""

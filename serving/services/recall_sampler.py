@@ -128,6 +128,8 @@ class RecallSampler(PeriodicTask):
             options.ClearField(field)
         options.return_fields.append("id")
         found = self._search(request, Deadline.after(TIMEOUT_S))
+        if found.mode != search_pb2.MODE_DENSE:  # the request named none; only dense searches have a recall
+            return
         options.ClearField("knobs")
         options.ClearField("target_recall")
         options.exact, options.return_vector = True, True
