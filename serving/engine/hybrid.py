@@ -1,10 +1,7 @@
 """Hybrid search: a dense ranking (by vector) and a lexical ranking (by words) are fused into one.
 
-- By **weighted score**, the default: alpha · dense + (1 - alpha) · lexical, with scores scaled to 0 to 1. The first row
-  of each ranking has 1. The last row of the dense ranking has 0: cosines and distances have no score that means "not
-  alike". Of the lexical ranking, a score of 0 has 0, which means that no word is shared (Bruch, Gai and Ingber, "An
-  Analysis of Fusion Functions for Hybrid Retrieval", TOIS 2023). So the second of two lexical hits counts nearly as
-  much as the first one if their scores are close. If all scores are equal, each row has 1.
+- By **weighted score**, the default: alpha · dense + (1 - alpha) · lexical, with scores scaled to 0 to 1
+  (indexer/tuning/score_fusion.py).
 - By **reciprocal rank**: a row scores alpha / (60 + dense rank) + (1 - alpha) / (60 + lexical rank), ranks from 1
   (Cormack, Clarke and Büttcher, SIGIR 2009, with weights).
 
@@ -20,13 +17,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from scannery.indexer import Segment
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, scaled_from_last, scaled_from_zero
 from scannery.serving.engine.top_k import Ranking, by_score_and_id
 from scannery.serving.request.options import Fusion
 
 __all__ = ["fuse", "fusion_depth"]
 
 RANK_CONSTANT = 60
-LEAST_DEPTH = 200
 DEEPER = 4
 
 
@@ -35,7 +32,7 @@ def fusion_depth(wanted: int) -> int:
 
     In steps, because the rows fused decide on the scores: the pages of one answer should mostly agree.
     """
-    depth = LEAST_DEPTH
+    depth = FUSED_ROWS
     while depth < wanted:
         depth *= DEEPER
     return depth
@@ -77,26 +74,6 @@ def _spread(scores: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
 def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
     ranks: np.ndarray = 1 / (RANK_CONSTANT + 1 + np.arange(len(scores), dtype=np.float64))
     return ranks
-
-
-def scaled_from_last(scores: np.ndarray) -> np.ndarray:
-    """Return descending scores scaled so that the first one is 1 and the last one 0, float64; equal scores are all 1."""
-    return _scaled(scores, float(scores[-1]) if len(scores) else 0.0)
-
-
-def scaled_from_zero(scores: np.ndarray) -> np.ndarray:
-    """Return descending scores scaled so that the first one is 1 and a score of 0 is 0, float64.
-
-    Inner products of sparse vectors may be negative; the last one then is 0.
-    """
-    return _scaled(scores, min(0.0, float(scores[-1])) if len(scores) else 0.0)
-
-
-def _scaled(scores: np.ndarray, least: float) -> np.ndarray:
-    if not len(scores) or scores[0] <= least:
-        return np.ones(len(scores))
-    scaled: np.ndarray = (scores.astype(np.float64) - least) / (float(scores[0]) - least)
-    return scaled
 
 
 _Gain = Callable[[np.ndarray], np.ndarray]
