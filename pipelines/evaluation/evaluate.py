@@ -1,7 +1,6 @@
-"""Retrieval quality against relevance judgements: metrics, intervals, and differences between search modes.
+"""Retrieval quality against relevance judgements: metrics, and differences between search modes.
 
-The metrics are those of trec_eval, through `ir_measures` (the extra `eval`). Intervals are bootstrapped over queries
-with a fixed seed: they estimate how far the mean may differ for other queries of the same kind.
+The metrics are those of trec_eval, through `ir_measures` (the extra `eval`).
 
 Shapes: Q queries.
 """
@@ -17,24 +16,14 @@ import numpy as np
 
 from scannery.pipelines.errors import CollectionError, MissingPackageError
 from scannery.pipelines.evaluation.judgements import Judgements
+from scannery.pipelines.evaluation.significance import Interval, interval_of
 
-__all__ = ["Difference", "Evaluation", "Interval", "evaluate", "interval_of", "largest_differences"]
+__all__ = ["Difference", "Evaluation", "evaluate", "largest_differences"]
 
 Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 """From Q texts to the ids found for each, best first."""
 
-RESAMPLES = 2000
-CONFIDENCE = 0.95
 MAIN_METRIC = "nDCG@10"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A mean over queries, and the bounds of its 95 % confidence interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +95,6 @@ def evaluate(
         values = _values(measures, judged, found)
         results.append(Evaluation(name=name, query_ids=tuple(judged), values=values, seconds=seconds))
     return results
-
-
-def interval_of(values_Q: np.ndarray, *, seed: int = 0) -> Interval:
-    """Return the mean of the values and its bootstrap interval (percentiles of resampled means)."""
-    generator = np.random.default_rng(seed)
-    means = np.array(
-        [values_Q[generator.integers(0, len(values_Q), len(values_Q))].mean() for _ in range(RESAMPLES)]
-    )
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(mean=float(values_Q.mean()), low=float(low), high=float(high))
 
 
 def largest_differences(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scannery.pipelines.errors import CollectionError, InputNotFoundError, MissingPackageError
-from scannery.pipelines.evaluation.evaluate import evaluate, interval_of, largest_differences
+from scannery.pipelines.evaluation.evaluate import evaluate, largest_differences
 from scannery.pipelines.evaluation.judgements import read_judgements, read_queries, read_recall_queries
 from scannery.pipelines.evaluation.recall import Truth, measure_served_recall, near_vectors, recall_of
 
@@ -59,18 +59,6 @@ def test_the_largest_differences_come_first() -> None:
     one, other = evaluate({"good": good, "bad": bad}, QUERIES, JUDGEMENTS)
     assert [item.query_id for item in largest_differences(one, other, 5)] == ["q2", "q1"]
     assert largest_differences(one, other, 1)[0].one == 1
-
-
-def test_intervals_hold_the_mean_as_often_as_they_say() -> None:
-    generator = np.random.default_rng(4)
-    held = 0
-    for _ in range(100):
-        interval = interval_of(generator.normal(0.5, 0.2, 60))
-        assert interval.low < interval.mean < interval.high
-        held += interval.low <= 0.5 <= interval.high
-    assert 88 <= held <= 99
-    constant = interval_of(np.ones(10))
-    assert (constant.low, constant.high) == (1, 1)
 
 
 def test_a_missing_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
