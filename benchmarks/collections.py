@@ -13,7 +13,16 @@ from typing import Any
 
 from benchmarks.report import shared_data
 
-__all__ = ["COLLECTIONS", "MORE_COLLECTIONS", "Collection", "cisi", "cranfield", "podcast_titles", "xquad_r"]
+__all__ = [
+    "COLLECTIONS",
+    "LANGUAGES",
+    "MORE_COLLECTIONS",
+    "Collection",
+    "cisi",
+    "cranfield",
+    "podcast_titles",
+    "xquad_r",
+]
 
 
 @dataclass(frozen=True)
@@ -102,11 +111,25 @@ def podcast_titles() -> Collection:
 COLLECTIONS = {"cranfield": cranfield, "cisi": cisi}
 MORE_COLLECTIONS = {
     **COLLECTIONS,
-    "xquad-en": partial(xquad_r, "en"),
-    "xquad-de": partial(xquad_r, "de"),
-    "xquad-ru": partial(xquad_r, "ru"),
     "podcasts": podcast_titles,
+    **{
+        f"xquad-{language}": partial(xquad_r, language)
+        for language in ("en", "de", "es", "ru", "el", "tr", "ar", "hi", "vi", "th", "zh")
+    },
 }
+LANGUAGES = {
+    "xquad-de": "german",
+    "xquad-es": "spanish",
+    "xquad-ru": "russian",
+    "xquad-el": "greek",
+    "xquad-tr": "turkish",
+    "xquad-ar": "arabic",
+    "xquad-hi": "hindi",
+    "xquad-vi": "none",
+    "xquad-th": "none",
+    "xquad-zh": "none",
+}
+"""Language of the stemmer by collection; the others are English."""
 
 
 def _archived(path: Path, ending: str) -> list[tuple[str, str]]:

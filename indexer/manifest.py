@@ -128,7 +128,7 @@ class Recall(_Record):
 
 
 class FusionWeight(_Record):
-    """The weight of the dense ranking in hybrid search by `weighted_score`, measured on questions made from passages."""
+    """The weight of dense search in hybrid search by `weighted_score`, measured on questions made from passages."""
 
     alpha: Annotated[float, Field(ge=0, le=1)]
     """The weight; the lexical ranking has the rest."""

@@ -137,7 +137,12 @@ def search(
         )
     if as_json:
         explained = {"explanation": asdict(hits.explanation)} if hits.explanation else {}
-        found = {"index": index, "version": hits.version, "mode": hits.mode, "hits": [hit_json(hit) for hit in hits]}
+        found = {
+            "index": index,
+            "version": hits.version,
+            "mode": hits.mode,
+            "hits": [hit_json(hit) for hit in hits],
+        }
         print_json(found | explained)
     else:
         print_hits(hits)

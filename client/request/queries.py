@@ -271,7 +271,9 @@ def build_options(
     return options
 
 
-def _add_fusion(options: pb.SearchOptions, mode: Mode | None, alpha: float | None, fusion: Fusion | None) -> None:
+def _add_fusion(
+    options: pb.SearchOptions, mode: Mode | None, alpha: float | None, fusion: Fusion | None
+) -> None:
     for name, value in (("alpha", alpha), ("fusion", fusion)):
         if value is not None and mode not in (None, "hybrid"):
             raise _invalid(name, f"is for hybrid search, the mode is {mode}")

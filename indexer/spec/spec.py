@@ -201,7 +201,7 @@ class SearchSpec(_Model):
     `dense`. Searches by vector are dense."""
 
     fusion: Literal["weighted_score", "reciprocal_rank"] = "weighted_score"
-    """How hybrid search combines its two rankings: by scores, scaled to 0 to 1, or by ranks."""
+    """How hybrid search combines its two rankings: by scaled scores, or by ranks."""
 
     alpha: Annotated[float, Field(ge=0, le=1)] | None = None
     """Hybrid search: weight of the dense ranking, the lexical ranking has the rest; default: measured by the build."""

@@ -26,7 +26,7 @@ from scannery.indexer.manifest import FusionWeight, Manifest, SegmentEntry
 from scannery.indexer.reader import OpenIndex, open_manifest
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.tuning.score_fusion import FUSED_ROWS, scaled_from_last, scaled_from_zero
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, dense_values, lexical_values
 from scannery.indexer.vectors.exact_search import search_ready
 from scannery.pipelines.tuning.passage_questions import PassageQuestion, question_of
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
@@ -46,6 +46,7 @@ GROWTH = 1.5
 WEIGHTS = np.round(np.arange(0, 1.01, 0.1), 1)
 CUTOFF = 10
 _SEED = 2
+_ROW_BITS = 40
 
 _LOG = logging.getLogger(__name__)
 
@@ -211,12 +212,12 @@ class _Others:
 
         """
         keys, scores = [], []
-        for number, rows, row_scores in found:
-            best = np.argsort(-row_scores, kind="stable")[: 2 * FUSED_ROWS]
-            rows, row_scores = rows[best], row_scores[best]
-            others = np.array([name != self._document for name in self._documents(number, rows)], bool)
-            keys.append((np.int64(number) << 40) | rows[others].astype(np.int64))
-            scores.append(row_scores[others])
+        for number, rows_M, scores_M in found:
+            best = np.argsort(-scores_M, kind="stable")[: 2 * FUSED_ROWS]
+            names = self._documents(number, rows_M[best])
+            others = best[np.array([name != self._document for name in names], bool)]
+            keys.append((np.int64(number) << _ROW_BITS) | rows_M[others].astype(np.int64))
+            scores.append(scores_M[others])
         keys_H, scores_H = np.concatenate(keys), np.concatenate(scores)
         order_H = np.argsort(-scores_H, kind="stable")[:FUSED_ROWS]
         return keys_H[order_H], scores_H[order_H]
@@ -236,11 +237,14 @@ class _WordSearch:
         self._postings = [segment.postings for segment in index.segments if segment.postings is not None]
 
     def search(self, text: str) -> tuple[CorpusStatistics, list[tuple[int, np.ndarray, np.ndarray]]]:
-        """Return the statistics of the words of a text, and per segment its number, the rows found, and their scores."""
+        """Return the statistics of a text's words, and per segment its number, the rows found, and their scores."""
         statistics = corpus_statistics(self._postings, self._analyser.terms(text), self._index.alive)
         weights = self._weights(text, statistics)
         found = [
-            (number, *score_rows(own, weights, statistics.average_length, None if alive is None else alive.mask_N))
+            (
+                number,
+                *score_rows(own, weights, statistics.average_length, None if alive is None else alive.mask_N),
+            )
             for number, (own, alive) in enumerate(zip(self._postings, self._index.alive, strict=True))
         ]
         return statistics, found
@@ -255,20 +259,25 @@ class _WordSearch:
     def _weights(self, text: str, statistics: CorpusStatistics) -> dict[str, float]:
         counts = Counter(self._analyser.terms(text))
         return {
-            term: count * statistics.idf(term) for term, count in counts.items() if term in statistics.frequencies
+            term: count * statistics.idf(term)
+            for term, count in counts.items()
+            if term in statistics.frequencies
         }
 
 
 def _fused(
-    dense: tuple[np.ndarray, np.ndarray], score: float, lexical: tuple[np.ndarray, np.ndarray], word_score: float
+    dense: tuple[np.ndarray, np.ndarray],
+    score: float,
+    lexical: tuple[np.ndarray, np.ndarray],
+    word_score: float,
 ) -> np.ndarray:
     """Return the rank, from 1, that the passage has among the rows of both rankings with each weight: float64 (A,).
 
     The passage has the given scores; it is not in the lexical ranking with a score of 0.
     """
     passage = np.int64(-1)
-    dense_keys, dense_gains = _with(dense, passage, score, scaled_from_last)
-    lexical_keys, lexical_gains = _with(lexical, passage, word_score, scaled_from_zero)
+    dense_keys, dense_gains = _with(dense, passage, score, dense_values)
+    lexical_keys, lexical_gains = _with(lexical, passage, word_score, lexical_values)
     keys_H, places = np.unique(np.concatenate([dense_keys, lexical_keys, [passage]]), return_inverse=True)
     gains_2H = np.zeros((2, len(keys_H)))
     gains_2H[0, places[: len(dense_keys)]] = dense_gains
@@ -285,7 +294,7 @@ def _with(
     """Return keys and scaled scores of a ranking with one more row, if that is good enough for it."""
     keys_H, scores_H = ranking
     place = int(np.searchsorted(-scores_H, -score, side="right"))
-    if place < FUSED_ROWS and (scaled is not scaled_from_zero or score > 0):
+    if place < FUSED_ROWS and (scaled is not lexical_values or score > 0):
         keys_H, scores_H = np.insert(keys_H, place, key), np.insert(scores_H, place, score)
     return keys_H[:FUSED_ROWS], scaled(scores_H[:FUSED_ROWS])
 

@@ -58,7 +58,9 @@ def _question_span(words: Sequence[str], generator: np.random.Generator) -> tupl
     """
     ends = [place + 1 for place, word in enumerate(words) if word.endswith(_SENTENCE_ENDS)]
     starts = [0, *ends]
-    sentences = [(start, end) for start, end in zip(starts, [*ends, len(words)], strict=True) if end - start > 2]
+    sentences = [
+        (start, end) for start, end in zip(starts, [*ends, len(words)], strict=True) if end - start > 2
+    ]
     if len(sentences) > 1:
         start, end = sentences[int(generator.integers(len(sentences)))]
     else:

@@ -12,9 +12,7 @@ from scannery.v1.search_pb2 import Explanation, Fusion, SegmentPlan, StageTime
 __all__ = ["explanation"]
 
 
-def explanation(
-    stats: QueryStats, path: str, segments: Sequence[Segment], options: Options
-) -> Explanation:
+def explanation(stats: QueryStats, path: str, segments: Sequence[Segment], options: Options) -> Explanation:
     """Return how the query at `path` was answered; times are those of all queries of the request together."""
     fusion = None
     if options.mode == "hybrid":

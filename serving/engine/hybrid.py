@@ -5,7 +5,7 @@
 - By **reciprocal rank**: a row scores alpha / (60 + dense rank) + (1 - alpha) / (60 + lexical rank), ranks from 1
   (Cormack, Clarke and Büttcher, SIGIR 2009, with weights).
 
-A ranking without the row adds nothing.
+A lexical ranking without the row adds nothing, a dense ranking without it the least that it has, at most 0.
 
 Shapes: H rows of both rankings.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from scannery.indexer import Segment
-from scannery.indexer.tuning.score_fusion import FUSED_ROWS, scaled_from_last, scaled_from_zero
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, dense_values, lexical_values
 from scannery.serving.engine.top_k import Ranking, by_score_and_id
 from scannery.serving.request.options import Fusion
 
@@ -43,8 +43,10 @@ def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, segments: Sequence[Se
     keys_H, places = np.unique(np.concatenate([_keys(dense), _keys(lexical)]), return_inverse=True)
     dense_at, lexical_at = places[: len(dense)], places[len(dense) :]
     dense_gain, lexical_gain = _GAINS[fusion.method]
-    scores_H = np.zeros(len(keys_H), np.float64)
-    scores_H[dense_at] += fusion.alpha * dense_gain(dense.scores)
+    gains_H = dense_gain(dense.scores)
+    scores_H = np.full(len(keys_H), min(0.0, gains_H[-1]) if len(gains_H) else 0.0)
+    scores_H[dense_at] = gains_H
+    scores_H *= fusion.alpha
     scores_H[lexical_at] += (1 - fusion.alpha) * lexical_gain(lexical.scores)
     fused = Ranking(
         keys_H >> _ROW_BITS,
@@ -78,7 +80,7 @@ def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
 
 _Gain = Callable[[np.ndarray], np.ndarray]
 _GAINS: dict[str, tuple[_Gain, _Gain]] = {
-    "weighted_score": (scaled_from_last, scaled_from_zero),
+    "weighted_score": (dense_values, lexical_values),
     "reciprocal_rank": (_reciprocal_ranks, _reciprocal_ranks),
 }
 """By method, what a row gains by its score in the dense ranking, and in the lexical one."""

@@ -137,9 +137,7 @@ def _search_one_segment(
     return prepared.hydrator.block(segment.number, rows_QK, scores_QK)
 
 
-def _rank_apart(
-    prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None]
-) -> list[Ranking]:
+def _rank_apart(prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None]) -> list[Ranking]:
     """Return the hits of each query; those that share a filter and a mode are searched together."""
     groups: dict[tuple[Node | None, Mode], tuple[Options, list[int]]] = {}
     for number, (node, query) in enumerate(zip(filters, batch.queries, strict=True)):

@@ -292,12 +292,12 @@ def _default_alpha(method: FusionMethod, manifest: Manifest) -> float:
     return 0.5
 
 
-WIRE_MODES: dict[Mode, pb.Mode] = {
+WIRE_MODES: dict[Mode, pb.Mode.ValueType] = {
     "dense": pb.MODE_DENSE,
     "lexical": pb.MODE_LEXICAL,
     "hybrid": pb.MODE_HYBRID,
 }
-WIRE_METHODS: dict[FusionMethod, pb.FusionMethod] = {
+WIRE_METHODS: dict[FusionMethod, pb.FusionMethod.ValueType] = {
     "reciprocal_rank": pb.FUSION_METHOD_RECIPROCAL_RANK,
     "weighted_score": pb.FUSION_METHOD_WEIGHTED_SCORE,
 }

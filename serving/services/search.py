@@ -217,7 +217,7 @@ class Service(MethodRegistry):
         return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
 
 
-def _modes(options: Options, queries: Sequence[Query]) -> list[search_pb2.Mode]:
+def _modes(options: Options, queries: Sequence[Query]) -> list[search_pb2.Mode.ValueType]:
     """Return the mode of each query, or of all of them if they have the same."""
     if isinstance(queries, Vectors) or not options.by_mode:
         return [WIRE_MODES[options.mode]]

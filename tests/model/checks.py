@@ -223,6 +223,7 @@ class Checker:
             options["min_score"] = rng.randrange(-4, 4) / 2 - 0.003
         if mode == "hybrid":
             options["alpha"] = rng.choice([0.25, 0.5, 1.0])
+            options["fusion"] = rng.choice(["weighted_score", "reciprocal_rank"])
         if self.scann and rng.random() < 0.5:
             options["exact"] = True
         return options
@@ -293,7 +294,7 @@ class Checker:
         asked = options.get("offset", 0) + options["k"]
         wanted = asked + bool(own)
         while True:
-            ranked = oracle.fused(dense, lexical, wanted, options["alpha"])
+            ranked = oracle.fused(dense, lexical, wanted, options["alpha"], options["fusion"])
             hits = oracle.crowded([pair for pair in ranked if pair[0] != own], options)
             if len(hits) >= asked or len(ranked) < wanted or wanted >= len(oracle.rows):
                 return hits

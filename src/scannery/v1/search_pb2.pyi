@@ -67,7 +67,9 @@ class _FusionMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FusionMe
     FUSION_METHOD_RECIPROCAL_RANK: _FusionMethod.ValueType  # 1
     """Sum of weight / (60 + rank)."""
     FUSION_METHOD_WEIGHTED_SCORE: _FusionMethod.ValueType  # 2
-    """Weighted sum of scores that are scaled to 0 to 1: the best score of each ranking is 1, and the last score is 0."""
+    """Weighted sum of scaled scores: 1 is the best score of each ranking; 0 is the dense score at place 200 (or the last one),
+    and a lexical score of 0.
+    """
 
 class FusionMethod(_FusionMethod, metaclass=_FusionMethodEnumTypeWrapper):
     """Method of combining two rankings."""
@@ -77,7 +79,9 @@ FUSION_METHOD_UNSPECIFIED: FusionMethod.ValueType  # 0
 FUSION_METHOD_RECIPROCAL_RANK: FusionMethod.ValueType  # 1
 """Sum of weight / (60 + rank)."""
 FUSION_METHOD_WEIGHTED_SCORE: FusionMethod.ValueType  # 2
-"""Weighted sum of scores that are scaled to 0 to 1: the best score of each ranking is 1, and the last score is 0."""
+"""Weighted sum of scaled scores: 1 is the best score of each ranking; 0 is the dense score at place 200 (or the last one),
+and a lexical score of 0.
+"""
 Global___FusionMethod: _TypeAlias = FusionMethod  # noqa: Y015
 
 @_typing.final
