@@ -1,8 +1,12 @@
 """The default weight of dense search in hybrid search, measured before a version is committed.
 
 Questions made from passages (passage_questions.py) are searched by vector and by words over the version, and the
-rankings are fused with the weights 0, 0.1, … 1. The weight with the highest mean nDCG@10 becomes the default; since 0
-and 1 are among them, it is never below the better one of both rankings on these questions.
+rankings are fused with weights from 0 to 1. The weight with the highest mean nDCG@10 becomes the default. The better
+ranking alone, weight 0 or 1, is among the choices, so the default is never below it on these questions.
+
+If one ranking alone has less than half the nDCG@10 of the other one, as with an encoder that does not know the language,
+it gets a weight of at most 0.05: questions made of the passages' own words make it look better than it is (figures:
+docs/benchmarks/fusion.md).
 
 The scores of the passage itself are those of what is left of it without the question; other passages of its document
 are left out of the rankings.
@@ -31,7 +35,7 @@ from scannery.indexer.vectors.exact_search import search_ready
 from scannery.pipelines.tuning.passage_questions import PassageQuestion, question_of
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
 
-__all__ = ["MOST_QUESTIONS", "measured_weight", "with_fusion_weight"]
+__all__ = ["MOST_QUESTIONS", "WEIGHTS", "best_weight", "measured_weight", "with_fusion_weight"]
 
 MOST_QUESTIONS = 128
 """Each costs three texts to encode, and an exact search of all rows."""
@@ -43,7 +47,10 @@ MOST_BYTES = 2 << 30
 """Of larger versions only the first segments up to this size are searched: documents are distributed by hash."""
 GROWTH = 1.5
 """A version with more than this times the rows of the measured one, or fewer than 1 / GROWTH of them, is measured."""
-WEIGHTS = np.round(np.arange(0, 1.01, 0.1), 1)
+WEIGHTS = np.array([0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1])
+WEAK_SHARE = 0.5
+WEAK_WEIGHT = 0.05
+"""Most weight of a ranking with less than this share of the other one's nDCG@10."""
 CUTOFF = 10
 _SEED = 2
 _ROW_BITS = 40
@@ -120,9 +127,8 @@ def measured_weight(index: OpenIndex, encoder: EncoderSource) -> FusionWeight | 
     if len(asked) < LEAST_QUESTIONS:
         return None
     gains_QA = _gains(index, asked, encoder)
-    means_A = np.round(gains_QA.mean(axis=0), 9)
-    best = np.flatnonzero(means_A == means_A.max())
-    chosen = int(best[np.argmin(np.abs(WEIGHTS[best] - 0.5))])
+    means_A = gains_QA.mean(axis=0)
+    chosen = best_weight(means_A)
     return FusionWeight(
         alpha=float(WEIGHTS[chosen]),
         questions=len(asked),
@@ -131,6 +137,19 @@ def measured_weight(index: OpenIndex, encoder: EncoderSource) -> FusionWeight | 
         lexical=round(float(means_A[0]), 4),
         hybrid=round(float(means_A[chosen]), 4),
     )
+
+
+def best_weight(means_A: np.ndarray) -> int:
+    """Return the number of the weight to use, given nDCG@10 with each of WEIGHTS; of equal ones, that next to 0.5."""
+    lexical, dense = means_A[0], means_A[-1]
+    allowed_A = np.ones(len(WEIGHTS), bool)
+    if dense < WEAK_SHARE * lexical:
+        allowed_A = WEIGHTS <= WEAK_WEIGHT
+    elif lexical < WEAK_SHARE * dense:
+        allowed_A = WEIGHTS >= 1 - WEAK_WEIGHT
+    rounded_A = np.where(allowed_A, np.round(means_A, 9), -1.0)
+    best = np.flatnonzero(rounded_A == rounded_A.max())
+    return int(best[np.argmin(np.abs(WEIGHTS[best] - 0.5))])
 
 
 @dataclass(frozen=True, slots=True)
