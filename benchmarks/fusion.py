@@ -48,7 +48,7 @@ def measure(
     report = build(spec, [str(folder / "corpus.jsonl")], str(folder / "store"))
     manifest = read_manifest(Store.open(str(folder / "store")), "fusion")
     seconds = manifest.statistics["seconds"]["fusion"]
-    with scannery.connect(folder / "store") as client:
+    with scannery.connect(folder / "store", timeout_s=600) as client:
         index = client.index("fusion")
 
         def asked(options: dict[str, Any]) -> Any:

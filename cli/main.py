@@ -24,6 +24,7 @@ from scannery.cli.commands.index_live import index_app
 from scannery.cli.commands.keys import keys_app
 from scannery.cli.commands.search import search
 from scannery.cli.commands.serve import serve
+from scannery.cli.commands.spec import spec_app
 from scannery.cli.commands.top import top
 from scannery.cli.commands.write import delete, upsert
 from scannery.cli.errors import INTERRUPTED, exit_code, is_expected, one_line
@@ -79,6 +80,7 @@ app.add_typer(bench_app, name="bench")
 index_app.command("export", no_args_is_help=True)(export)
 app.add_typer(keys_app, name="keys")
 app.add_typer(index_app, name="index")
+app.add_typer(spec_app, name="spec")
 app.command()(demo)
 
 

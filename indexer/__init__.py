@@ -1,6 +1,7 @@
 """Vectors to segments: the on-disk format, ScaNN, versions and the store."""
 
 from scannery.indexer.datapoints.column_rules import SizeLimits
+from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import passage_rows, repeated_bytes, repetition_problem
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import (
@@ -31,6 +32,7 @@ from scannery.indexer.errors import (
     CorruptError,
     FormatError,
     IndexerError,
+    InUseError,
     InvalidRecordError,
     InvalidSpecError,
     NotFoundError,
@@ -117,9 +119,11 @@ __all__ = [
     "Distance",
     "EncoderSpec",
     "Field",
+    "FieldMapping",
     "FormatError",
     "Found",
     "GarbageReport",
+    "InUseError",
     "IndexSpec",
     "IndexerError",
     "InvalidRecordError",

@@ -21,6 +21,7 @@ from scannery.cli.client_options import (
     connected,
 )
 from scannery.cli.output import print_json
+from scannery.client import InvalidArgumentError
 
 __all__ = ["delete", "upsert"]
 
@@ -113,6 +114,15 @@ def _points(name: str) -> Iterator[Any]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    yield json.loads(line)
+                    yield json.loads(line.rstrip())
                 except ValueError as error:
-                    raise typer.BadParameter(f"{name}, line {number}: not JSON: {error}") from error
+                    raise InvalidArgumentError(_not_json(name, number, line, error)) from error
+
+
+def _not_json(name: str, number: int, line: str, error: ValueError) -> str:
+    """Return what is wrong with a line: where, and why."""
+    column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    excerpt = line.strip()[:60]
+    hint = "; a JSON array becomes lines by `jq -c '.[]'`" if number == 1 and excerpt.startswith("[") else ""
+    return f"{name}, line {number}{column}: not JSON: {reason}; the line begins with {excerpt!r}{hint}"

@@ -6,6 +6,7 @@ If a version cannot be opened, the one before keeps serving.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import threading
 import time
@@ -241,7 +242,9 @@ class BaseCatalog(ABC):
     def _unknown(self, name: str) -> UnknownIndexError:
         names = self.names()
         known = f"there are: {', '.join(names[:20])}" if names else "there are none"
-        return UnknownIndexError(f"index: there is no index {name!r:.100}; {known}", field="index")
+        near = difflib.get_close_matches(name[:80], names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return UnknownIndexError(f"index: there is no index {name!r:.100}; {known}{hint}", field="index")
 
     def _check_open(self) -> None:
         if self._closed:

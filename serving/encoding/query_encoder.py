@@ -59,7 +59,7 @@ class TextEncoder(Protocol):
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
         """Return the vectors of documents, float32 (Q, D)."""
 
-    def chunker(self, max_tokens: int, overlap_tokens: int) -> Chunker:
+    def chunker(self, max_tokens: int, overlap_tokens: int, *, headings: bool = False) -> Chunker:
         """Return a chunker with the tokenizer of this encoder; sizes in tokens."""
 
 
@@ -116,7 +116,7 @@ class QueryEncoder:
         self._vectors: BoundedCache[tuple[str, str], np.ndarray] = BoundedCache(
             cached_bytes, max_entries=cached
         )
-        self._chunkers: dict[tuple[int, int], Chunker] = {}
+        self._chunkers: dict[tuple[int, int, bool], Chunker] = {}
 
     @property
     def dimensions(self) -> int:
@@ -130,9 +130,9 @@ class QueryEncoder:
 
     def chunker(self, chunk: ChunkSpec) -> Chunker:
         """Return the chunker of a spec, cached: creating one parses the whole vocabulary."""
-        key = (chunk.max_tokens, chunk.overlap_tokens)
+        key = (chunk.max_tokens, chunk.overlap_tokens, bool(chunk.headings))
         if key not in self._chunkers:
-            self._chunkers[key] = self._encoder.chunker(*key)
+            self._chunkers[key] = self._encoder.chunker(*key[:2], headings=key[2])
         return self._chunkers[key]
 
     def encode(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_commands import in_json, run
-from tests.served import make_text_store, serving
+from tests.served import copied, make_text_store, serving
 
 QUERIES = {"1": "molten rock", "2": "baking at home", "3": "nobody judged this"}
 QRELS = "query-id\tcorpus-id\tscore\n1\tvolcano\t1\n2\tbread\t1\n"
@@ -90,3 +90,14 @@ def test_wrong_use_is_one_line(
     assert (status, errors.startswith("error: queries: cannot read /no/such/file")) == (3, True)
     status, _, errors = run(capsys, *arguments, files[1])
     assert (status, "line 1: is not JSON" in errors) == (2, True)
+
+
+def test_live_updates_are_evaluated_before_they_are_sealed(
+    capsys: pytest.CaptureFixture[str], store: Path, files: tuple[str, str], tmp_path: Path
+) -> None:
+    where = ("-i", "texts", "--store", str(copied(store, tmp_path)))
+    assert run(capsys, "delete", *where, "--document", "volcano")[0] == 0
+    answer = in_json(
+        capsys, "evaluate", *where, "--queries", files[0], "--qrels", files[1], "--mode", "lexical"
+    )
+    assert answer["modes"]["lexical"]["metrics"]["MRR@10"]["mean"] == 0.5

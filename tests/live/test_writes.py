@@ -19,7 +19,7 @@ from google.protobuf import field_mask_pb2
 
 import scannery
 from scannery import serving
-from scannery.client import Index
+from scannery.client import Index, NewDatapoint
 from scannery.indexer import AlreadyExistsError, Analyser, Store, parse_spec
 from scannery.live.log.forget import forget_log
 from scannery.live.log.sqlite_log import SqliteLog
@@ -416,9 +416,11 @@ def test_passages_that_would_repeat_too_much_are_refused(texts: Path, tmp_path: 
         with pytest.raises(
             scannery.InvalidArgumentError, match=r"would each repeat .* at most 64 MiB"
         ) as caught:
-            index.upsert([{"id": "big", "text": "many words " * 2000, "payload": payload}])
+            index.upsert([NewDatapoint(id="big", text="many words " * 2000, payload=payload)])
         assert caught.value.field == "upserts[0].datapoint.text"
-        several = [{"id": f"big{i}", "text": "many words " * 400, "payload": payload} for i in range(4)]
+        several: list[Any] = [
+            {"id": f"big{i}", "text": "many words " * 400, "payload": payload} for i in range(4)
+        ]
         with pytest.raises(scannery.InvalidArgumentError, match=r"fewer datapoints at a time"):
             index.upsert(several)
         assert index.stats().rows == before
