@@ -1,6 +1,8 @@
 """The SDK: connect, search, filters, errors."""
 
-from scannery.client import aio
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from scannery.client._sync.client import Client, Index
 from scannery.client.connect import connect
 from scannery.client.errors import (
@@ -37,6 +39,9 @@ from scannery.client.response.results import (
     SegmentPlan,
     Written,
 )
+
+if TYPE_CHECKING:
+    from scannery.client import aio
 
 __all__ = [
     "AlreadyExistsError",
@@ -81,3 +86,10 @@ __all__ = [
     "aio",
     "connect",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when it is first used (PEP 562): the asynchronous client and asyncio are a third of the client's imports.
+    if name == "aio":
+        return import_module("scannery.client.aio")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
