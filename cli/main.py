@@ -28,9 +28,7 @@ class _Commands(LazyGroup):
         "build": LazyCommand(
             f"{_COMMANDS}.build:build", "Build an index from files, or update it from them."
         ),
-        "search": LazyCommand(
-            f"{_COMMANDS}.search:search", "Search an index by text, vector, or datapoint."
-        ),
+        "search": LazyCommand(f"{_COMMANDS}.search:search", "Search an index by text, vector, or datapoint."),
         "get": LazyCommand(
             f"{_COMMANDS}.get:get", "Print the datapoints that exist; ends with an error if some do not."
         ),
@@ -67,9 +65,7 @@ class _Commands(LazyGroup):
             no_args_is_help=False,
         ),
         "bench": LazyCommand(f"{_COMMANDS}.bench:bench_app", "Measure."),
-        "keys": LazyCommand(
-            f"{_COMMANDS}.keys:keys_app", "Make, list and revoke the API keys of a server."
-        ),
+        "keys": LazyCommand(f"{_COMMANDS}.keys:keys_app", "Make, list and revoke the API keys of a server."),
         "index": LazyCommand(
             f"{_COMMANDS}.index_group:index_app", "Show, check, roll back and clean up indexes."
         ),

@@ -9,7 +9,17 @@ from tests.startup import imported_modules
 
 
 def test_help_and_version_import_no_package_that_a_command_needs() -> None:
-    heavy = {"numpy", "pyarrow", "pydantic", "grpc", "google.protobuf", "torch", "apache_beam", "numba", "scann"}
+    heavy = {
+        "numpy",
+        "pyarrow",
+        "pydantic",
+        "grpc",
+        "google.protobuf",
+        "torch",
+        "apache_beam",
+        "numba",
+        "scann",
+    }
     loaded = imported_modules("from scannery.cli.main import main; main(['--help'])")
     assert not loaded & heavy
     assert not {name for name in loaded if name.startswith(("scannery.cli.commands", "scannery.client"))}
