@@ -65,7 +65,9 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--other", type=Path, metavar="CHECKOUT", help="A checkout to compare with.")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="Counted rounds; one more goes before them.")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help="Counted rounds; one more goes before them."
+    )
     return parser.parse_args()
 
 

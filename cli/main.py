@@ -30,7 +30,9 @@ class _Commands(LazyGroup):
         ),
         "search": LazyCommand(f"{_COMMANDS}.search:search", "Search an index by text, vector, or datapoint."),
         "get": LazyCommand(
-            f"{_COMMANDS}.get:get", "Print the datapoints that exist; ends with an error if some do not."
+            f"{_COMMANDS}.get:get",
+            "Print the datapoints that exist; ends with an error if some do not.",
+            brief=True,
         ),
         "upsert": LazyCommand(
             f"{_COMMANDS}.write:upsert",

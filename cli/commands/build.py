@@ -88,6 +88,9 @@ def build(
     limit = _limit(max_dead_letters)
     more_inputs, runner_options = _split(rest or [])
     # Imported late: Beam and the encoder take seconds, which `scannery --help` should not wait for.
+    from scannery.indexer.kernels.import_numba import import_numba_without_blas
+
+    import_numba_without_blas()
     from scannery.indexer import load_spec
     from scannery.pipelines import build as run_build
 
