@@ -28,7 +28,9 @@ class _Commands(LazyGroup):
         "build": LazyCommand(
             f"{_COMMANDS}.build:build", "Build an index from files, or update it from them."
         ),
-        "search": LazyCommand(f"{_COMMANDS}.search:search", "Search an index by text, vector, or datapoint."),
+        "search": LazyCommand(
+            f"{_COMMANDS}.search:search", "Search an index by text, vector, or datapoint.", brief=True
+        ),
         "get": LazyCommand(
             f"{_COMMANDS}.get:get",
             "Print the datapoints that exist; ends with an error if some do not.",

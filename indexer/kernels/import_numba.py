@@ -12,8 +12,8 @@ _BLAS = "scipy.linalg.cython_blas"
 def import_numba_without_blas() -> None:
     """Import numba without scipy, which takes half as long as numba itself.
 
-    Numba imports `scipy.linalg` to see whether kernels may multiply matrices; none of ours does. Kernels that the program
-    compiles later can then not do so either: so this is for the commands, and not for programs that use the SDK.
+    Numba imports `scipy.linalg` to see whether kernels may multiply matrices; none of ours does. Kernels that the
+    program compiles later can then not do so either: so this is for the commands, and not for users of the SDK.
     """
     if _BLAS in sys.modules:
         return
