@@ -87,7 +87,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command that is to run, imported."""
         name, command, rest = super().resolve_command(ctx, args)
-        if name in self.TABLE and self.TABLE[name].brief:
+        if name is not None and (lazy := self.TABLE.get(name)) is not None and lazy.brief:
             ctx.with_resource(_uncollected())
         return name, self.commands[name] if name is not None else command, rest
 

@@ -1,7 +1,7 @@
 """Vectors to segments: the on-disk format, ScaNN, versions and the store."""
 
 from scannery.indexer.datapoints.column_rules import SizeLimits
-from scannery.indexer.datapoints.passages import passage_rows
+from scannery.indexer.datapoints.passages import passage_rows, repeated_bytes, repetition_problem
 from scannery.indexer.datapoints.row_records import Records
 from scannery.indexer.datapoints.schema import (
     MAX_ID_BYTES,
@@ -183,6 +183,8 @@ __all__ = [
     "read_deleted",
     "read_live_mask",
     "read_manifest",
+    "repeated_bytes",
+    "repetition_problem",
     "rollback",
     "score_rows",
     "score_sparse",

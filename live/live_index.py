@@ -174,26 +174,27 @@ class LiveIndex(Generic[SnapshotT]):
         finally:
             self._lock.release()
 
-    def wait_for(self, sequence: int, deadline: Deadline) -> SnapshotT:
-        """Return a snapshot that has all mutations up to a sequence.
+    def wait_for(self, sequence: int, deadline: Deadline) -> SnapshotT | None:
+        """Return a snapshot that has all mutations up to a sequence; None if it did not become visible within WAIT_S.
+
+        The caller looks for the index again then: it may have moved to another version, or have been replaced.
 
         Raises:
             InvalidRequestError: the log has no such mutation.
             DeadlineError: the mutation did not become visible in time.
 
         """
+        self.catch_up()
+        if self.snapshot.sequence < sequence:
+            self._check_exists(sequence)
+            if deadline.remaining_s <= 0:
+                raise DeadlineError(
+                    f"min_sequence: mutation {sequence} is not visible yet; this snapshot has {self.snapshot.sequence}"
+                )
+            with self._waiting(), self._applied:
+                self._applied.wait(min(WAIT_S, deadline.remaining_s))
         snapshot = self.snapshot
-        while snapshot.sequence < sequence:
-            if not self.catch_up() and self.snapshot.sequence < sequence:
-                self._check_exists(sequence)
-                if deadline.remaining_s <= 0:
-                    raise DeadlineError(
-                        f"min_sequence: mutation {sequence} is not visible yet; this snapshot has {snapshot.sequence}"
-                    )
-                with self._waiting(), self._applied:
-                    self._applied.wait(min(WAIT_S, deadline.remaining_s))
-            snapshot = self.snapshot
-        return snapshot
+        return snapshot if snapshot.sequence >= sequence else None
 
     def upsert(self, prepared: PreparedUpsert, request: Request, deadline: Deadline) -> Answer:
         """Write a batch; return when it is durable and visible here. Raises as `Writer.submit`."""

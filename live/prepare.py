@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import ChunkSpec, KnownTerms, Manifest, passage_rows, written_schema
+from scannery.indexer import (
+    ChunkSpec,
+    KnownTerms,
+    Manifest,
+    passage_rows,
+    repeated_bytes,
+    repetition_problem,
+    written_schema,
+)
+from scannery.indexer.datapoints.passages import MAX_REPEATED_BYTES
 from scannery.live.log.records import Mutation, encode, encoder_digest, with_words
 from scannery.live.write_request import Conditional, PartialUpdate, Upserts
 from scannery.runtime.deadline import Deadline
@@ -126,10 +135,12 @@ def _encoded(
     titles, texts = (documents.column(name).to_pylist() for name in ("title", "text"))
     passages: list[list[Passage]] = []
     vectors: list[np.ndarray] = []
+    repeated = 0
     for start in range(0, len(texts), ENCODE_AT_ONCE):
         deadline.check()
         some = slice(start, start + ENCODE_AT_ONCE)
         own = [cut(text, chunker, title) for text, title in zip(texts[some], titles[some], strict=True)]
+        repeated += _check_repetition(documents[some], numbers[some], [*map(len, own)], repeated)
         found, problems = encode_passages(titles[some], own, encoder.documents, chunker)
         for number, problem in zip(numbers[some], problems, strict=True):
             if problem is not None:
@@ -140,6 +151,30 @@ def _encoded(
         vectors += found
     columns = passage_columns([passage for own in passages for passage in own])
     return passage_rows(documents, [*map(len, passages)], columns, np.concatenate(vectors), manifest.spec)
+
+
+def _check_repetition(documents: pa.Table, numbers: Sequence[int], counts: Sequence[int], before: int) -> int:
+    """Return the bytes that the passages of these documents repeat; InvalidRequestError if they are too many.
+
+    Args:
+        documents: some of the request.
+        numbers: where each is in the request.
+        counts: passages of each.
+        before: bytes of the documents in front of these; all of them are written at once.
+
+    """
+    total = before
+    for number, count, size in zip(numbers, counts, repeated_bytes(documents, counts), strict=True):
+        total += size
+        if problem := repetition_problem(size, count):
+            raise InvalidRequestError.at(f"upserts[{number}].datapoint.text", problem)
+        if total > MAX_REPEATED_BYTES:
+            raise InvalidRequestError.at(
+                "upserts",
+                f"their passages would repeat more than {MAX_REPEATED_BYTES >> 20} MiB of titles, attributes and "
+                "payloads; write fewer datapoints at a time",
+            )
+    return total - before
 
 
 def _check_distinct(mutation: Mutation) -> None:

@@ -92,7 +92,7 @@ def test_chunking(piece: str, chunker: Chunker) -> None:
 
 
 @pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_analysis(piece: str, version: Any) -> None:
     check_linear(Analyser(LexicalSpec(analyser=version)).terms, lambda size: made(piece, size))
 

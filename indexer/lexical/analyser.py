@@ -6,7 +6,9 @@ new version, and an index keeps its version.
 
 Version 1: NFKC and lower case. Version 2: NFKC and case folding (ß is ss, ς is σ); invisible characters (soft hyphens,
 word joiners) and the vowel signs of Arabic and Hebrew are removed; scripts without spaces between words (Thai, Lao,
-Khmer, Burmese) give pairs of adjacent syllables.
+Khmer, Burmese) give pairs of adjacent syllables. Version 3: as 2, and accents of Latin and Greek letters are removed,
+so that "cafe" finds "café"; runs of Chinese and Japanese characters give each Han character and each pair of adjacent
+characters, Korean words each pair of syllables.
 
 All functions take time linear in the text.
 """
@@ -25,7 +27,7 @@ from scannery.indexer.spec.spec import LexicalSpec
 
 __all__ = ["ANALYSER_VERSION", "Analyser", "words_of"]
 
-ANALYSER_VERSION: Final = 2
+ANALYSER_VERSION: Final = 3
 """The newest version; `LexicalSpec.version` is that of an index."""
 
 MAX_WORD_CHARACTERS = 128
@@ -48,6 +50,16 @@ _WORD = regex.compile(r"(?V1w)\b\w.*?\b")
 _UNSPACED = r"[[\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]&&[\p{L}\p{M}\p{N}]]"
 _WORD_OR_RUN = regex.compile(rf"(?V1w){_UNSPACED}++|\b\w.*?\b")
 _RUN = regex.compile(rf"(?V1){_UNSPACED}")
+_IDEOGRAPHIC = r"[\p{Han}\p{Hiragana}\p{Katakana}\u3005-\u3007\u30fc]"
+_WORD_RUN_OR_IDEOGRAPHS = regex.compile(rf"(?V1w){_UNSPACED}++|{_IDEOGRAPHIC}++|\b\w.*?\b")
+_PAIRED = regex.compile(rf"(?V1){_UNSPACED}|{_IDEOGRAPHIC}|\p{{Hangul}}")
+_HAN = regex.compile(r"(?V1)[\p{Han}\u3005-\u3007]")
+_HANGUL = regex.compile(r"(?V1)\p{Hangul}++")
+_ACCENTS = regex.compile(r"(?V1)([\p{Latin}\p{Greek}])\p{M}++")
+# Letters that do not decompose into another letter and an accent. Russian words are often written without ё.
+_PLAIN_LETTERS = str.maketrans(
+    {"ø": "o", "đ": "d", "ł": "l", "ı": "i", "ħ": "h", "æ": "ae", "œ": "oe", "ð": "d", "þ": "th", "ё": "е"}
+)
 _SYLLABLE = regex.compile(r"(?V1)\P{M}\p{M}*+|\p{M}++")
 _MAX_CACHED = 1 << 18
 
@@ -73,25 +85,30 @@ class Analyser:
     def terms(self, text: str) -> list[str]:
         """Return the terms of a text in order, with repetitions."""
         cache, stemmer = self._stemming()
-        found = []
+        found: list[str] = []
         for word in words_of(text, self._version):
-            term = cache.get(word)
-            if term is None:
-                term = self._term(word, stemmer)
+            terms = cache.get(word)
+            if terms is None:
+                terms = self._terms(word, stemmer)
                 # The cache is bounded by its number of entries, so these must be small.
                 if len(word) <= MAX_WORD_CHARACTERS:
-                    cache[word] = term
-            if term:
-                found.append(term)
+                    cache[word] = terms
+            found += terms
         return found
 
-    def _term(self, word: str, stemmer: Any) -> str:
-        """Return the term of a word, "" for a stop word."""
+    def _terms(self, word: str, stemmer: Any) -> tuple[str, ...]:
+        """Return the terms of a word, none for a stop word."""
         if word in self._stop_words:
-            return ""
-        return str(stemmer.stemWord(word)) if stemmer else word
+            return ()
+        stem = str(stemmer.stemWord(word)) if stemmer else word
+        if self._version < 3 or word.isascii():
+            return (stem,)
+        # Stemmers know words with their accents, and people type words without: both stems are terms, without accents.
+        plain = _without_accents(word)
+        both = _without_accents(stem), str(stemmer.stemWord(plain)) if stemmer else plain
+        return tuple(dict.fromkeys(both))
 
-    def _stemming(self) -> tuple[dict[str, str], Any]:
+    def _stemming(self) -> tuple[dict[str, tuple[str, ...]], Any]:
         # A stemmer has state, so each thread has its own.
         local = self._local
         if not hasattr(local, "cache"):
@@ -106,11 +123,42 @@ def words_of(text: str, version: int) -> Iterator[str]:
     """Yield the words of a text in order, cut to MAX_WORD_CHARACTERS."""
     plain = text.lower() if text.isascii() else (_lowered if version == 1 else _folded)(text)
     plain = plain.replace("\u2019", "'")
+    if version > 2:
+        yield from _words_and_pairs(plain)
+        return
+    # Looked for once in the text: most texts have none, and a match per word is a third of the time.
+    has_runs = version > 1 and not plain.isascii() and _RUN.search(plain) is not None
     for word in (_WORD if version == 1 else _WORD_OR_RUN).findall(plain):
-        if version > 1 and not word.isascii() and _RUN.match(word):
+        if has_runs and not word.isascii() and _RUN.match(word):
             yield from _pairs(word)
         else:
             yield word[:MAX_WORD_CHARACTERS]
+
+
+def _words_and_pairs(plain: str) -> Iterator[str]:
+    """Yield the words of a normalised text, with the pairs of scripts that have no spaces between words."""
+    has_pairs = not plain.isascii() and _PAIRED.search(plain) is not None
+    for word in (_WORD_RUN_OR_IDEOGRAPHS if has_pairs else _WORD).findall(plain):
+        if not has_pairs or word.isascii() or not _PAIRED.match(word):
+            yield word[:MAX_WORD_CHARACTERS]
+        elif _RUN.match(word):
+            yield from _pairs(word)
+        elif _HANGUL.fullmatch(word):
+            yield from _adjacent(word)
+        elif _HANGUL.match(word):
+            yield word[:MAX_WORD_CHARACTERS]
+        else:
+            # Single Han characters are words of their own, single kana hardly ever.
+            yield from _HAN.findall(word) if len(word) > 1 else ()
+            yield from _adjacent(word)
+
+
+def _adjacent(run: str) -> Iterator[str]:
+    """Yield each pair of adjacent characters of a run; the character if there is only one."""
+    if len(run) == 1:
+        yield run
+    for one, two in pairwise(run):
+        yield one + two
 
 
 def _lowered(text: str) -> str:
@@ -122,6 +170,11 @@ def _folded(text: str) -> str:
     folded = _VOWEL_SIGNS.sub("", seen).casefold()
     # Case folding can undo the normal form, and removing characters can join marks.
     return unicodedata.normalize("NFKC", _few_marks(folded))
+
+
+def _without_accents(word: str) -> str:
+    plain: str = _ACCENTS.sub(r"\1", unicodedata.normalize("NFD", word))
+    return unicodedata.normalize("NFC", plain).translate(_PLAIN_LETTERS)
 
 
 def _few_marks(text: str) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from scannery.embed import Chunker, Encoder, Passage
 from scannery.embed.text.documents import cut_all, encode_passages, passage_columns
 from scannery.embed.text.transcripts import spoken_text
-from scannery.indexer.datapoints.passages import passage_rows
+from scannery.indexer.datapoints.passages import passage_rows, repeated_bytes, repetition_problem
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.records.embeddings_files import embeddings_table, places_of
@@ -86,7 +86,10 @@ def embed_documents(
     passages = cut_all([texts[i] for i in new], chunker, new_titles)
     vectors, problems, work = _encoded(new_titles, passages, encoder, chunker)
     letters = []
-    for i, own, vectors_PD, problem in zip(new, passages, vectors, problems, strict=True):
+    counts = [*map(len, passages)]
+    sizes = repeated_bytes(table.take(pa.array(new, pa.int64())), counts)
+    for i, own, vectors_PD, size, refused in zip(new, passages, vectors, sizes, problems, strict=True):
+        problem = refused or repetition_problem(size, len(own))
         if problem is None:
             done[i] = _Passages(own, vectors_PD)
         else:

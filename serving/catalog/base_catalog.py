@@ -146,9 +146,13 @@ class BaseCatalog(ABC):
         """
         live = self.live(name)
         snapshot = live.snapshot
-        if snapshot.sequence < min_sequence:
-            return live.wait_for(min_sequence, deadline or Deadline.after(0))
-        return snapshot
+        if snapshot.sequence >= min_sequence:
+            return snapshot
+        deadline = deadline or Deadline.after(0)
+        while (found := live.wait_for(min_sequence, deadline)) is None:
+            # The mutation may be in a later version, which an embedded catalog looks for only when it is asked.
+            live = self.live(name)
+        return found
 
     def live(self, name: str) -> LiveIndex[Snapshot]:
         """Return the live index, which takes writes; raises as `snapshot`."""

@@ -126,7 +126,7 @@ def _words_of(snapshot: Snapshot, mode: str) -> tuple[list[Postings], LexicalSpe
 
 
 @lru_cache(maxsize=64)
-def _analyser(language: Language, stop_words: tuple[str, ...], version: Literal[1, 2] | None) -> Analyser:
+def _analyser(language: Language, stop_words: tuple[str, ...], version: Literal[1, 2, 3] | None) -> Analyser:
     """Return the analyser of an index; kept, since it remembers stems."""
     return Analyser(LexicalSpec(language=language, stop_words=list(stop_words), analyser=version))
 

@@ -390,21 +390,46 @@ def test_texts_are_cut_and_encoded_as_a_build_would(texts: Path, tmp_path: Path)
         assert index.get(["b"]) == [None]
 
 
-def test_a_document_is_replaced_with_all_of_its_passages(texts: Path, tmp_path: Path) -> None:
+def _cut_store(texts: Path, folder: Path) -> Path:
+    """Return a copy of the store `texts` whose documents are cut into passages of 16 tokens."""
     with scannery.connect(texts) as client:
         manifest = client._transport._engine._service._catalog.snapshot("texts").manifest  # type: ignore[attr-defined]
     cut = {"id": "id", "text": "text", "title": "t", "chunk": {"max_tokens": 16, "overlap_tokens": 0}}
     spec = parse_spec({**manifest.spec.model_dump(), "source": cut})
-    store = Store.open(tmp_path / "cut", create=True)
+    store = Store.open(folder / "cut", create=True)
     table = datapoints(
         spec,
         np.ones((2, manifest.dimensions), np.float32),
         ids=["old#0", "old#1"],
         columns={"document_id": ["old", "old"]},
     )
-    publish_version(store, spec, table, tmp_path, encoder=manifest.encoder)
+    publish_version(store, spec, table, folder, encoder=manifest.encoder)
+    return folder / "cut"
+
+
+def test_passages_that_would_repeat_too_much_are_refused(texts: Path, tmp_path: Path) -> None:
+    store = _cut_store(texts, tmp_path)
+    payload = {"note": "x" * (500 << 10)}
+    with scannery.connect(store) as client:
+        index = client.index("texts")
+        before = index.stats().rows
+        with pytest.raises(
+            scannery.InvalidArgumentError, match=r"would each repeat .* at most 64 MiB"
+        ) as caught:
+            index.upsert([{"id": "big", "text": "many words " * 2000, "payload": payload}])
+        assert caught.value.field == "upserts[0].datapoint.text"
+        several = [{"id": f"big{i}", "text": "many words " * 400, "payload": payload} for i in range(4)]
+        with pytest.raises(scannery.InvalidArgumentError, match=r"fewer datapoints at a time"):
+            index.upsert(several)
+        assert index.stats().rows == before
+        index.upsert(several[:1])
+        assert index.get(["big0#0"])
+
+
+def test_a_document_is_replaced_with_all_of_its_passages(texts: Path, tmp_path: Path) -> None:
+    store = _cut_store(texts, tmp_path)
     long = " ".join(f"Sentence number {i} is about bread and yeast." for i in range(6))
-    with scannery.connect(tmp_path / "cut", timeout_s=120) as client:
+    with scannery.connect(store, timeout_s=120) as client:
         index = client.index("texts")
         done = index.upsert([{"id": "old", "text": long, "title": "Baking"}])
         assert done.written >= 3

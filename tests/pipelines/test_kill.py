@@ -134,12 +134,13 @@ def test_interrupting_a_build_is_an_interrupt(runner, store, write):
 
 
 def test_two_equal_builds_at_once_make_one_version(store, write):
-    path = write("a.jsonl", vector_records(0, 21_000))  # enough for ScaNN, which never trains the same twice
-    arguments = [json.dumps(VECTORS), path, store.uri, str(1 << 24), ""]
+    spec = VECTORS | {"scann": {"exact_below_rows": 1000}}  # ScaNN never trains the same twice
+    path = write("a.jsonl", vector_records(0, 1100))
+    arguments = [json.dumps(spec), path, store.uri, str(1 << 24), ""]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", SCRIPT, *arguments]
     twins = [subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) for _ in range(2)]
     assert [twin.wait(DEADLINE_S) for twin in twins] == [0, 0]
     assert list_versions(store, "vectors") == [1]
-    assert run(store, path).version == 1
+    assert run(store, path, spec=spec).version == 1
     assert not verify(store, "vectors").problems

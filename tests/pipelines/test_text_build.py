@@ -152,6 +152,15 @@ def test_without_chunks_a_record_is_one_datapoint(store, write):
     }  # fmt: skip
 
 
+def test_a_document_whose_passages_would_repeat_too_much_is_refused(store, write):
+    big = {"id": "big", "text": "many words " * 2000, "notes": {"note": "x" * (500 << 10)}}
+    spec = SPEC | {"source": {**SPEC["source"], "payload": "notes"}}
+    report = run(store, write("a.jsonl", [*records()[:2], big]), spec=spec)
+    assert report.dead_letters == {"text": 1}
+    assert "would each repeat" in letters_of(store, report)[0].message
+    assert {row["document_id"] for row in table_of(store)} == {"volcano", "bread"}
+
+
 def test_a_text_that_the_encoder_refuses_costs_only_itself(store, write, monkeypatch):
     real = Encoder.encode_documents
 

@@ -149,6 +149,27 @@ def test_scripts_without_spaces_become_pairs_of_syllables(text: str, terms: list
     assert Analyser(LexicalSpec(language="none", analyser=2)).terms(text) == terms
 
 
+@pytest.mark.parametrize(
+    ("language", "text", "terms"),
+    [
+        ("none", "東京タワー", ["東", "京", "東京", "京タ", "タワ", "ワー"]),
+        ("none", "時々水 が", ["時", "々", "水", "時々", "々水", "が"]),
+        ("none", "水。abc", ["水", "abc"]),
+        ("none", "서울에서 물 K팝", ["서울", "울에", "에서", "물", "k팝"]),
+        ("none", "ภาษาไทย", ["ภา", "าษ", "ษา", "าไ", "ไท", "ทย"]),
+        ("none", "cafe\u0301 CAFÉ cafe", ["cafe", "cafe", "cafe"]),
+        ("none", "Ångström Đà Łódź Ærø ещё май", ["angstrom", "da", "lodz", "aero", "еще", "май"]),
+        ("none", "Αθήνα", ["αθηνα"]),
+        ("none", "नमस्ते", ["नमस्ते"]),
+        ("spanish", "canción cancion", ["cancion", "cancion"]),
+        ("french", "mangée mange", ["mang", "mange", "mang"]),
+        ("german", "Häuser Hauses", ["haus", "haus"]),
+    ],
+)
+def test_ideographs_become_pairs_and_accents_are_removed(language: Any, text: str, terms: list[str]) -> None:
+    assert Analyser(LexicalSpec(language=language, analyser=3)).terms(text) == terms
+
+
 def test_only_runs_of_marks_that_nobody_writes_are_cut() -> None:
     assert _few_marks("e" + "\u0301" * MAX_MARKS + "x") == "e" + "\u0301" * MAX_MARKS + "x"
     assert _few_marks("e" + "\u0301\u0316" * 40 + "x") == "e" + "\u0301\u0316" * 15 + "x"
