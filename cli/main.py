@@ -38,17 +38,21 @@ class _Commands(LazyGroup):
         ),
         "upsert": LazyCommand(
             f"{_COMMANDS}.write:upsert",
-            "Insert or replace datapoints; each batch is durable and visible before the next one begins.",
+            "Insert or replace datapoints, which are durable and visible when the command ends.",
         ),
         "delete": LazyCommand(
             f"{_COMMANDS}.write:delete", "Delete datapoints or documents; unknown ids are not an error."
         ),
         "evaluate": LazyCommand(
             f"{_COMMANDS}.evaluate:evaluate",
-            "Measure nDCG@10, MRR@10 and recall@k of an index against relevance judgements.",
+            "Measure nDCG, MRR, MAP, recall and success of an index against relevance judgements.",
+        ),
+        "judge": LazyCommand(
+            f"{_COMMANDS}.judge:judge",
+            "Judge the hits of queries in a terminal: one key for each, saved at once, and continued where it stopped.",
         ),
         "recall": LazyCommand(
-            f"{_COMMANDS}.evaluate:recall",
+            f"{_COMMANDS}.recall:recall",
             "Measure the share of an exact search's hits that a search finds.",
         ),
         "serve": LazyCommand(
@@ -70,6 +74,7 @@ class _Commands(LazyGroup):
         ),
         "bench": LazyCommand(f"{_COMMANDS}.bench:bench_app", "Measure."),
         "keys": LazyCommand(f"{_COMMANDS}.keys:keys_app", "Make, list and revoke the API keys of a server."),
+        "spec": LazyCommand(f"{_COMMANDS}.spec:spec_app", "Draft and check specs."),
         "index": LazyCommand(
             f"{_COMMANDS}.index_group:index_app", "Show, check, roll back and clean up indexes."
         ),

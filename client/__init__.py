@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from scannery.client._sync.client import Client, Index
+from scannery.client._sync.client import Client
+from scannery.client._sync.index import Index
 from scannery.client.connect import connect
 from scannery.client.errors import (
     AlreadyExistsError,

@@ -149,7 +149,7 @@ def _encoded(
                 )
         passages += own
         vectors += found
-    columns = passage_columns([passage for own in passages for passage in own])
+    columns = passage_columns(titles, passages)
     return passage_rows(documents, [*map(len, passages)], columns, np.concatenate(vectors), manifest.spec)
 
 

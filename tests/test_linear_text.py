@@ -43,6 +43,8 @@ PIECES = {
     "times in tags": "<1:", "braces": "{\\", "brackets": "\\[", "marks of time": "[00:01] ", "open marks": "[00:",
     "stars": "**", "turns": "**Ann:** a\n", "open turns": "**a\n", "notes": "NOTE\n", "notes apart": "\n\nNOTE a",
     "arrows": "-->\n", "timings": CUE, "cues": f"1\n{CUE}<v Ann>some words &amp; more\n\n", "headers": "WEBVTT\n",
+    "headings": "# a\n", "headings and text": "###### a b\nc\n", "underlined": "a\n===\n\n", "open fences": "```\n",
+    "rows": "| a | b |\n", "headers of tables": "|a|\n|-|\n", "delimiters": "|-", "links": "# [a](b", "pages": "\f",
     "numbered": f"1\n{CUE}", "identifiers": f"\n{'x' * 50}\n{CUE}", "entities": "&amp;", "open entities": "&amp",
 }  # fmt: skip
 
@@ -74,6 +76,11 @@ def chunker(minilm: Encoder) -> Chunker:
 
 
 @pytest.fixture(scope="module")
+def headings(minilm: Encoder) -> Chunker:
+    return minilm.chunker(max_tokens=128, overlap_tokens=16, headings=True)
+
+
+@pytest.fixture(scope="module")
 def minilm() -> Encoder:
     return Encoder.load(MINILM, device="cpu")
 
@@ -95,6 +102,12 @@ def test_chunking(piece: str, chunker: Chunker) -> None:
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_analysis(piece: str, version: Any) -> None:
     check_linear(Analyser(LexicalSpec(analyser=version)).terms, lambda size: made(piece, size))
+
+
+@pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
+@pytest.mark.parametrize("front", ["", "| a | b |\n| - | - |\n"])
+def test_cutting_at_headings(piece: str, front: str, headings: Chunker) -> None:
+    check_linear(headings.split, lambda size: front + made(piece, size) + "x")
 
 
 def test_titles(chunker: Chunker) -> None:

@@ -1,41 +1,44 @@
 """Cut long texts into passages of bounded size, at the ends of turns, paragraphs and sentences, with offsets and times.
 
+With `headings`, a text is read as Markdown: no passage crosses a heading, and tables are not cut inside their rows.
+
 Legend: N tokens of the text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from scannery.embed.errors import InvalidArgumentError, InvalidTextError
+from scannery.embed.text.cut_places import (
+    SENTENCE,
+    WORD,
+    SpokenTokens,
+    TokenTable,
+    blocks_of,
+    keep_whole,
+    spoken_tokens,
+    table_tokens,
+)
+from scannery.embed.text.markdown import Section, Structure, find_structure, page_of, passage_title
 from scannery.embed.text.transcripts import Marks, find_marks
 from scannery.embed.tokenization import text_problem
 
-__all__ = ["Chunker", "Passage", "chunker_for"]
+__all__ = ["Chunker", "Passage", "chunker_for", "located"]
 
-# Quality of a cut, in front of: a word, a line, a sentence, a paragraph, a turn of another speaker. 0 is inside a word.
-WORD, LINE, SENTENCE, PARAGRAPH, TURN = 1, 2, 3, 4, 5
-
-LINE_BREAK = re.compile(r"\n\s*")
-PARAGRAPH_BREAK = re.compile(r"\n[ \t\r]*\n\s*")
-# Closing quotes and brackets belong to the sentence. Scripts without spaces need none after the full stop.
-# The look-behind lets a match start only at the first of a run of marks: otherwise a run without a space after it would
-# take time quadratic in its length.
-SENTENCE_BREAK = re.compile(r"(?<![.!?…؟।॥։])[.!?…؟।॥։]+[\"'”’»)\]*_]*\s+|[。！？｡]+[”’」』）]*\s*")
-
-SPACES = np.array([code for code in range(0x3001) if chr(code).isspace()], np.uint32)
+PAGE_BREAK = re.compile("\f")
 PLAN_PASSAGES = 256
 """Passages planned before their tokens are counted, at most."""
 SEAM_TOKENS = 2
 """Tokens reserved for the line break between title and passage, and for tokens that differ where two texts meet."""
 MOST_TITLE_CHARS = 8192
 """Longest title: it is repeated in front of every passage, so that even a title without tokens costs its length."""
-BLOCK_CHARS = 1 << 16
-"""Characters tokenised at once, about: the token objects of a whole book would need too much memory."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,17 @@ class Passage:
     """End in seconds of the recording: the end of the last cue, or the first time mark after the passage."""
 
     spoken: str | None = None
-    """`text` without cue numbers, timing lines and time marks; None if it has none of these."""
+    """`text` without cue numbers, timing lines and time marks, below the header of a table that it continues.
+    None if it is `text`."""
 
     speakers: tuple[str, ...] = ()
     """Names of the speakers in order of appearance, as far as the transcript gives them."""
+
+    section: str | None = None
+    """The headings of its section, outermost first; None if the text was not cut at headings, or has none there."""
+
+    page: int | None = None
+    """The page it begins on, from 1, where form feeds separate the pages of the text."""
 
     tokens: int = 0
     """Tokens of `embedding_text`, special tokens not counted; 0 if the text was not cut."""
@@ -88,6 +98,7 @@ class Chunker:
         *,
         room: int | None = None,
         prompt: str = "",
+        headings: bool = False,
     ) -> None:
         """Load the tokenizer and check the sizes.
 
@@ -97,6 +108,7 @@ class Chunker:
             overlap_tokens: most tokens that a passage repeats from the end of the previous one.
             room: tokens that the model reads of prompt, title and passage together; None: no limit.
             prompt: text that the model puts in front of every document; its tokens are taken from `room`.
+            headings: read texts as Markdown: cut at headings, keep tables whole, leave out front matter.
 
         Raises:
             InvalidArgumentError: max_tokens is below 8, or the overlap is not less than half of it.
@@ -117,6 +129,7 @@ class Chunker:
         self._room = None if room is None else max(1, room - (self._size(prompt) if prompt else 0))
         self.max_tokens = max_tokens if self._room is None else min(max_tokens, self._room)
         self.overlap_tokens = overlap_tokens
+        self.headings = headings
 
     def fit(self, title: str | None) -> tuple[str | None, int]:
         """Return the title to put in front of each passage, shortened if need be, and the tokens left for a passage.
@@ -136,11 +149,11 @@ class Chunker:
             size = share
         return title, min(self.max_tokens, self._room - size)
 
-    def split(self, text: str, *, max_tokens: int | None = None) -> list[Passage]:
+    def split(self, text: str, *, title: str | None = None, max_tokens: int | None = None) -> list[Passage]:
         """Return the passages of `text`, in order; an empty list for a text without tokens.
 
-        Time and memory are linear in the length of the text. `max_tokens` overrides that of the chunker: `fit` returns
-        a smaller one where a title needs room.
+        Time and memory are linear in the length of the text. `title` is that of the document: passages leave room for
+        it. `max_tokens` can lower that of the chunker.
 
         Raises:
             InvalidTextError: the text is not a string, or not valid Unicode.
@@ -149,75 +162,80 @@ class Chunker:
         if problem := text_problem(text):
             raise InvalidTextError(problem, index=0)
         marks = find_marks(text)
+        structure = _structure(text, marks) if self.headings else _whole(text)
         spoken = self._tokenize(text, marks)
+        draft = _Draft(
+            text, marks, spoken, table_tokens(text, spoken, structure.tables, self.max_tokens // 3)
+        )
+        most = self.max_tokens if max_tokens is None else min(max_tokens, self.max_tokens)
         passages: list[Passage] = []
-        most = self.max_tokens if max_tokens is None else max_tokens
-        first, done, limit, ahead = 0, 0, most, PLAN_PASSAGES
-        while done < len(spoken):
-            plan = self._plan(spoken, first, done, limit, ahead, most)
-            spans = [(int(spoken.starts[i]), int(spoken.ends[j - 1])) for i, j in plan]
-            drafts = [(*span, marks.spoken(text, *span)) for span in spans]
-            counts = self._count([draft[2] for draft in drafts])
+        for section in structure.sections:
+            room = min(most, self.fit(passage_title(title, section.trail))[1])
+            first, end = np.searchsorted(spoken.starts, (section.start, section.end)).tolist()
+            draft.keep_tables_whole(first, end, room)
+            passages += self._split(draft, first, end, room)
+        return located(text, passages, structure)
+
+    def _split(self, draft: _Draft, first: int, end: int, most: int) -> list[Passage]:
+        """Return the passages of the tokens `[first, end)`, of at most `most` tokens each."""
+        passages: list[Passage] = []
+        done, limit, ahead = first, draft.room(first, most), PLAN_PASSAGES
+        while done < end:
+            plan = self._plan(draft, _Range(first, done, end), limit, ahead, most)
+            drafts = [draft.span(i, j) for i, j in plan]
+            counts = self._count([text for _, _, text in drafts])
             over = _first_over(plan, counts, most)
-            passages += [_passage(text, marks, *d, n) for d, n in zip(drafts[:over], counts, strict=False)]
+            passages += [draft.passage(*one, n) for one, n in zip(drafts[:over], counts, strict=False)]
             done = plan[over - 1][1] if over else done
             if over == len(plan):
-                first, limit = self._following(spoken, *plan[-1], most), most
-                ahead = min(2 * ahead, PLAN_PASSAGES)
+                first = self._following(draft, *plan[-1], end, most)
+                limit, ahead = draft.room(first, most), min(2 * ahead, PLAN_PASSAGES)
             else:
                 # A passage alone can have more tokens than the same span inside the text: a cut word, a lost space.
                 first = plan[over][0]
-                limit = max(1, spoken.size(*plan[over]) - (counts[over] - most))
+                limit = max(1, draft.spoken.size(*plan[over]) - (counts[over] - most))
                 # The rest of the plan is discarded, so plan fewer passages next: time stays linear.
                 ahead = max(1, over)
         return passages
 
-    def _tokenize(self, text: str, marks: Marks) -> _Spoken:
+    def _tokenize(self, text: str, marks: Marks) -> SpokenTokens:
         """Return the offsets of all tokens outside hidden spans, and the quality of a cut in front of each."""
         spans: list[np.ndarray] = []
-        blocks = list(_blocks(text))
+        blocks = list(blocks_of(text))
         for at in range(0, len(blocks), 8):
             group = blocks[at : at + 8]
             encodings = self._tokenizer.encode_batch([text[s:e] for s, e in group], add_special_tokens=False)
             for (start, _), encoding in zip(group, encodings, strict=True):
                 spans.append(np.array(encoding.offsets, np.int64).reshape(-1, 2) + start)
-        return _spoken(text, np.concatenate([np.empty((0, 2), np.int64), *spans]), marks)
+        return spoken_tokens(text, np.concatenate([np.empty((0, 2), np.int64), *spans]), marks)
 
     def _plan(
-        self, spoken: _Spoken, first: int, done: int, limit: int, ahead: int, most: int
+        self, draft: _Draft, tokens: _Range, limit: int, ahead: int, most: int
     ) -> list[tuple[int, int]]:
         """Return up to `ahead` consecutive passages as token ranges of at most `most` tokens.
 
-        The first range begins at the token `first` and has at most `limit` tokens. Earlier passages cover all tokens
-        before `done`.
+        The first range has at most `limit` tokens.
         """
         plan: list[tuple[int, int]] = []
-        while done < len(spoken) and len(plan) < ahead:
-            end = self._cut(spoken, first, done, limit)
+        first, done, stop = tokens
+        while done < stop and len(plan) < ahead:
+            end = _cut(draft, _Range(first, done, stop), limit)
             plan.append((first, end))
-            first, done, limit = self._following(spoken, first, end, most), end, most
+            first, done = self._following(draft, first, end, stop, most), end
+            limit = draft.room(first, most)
         return plan
 
-    def _cut(self, spoken: _Spoken, first: int, done: int, limit: int) -> int:
-        furthest = max(first + 1, spoken.after(first, limit))
-        if furthest == len(spoken):
-            return furthest
-        # The last of the best places in the second half; if there is none, as within a very long word, the last of the
-        # best places in the first half.
-        for nearest in (spoken.after(first, limit // 2 + 1), first + 1):
-            nearest = min(max(nearest, first + 1, done + 1), furthest)  # noqa: PLW2901
-            levels = spoken.levels[nearest : furthest + 1]
-            if levels.max() > 0:
-                return nearest + len(levels) - 1 - int(np.argmax(levels[::-1]))
-        return furthest
-
-    def _following(self, spoken: _Spoken, first: int, end: int, most: int) -> int:
+    def _following(self, draft: _Draft, first: int, end: int, stop: int, most: int) -> int:
         """Return where the passage after `[first, end)` starts."""
         # Less than half of a passage, also if a title makes passages shorter.
         overlap = min(self.overlap_tokens, (most - 1) // 2)
-        if end == len(spoken) or overlap == 0:
+        # Rows of a table are not repeated, nor is what is in front of one: it might not fit any more.
+        if end == stop or overlap == 0 or draft.table_at(end) is not None:
             return end
+        spoken = draft.spoken
         start = max(first + 1, spoken.before(end, overlap))
+        table = draft.table_at(start)
+        start = start if table is None else min(table.end, end)
         window = spoken.levels[start:end]
         for level in (SENTENCE, WORD):
             if (window >= level).any():
@@ -245,111 +263,121 @@ def _beginning(title: str, end: int) -> str:
     return words[0] if inside and len(words) > 1 else kept.rstrip()
 
 
+class _Range(NamedTuple):
+    """Tokens to cut: from `first` to `stop`, of which earlier passages cover those before `done`."""
+
+    first: int
+    done: int
+    stop: int
+
+
 @dataclass(frozen=True)
-class _Spoken:
-    """The tokens of a text that are embedded and not only white space; `[first, end)` below are ranges of them."""
+class _Draft:
+    """A text while it is cut."""
 
-    starts: np.ndarray
-    ends: np.ndarray
-    """First character of each token and one past its last, int64, without white space at the edges."""
+    text: str
+    marks: Marks
+    spoken: SpokenTokens
+    tables: list[TokenTable]
 
-    levels: np.ndarray
-    """Quality of a cut in front of each token, int8."""
+    def table_at(self, token: int) -> TokenTable | None:
+        """Return the table that a token is in."""
+        at = bisect_right(self.tables, token, key=lambda table: table.first) - 1
+        return self.tables[at] if at >= 0 and token < self.tables[at].end else None
 
-    positions: np.ndarray
-    """Position of each among all embedded tokens, white space included, int64."""
+    def keep_tables_whole(self, first: int, end: int, most: int) -> None:
+        """Forbid cuts inside of tables and their rows, between two tokens, where these fit in `most` tokens."""
+        at = bisect_left(self.tables, first, key=lambda table: table.first)
+        while at < len(self.tables) and self.tables[at].first < end:
+            keep_whole(self.spoken, self.tables[at], most)
+            at += 1
 
-    def __len__(self) -> int:
-        return len(self.starts)
+    def room(self, first: int, most: int) -> int:
+        """Return the tokens left for a passage that starts at `first`, beside the header of a table."""
+        table = self._continued(first)
+        return most if table is None else max(1, most - table.header_tokens - SEAM_TOKENS)
 
-    def size(self, first: int, end: int) -> int:
-        """Return the number of tokens in `[first, end)`."""
-        return int(self.positions[end - 1] - self.positions[first]) + 1
+    def span(self, first: int, end: int) -> tuple[int, int, str]:
+        """Return the characters of the passage `[first, end)`, and the text to embed."""
+        start, stop = int(self.spoken.starts[first]), int(self.spoken.ends[end - 1])
+        table = self._continued(first)
+        header = "" if table is None else table.header
+        return start, stop, header + self.marks.spoken(self.text, start, stop)
 
-    def after(self, first: int, size: int) -> int:
-        """Return the largest `end` for which `[first, end)` is at most `size` tokens."""
-        return int(np.searchsorted(self.positions, self.positions[first] + size))
+    def passage(self, start: int, end: int, embedding_text: str, tokens: int) -> Passage:
+        """Return the passage of `text[start:end]`."""
+        time_start_s, time_end_s = self.marks.time_range(start, end)
+        unmarked = len(embedding_text) == end - start
+        return Passage(
+            text=embedding_text if unmarked else self.text[start:end],
+            start=start,
+            end=end,
+            time_start_s=time_start_s,
+            time_end_s=time_end_s,
+            spoken=None if unmarked else embedding_text,
+            speakers=self.marks.speakers_of(start, end),
+            tokens=tokens,
+        )
 
-    def before(self, end: int, size: int) -> int:
-        """Return the smallest `first` for which `[first, end)` is at most `size` tokens."""
-        return int(np.searchsorted(self.positions, self.positions[end - 1] - size, side="right"))
-
-
-def _spoken(text: str, spans_N2: np.ndarray, marks: Marks) -> _Spoken:
-    starts_N, ends_N = _visible(spans_N2, marks.hidden)
-    is_space = np.isin(np.frombuffer(text.encode("utf-32-le"), np.uint32), SPACES)
-    starts_N, ends_N = _trimmed(starts_N, ends_N, is_space)
-    positions_N = np.flatnonzero(starts_N < ends_N)
-    starts_N, ends_N = starts_N[positions_N], ends_N[positions_N]
-    return _Spoken(starts_N, ends_N, _levels(text, starts_N, ends_N, marks), positions_N)
-
-
-def _trimmed(starts_N: np.ndarray, ends_N: np.ndarray, is_space: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return spans without white space at their edges; a span of white space only ends at or before its start."""
-    places = np.arange(len(is_space))
-    first_after = np.minimum.accumulate(np.where(is_space, len(is_space), places)[::-1])[::-1]
-    last_before = np.maximum.accumulate(np.where(is_space, -1, places))
-    return np.append(first_after, len(is_space))[starts_N], np.append(last_before, -1)[ends_N - 1] + 1
-
-
-def _passage(text: str, marks: Marks, start: int, end: int, embedding_text: str, tokens: int) -> Passage:
-    time_start_s, time_end_s = marks.time_range(start, end)
-    unmarked = len(embedding_text) == end - start
-    return Passage(
-        text=embedding_text if unmarked else text[start:end],
-        start=start,
-        end=end,
-        time_start_s=time_start_s,
-        time_end_s=time_end_s,
-        spoken=None if unmarked else embedding_text,
-        speakers=marks.speakers_of(start, end),
-        tokens=tokens,
-    )
+    def _continued(self, first: int) -> TokenTable | None:
+        """Return the table that a passage continues, if its header is to be repeated."""
+        table = self.table_at(first) if self.tables else None
+        return table if table is not None and table.header and table.body <= first else None
 
 
-def _blocks(text: str) -> Iterator[tuple[int, int]]:
-    """Yield consecutive spans of BLOCK_CHARS to twice that, cut at a line break, else at a space, else anywhere."""
-    start = 0
-    while len(text) - start > 2 * BLOCK_CHARS:
-        end = start + 2 * BLOCK_CHARS
-        cuts = (text.rfind(space, start + BLOCK_CHARS, end) for space in ("\n", " "))
-        end = next((cut for cut in cuts if cut > 0), end)
-        yield start, end
-        start = end
-    yield start, len(text)
+def _cut(draft: _Draft, tokens: _Range, limit: int) -> int:
+    """Return where the passage that starts at `first` ends: after at most `limit` tokens."""
+    spoken = draft.spoken
+    first, done, stop = tokens
+    furthest = min(stop, max(first + 1, spoken.after(first, limit)))
+    if furthest == stop:
+        return furthest
+    # The last of the best places in the second half; if there is none, as within a very long word, the last of the
+    # best places in the first half.
+    for nearest in (spoken.after(first, limit // 2 + 1), first + 1):
+        nearest = min(max(nearest, first + 1, done + 1), furthest)  # noqa: PLW2901
+        levels = spoken.levels[nearest : furthest + 1]
+        if levels.max() > 0:
+            return nearest + len(levels) - 1 - int(np.argmax(levels[::-1]))
+    # In a table that fits by itself, and not here.
+    table = draft.table_at(first) if draft.tables else None
+    if table is None:
+        return furthest
+    rows_R = table.rows_R[(table.rows_R > done) & (table.rows_R <= furthest)]
+    return int(rows_R[-1]) if len(rows_R) else furthest
 
 
-def _visible(spans_N2: np.ndarray, hidden: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    starts_N, ends_N = spans_N2[:, 0], spans_N2[:, 1]
-    if not hidden:
-        return starts_N, ends_N
-    edges = np.array(hidden, np.int64)
-    # The last hidden span that begins before the token ends; hidden spans do not overlap each other.
-    at = np.searchsorted(edges[:, 0], ends_N - 1, side="right") - 1
-    visible = (at < 0) | (edges[at, 1] <= starts_N)
-    return starts_N[visible], ends_N[visible]
+def _structure(text: str, marks: Marks) -> Structure:
+    """Return the structure of a Markdown text; that of cues is their own."""
+    return find_structure(text) if marks.cue_ends_s is None else _whole(text)
 
 
-def _levels(text: str, starts_N: np.ndarray, ends_N: np.ndarray, marks: Marks) -> np.ndarray:
-    """Return the quality of a cut in front of each token, int8 `(N,)`."""
-    levels_N = np.zeros(len(starts_N), np.int8)
-    levels_N[1:][starts_N[1:] > ends_N[:-1]] = WORD
-    patterns = [(LINE_BREAK, LINE), (SENTENCE_BREAK, SENTENCE)]
-    if marks.cue_ends_s is None:  # between cues, a blank line means nothing
-        patterns.append((PARAGRAPH_BREAK, PARAGRAPH))
-    for pattern, level in patterns:
-        _raise_levels(levels_N, starts_N, [m.end() for m in pattern.finditer(text)], level)
-    for turn, label_end in zip(marks.turn_positions, marks.label_ends, strict=True):
-        # No cut between a speaker's name and the first word spoken.
-        first, last = np.searchsorted(starts_N, (turn, label_end))
-        levels_N[first : last + 1] = 0
-    _raise_levels(levels_N, starts_N, marks.turn_positions, TURN)
-    return levels_N
+def _whole(text: str) -> Structure:
+    return Structure([Section(0, len(text), None)], [])
 
 
-def _raise_levels(levels_N: np.ndarray, starts_N: np.ndarray, positions: list[int], level: int) -> None:
-    at = np.searchsorted(starts_N, np.array(positions, np.int64))
-    levels_N[at[at < len(levels_N)]] = level
+def located(
+    text: str, passages: Sequence[Passage], structure: Structure | None = None, *, headings: bool = False
+) -> list[Passage]:
+    """Return passages with the sections and pages of `text` that they begin in.
+
+    Args:
+        text: of the document.
+        passages: spans of it.
+        structure: of the text, where it is known.
+        headings: whether the text was cut at headings.
+
+    """
+    if structure is None:
+        structure = _structure(text, find_marks(text)) if headings else _whole(text)
+    breaks = [match.start() for match in PAGE_BREAK.finditer(text)] if "\f" in text else []
+    if not breaks and all(section.trail is None for section in structure.sections):
+        return [*passages]
+    return [
+        one if one.start is None else
+        replace(one, section=structure.trail_at(one.start), page=page_of(breaks, one.start))
+        for one in passages
+    ]  # fmt: skip
 
 
 def chunker_for(
@@ -360,6 +388,7 @@ def chunker_for(
     overlap_tokens: int,
     *,
     prompt: str,
+    headings: bool = False,
 ) -> Chunker:
     """Return a chunker for a model that reads at most `passage_tokens` of prompt, title and passage.
 
@@ -370,6 +399,7 @@ def chunker_for(
         max_tokens: most tokens in a passage.
         overlap_tokens: most tokens that a passage repeats from the end of the previous one.
         prompt: text that the model puts in front of every document.
+        headings: read texts as Markdown.
 
     Raises:
         InvalidArgumentError: `tokenizer_json` is None, `max_tokens` is more than `passage_tokens`, or the overlap is
@@ -383,4 +413,6 @@ def chunker_for(
             f"max_tokens must be at most {passage_tokens}, the tokens that {model} reads of a text; got {max_tokens}",
             field="max_tokens",
         )
-    return Chunker(tokenizer_json, max_tokens, overlap_tokens, room=passage_tokens, prompt=prompt)
+    return Chunker(
+        tokenizer_json, max_tokens, overlap_tokens, room=passage_tokens, prompt=prompt, headings=headings
+    )

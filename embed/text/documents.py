@@ -8,18 +8,27 @@ Shapes: N texts, P passages of a document, D dimensions.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
-from typing import Any, Protocol
+from itertools import groupby, repeat
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from scannery.embed.errors import InvalidTextError
 from scannery.embed.text.chunking import Chunker, Passage
+from scannery.embed.text.markdown import passage_title
 from scannery.embed.text.transcripts import spoken_text
 
-__all__ = ["DocumentEncoder", "cut", "cut_all", "encode_passages", "passage_columns", "uncut"]
+__all__ = [
+    "CountingEncoder",
+    "DocumentEncoder",
+    "cut",
+    "cut_all",
+    "encode_passages",
+    "passage_columns",
+    "uncut",
+]
 
 # Texts in one call of the encoder: enough to sort by length, few enough to encode again when one is refused.
 ENCODE_TEXTS = 8192
@@ -39,6 +48,13 @@ class DocumentEncoder(Protocol):
         """Return the vectors of texts, float32 (N, D); InvalidTextError for a text without a vector."""
 
 
+class CountingEncoder(DocumentEncoder, Protocol):
+    """An encoder that also tells what it cut off: an `Encoder`."""
+
+    def encode_documents(self, texts: Sequence[str], *, cut_tokens: np.ndarray | None = None) -> np.ndarray:
+        """Return the vectors of texts; `cut_tokens`, integers (N,), gets the number of tokens cut off each text."""
+
+
 _COLUMNS = {
     "text": "text",
     "text_start": "start",
@@ -47,6 +63,8 @@ _COLUMNS = {
     "time_end_s": "time_end_s",
     "_spoken": "spoken",
     "speakers": "speakers",
+    "section": "section",
+    "page": "page",
 }
 
 
@@ -61,7 +79,7 @@ def cut(text: str | None, chunker: Chunker | None, title: str | None = None) -> 
     """Return the passages of a text, with room for its title; one passage if there is no chunker or no text."""
     if chunker is None or text is None:
         return [uncut(text)]
-    return chunker.split(text, max_tokens=chunker.fit(title)[1])
+    return chunker.split(text, title=title)
 
 
 def cut_all(
@@ -76,9 +94,18 @@ def cut_all(
         return list(threads.map(cut, texts, repeat(chunker), titles))
 
 
-def passage_columns(passages: Sequence[Passage]) -> dict[str, list[Any]]:
-    """Return the fields of passages as columns, by their names in an index."""
-    return {name: [getattr(passage, field) for passage in passages] for name, field in _COLUMNS.items()}
+def passage_columns(
+    titles: Sequence[str | None], passages: Sequence[Sequence[Passage]]
+) -> dict[str, list[Any]]:
+    """Return the fields of the passages of documents as columns, by their names in an index, with their titles."""
+    every = [passage for own in passages for passage in own]
+    columns: dict[str, list[Any]] = {
+        name: [getattr(passage, field) for passage in every] for name, field in _COLUMNS.items()
+    }
+    columns["title"] = [
+        passage_title(title, one.section) for title, own in zip(titles, passages, strict=True) for one in own
+    ]
+    return columns
 
 
 def encode_passages(
@@ -86,6 +113,8 @@ def encode_passages(
     passages: Sequence[Sequence[Passage]],
     encoder: DocumentEncoder,
     chunker: Chunker | None = None,
+    *,
+    cut_tokens: np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], list[str | None]]:
     """Return for each document the vectors of its passages, float32 (P, D), and the encoder's error message or None.
 
@@ -94,14 +123,20 @@ def encode_passages(
         passages: of each document.
         encoder: computes the vectors.
         chunker: the one that cut the passages, which shortens titles; None: titles are used whole.
+        cut_tokens: integers, one for each passage; gets the number of tokens that the encoder, a `CountingEncoder`,
+            cut off it.
 
     """
-    titles = titles if chunker is None else [chunker.fit(title)[0] for title in titles]
-    texts = [_embedded_text(title, one) for title, own in zip(titles, passages, strict=True) for one in own]
+    texts = [
+        text
+        for title, own in zip(titles, passages, strict=True)
+        for text in _embedded_texts(title, own, chunker)
+    ]
     vectors_ND = np.empty((len(texts), encoder.dimensions), np.float32)
     problems: dict[int, str] = {}
     for start in range(0, len(texts), ENCODE_TEXTS):
-        _encode_into(vectors_ND, texts, start, min(start + ENCODE_TEXTS, len(texts)), encoder, problems)
+        end = min(start + ENCODE_TEXTS, len(texts))
+        _encode_into(vectors_ND, texts, start, end, encoder, problems, cut_tokens)
     vectors, refused, start = [], [], 0
     for own in passages:
         rows = range(start, start + len(own))
@@ -119,21 +154,33 @@ def _encode_into(
     end: int,
     encoder: DocumentEncoder,
     problems: dict[int, str],
+    cut_tokens: np.ndarray | None,
 ) -> None:
     """Encode a range of texts into rows of `vectors_ND`; find refused texts by halving, and record their errors.
 
     One refused text costs twice the work; a model that refuses every text costs log2(8192) times the work.
     """
     try:
-        vectors_ND[start:end] = encoder.encode_documents(texts[start:end])
+        if cut_tokens is None:
+            vectors_ND[start:end] = encoder.encode_documents(texts[start:end])
+        else:
+            counting = cast(CountingEncoder, encoder)
+            vectors_ND[start:end] = counting.encode_documents(
+                texts[start:end], cut_tokens=cut_tokens[start:end]
+            )
     except InvalidTextError as error:
         if end - start == 1:
             problems[start] = error.message
             return
         middle = (start + end) // 2
-        _encode_into(vectors_ND, texts, start, middle, encoder, problems)
-        _encode_into(vectors_ND, texts, middle, end, encoder, problems)
+        _encode_into(vectors_ND, texts, start, middle, encoder, problems, cut_tokens)
+        _encode_into(vectors_ND, texts, middle, end, encoder, problems, cut_tokens)
 
 
-def _embedded_text(title: str | None, passage: Passage) -> str:
-    return f"{title}\n{passage.embedding_text}" if title else passage.embedding_text
+def _embedded_texts(title: str | None, passages: Sequence[Passage], chunker: Chunker | None) -> Iterator[str]:
+    """Yield the texts of a document's passages, each below its title: the document's and that of its section."""
+    for section, run in groupby(passages, key=lambda passage: passage.section):
+        front = passage_title(title, section)
+        front = front if chunker is None else chunker.fit(front)[0]
+        for passage in run:
+            yield f"{front}\n{passage.embedding_text}" if front else passage.embedding_text

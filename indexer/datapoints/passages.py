@@ -13,20 +13,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.schema import written_schema
-from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
 __all__ = [
     "MAX_REPEATED_BYTES",
-    "SPEAKERS",
+    "PASSAGE_ATTRIBUTES",
     "embedding_column",
     "passage_rows",
     "repeated_bytes",
     "repetition_problem",
 ]
 
-SPEAKERS = "speakers"
-"""The attribute that holds who speaks in a passage, where the spec has it as a list of strings and the document has
-none of its own."""
+PASSAGE_ATTRIBUTES: Mapping[str, AttributeType] = {
+    "speakers": "string_list",
+    "section": "string",
+    "page": "int",
+}
+"""Attributes that hold what is known of a passage (who speaks in it, its headings, its page), where the spec has them
+with these types and the document has no value of its own."""
 
 MAX_REPEATED_BYTES = 64 << 20
 """Most bytes that the passages of a document repeat: each holds its title, attributes and payload. Without a limit, a
@@ -46,22 +50,24 @@ def passage_rows(
     Args:
         documents: good rows as `validate` returns them; their vectors are not used.
         counts: passages of each document.
-        passages: what passages have of their own, by columns; with `SPEAKERS`.
+        passages: what passages have of their own, by columns; with `PASSAGE_ATTRIBUTES`.
         vectors_PD: of the passages, float32.
         spec: of the index.
 
     """
     schema = written_schema(spec, vectors_PD.shape[1])
     parents_P = np.repeat(np.arange(documents.num_rows), counts)
-    shared = [name for name in documents.column_names if name == SPEAKERS or name not in passages]
+    own = PASSAGE_ATTRIBUTES
+    shared = [name for name in documents.column_names if name in own or name not in passages]
     rows = documents.select(shared).take(pa.array(parents_P, pa.int64()))
     columns = dict(zip(rows.column_names, rows.columns, strict=True))
     for name, values in passages.items():
-        if name != SPEAKERS:
+        if name not in own:
             columns[name] = pa.array(values, schema.field(name).type)
-    if spec.attributes.get(SPEAKERS) == "string_list":
-        found = pa.array([list(names) or None for names in passages[SPEAKERS]], pa.list_(pa.string()))
-        columns[SPEAKERS] = pc.coalesce(columns[SPEAKERS], found)
+        elif spec.attributes.get(name) == own[name]:
+            kind = schema.field(name).type
+            found = [list(value) or None for value in values] if pa.types.is_list(kind) else values
+            columns[name] = pc.coalesce(columns[name], pa.array(found, kind))
     if spec.source.chunk is not None:
         numbers = [str(number) for count in counts for number in range(count)]
         columns["id"] = pc.binary_join_element_wise(columns["id"], pa.array(numbers, pa.string()), "#")

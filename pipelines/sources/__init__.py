@@ -6,15 +6,26 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
-from scannery.indexer.spec.spec import SourceSpec
+from scannery.indexer.spec.spec import SourceFormat, SourceSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import InputChangedError, SpecConflictError, UnknownFormatError
-from scannery.pipelines.sources import arrays, columns, delimited, lines, managed, texts
+from scannery.pipelines.sources import (
+    arrays,
+    columns,
+    delimited,
+    documents,
+    feeds,
+    json_documents,
+    lines,
+    managed,
+    texts,
+)
 from scannery.pipelines.sources.batches import Batch, one_by_one
 from scannery.pipelines.sources.locations import InputFile, find_files, stamp_of
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
 
 __all__ = [
+    "HEADED",
     "SUFFIXES",
     "Batch",
     "Fields",
@@ -23,6 +34,7 @@ __all__ = [
     "Record",
     "arrange",
     "find_files",
+    "has_headings",
     "ids_to_delete",
     "one_by_one",
     "read_batches",
@@ -36,12 +48,17 @@ SUFFIXES = {
     ".parquet": "parquet", ".pq": "parquet",
     ".avro": "avro",
     ".npy": "npy", ".fvecs": "fvecs", ".bvecs": "bvecs",
-    ".txt": "text", ".text": "text", ".md": "text", ".markdown": "text", ".vtt": "text", ".srt": "text",
+    ".txt": "text", ".text": "text", ".vtt": "text", ".srt": "text", ".md": "markdown", ".markdown": "markdown",
+    ".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf", ".docx": "docx", ".epub": "epub",
+    ".ipynb": "notebook", ".rss": "feed", ".atom": "feed", ".xml": "feed",
 }  # fmt: skip
 """File name endings and their formats; .gz or .zst may follow the endings of text, JSON lines and CSV."""
 
+HEADED = frozenset({"markdown", "html", "docx", "epub", "notebook", "feed"})
+"""Formats whose texts are Markdown, or become that."""
+
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-COMPRESSIBLE = frozenset({"jsonl", "csv", "tsv", "text"})
+COMPRESSIBLE = frozenset({"jsonl", "csv", "tsv", "text", "markdown", "html", "notebook", "feed"})
 
 # A compressed file can only be read from its beginning, so n parts cost n/2 times its decompression.
 MAX_COMPRESSED_PARTS = 64
@@ -58,16 +75,35 @@ def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
     """
     if source.format == "managed":
         return managed.arrange(files)
+    if source.format == "csv":
+        return [dataclasses.replace(file, layout="csv", csv=source.csv) for file in files]
+    files = _feeds_arranged(files, source)
     found = {file.source for file in files}
     vectors = [file for file in files if _kind(file) in arrays.FORMATS]
     ids = {file.source + arrays.IDS_SUFFIX for file in vectors} & found
     _check_formats([file for file in files if file.source not in ids])
     _check_vectors(vectors, ids, source)
+    documents.check_packages([_kind(file) for file in files])
     return [
-        dataclasses.replace(file, companions=_companions(file, ids))
+        dataclasses.replace(file, companions=_companions(file, ids), csv=source.csv, records=source.records)
         for file in files
         if file.source not in ids
     ]
+
+
+def _feeds_arranged(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
+    """Return the files without those that are transcripts of a feed."""
+    layout: SourceFormat = "feed" if source.format == "feed" else "auto"
+    files = [dataclasses.replace(file, layout=layout, fetch=tuple(source.fetch)) for file in files]
+    feed_files = [file for file in files if _kind(file) == "feed"]
+    if feed_files:
+        documents.check_packages(["feed"])
+    beside = {
+        f"{file.base.rstrip('/')}/{path}"
+        for file in feed_files
+        for path in feeds.transcripts_beside(file, _compression_of(file.path))
+    }
+    return [file for file in files if file.source not in beside]
 
 
 def ids_to_delete(files: Sequence[InputFile]) -> set[str]:
@@ -93,11 +129,20 @@ def _check_vectors(files: Sequence[InputFile], ids: set[str], source: SourceSpec
 
 
 def _kind(file: InputFile) -> str:
-    return (_format_of(file.path) or ("", ""))[0]
+    return (_found_format(file) or ("", ""))[0]
+
+
+def _found_format(file: InputFile) -> tuple[str, str] | None:
+    """Return format and compression of a file, by its layout or its ending."""
+    if file.layout == "managed":
+        return managed.format_of(file.path)
+    if file.layout in ("csv", "feed"):
+        return file.layout, _compression_of(file.path)
+    return _format_of(file.path)
 
 
 def _check_formats(files: Sequence[InputFile]) -> None:
-    unknown = [file.source for file in files if _format_of(file.path) is None]
+    unknown = [file.source for file in files if _found_format(file) is None or _is_other_xml(file)]
     if unknown:
         more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
         raise UnknownFormatError(
@@ -107,12 +152,22 @@ def _check_formats(files: Sequence[InputFile]) -> None:
         )
 
 
+def has_headings(files: Sequence[InputFile]) -> bool:
+    """Return whether a file has a format with headings."""
+    return any(_kind(file) in HEADED for file in files)
+
+
+def _is_other_xml(file: InputFile) -> bool:
+    is_xml = file.layout == "auto" and file.path.lower().endswith(".xml")
+    return is_xml and not feeds.begins_as_feed(file)
+
+
 def split_file(file: InputFile, limit: int) -> Iterator[Part]:
     """Yield the parts of a file in order, about `limit` bytes each; an empty file has none.
 
     A file that cannot be opened, or whose row index is damaged, is one part with a `problem`.
     """
-    found = managed.format_of(file.path) if file.layout == "managed" else _format_of(file.path)
+    found = _found_format(file)
     if found is None:
         raise UnknownFormatError(f"cannot tell the format of {file.source}", field="input")
     format, compression = found
@@ -121,7 +176,8 @@ def split_file(file: InputFile, limit: int) -> Iterator[Part]:
     try:
         stamp = _stamp(file)
         for part in _split(file, format, compression, limit):
-            yield dataclasses.replace(part, stamp=stamp)
+            # A feed names its companions itself.
+            yield dataclasses.replace(part, stamp=_stamp(part) if format == "feed" else stamp)
     except DamagedError as error:
         yield _problem(file, format, "damaged_file", error)
     except OSError as error:
@@ -163,6 +219,8 @@ def read_batches(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLe
 def _read(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:
     if part.format == "jsonl":
         yield from lines.read(part, fields)
+    elif part.format == json_documents.FORMAT:
+        yield from json_documents.read(part, fields)
     elif part.format in delimited.DELIMITERS:
         yield from delimited.read(part, fields)
     elif part.format == "parquet":
@@ -173,6 +231,10 @@ def _read(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:
         yield from arrays.read(part, fields)
     elif part.format in managed.FORMATS:
         yield from managed.read(part, fields)
+    elif part.format == "feed":
+        yield from feeds.read(part)
+    elif part.format in documents.FORMATS:
+        yield from documents.read(part)
     else:
         yield from texts.read(part, fields)
 
@@ -187,7 +249,11 @@ def _split(file: InputFile, format: str, compression: str, limit: int) -> Iterat
     by_rows = {"parquet": columns.split_parquet, "avro": columns.split_avro}
     if format in by_rows:
         return by_rows[format](file, limit)
-    return lines.split(file, compression, limit) if format == "jsonl" else texts.split(file, compression)
+    is_json = ".json" in PurePosixPath(file.path.lower()).suffixes
+    in_order = {"jsonl": json_documents.split if is_json else lines.split, "feed": feeds.split}
+    if format in in_order:
+        return in_order[format](file, compression, limit)
+    return texts.split(file, format, compression)
 
 
 def _stamp(file: InputFile | Part) -> str:
@@ -196,6 +262,10 @@ def _stamp(file: InputFile | Part) -> str:
 
 def _problem(file: InputFile, format: str, reason: str, error: Exception) -> Part:
     return Part(base=file.base, path=file.path, format=format, problem=reason, message=str(error), records=0)
+
+
+def _compression_of(path: str) -> str:
+    return COMPRESSIONS.get(PurePosixPath(path).suffix.lower(), "")
 
 
 def _format_of(path: str) -> tuple[str, str] | None:

@@ -1,12 +1,15 @@
-"""Text and Markdown files: one file is one record of `id`, `path`, `name`, `folder` and `text`."""
+"""Text and Markdown files: one file is one record of `id`, `path`, `name`, `folder` and `text`.
+
+Markdown also has the fields of its front matter, and a `title`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from pathlib import PurePosixPath
 
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
+from scannery.pipelines.sources.documents import document_record, markdown_fields
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.streams import read_blocks
@@ -14,7 +17,7 @@ from scannery.pipelines.sources.streams import read_blocks
 __all__ = ["read", "split"]
 
 
-def split(file: InputFile, compression: str) -> Iterator[Part]:
+def split(file: InputFile, format: str, compression: str) -> Iterator[Part]:
     """Yield the file as one part."""
     digest, size = blake2b(digest_size=16), 0
     try:
@@ -23,7 +26,7 @@ def split(file: InputFile, compression: str) -> Iterator[Part]:
             size += len(block)
     except DamagedError:
         digest.update(b"damaged")
-    yield Part(base=file.base, path=file.path, format="text", compression=compression, size_bytes=size,
+    yield Part(base=file.base, path=file.path, format=format, compression=compression, size_bytes=size,
                digest=digest.hexdigest())  # fmt: skip
 
 
@@ -43,12 +46,7 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
     except UnicodeDecodeError as error:
         yield _reject(part, "encoding", f"not UTF-8: {error.reason} at byte {error.start}", data)
         return
-    path = PurePosixPath(part.path)
-    folder = "" if path.parent == PurePosixPath(".") else str(path.parent)
-    yield Record(
-        {"id": part.path, "path": part.path, "name": path.name.split(".")[0], "folder": folder, "text": text},
-        part.source,
-    )
+    yield document_record(part, markdown_fields(text) if part.format == "markdown" else {"text": text})
 
 
 def _content(part: Part) -> bytes:

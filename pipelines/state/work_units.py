@@ -11,6 +11,7 @@ from typing import Any
 
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.sources import InputFile, Part, split_file
+from scannery.pipelines.sources.documents import TEXT_SHARE
 
 __all__ = ["WorkUnit", "cut", "expected_rows", "group", "key_of", "unit_bytes"]
 
@@ -116,4 +117,5 @@ def _passages(part: Part, spec: IndexSpec) -> float:
     if chunk is None:
         return part.records
     fresh_tokens = chunk.max_tokens - chunk.overlap_tokens
-    return max(part.records, part.size_bytes / BYTES_PER_TOKEN / fresh_tokens)
+    text_bytes = part.size_bytes * TEXT_SHARE.get(part.format, 1.0)
+    return max(part.records, text_bytes / BYTES_PER_TOKEN / fresh_tokens)

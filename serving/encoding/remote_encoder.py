@@ -212,7 +212,7 @@ class RemoteEncoder:
         """Return the vectors of documents, float32 (N, D); raises as `encode_queries`."""
         return self._encoded(texts, pb.TEXT_KIND_DOCUMENT)
 
-    def chunker(self, max_tokens: int, overlap_tokens: int) -> Chunker:
+    def chunker(self, max_tokens: int, overlap_tokens: int, *, headings: bool = False) -> Chunker:
         """Return a chunker with the tokenizer of the encoder; raises as `EncoderProcess.call`."""
         # Needs the tokenizer only, not torch.
         from scannery.embed.text.chunking import chunker_for
@@ -222,7 +222,13 @@ class RemoteEncoder:
         shown = json.loads(found.fingerprint_json) if found.fingerprint_json else {}
         prompt = shown.get("document_prompt") or ""
         return chunker_for(
-            self._model, tokenizer, found.passage_tokens, max_tokens, overlap_tokens, prompt=prompt
+            self._model,
+            tokenizer,
+            found.passage_tokens,
+            max_tokens,
+            overlap_tokens,
+            prompt=prompt,
+            headings=headings,
         )
 
     def _encoded(self, texts: Sequence[str], kind: pb.TextKind.ValueType) -> np.ndarray:

@@ -119,8 +119,9 @@ def test_records_with_vectors_are_searched_by_what_is_spoken(store, write):
         assert not len(client.index("talks").search("zebra", mode="lexical"))
 
 
-def without_spoken(passages_of: list[Passage]) -> dict[str, list[Any]]:
-    return {**documents.passage_columns(passages_of), SPOKEN_COLUMN: [None] * len(passages_of)}
+def without_spoken(titles: list[str | None], passages_of: list[list[Passage]]) -> dict[str, list[Any]]:
+    columns = documents.passage_columns(titles, passages_of)
+    return {**columns, SPOKEN_COLUMN: [None] * len(columns[SPOKEN_COLUMN])}
 
 
 @pytest.mark.parametrize("title", [None, "A title that is longer than the model reads, " * 40])
@@ -131,7 +132,9 @@ def test_only_what_was_embedded_otherwise_is_embedded_again_after_an_upgrade(
     odd = {"id": "cues", "title": title, "text": as_webvtt(SPOKEN) if title is None else "Short."}
     path = write("a.jsonl", [odd, *records()[1:]])
     with monkeypatch.context() as before:
-        before.setattr(documents, "_embedded_text", lambda title, piece: f"{title}\n{piece.text}")
+        before.setattr(
+            documents, "_embedded_texts", lambda title, own, _: [f"{title}\n{one.text}" for one in own]
+        )
         before.setattr(passages, "passage_columns", without_spoken)
         before.setattr(Chunker, "fit", lambda self, title: (title, self.max_tokens))
         before.setattr(passages, "_made_otherwise", lambda *_: b"")

@@ -196,7 +196,7 @@ def test_csv_keeps_quoted_newlines_together_and_counts_lines(tmp_path, limit, ki
     path.write_bytes(compressed(text.encode(), kind))
     records, letters = read(path, limit=limit)
     assert [(r.line, dict(r.fields)) for r in records] == [
-        (2, {"id": "1", "text": "two\nlines", "vector": [1, 2]}),
+        (2, {"id": "1", "text": "two\nlines", "vector": "[1, 2]"}),
         (5, {"id": "3", "text": 'quoted "word"'}),
         (6, {"id": "4", "text": "last", "vector": "not a vector"}),
     ]
@@ -297,7 +297,14 @@ def test_a_folder_of_texts(tmp_path):
     records, letters = read(tmp_path)
     assert [dict(r.fields) for r in records] == [
         {"id": "a.txt.gz", "path": "a.txt.gz", "name": "a", "folder": "", "text": "plain"},
-        {"id": "show/b.md", "path": "show/b.md", "name": "b", "folder": "show", "text": "# Bé"},
+        {
+            "id": "show/b.md",
+            "path": "show/b.md",
+            "name": "b",
+            "folder": "show",
+            "title": "Bé",
+            "text": "# Bé",
+        },
     ]
     assert [(d.reason, d.id) for d in letters] == [("encoding", "c.txt")]
 
@@ -318,9 +325,9 @@ def test_a_dangling_link_is_a_dead_letter(tmp_path):
 
 
 def test_a_file_of_unknown_type_is_refused_before_the_start(tmp_path):
-    (tmp_path / "a.pdf").write_text("x")
+    (tmp_path / "a.exe").write_text("x")
     (tmp_path / "b.parquet.gz").write_text("x")
-    with pytest.raises(UnknownFormatError, match=r"a\.pdf.*b\.parquet\.gz.*known endings"):
+    with pytest.raises(UnknownFormatError, match=r"a\.exe.*b\.parquet\.gz.*known endings"):
         arrange(find_files([str(tmp_path)]), SourceSpec(vector="vector"))
 
 

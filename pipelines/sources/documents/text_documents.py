@@ -1,0 +1,86 @@
+"""Markdown files and notebooks: their text as it is, and fields from front matter and headings."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime
+from typing import Any
+
+from scannery.embed.text.markdown import find_structure, front_matter_end
+from scannery.pipelines.sources.documents.document import Block, Document, DocumentError, joined
+
+__all__ = ["front_matter", "markdown_title", "read_notebook"]
+
+MOST_FIELDS = 256
+
+
+def front_matter(text: str) -> dict[str, Any]:
+    """Return the fields of the YAML front matter of a Markdown text; none if it is not a YAML mapping."""
+    import yaml
+
+    end = front_matter_end(text)
+    if not end:
+        return {}
+    content = text[:end].strip("\ufeff").strip().strip("-.")
+    try:
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(content, Loader=_loader())):
+            return {}  # aliases of aliases grow exponentially
+        fields = yaml.load(content, Loader=_loader())
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    if not isinstance(fields, dict):
+        return {}
+    return {str(key): _plain(value) for key, value in [*fields.items()][:MOST_FIELDS]}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: YAML has dates."""
+    if isinstance(value, (date, datetime)):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [_plain(one) for one in value]
+    return value
+
+
+def _loader() -> Any:
+    import yaml
+
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def markdown_title(text: str) -> str | None:
+    """Return the first of the highest headings of a Markdown text that begins within it; None if it has none."""
+    trails = [section.trail for section in find_structure(text[:MOST_TITLE_CHARS]).sections if section.trail]
+    return trails[0].split(" > ")[0] if trails else None
+
+
+MOST_TITLE_CHARS = 1 << 16
+"""A title is looked for in the beginning of a text."""
+
+
+def read_notebook(data: bytes) -> Document:
+    """Return the texts and the code of a Jupyter notebook, without outputs.
+
+    Raises:
+        DocumentError: it is no notebook.
+
+    """
+    try:
+        notebook = json.loads(data)
+        cells = notebook["cells"]
+        language = notebook.get("metadata", {}).get("language_info", {}).get("name", "")
+        blocks = [block for cell in cells if (block := _cell(cell, str(language)))]
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise DocumentError("malformed", f"not a notebook: {error!r:.200}") from error
+    text = joined(blocks)
+    return Document(text=text, title=markdown_title(text))
+
+
+def _cell(cell: dict[str, Any], language: str) -> Block | None:
+    source = cell["source"]
+    text = (source if isinstance(source, str) else "".join(source)).strip()
+    if not text or cell["cell_type"] not in ("markdown", "code"):
+        return None
+    return Block(f"```{language}\n{text}\n```" if cell["cell_type"] == "code" else text)

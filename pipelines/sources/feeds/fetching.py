@@ -1,0 +1,140 @@
+"""Fetch a file over HTTP from a host that the operator allows: bounded in size and time, and not from private networks.
+
+Only addresses that were checked are connected to.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+__all__ = ["FetchError", "fetch"]
+
+FETCH_S = 30.0
+"""Most seconds for a file, redirects included."""
+CONNECT_S = 10.0
+MOST_REDIRECTS = 3
+CACHED_BYTES = 64 * 2**20
+"""Files are read twice, to plan a build and to run it."""
+
+_CACHE: dict[str, bytes] = {}
+_CACHE_LOCK = threading.Lock()
+
+
+class FetchError(Exception):
+    """A file could not be fetched, or must not be."""
+
+
+def fetch(url: str, allowed: Sequence[str], most_bytes: int) -> bytes:
+    """Return the content of an `http` or `https` URL.
+
+    A host is allowed by its name, or by `name:port` for another than the scheme's own port. Its addresses must be
+    public, unless the host is allowed as an address or as `localhost`.
+
+    Raises:
+        FetchError: the host is not allowed, or has a private address; the server refuses, is too slow, or sends too
+            much; or it redirects elsewhere.
+
+    """
+    with _CACHE_LOCK:
+        known = _CACHE.get(url)
+    data = (
+        _fetched(url, allowed, most_bytes)
+        if known is None or not _is_allowed(urlsplit(url), allowed)
+        else known
+    )
+    with _CACHE_LOCK:
+        _CACHE[url] = data
+        while sum(map(len, _CACHE.values())) > CACHED_BYTES:
+            _CACHE.pop(next(iter(_CACHE)))
+    return data
+
+
+def _fetched(url: str, allowed: Sequence[str], most_bytes: int) -> bytes:
+    until = time.monotonic() + FETCH_S
+    first = urlsplit(url)
+    for _ in range(MOST_REDIRECTS + 1):
+        parts = urlsplit(url)
+        if parts.hostname != first.hostname:
+            raise FetchError(f"{first.hostname} redirects to {parts.hostname}")
+        try:
+            location, data = _get(parts, allowed, most_bytes, until)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise FetchError(f"{parts.hostname} cannot be reached: {error}") from error
+        if location is None:
+            return data
+        url = urljoin(url, location)
+    raise FetchError(f"{first.hostname} redirects more than {MOST_REDIRECTS} times")
+
+
+def _get(
+    parts: SplitResult, allowed: Sequence[str], most_bytes: int, until: float
+) -> tuple[str | None, bytes]:
+    """Return the location of a redirect, or None, and the body."""
+    if parts.scheme not in ("http", "https") or not _is_allowed(parts, allowed):
+        raise FetchError(f"{parts.netloc} is not in source.fetch")
+    connection = _connected(parts, allowed, until)
+    try:
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("GET", path, headers={"User-Agent": "scannery", "Accept-Encoding": "identity"})
+        response = connection.getresponse()
+        if response.status in (301, 302, 303, 307, 308):
+            return response.getheader("Location") or "", b""
+        if response.status != 200:
+            raise FetchError(f"{parts.hostname} answers {response.status}")
+        pieces: list[bytes] = []
+        size = 0
+        # One piece at a time, so that a slow server cannot hold on beyond the deadline.
+        while piece := response.read1(1 << 16):
+            pieces.append(piece)
+            size += len(piece)
+            if size > most_bytes:
+                raise FetchError(f"{parts.hostname} sends more than {most_bytes >> 20} MiB")
+            if time.monotonic() > until:
+                raise FetchError(f"{parts.hostname} takes more than {FETCH_S:g} s")
+        return None, b"".join(pieces)
+    finally:
+        connection.close()
+
+
+def _is_allowed(parts: SplitResult, allowed: Sequence[str]) -> bool:
+    host = (parts.hostname or "").lower()
+    own = {"http": 80, "https": 443}.get(parts.scheme)
+    port = parts.port or own
+    names = {host} if port == own else set()
+    return bool(host) and bool(({f"{host}:{port}"} | names) & {one.lower() for one in allowed})
+
+
+def _connected(parts: SplitResult, allowed: Sequence[str], until: float) -> http.client.HTTPConnection:
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    timeout_s = max(0.01, min(CONNECT_S, until - time.monotonic()))
+    addresses = [found[4][0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    if not _is_address(host) and host.lower() != "localhost":
+        private = [one for one in addresses if not ipaddress.ip_address(str(one)).is_global]
+        if private:
+            raise FetchError(f"{host} has the private address {private[0]}; put the address in source.fetch")
+    # To the address that was checked: another look-up could give another one.
+    sock = socket.create_connection((str(addresses[0]), port), timeout_s)
+    if parts.scheme == "https":
+        try:
+            sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+        except OSError:
+            sock.close()
+            raise
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    connection.sock = sock
+    return connection
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

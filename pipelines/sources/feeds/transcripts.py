@@ -1,0 +1,132 @@
+"""Transcripts of episodes: the best of those that an episode names, as a text with times and speakers."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from scannery.pipelines.sources.documents.document import DocumentError
+from scannery.pipelines.sources.documents.html_pages import read_html
+from scannery.pipelines.sources.feeds.feed_records import Transcript
+from scannery.pipelines.sources.feeds.fetching import FetchError, fetch
+from scannery.pipelines.sources.locations import open_bytes
+
+__all__ = ["MAX_TRANSCRIPT_BYTES", "Found", "local_path", "transcript_of"]
+
+MAX_TRANSCRIPT_BYTES = 16 * 2**20
+
+_TYPES = {"text/vtt": "vtt", "application/x-subrip": "srt", "application/srt": "srt", "text/srt": "srt",
+          "application/json": "json", "text/html": "html", "text/plain": "txt"}  # fmt: skip
+_ENDINGS = {
+    ".vtt": "vtt",
+    ".srt": "srt",
+    ".json": "json",
+    ".html": "html",
+    ".htm": "html",
+    ".txt": "txt",
+    ".md": "txt",
+}
+_BEST = ("vtt", "srt", "json", "html", "txt")
+"""Formats by how much they tell: times and speakers first."""
+
+
+class Found:
+    """What became of the transcripts of an entry."""
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+        self.problem: str | None = None
+        """Why there is no text, although the entry names a transcript."""
+
+
+def transcript_of(transcripts: Sequence[Transcript], base: str, feed: str, allowed: Sequence[str]) -> Found:
+    """Return the text of the best transcript that can be read.
+
+    Args:
+        transcripts: those that an entry names.
+        base: the folder of the input.
+        feed: path of the feed below it.
+        allowed: hosts that transcripts may be fetched from.
+
+    """
+    found = Found()
+    for transcript in sorted(transcripts, key=lambda one: _BEST.index(_kind(one))):
+        try:
+            found.text = _readable(_content(transcript, base, feed, allowed), _kind(transcript))
+        except OSError:
+            found.problem = found.problem or "transcript: the file cannot be opened"
+        except (FetchError, DocumentError) as error:
+            found.problem = found.problem or f"transcript: {error}"
+        if found.text:
+            found.problem = None
+            break
+    return found
+
+
+def local_path(url: str, feed: str) -> str | None:
+    """Return the path below the input's folder that a transcript has; None if it is elsewhere."""
+    parts = urlsplit(url)
+    if parts.scheme or parts.netloc or parts.path.startswith("/") or "\\" in parts.path or "\0" in url:
+        return None
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(feed), unquote(parts.path)))
+    return None if path.startswith(("../", "/")) or path in (".", "..") else path
+
+
+def _kind(transcript: Transcript) -> str:
+    known = _TYPES.get(transcript.type.partition(";")[0].strip())
+    ending = posixpath.splitext(urlsplit(transcript.url).path)[1].lower()
+    return known or _ENDINGS.get(ending, "txt")
+
+
+def _content(transcript: Transcript, base: str, feed: str, allowed: Sequence[str]) -> bytes:
+    if transcript.url.lower().startswith(("http://", "https://")):
+        return fetch(transcript.url, allowed, MAX_TRANSCRIPT_BYTES)
+    path = local_path(transcript.url, feed)
+    if path is None:
+        raise FetchError("not below the folder of the input")
+    with open_bytes(base, path) as file:
+        data = file.read(MAX_TRANSCRIPT_BYTES + 1)
+    if len(data) > MAX_TRANSCRIPT_BYTES:
+        raise FetchError(f"larger than {MAX_TRANSCRIPT_BYTES >> 20} MiB")
+    return bytes(data)
+
+
+def _readable(data: bytes, kind: str) -> str:
+    if kind == "html":
+        return read_html(data).text
+    if kind == "json":
+        return _from_json(data)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("cp1252", "replace")
+
+
+def _from_json(data: bytes) -> str:
+    """Return a transcript in the JSON of podcasts as WebVTT, which has times and speakers."""
+    try:
+        segments = json.loads(data)["segments"]
+        cues = [cue for segment in segments if (cue := _cue(segment))]
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise DocumentError("malformed", f"not a transcript: {error!r:.100}") from error
+    return "WEBVTT\n\n" + "\n\n".join(cues) if cues else ""
+
+
+def _cue(segment: dict[str, Any]) -> str | None:
+    text = " ".join(str(segment.get("body") or "").split()).replace("-->", "→")
+    if not text:
+        return None
+    start_s = float(segment.get("startTime") or 0)
+    end_s = float(segment.get("endTime") or start_s)
+    speaker = " ".join(str(segment.get("speaker") or "").translate({60: None, 62: None}).split())[:200]
+    voice = f"<v {speaker}>" if speaker else ""
+    return f"{_clock(start_s)} --> {_clock(end_s)}\n{voice}{text}"
+
+
+def _clock(seconds: float) -> str:
+    milliseconds = max(0, round(seconds * 1000))
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}.{rest % 1000:03}"
