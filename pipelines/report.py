@@ -211,7 +211,6 @@ class BuildReport:
         })  # fmt: skip
 
 
-<<<<<<< HEAD
 def _alpha(manifest: Manifest) -> float | None:
     spec = manifest.spec
     if spec.lexical is None or spec.encoder is None:
@@ -219,8 +218,8 @@ def _alpha(manifest: Manifest) -> float | None:
     if spec.search.alpha is not None:
         return spec.search.alpha
     return manifest.fusion.alpha if manifest.fusion else 0.5
-=======
+
+
 def _documents(manifest: Manifest) -> int | None:
     known = [entry.documents for entry in manifest.segments if entry.documents is not None]
     return sum(known) if len(known) == len(manifest.segments) else None
->>>>>>> main

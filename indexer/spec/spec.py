@@ -98,8 +98,7 @@ class RerankerSpec(SpecModel):
     """Longest pair of query and text in tokens, the rest is cut off; default: the model's own limit."""
 
 
-<<<<<<< HEAD
-class SearchSpec(_Model):
+class SearchSpec(SpecModel):
     """Defaults of searches, for requests that do not set them. They do not affect what an index stores."""
 
     mode: Literal["dense", "lexical", "hybrid"] | None = None
@@ -113,10 +112,7 @@ class SearchSpec(_Model):
     """Hybrid search: weight of the dense ranking, the lexical ranking has the rest; default: measured by the build."""
 
 
-class ScannSpec(_Model):
-=======
 class ScannSpec(SpecModel):
->>>>>>> main
     """Parameters of ScaNN. The defaults depend on the rows, dimensions and distance of a segment."""
 
     exact_below_rows: Annotated[int, Field(ge=1000, le=10_000_000)] = 20_000
@@ -343,16 +339,13 @@ class IndexSpec(SpecModel):
             raise ValueError("`encoder` is required unless `source.vector` names a field with vectors")
         if self.lexical and self.source.text is None:
             raise ValueError("`lexical: true` needs `source.text`")
-<<<<<<< HEAD
         if self.search.mode in ("lexical", "hybrid") and not self.lexical:
             raise ValueError(f"`search.mode: {self.search.mode}` needs `lexical: true`")
         if self.search.mode in ("dense", "hybrid") and self.encoder is None:
             raise ValueError(f"`search.mode: {self.search.mode}` needs `encoder`")
-=======
         if self.source.format in ("datapoints", "managed") and self.attribute_specs:
             name = next(iter(self.attribute_specs))
             raise ValueError(f"attribute {name!r} can only be a type with `format: {self.source.format}`")
->>>>>>> main
         if self.source.format == "managed" and self.source.payload in self.attributes:
             raise ValueError(f"attribute name {self.source.payload!r} is taken with `format: managed`")
         return self
