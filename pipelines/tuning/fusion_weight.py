@@ -4,9 +4,9 @@ Questions made from passages (passage_questions.py) are searched by vector and b
 rankings are fused with weights from 0 to 1. The weight with the highest mean nDCG@10 becomes the default. The better
 ranking alone, weight 0 or 1, is among the choices, so the default is never below it on these questions.
 
-If one ranking alone has less than half the nDCG@10 of the other one, as with an encoder that does not know the language,
-it gets a weight of at most 0.05: questions made of the passages' own words make it look better than it is (figures:
-docs/benchmarks/fusion.md).
+If one ranking alone has less than half the nDCG@10 of the other one, as with an encoder that does not know the
+language, it gets a weight of at most 0.05: questions made of the passages' own words make it look better than it is
+(figures: docs/benchmarks/fusion.md).
 
 The scores of the passage itself are those of what is left of it without the question; other passages of its document
 are left out of the rankings.
