@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,7 +109,7 @@ def podcast_titles() -> Collection:
 
 
 COLLECTIONS = {"cranfield": cranfield, "cisi": cisi}
-MORE_COLLECTIONS = {
+MORE_COLLECTIONS: dict[str, Callable[[], Collection]] = {
     **COLLECTIONS,
     "podcasts": podcast_titles,
     **{

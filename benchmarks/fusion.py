@@ -89,7 +89,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         for name in arguments.collections or MORE_COLLECTIONS:
-            collection = MORE_COLLECTIONS[name]()
+            collection: Collection = MORE_COLLECTIONS[name]()
             folder = (arguments.folder or Path(temporary)) / name
             row = row_of(collection, *measure(name, collection, arguments.model, folder))
             print(*row, sep=" · ", flush=True)

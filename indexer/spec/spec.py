@@ -313,6 +313,9 @@ class IndexSpec(SpecModel):
         specs = written.pop("attribute_specs", {})
         if specs and "attributes" in written:
             written["attributes"] = {**written["attributes"], **specs}
+        # Releases from before `search` refuse it; a spec that does not use it is written as they read it.
+        if self.search == SearchSpec():
+            written.pop("search", None)
         return written
 
     @field_serializer("lexical", mode="wrap")
@@ -323,14 +326,6 @@ class IndexSpec(SpecModel):
         if value is None or value == LexicalSpec():
             return value is not None
         written: dict[str, Any] = handler(value)
-        return written
-
-    @model_serializer(mode="wrap")
-    def _without_default_search(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Releases from before this key refuse it; a spec that does not use it is written as they read it.
-        written: dict[str, Any] = handler(self)
-        if self.search == SearchSpec():
-            written.pop("search", None)
         return written
 
     @model_validator(mode="after")

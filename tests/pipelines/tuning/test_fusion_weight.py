@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import scannery
-from scannery.indexer.manifest import Manifest
+from scannery.client import Explanation
+from scannery.indexer import Store
+from scannery.indexer.manifest import FusionWeight, Manifest
 from scannery.pipelines.tuning import fusion_weight
 from scannery.pipelines.tuning.fusion_weight import WEIGHTS, best_weight
 from tests.pipelines.conftest import manifest_of, run
@@ -61,6 +63,17 @@ def records(first: int, last: int) -> list[dict[str, str]]:
     return made
 
 
+def explained(hits: scannery.Hits) -> Explanation:
+    assert hits.explanation is not None
+    return hits.explanation
+
+
+def weight_of(store: Store) -> FusionWeight:
+    weight = manifest_of(store, "talks").fusion
+    assert weight is not None
+    return weight
+
+
 @pytest.fixture(autouse=True)
 def few_questions(monkeypatch):
     monkeypatch.setattr(fusion_weight, "LEAST_QUESTIONS", 10)
@@ -68,27 +81,26 @@ def few_questions(monkeypatch):
 
 def test_a_build_measures_the_weight_and_searches_use_it(store, write):
     report = run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
-    weight = manifest_of(store, "talks").fusion
-    assert weight is not None
+    weight = weight_of(store)
     assert weight.alpha in WEIGHTS
     assert weight.hybrid >= max(weight.dense, weight.lexical) > 0
     assert (report.alpha, report.alpha_questions, weight.rows) == (weight.alpha, weight.questions, 80)
     assert weight.questions == 16
     index = scannery.connect(store.uri).index("talks")
     hits = index.search("a volcano erupts", 5, explain=True)
-    assert (hits.mode, hits.explanation.mode) == ("hybrid", "hybrid")
-    assert (hits.explanation.fusion, hits.explanation.alpha) == ("weighted_score", weight.alpha)
+    assert (hits.mode, explained(hits).mode) == ("hybrid", "hybrid")
+    assert (explained(hits).fusion, explained(hits).alpha) == ("weighted_score", weight.alpha)
     given = index.search("a volcano erupts", 5, mode="hybrid", fusion="weighted_score", alpha=weight.alpha)
     assert [(hit.id, hit.score) for hit in hits] == [(hit.id, hit.score) for hit in given]
     # A few more rows do not change it; many more do, and so does a spec with a weight of its own.
     run(store, write("b.jsonl", records(80, 85)), spec=SPEC)
-    assert manifest_of(store, "talks").fusion == weight
+    assert weight_of(store) == weight
     run(store, write("c.jsonl", records(85, 140)), spec=SPEC)
-    assert manifest_of(store, "talks").fusion.rows == 140
+    assert weight_of(store).rows == 140
     report = run(store, write("c.jsonl", records(85, 140)), spec=SPEC | {"search": {"alpha": 0.25}})
     assert (report.alpha, report.alpha_questions) == (0.25, 0)
     hits = scannery.connect(store.uri).index("talks").search("a volcano erupts", 5, explain=True)
-    assert hits.explanation.alpha == 0.25
+    assert explained(hits).alpha == 0.25
 
 
 def test_versions_without_a_measured_weight_count_both_rankings_the_same(store, write):
@@ -97,7 +109,7 @@ def test_versions_without_a_measured_weight_count_both_rankings_the_same(store, 
     assert manifest.fusion is None  # too few passages
     assert (report.alpha, report.alpha_questions) == (0.5, 0)
     hits = scannery.connect(store.uri).index("talks").search("a volcano", 5, explain=True)
-    assert (hits.explanation.fusion, hits.explanation.alpha) == ("weighted_score", 0.5)
+    assert (explained(hits).fusion, explained(hits).alpha) == ("weighted_score", 0.5)
 
 
 def test_manifests_of_earlier_releases_have_no_weight(store, write):

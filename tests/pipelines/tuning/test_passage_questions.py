@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scannery.pipelines.tuning.passage_questions import MOST_WORDS, question_of
+from scannery.pipelines.tuning.passage_questions import MOST_WORDS, PassageQuestion, question_of
 
 ENGLISH = (
     "Volcanoes form where plates meet. The magma below them is lighter than rock, so it rises slowly through cracks. "
@@ -14,10 +14,15 @@ ENGLISH = (
 JAPANESE = "火山はプレートの境界で形成される。マグマは岩石より軽いので、割れ目を通ってゆっくりと上昇する。"
 
 
+def made_of(passage: str, seed: int) -> PassageQuestion:
+    made = question_of(passage, np.random.default_rng(seed))
+    assert made is not None
+    return made
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_question_is_a_part_of_its_passage_and_the_rest_lacks_it(seed):
-    made = question_of(ENGLISH, np.random.default_rng(seed))
-    assert made is not None
+    made = made_of(ENGLISH, seed)
     assert made.text in ENGLISH
     assert 3 <= len(made.text.split()) <= MOST_WORDS
     without, with_half = made.rests
@@ -29,20 +34,20 @@ def test_a_question_is_a_part_of_its_passage_and_the_rest_lacks_it(seed):
 
 
 def test_a_whole_sentence_is_left_out():
-    sentences = {question_of(ENGLISH, np.random.default_rng(seed)).rests[0] for seed in range(40)}
+    sentences = {made_of(ENGLISH, seed).rests[0] for seed in range(40)}
     assert len(sentences) == 3
     assert all(rest.count(".") == 2 for rest in sentences)
 
 
 def test_a_passage_of_one_sentence_is_asked_for_a_third_of_its_words():
     passage = " ".join(f"w{number}" for number in range(30))
-    made = question_of(passage, np.random.default_rng(0))
+    made = made_of(passage, 0)
     assert len(made.text.split()) == 10
     assert len(made.rests[0].split()) == 20
 
 
 def test_scripts_without_spaces_are_divided_into_pieces():
-    made = question_of(JAPANESE, np.random.default_rng(1))
+    made = made_of(JAPANESE, 1)
     assert " " not in made.text
     assert made.text in JAPANESE
     assert made.text not in made.rests[0]

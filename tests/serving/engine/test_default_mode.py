@@ -51,7 +51,10 @@ def parsed(made: Manifest, *, has_words: bool = True, **options: Any) -> Options
 
 
 def test_texts_are_hybrid_and_all_else_is_dense(index: scannery.Index) -> None:
-    vector = index.get(["d3"], vectors=True)[0].vector
+    [point] = index.get(["d3"], vectors=True)
+    assert point is not None
+    assert point.vector is not None
+    vector = point.vector
     queries: list[Any] = ["lava river", vector, Like("d3"), Blend(["lava", "car"], weights=[1, -0.5])]
     assert [index.search(query, 3).mode for query in queries] == ["hybrid", "dense", "dense", "dense"]
     many = index.search_many(queries, 3, explain=True)
@@ -102,7 +105,10 @@ def test_the_fusion_of_the_request_the_spec_and_the_build() -> None:
     weight = FusionWeight(alpha=0.3, questions=100, rows=500, dense=0.4, lexical=0.5, hybrid=0.6)
 
     def fusion(made: Manifest, **given: Any) -> tuple[str, float]:
-        options = parsed(made, mode=pb.MODE_HYBRID, **({"fusion": pb.Fusion(**given)} if given else {}))
+        message = pb.SearchOptions(mode=pb.MODE_HYBRID)
+        if given:
+            message.fusion.CopyFrom(pb.Fusion(**given))
+        options = parse_options(message, made)
         return options.fusion.method, options.fusion.alpha
 
     rank = pb.FUSION_METHOD_RECIPROCAL_RANK
