@@ -20,7 +20,8 @@ from benchmarks.collections import LANGUAGES, MORE_COLLECTIONS, Collection
 from benchmarks.report import environment, table
 from scannery.indexer import Store, read_manifest
 from scannery.pipelines import build
-from scannery.pipelines.evaluation.evaluate import MAIN_METRIC, evaluate
+from scannery.pipelines.evaluation.evaluate import evaluate
+from scannery.pipelines.evaluation.measures import MAIN_MEASURE
 from scannery.pipelines.evaluation.significance import interval_of, paired_bootstrap
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -62,7 +63,7 @@ def measure(
         searches = {mode: asked(options) for mode, options in MODES.items()}
         results = evaluate(searches, collection.queries, collection.judgements, k=K)
     assert report.alpha is not None
-    return report.alpha, seconds, {result.name: result.values[MAIN_METRIC] for result in results}
+    return report.alpha, seconds, {result.name: result.values[MAIN_MEASURE] for result in results}
 
 
 def row_of(collection: Collection, alpha: float, seconds: float, values: dict[str, np.ndarray]) -> list[str]:
