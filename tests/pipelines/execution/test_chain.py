@@ -11,6 +11,7 @@ import pytest
 from scannery.indexer import Store, read_manifest, verify
 from scannery.pipelines import TooManyDeadLettersError
 from scannery.pipelines.execution import run as execution
+from scannery.pipelines.execution.runners import new_pipeline
 from tests.pipelines.conftest import VECTORS, letters_of, rows_of, run, vector_records
 from tests.startup import imported_modules
 
@@ -70,7 +71,7 @@ def test_a_small_build_imports_no_beam(store, write):
 
 def test_larger_input_and_a_named_runner_are_for_beam(store, write, monkeypatch):
     started: list[str | None] = []
-    real = execution.new_pipeline
+    real = new_pipeline
 
     def counted(runner: str | None, options: Sequence[str]) -> Any:
         started.append(runner)
