@@ -94,6 +94,10 @@ def print_hits(hits: Hits) -> None:
 def print_explanation(explanation: Explanation) -> None:
     """Print how a query was answered: a line per segment, then the times and the expected recall."""
     typer.echo("\nHow it was answered")
+    if explanation.fusion is not None:
+        typer.echo(f"  {explanation.mode}, by {explanation.fusion} with alpha {explanation.alpha:g}")
+    elif explanation.mode is not None:
+        typer.echo(f"  {explanation.mode}")
     for plan in explanation.segments:
         leaves = f", {plan.leaves_searched:,} leaves" if plan.leaves_searched else ""
         typer.echo(

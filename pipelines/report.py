@@ -124,6 +124,12 @@ class BuildReport:
     """Whether every segment has a setting that reaches the target recall; others are searched exactly."""
 
     target_recall: float
+    alpha: float | None
+    """Default weight of dense search in hybrid search, from the spec or measured; None without hybrid search."""
+
+    alpha_questions: int
+    """Number of questions made from passages that it was measured with; 0 if it was not measured."""
+
     seconds: Mapping[str, float]
     """Seconds of this run by stage, and `wall` for the whole run."""
 
@@ -198,9 +204,20 @@ class BuildReport:
             "whole_recall": manifest.recall and manifest.recall.whole,
             "recall_reached": manifest.recall is None or manifest.recall.reached,
             "target_recall": manifest.spec.target_recall,
+            "alpha": _alpha(manifest),
+            "alpha_questions": manifest.fusion.questions if manifest.fusion else 0,
             "seconds": dict(seconds),
             "errors_allowed": errors_allowed,
         })  # fmt: skip
+
+
+def _alpha(manifest: Manifest) -> float | None:
+    spec = manifest.spec
+    if spec.lexical is None or spec.encoder is None:
+        return None
+    if spec.search.alpha is not None:
+        return spec.search.alpha
+    return manifest.fusion.alpha if manifest.fusion else 0.5
 
 
 def _documents(manifest: Manifest) -> int | None:

@@ -288,6 +288,9 @@ def _facts(report: BuildReport, records: str) -> Iterator[tuple[str, str]]:
     if report.recall is not None:
         whole = "" if report.whole_recall is None else f", of the whole index {report.whole_recall:.3f}"
         yield "recall@10", f"{report.recall:.3f}{whole}, target {report.target_recall}"
+    if report.alpha is not None:
+        measured = f", measured with {report.alpha_questions} questions made from passages"
+        yield "hybrid", f"alpha {report.alpha:g}{measured if report.alpha_questions else ''}"
     stages = [
         f"{name} {value:.1f} s" for name, value in report.seconds.items() if name != "wall" and value >= 0.05
     ]

@@ -42,13 +42,19 @@ def search(
         str | None,
         typer.Option(metavar="JSON", help='Filter: \'{"show": "x", "year": {"$gte": 2020}}\''),
     ] = None,
-    mode: Annotated[Mode, typer.Option("--mode", "-m", help="By vectors, by words, or by both.")] = "dense",
+    mode: Annotated[
+        Mode | None,
+        typer.Option(
+            "--mode", "-m", help="By vectors, by words, or by both. Default: both, where words are indexed."
+        ),
+    ] = None,
     alpha: Annotated[
-        float | None, typer.Option(help="Hybrid: weight of dense search, 0 to 1. Default: 0.5.")
+        float | None,
+        typer.Option(help="Hybrid: weight of dense search, 0 to 1. Default: measured by the build."),
     ] = None,
     fusion: Annotated[
         Fusion | None,
-        typer.Option(help="Hybrid: method of combining two rankings. Default: reciprocal_rank."),
+        typer.Option(help="Hybrid: method of combining two rankings. Default: weighted_score."),
     ] = None,
     also: Annotated[
         list[str] | None,
@@ -147,7 +153,12 @@ def search(
         hits = client.index(index).search(asked, k, **options)
     if as_json:
         explained = {"explanation": asdict(hits.explanation)} if hits.explanation else {}
-        found = {"index": index, "version": hits.version, "hits": [hit_json(hit) for hit in hits]}
+        found = {
+            "index": index,
+            "version": hits.version,
+            "mode": hits.mode,
+            "hits": [hit_json(hit) for hit in hits],
+        }
         print_json(found | explained)
     else:
         print_hits(hits)

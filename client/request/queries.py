@@ -92,12 +92,14 @@ class SearchOptions(TypedDict, total=False):
 
     where: Where | None
     """Which datapoints may be returned."""
-    mode: Mode
-    """`dense` (default), `lexical` or `hybrid`."""
+    mode: Mode | None
+    """`dense`, `lexical` or `hybrid`. Default: of a text `hybrid` where words are indexed, and else `dense`;
+    `hits.mode` tells. With `min_score` a text is searched `dense`: fused scores are relative to the best hit."""
     alpha: float | None
-    """Hybrid: weight of the dense side, 0 to 1; the lexical side has the rest. Default: 0.5."""
+    """Hybrid: weight of the dense side, 0 to 1; the lexical side has the rest. Default: measured by the build. Given
+    without a mode, it stands for `hybrid`."""
     fusion: Fusion | None
-    """Hybrid: `reciprocal_rank` (default) or `weighted_score`."""
+    """Hybrid: `weighted_score` (default) or `reciprocal_rank`; likewise."""
     max_per_group: int | None
     """The largest number of hits per group."""
     group_by: str | None
@@ -205,7 +207,7 @@ def build_options(
     k: int,
     *,
     where: Where | None = None,
-    mode: Mode = "dense",
+    mode: Mode | None = None,
     alpha: float | None = None,
     fusion: Fusion | None = None,
     max_per_group: int | None = None,
@@ -233,13 +235,13 @@ def build_options(
     """
     for name in unknown:
         raise TypeError(f"a search has no option {name!r}{_meant(name)}")
-    if mode not in get_args(Mode):
+    if mode is not None and mode not in get_args(Mode):
         raise _invalid("mode", f"must be one of {', '.join(get_args(Mode))}, got {mode!r}")
     if group_by is not None and max_per_group is None:
         raise _invalid("group_by", "needs max_per_group")
     options = pb.SearchOptions(
         k=_integer(k, "k"),
-        mode=_MODES[mode],
+        mode=pb.MODE_UNSPECIFIED if mode is None else _MODES[mode],
         offset=_integer(offset, "offset"),
         exact=bool(exact),
         return_vector=bool(vectors),
@@ -270,9 +272,11 @@ def build_options(
     return options
 
 
-def _add_fusion(options: pb.SearchOptions, mode: Mode, alpha: float | None, fusion: Fusion | None) -> None:
+def _add_fusion(
+    options: pb.SearchOptions, mode: Mode | None, alpha: float | None, fusion: Fusion | None
+) -> None:
     for name, value in (("alpha", alpha), ("fusion", fusion)):
-        if value is not None and mode != "hybrid":
+        if value is not None and mode not in (None, "hybrid"):
             raise _invalid(name, f"is for hybrid search, the mode is {mode}")
     if fusion is not None:
         if fusion not in get_args(Fusion):

@@ -126,6 +126,12 @@ class Explanation:
     stages_us: dict[str, int]
     """Microseconds by stage, in the order of the work; of a batch, those of all queries with the same filter."""
     expected_recall: float
+    mode: Literal["dense", "lexical", "hybrid"] | None = None
+    """The mode that was used; None from servers of earlier releases."""
+    fusion: Literal["weighted_score", "reciprocal_rank"] | None = None
+    """How hybrid search combined its rankings."""
+    alpha: float | None = None
+    """The weight of the dense ranking in hybrid search."""
 
 
 class Hits(list[Hit]):
@@ -135,6 +141,8 @@ class Hits(list[Hit]):
     """Version of the index."""
     sequence: int = 0
     """Mutations up to this sequence were visible."""
+    mode: Literal["dense", "lexical", "hybrid"] | None = None
+    """The mode that was used; None from servers of earlier releases."""
     explanation: Explanation | None = None
     """If asked for with `explain`."""
 

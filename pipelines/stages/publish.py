@@ -25,6 +25,7 @@ from scannery.pipelines.stages.removals import removals
 from scannery.pipelines.state.counts import Counts, ShardOutcome, UnitOutcome
 from scannery.pipelines.state.job import Job, dead_letters_key, stage_key
 from scannery.pipelines.state.stage_outputs import read_parent
+from scannery.pipelines.tuning.fusion_weight import with_fusion_weight
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
 from scannery.pipelines.tuning.whole_recall import with_fresh_recall, with_whole_recall
 
@@ -156,7 +157,7 @@ def _decide(
         return "too_many_dead_letters", None
     if parent is not None and _is_same(parent, manifest):
         return "unchanged", parent
-    manifest = _measured(manifest, job, store, encoder)
+    manifest = _measured(manifest, parent, job, store, encoder)
     _check_log(job, store, parent, manifest)
     try:
         return "committed", commit(store, manifest)
@@ -169,10 +170,16 @@ def _decide(
         raise
 
 
-def _measured(manifest: Manifest, job: Job, store: Store, encoder: EncoderSource | None) -> Manifest:
+def _measured(
+    manifest: Manifest, parent: Manifest | None, job: Job, store: Store, encoder: EncoderSource | None
+) -> Manifest:
     started = time.perf_counter()
     manifest = with_whole_recall(manifest, job, store, encoder)
-    seconds = manifest.statistics["seconds"] | {"recall": round(time.perf_counter() - started, 3)}
+    measured = time.perf_counter()
+    manifest = with_fusion_weight(manifest, parent, store, encoder)
+    ended = time.perf_counter()
+    spent = {"recall": round(measured - started, 3), "fusion": round(ended - measured, 3)}
+    seconds = manifest.statistics["seconds"] | spent
     return manifest.model_copy(update={"statistics": manifest.statistics | {"seconds": seconds}})
 
 
