@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds a package is constrained, too: older versions of pip read the first of these for it, newer ones the second.
 CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
-.PHONY: demo test test-long torture model kills test-xla check proto sync bench clean
+.PHONY: demo test test-long torture model kills test-xla check proto spec-docs sync bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -55,6 +55,9 @@ check: $(VENV)/.ready  ## Format, lint, imports, types.
 
 proto: $(VENV)/.ready  ## Regenerate src/scannery/v1 from proto/.
 	$(BIN)/python -m tests.tools.generate_protos src
+
+spec-docs: $(VENV)/.ready  ## Regenerate docs/spec.md and docs/spec.schema.json from indexer/spec.
+	$(BIN)/python -m tests.tools.generate_spec_docs
 
 sync: $(VENV)/.ready  ## Regenerate the synchronous halves of the client from the asynchronous ones.
 	$(BIN)/python -m tests.tools.generate_sync client

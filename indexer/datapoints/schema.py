@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 import math
 import re
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Mapping
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from scannery.indexer.datapoints.conversions import Converted, convert
 from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS
+from scannery.indexer.datapoints.text_values import decimal_number
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 
@@ -24,6 +26,7 @@ __all__ = [
     "SPOKEN_COLUMN",
     "attribute_value",
     "attribute_values",
+    "converted_value",
     "datapoint_schema",
     "encodable",
     "identifier",
@@ -39,7 +42,6 @@ REVISION_COLUMN = "_revision"
 SPOKEN_COLUMN = "_spoken"
 """What is embedded and searched of the text of a row: what is spoken, without times and tags. Null, or not there, where
 that is the text as it stands."""
-INT64 = range(-(2**63), 2**63)
 
 ARROW_TYPES: dict[AttributeType, pa.DataType] = {
     "string": pa.string(),
@@ -95,7 +97,14 @@ def vectors_of(table: pa.Table) -> np.ndarray:
 
 
 def identifier(value: object, *, field: str) -> str:
-    """Return `value` as an id: a string of 1 to 512 bytes without control characters; integers are accepted."""
+    """Return `value` as an id: a string of 1 to 512 bytes without control characters.
+
+    Integers are accepted, whole floats as integers (pandas writes 7.0 for 7), and UUIDs.
+    """
+    if isinstance(value, (float, Decimal, np.floating)) and math.isfinite(value) and value == int(value):
+        value = int(value)
+    elif isinstance(value, (np.integer, uuid.UUID)):
+        value = str(value)
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise _invalid("id", field, f"must be a string or an integer, got {_shown(value)}")
     text = str(value)
@@ -152,20 +161,47 @@ def attribute_value(value: object, kind: AttributeType, *, field: str) -> Any:
     """Return `value` as the attribute type `kind`, or None for None.
 
     Text is accepted for every type, since CSV has nothing else; a float is accepted as an int only if it is
-    whole. Timestamps are ISO 8601 strings (without an offset: UTC), datetimes, dates, or seconds since the epoch.
+    whole, 1 and 0 as a bool. Timestamps are datetimes, dates, texts (ISO 8601 and what databases write; without an
+    offset: UTC), or numbers since the epoch: seconds up to the year 9999, larger ones milliseconds and smaller units.
 
     Raises:
         InvalidRecordError: the value does not fit, reason `attribute`; or it is not valid Unicode, reason `encoding`.
 
     """
+    return converted_value(value, kind, field=field).value
+
+
+def converted_value(value: object, kind: AttributeType, *, field: str) -> Converted:
+    """Return what `attribute_value` returns, with a note on a conversion that could be wrong."""
     if value is None:
-        return None
+        return Converted(None)
     try:
-        return encodable(_CONVERTERS[kind](value), field=field)
+        typed = convert(value, kind)
+        encodable(typed.value, field=field)
+        return typed
     except InvalidRecordError:
         raise
-    except (TypeError, ValueError, OverflowError, RecursionError, OSError) as error:
-        raise _invalid("attribute", field, f"must be {_ARTICLES[kind]}, got {_shown(value)}") from error
+    except (TypeError, ValueError, OverflowError, RecursionError, OSError, ArithmeticError) as error:
+        what = f"must be {_ARTICLES[kind]}, got {_shown(value)}{_hint(value, kind)}"
+        raise _invalid("attribute", field, what) from error
+
+
+def _hint(value: object, kind: AttributeType) -> str:
+    """Return which key of the spec would make something of a text that does not fit."""
+    if not isinstance(value, str):
+        return ""
+    if kind in ("int", "float"):
+        numbers = {mark: decimal_number(value, mark) for mark in ",."}
+        fit = [
+            mark
+            for mark, number in numbers.items()
+            if number is not None and (kind == "float" or number % 1 == 0)
+        ]
+        marks = " or ".join(f"'{mark}'" for mark in fit)
+        return f"; say what the decimal mark is: {{type: {kind}, decimal: {marks}}}" if fit else ""
+    if kind == "timestamp" and _DAY_OR_MONTH.match(value.strip()):
+        return "; say which is the day: {type: timestamp, format: '%d/%m/%Y'} or '%m/%d/%Y'"
+    return ""
 
 
 def encodable(value: T, *, field: str) -> T:
@@ -186,86 +222,15 @@ def encodable(value: T, *, field: str) -> T:
     return value
 
 
-def _string(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, (int, float)):  # bool is an int: True becomes "true", as JSON writes it
-        return json.dumps(value)
-    raise TypeError
-
-
-def _string_list(value: object) -> list[str]:
-    if isinstance(value, str):
-        # CSV cells hold lists as JSON; any other text is a list of one.
-        parsed = json.loads(value) if value.lstrip().startswith("[") else [value]
-        return _string_list(parsed)
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [_string(item) for item in value]
-    raise TypeError
-
-
-def _int(value: object) -> int:
-    if isinstance(value, bool):
-        raise TypeError
-    if isinstance(value, float):
-        if not value.is_integer():
-            raise ValueError
-        value = int(value)
-    number = int(value) if isinstance(value, (str, int, np.integer)) else None
-    if number is None or number not in INT64:
-        raise ValueError
-    return number
-
-
-def _float(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (str, int, float, np.number)):
-        raise TypeError
-    number = float(value)
-    if math.isnan(number):
-        raise ValueError  # NaN has no order, so no filter could find it
-    return number
-
-
-def _bool(value: object) -> bool:
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    raise TypeError
-
-
-def _timestamp(value: object) -> dt.datetime:
-    if isinstance(value, bool):
-        raise TypeError
-    if isinstance(value, (int, float)):
-        # OSError from about 1e17: nanoseconds, which some write for seconds, among them.
-        return dt.datetime.fromtimestamp(value, dt.timezone.utc)
-    if isinstance(value, str):
-        value = dt.datetime.fromisoformat(_ZULU.sub("+00:00", value.strip()))
-    if isinstance(value, dt.datetime):
-        return value.astimezone(dt.timezone.utc) if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
-    if isinstance(value, dt.date):
-        return dt.datetime(value.year, value.month, value.day, tzinfo=dt.timezone.utc)
-    raise TypeError
-
-
-_ZULU = re.compile(r"[Zz]$")  # Python 3.10's fromisoformat does not know it
-_CONVERTERS: dict[AttributeType, Callable[[object], Any]] = {
-    "string": _string,
-    "string_list": _string_list,
-    "int": _int,
-    "float": _float,
-    "bool": _bool,
-    "timestamp": _timestamp,
-}
 _ARTICLES: dict[AttributeType, str] = {
     "string": "a string",
     "string_list": "a list of strings",
     "int": "a 64-bit integer",
     "float": "a number",
-    "bool": "true or false",
-    "timestamp": "a timestamp (ISO 8601, or seconds since 1970)",
+    "bool": "true or false, yes or no, 1 or 0",
+    "timestamp": "a timestamp (ISO 8601, or a number since 1970)",
 }
+_DAY_OR_MONTH = re.compile(r"\d{1,2}[/-]\d{1,2}[/-]\d{2,4}\b")
 
 
 def _shown(value: object) -> str:

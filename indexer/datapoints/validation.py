@@ -8,8 +8,10 @@ Shapes: N rows of a batch, D dimensions.
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.column_rules import (
-    ID,
     NO_LIMITS,
+    Notes,
     Rule,
     SizeLimits,
     Values,
     attribute_rule,
+    id_rule,
     invalid,
     listed,
     payload_rule,
@@ -73,6 +76,8 @@ class Rejected(NamedTuple):
     """None if the id is not valid."""
     error: InvalidRecordError
     """The first thing that is wrong, with its field and dead-letter category."""
+    others: tuple[InvalidRecordError, ...] = ()
+    """What else is wrong: one error for each further field."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,8 @@ class Validated:
     """The number of each good row within the batch, int64."""
     rejected: list[Rejected]
     """All others, in order."""
+    converted: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How many values were converted in a way that could be wrong, by column and what was done (conversions.py)."""
 
 
 def validate(
@@ -114,18 +121,24 @@ def validate(
 
     """
     batch = _Batch(rows, fields)
-    columns = batch.column("id", ID)
-    columns |= batch.column("document_id", ID) or {"document_id": columns["id"]}
-    columns |= batch.column("title", text_rule(lambda text: text.strip() or None, limits.title))
-    columns |= batch.column("text", text_rule(lambda text: text if text.strip() else None, limits.text))
-    columns |= batch.column(SPOKEN_COLUMN, text_rule(lambda text: text))
+    columns = batch.column("id", id_rule)
+    columns |= batch.column("document_id", id_rule) or {"document_id": columns["id"]}
+    columns |= batch.column(
+        "title", functools.partial(text_rule, lambda text: text.strip() or None, limits.title)
+    )
+    columns |= batch.column(
+        "text", functools.partial(text_rule, lambda text: text if text.strip() else None, limits.text)
+    )
+    columns |= batch.column(SPOKEN_COLUMN, functools.partial(text_rule, lambda text: text, None))
     vectors_ND, has_vector_N = batch.vectors(dimensions, zeros=spec.distance != "cosine")
     if not partial and not has_vector_N.all():
         batch.check_texts(~has_vector_N, columns, embeds=embeds, cuts=spec.source.chunk is not None)
     columns |= batch.sparse()
     for name in (name for name in spec.attributes if name in fields):
-        columns |= batch.column(name, attribute_rule(spec.attributes[name], limits))
-    columns |= batch.column("payload", payload_rule(limits.payload)) | batch.span(columns.get("text"))
+        columns |= batch.column(name, functools.partial(attribute_rule, spec.attributes[name], limits))
+    columns |= batch.column("payload", lambda _: payload_rule(limits.payload)) | batch.span(
+        columns.get("text")
+    )
     if spoken is not None and "text" in columns and SPOKEN_COLUMN not in fields:
         columns[SPOKEN_COLUMN] = _spoken(columns["text"], has_vector_N, spoken)
     schema = written_schema(spec, dimensions)
@@ -142,25 +155,34 @@ def validate(
 
 
 class _Batch:
-    """Columns of a batch, converted one after the other; `errors` has the first error of each row that has one."""
+    """Columns of a batch, converted one after the other; `errors` has what is wrong with each row that is."""
 
     def __init__(self, rows: int, fields: Mapping[str, Field]) -> None:
-        self.errors: dict[int, InvalidRecordError] = {}
+        self.errors: dict[int, list[InvalidRecordError]] = {}
+        self.converted: Counter[tuple[str, str]] = Counter()
         self._rows, self._fields = rows, fields
 
-    def column(self, column: str, rule: Rule) -> dict[str, pa.Array]:
+    def column(self, column: str, rule_of: Callable[[Notes], Rule]) -> dict[str, pa.Array]:
         """Return a column by its rule; nothing if the batch has none."""
         if column not in self._fields:
             return {}
         name, values = self._fields[column]
+        notes: Notes = Counter()
+        rule = rule_of(notes)
+        converted = self._column(name, values, rule)
+        for note, count in notes.items():
+            self.converted[column, note] += count
+        return {column: converted}
+
+    def _column(self, name: str, values: Values, rule: Rule) -> pa.Array:
         whole = rule.whole(values)
         if whole is not None:
-            return {column: whole}
+            return whole
         given = listed(values)
         if rule.missing is not None:
             given = [invalid(rule.missing, name, "is null") if value is None else value for value in given]
         converted = self._converted(enumerate(given), lambda value: rule.one(value, name))
-        return {column: pa.array([converted.get(row) for row in range(self._rows)], rule.type)}
+        return pa.array([converted.get(row) for row in range(self._rows)], rule.type)
 
     def vectors(self, dimensions: int, *, zeros: bool) -> tuple[np.ndarray | None, np.ndarray]:
         """Return the vectors as float32 (N, D), None if there is none, and which rows have one, bool (N,)."""
@@ -223,7 +245,7 @@ class _Batch:
         """Return the columns of `SPAN`."""
         columns: dict[str, pa.Array] = {}
         for column in (column for column in SPAN if column in self._fields):
-            columns |= self.column(column, attribute_rule(SPAN[column]))
+            columns |= self.column(column, functools.partial(attribute_rule, SPAN[column], NO_LIMITS))
         if columns or texts is None:
             return columns
         length = pc.utf8_length(texts).cast(pa.int64())
@@ -231,16 +253,24 @@ class _Batch:
 
     def result(self, table: pa.Table, ids: pa.Array) -> Validated:
         """Return the rows of a table that had no error, and the others."""
-        rejected = [Rejected(row, ids[row].as_py(), self.errors[row]) for row in sorted(self.errors)]
+        rejected = [
+            Rejected(row, ids[row].as_py(), errors[0], tuple(errors[1:]))
+            for row, errors in sorted(self.errors.items())
+        ]
         if not rejected:
-            return Validated(table, np.arange(self._rows), [])
+            return Validated(table, np.arange(self._rows), [], self.converted)
         good_N = np.ones(self._rows, bool)
         good_N[[one.row for one in rejected]] = False
-        return Validated(table.filter(pa.array(good_N)), np.flatnonzero(good_N), rejected)
+        return Validated(table.filter(pa.array(good_N)), np.flatnonzero(good_N), rejected, self.converted)
 
     def _note(self, wrong_N: np.ndarray, error: InvalidRecordError) -> None:
         for row in np.flatnonzero(wrong_N).tolist():
-            self.errors.setdefault(row, error)
+            self._add(row, error)
+
+    def _add(self, row: int, error: InvalidRecordError) -> None:
+        errors = self.errors.setdefault(row, [])
+        if error.field not in [one.field for one in errors]:  # a text that does not fit is also missing, say
+            errors.append(error)
 
     def _converted(self, values: Iterable[tuple[int, Any]], convert: Callable[[Any], Any]) -> dict[int, Any]:
         """Return what the values of some rows are converted to, and note the errors; None is passed over."""
@@ -252,7 +282,7 @@ class _Batch:
                 if value is not None:
                     converted[row] = convert(value)
             except InvalidRecordError as error:
-                self.errors.setdefault(row, error)
+                self._add(row, error)
         return converted
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     field_serializer,
@@ -18,9 +16,20 @@ from pydantic import (
     model_validator,
 )
 
+from scannery.indexer.spec.attribute_spec import (
+    AttributeSpec,
+    AttributeType,
+    CheckedType,
+    check_attribute_name,
+)
+from scannery.indexer.spec.model import SpecModel, mapping_like
+from scannery.indexer.spec.source_spec import ChunkSpec, CsvSpec, SourceFormat, SourceSpec
+
 __all__ = [
+    "AttributeSpec",
     "AttributeType",
     "ChunkSpec",
+    "CsvSpec",
     "Distance",
     "EncoderSpec",
     "IndexSpec",
@@ -34,8 +43,6 @@ __all__ = [
 ]
 
 Distance = Literal["cosine", "dot", "squared_l2"]
-SourceFormat = Literal["auto", "datapoints", "feed", "managed"]
-AttributeType = Literal["string", "string_list", "int", "float", "bool", "timestamp"]
 
 
 def _check_shards(value: object) -> object:
@@ -53,137 +60,9 @@ Shards = Annotated[
 ]
 
 INDEX_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-ATTRIBUTE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
-
-# Columns that every segment has (docs/format.md). Names of further columns begin with "_", which attribute names may
-# not, so that a new column never clashes with an attribute.
-RESERVED_COLUMNS = frozenset(
-    {"id", "document_id", "embedding", "text", "title", "payload", "text_start", "text_end",
-     "time_start_s", "time_end_s", "sparse"}
-)  # fmt: skip
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-_FIELD_KEYS = ("id", "text", "title", "vector", "document_id", "payload")
-_OWN_FIELDS: dict[str, dict[str, str]] = {
-    "datapoints": {"id": "id", "document_id": "document_id", "vector": "embedding", "text": "text",
-                   "title": "title", "payload": "payload"},
-    "managed": {"id": "id", "vector": "embedding", "payload": "embedding_metadata"},
-}  # fmt: skip
-"""Formats with fixed field names, which a spec need not repeat."""
-
-
-_HOST = r"^[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?$"
-
-
-class ChunkSpec(_Model):
-    """How the text of a document is cut into passages."""
-
-    max_tokens: Annotated[int, Field(ge=8, le=8192)] = 128
-    """Most tokens in a passage, counted by the encoder's tokenizer without special tokens."""
-
-    overlap_tokens: Annotated[int, Field(ge=0, le=4096)] = 16
-    """Most tokens that a passage repeats from the end of the previous one; less than half of `max_tokens`."""
-
-    headings: bool | None = None
-    """Whether to read texts as Markdown: no passage crosses a heading, and tables are kept whole. Default: an index
-    keeps its own choice; a new index cuts at headings if its input has Markdown, HTML, DOCX, EPUB or notebook files."""
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Absent means false where a spec is stored: the keys of earlier releases, and their hashes, stay the same.
-        written: dict[str, Any] = handler(self)
-        return written if self.headings else {k: v for k, v in written.items() if k != "headings"}
-
-    @model_validator(mode="after")
-    def _overlap_leaves_room(self) -> ChunkSpec:
-        if self.overlap_tokens * 2 >= self.max_tokens:
-            raise ValueError(
-                f"overlap_tokens must be less than half of max_tokens ({self.max_tokens}), "
-                f"got {self.overlap_tokens}"
-            )
-        return self
-
-
-class SourceSpec(_Model):
-    """The format of the input, and the fields of a record."""
-
-    format: SourceFormat = "auto"
-    """`auto`: by the ending of each file. `managed`: the input layout of the managed ScaNN service; `datapoints`: what
-    `scannery index export` writes. These two have fixed field names, so no other key of `source` is needed. `feed`:
-    RSS or Atom, whatever the ending; `text` and `title` need not be set."""
-
-    fetch: Annotated[list[Annotated[str, Field(pattern=_HOST)]], Field(max_length=256)] = []
-    """Hosts that transcripts of a feed may be fetched from over http(s), such as `example.com` or `example.com:8080`;
-    default: none."""
-
-    id: str = "id"
-    """Field with the document's id, unique in the corpus. Records of folders of text have `path`."""
-
-    text: str | None = None
-    """Field with the text to embed and to return."""
-
-    title: str | None = None
-    """Field with a title; it is embedded in front of each passage and returned with it."""
-
-    vector: str | None = None
-    """Field with a vector (list of numbers); then texts are not embedded."""
-
-    vector_bytes: Literal["float16", "float32", "float64"] | None = None
-    """Type of the numbers if the vector field holds raw little-endian bytes (binary columns of Parquet)."""
-
-    sparse_vector: str | None = None
-    """Field with a sparse vector, such as one of SPLADE: a mapping of dimensions to weights. Lexical and hybrid
-    searches can take one as the query."""
-
-    document_id: str | None = None
-    """Field that groups records into documents, if records are passages. Default: the id."""
-
-    payload: str | None = None
-    """Field with JSON that is returned and not searched."""
-
-    chunk: ChunkSpec | None = None
-    """How to cut the text into passages; None: a record is one datapoint."""
-
-    @model_serializer(mode="wrap")
-    def _without_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # The keys of earlier releases, and their hashes, stay the same.
-        written: dict[str, Any] = handler(self)
-        return written if self.fetch else {k: v for k, v in written.items() if k != "fetch"}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _own_fields(cls, data: object) -> object:
-        format = data.get("format") if isinstance(data, Mapping) else None
-        if format == "feed" and isinstance(data, Mapping):
-            return {"text": "text", "title": "title", **data}
-        own = _OWN_FIELDS.get(format) if isinstance(format, str) else None
-        if own is None or not isinstance(data, Mapping):
-            return data
-        for key in _FIELD_KEYS:
-            if data.get(key) not in (None, own.get(key)):
-                raise ValueError(f"`{key}` cannot be set with `format: {format}`, got {data[key]!r}")
-        if format == "managed" and data.get("sparse_vector") not in (None, "sparse_embedding"):
-            raise ValueError(f"`sparse_vector` can only be sparse_embedding, got {data['sparse_vector']!r}")
-        return {**data, **own}
-
-    @model_validator(mode="after")
-    def _has_something_to_index(self) -> SourceSpec:
-        if self.text is None and self.vector is None:
-            raise ValueError("needs `text`, `vector` or both, got neither")
-        if self.chunk is not None and (self.text is None or self.vector is not None):
-            raise ValueError("`chunk` needs `text` and no `vector`: a ready vector has no passages")
-        if self.chunk is not None and self.sparse_vector is not None:
-            raise ValueError("`chunk` and `sparse_vector` exclude each other: a ready vector has no passages")
-        if self.vector_bytes is not None and self.vector is None:
-            raise ValueError("`vector_bytes` needs `vector`")
-        return self
-
-
-class EncoderSpec(_Model):
+class EncoderSpec(SpecModel):
     """The model that turns text into vectors."""
 
     model: Annotated[str, Field(min_length=1, max_length=1024)]
@@ -208,7 +87,7 @@ class EncoderSpec(_Model):
     """Longest input in tokens, the rest is cut off; default: the model's own limit."""
 
 
-class RerankerSpec(_Model):
+class RerankerSpec(SpecModel):
     """The cross-encoder that can rerank the first hits of a search. It does not affect what an index stores."""
 
     model: Annotated[str, Field(min_length=1, max_length=1024)]
@@ -218,7 +97,7 @@ class RerankerSpec(_Model):
     """Longest pair of query and text in tokens, the rest is cut off; default: the model's own limit."""
 
 
-class ScannSpec(_Model):
+class ScannSpec(SpecModel):
     """Parameters of ScaNN. The defaults depend on the rows, dimensions and distance of a segment."""
 
     exact_below_rows: Annotated[int, Field(ge=1000, le=10_000_000)] = 20_000
@@ -243,7 +122,7 @@ class ScannSpec(_Model):
     """Candidates that are rescored with exact vectors, for ten hits; default: chosen by tuning, 20 to 640."""
 
 
-class LiveSpec(_Model):
+class LiveSpec(SpecModel):
     """Thresholds of live updates: for sealing new rows in memory, merging segments, and garbage collection."""
 
     seal_rows: Annotated[int, Field(ge=100, le=10_000_000)] = 20_000
@@ -292,13 +171,13 @@ Language = Literal[
 ]  # fmt: skip
 
 
-class LexicalSpec(_Model):
+class LexicalSpec(SpecModel):
     """How words are indexed. `lexical: true` takes the defaults."""
 
     language: Language = "english"
     """Language of the Snowball stemmer; `none` does not stem, for mixed languages."""
 
-    stop_words: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=10_000)] = []
+    stop_words: Annotated[list[Annotated[str, Field(max_length=128)]], Field(max_length=10_000)] = []  # noqa: RUF012
     """Words that are not indexed. Frequent words hardly affect scores; without them, queries are faster."""
 
     analyser: Literal[1, 2, 3] | None = None
@@ -313,6 +192,12 @@ class LexicalSpec(_Model):
     def rules(self) -> dict[str, Any]:
         """Everything that affects the terms of a text, as JSON-ready values."""
         return {**self.model_dump(), "analyser": self.version}
+
+
+def _type_of(written: Any) -> object:
+    # A mapping without a valid type is refused as an `AttributeSpec`, which says more.
+    kind = written.type if isinstance(written, AttributeSpec) else written.get("type")
+    return kind if isinstance(kind, str) and kind in get_args(AttributeType) else "string"
 
 
 def _lexical(value: object) -> object:
@@ -331,22 +216,30 @@ def _or_boolean(schema: dict[str, Any]) -> None:
 Lexical = Annotated[LexicalSpec | None, BeforeValidator(_lexical), Field(json_schema_extra=_or_boolean)]
 
 
-class IndexSpec(_Model):
+class IndexSpec(SpecModel):
     """The spec of an index. Equal specs over equal input make equal indexes."""
 
     index: str
     """Name: lower-case letters, digits, `-` and `_`, at most 63."""
 
-    source: SourceSpec
-    encoder: EncoderSpec | None = None
+    source: Annotated[SourceSpec, mapping_like(lambda _: "{id: id, text: text}")]
+    """What the input is, and which of its fields are what."""
+
+    encoder: Annotated[EncoderSpec | None, mapping_like(lambda given: f"{{model: {given}}}")] = None
     """Required unless the source has vectors; then it encodes text queries."""
 
-    reranker: RerankerSpec | None = None
+    reranker: Annotated[RerankerSpec | None, mapping_like(lambda given: f"{{model: {given}}}")] = None
     """Required for searches with `rerank`."""
 
     distance: Distance = "cosine"
-    attributes: Annotated[dict[str, AttributeType], Field(max_length=256)] = {}
-    """Fields of a record to keep as typed, filterable attributes."""
+    """How vectors are compared. Encoders of texts are made for `cosine`."""
+
+    attributes: Annotated[dict[str, CheckedType], Field(max_length=256)] = {}  # noqa: RUF012
+    """Fields of a record to keep as typed, filterable attributes, each with its type; or with a mapping of the type and
+    where the values come from (`price: {type: float, from: "Price (USD)"}`)."""
+
+    attribute_specs: dict[str, AttributeSpec] = {}  # noqa: RUF012 -- pydantic copies defaults
+    """Those attributes that are written as a mapping. Not a key of its own: written below `attributes`."""
 
     lexical: Lexical = None
     """Also index the words of title and text (BM25): `true`, or a mapping of options."""
@@ -373,12 +266,36 @@ class IndexSpec(_Model):
     @field_validator("attributes")
     @classmethod
     def _attribute_names(cls, value: dict[str, AttributeType]) -> dict[str, AttributeType]:
-        for name in value:
-            if not ATTRIBUTE_NAME.fullmatch(name):
-                raise ValueError(f"attribute name must match {ATTRIBUTE_NAME.pattern}, got {name!r}")
-            if name in RESERVED_COLUMNS:
-                raise ValueError(f"attribute name {name!r} is reserved; rename the field in the input")
+        for name, kind in value.items():
+            check_attribute_name(name, kind)
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _types_apart(cls, data: object) -> object:
+        """Part attributes into their types, which all code reads, and the mappings that some are written as."""
+        attributes = data.get("attributes") if isinstance(data, Mapping) else None
+        if not isinstance(data, Mapping):
+            return data
+        if "attribute_specs" in data:
+            raise ValueError("unknown key `attribute_specs`; write a mapping below `attributes`")
+        if not isinstance(attributes, Mapping):
+            return data
+        specs = {
+            name: value for name, value in attributes.items() if isinstance(value, (Mapping, AttributeSpec))
+        }
+        if not specs:
+            return data
+        types = {name: _type_of(value) if name in specs else value for name, value in attributes.items()}
+        return {**data, "attributes": types, "attribute_specs": specs}
+
+    @model_serializer(mode="wrap")
+    def _together(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = handler(self)
+        specs = written.pop("attribute_specs", {})
+        if specs and "attributes" in written:
+            written["attributes"] = {**written["attributes"], **specs}
+        return written
 
     @field_serializer("lexical", mode="wrap")
     def _lexical_as_written(
@@ -396,6 +313,9 @@ class IndexSpec(_Model):
             raise ValueError("`encoder` is required unless `source.vector` names a field with vectors")
         if self.lexical and self.source.text is None:
             raise ValueError("`lexical: true` needs `source.text`")
+        if self.source.format in ("datapoints", "managed") and self.attribute_specs:
+            name = next(iter(self.attribute_specs))
+            raise ValueError(f"attribute {name!r} can only be a type with `format: {self.source.format}`")
         if self.source.format == "managed" and self.source.payload in self.attributes:
             raise ValueError(f"attribute name {self.source.payload!r} is taken with `format: managed`")
         return self

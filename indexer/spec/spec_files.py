@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from scannery.indexer.errors import InvalidSpecError
-from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.spec.spec import AttributeSpec, IndexSpec
 
 __all__ = ["load_spec", "parse_spec", "spec_json_schema"]
 
@@ -54,7 +54,10 @@ def load_spec(path: str | Path) -> IndexSpec:
 
 def spec_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of SPEC.yaml, for editors and validators."""
-    schema = IndexSpec.model_json_schema()
+    schema = IndexSpec.model_json_schema(mode="validation")
+    types = schema["properties"]["attributes"]["additionalProperties"]
+    own = schema["properties"].pop("attribute_specs")["additionalProperties"]
+    schema["properties"]["attributes"]["additionalProperties"] = {"anyOf": [types, own]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Scannery index spec"} | {
         key: value for key, value in schema.items() if key != "title"
     }
@@ -63,16 +66,20 @@ def spec_json_schema() -> dict[str, Any]:
 def _explain(error: ValidationError) -> InvalidSpecError:
     # A misspelt key gives two errors, an unknown and a missing key: the first is more specific.
     first = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-    field = ".".join(str(part) for part in first["loc"]) or None
+    place = tuple(str(part) for part in first["loc"])
+    if place[:1] == ("attribute_specs",):  # as it is written
+        place = ("attributes", *place[1:])
+    field = ".".join(place) or None
     if first["type"] == "extra_forbidden":
-        return InvalidSpecError(_unknown_key(first["loc"]), field=field)
+        return InvalidSpecError(_unknown_key(place), field=field)
     what = first["msg"].removeprefix("Value error, ")
-    got = "" if "got" in what or first["type"] == "missing" else f", got {first['input']!r}"
+    is_told = "got" in what or first["type"] == "missing" or isinstance(first["input"], Mapping)
+    got = "" if is_told else f", got {first['input']!r}"
     return InvalidSpecError(f"{field or 'spec'}: {what}{got}", field=field)
 
 
-def _unknown_key(location: tuple[int | str, ...]) -> str:
-    *parents, key = (str(part) for part in location)
+def _unknown_key(location: tuple[str, ...]) -> str:
+    *parents, key = location
     valid = sorted(_keys_at(IndexSpec, parents))
     near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
     hint = f"did you mean `{near[0]}`?" if near else f"valid keys: {', '.join(valid)}"
@@ -80,8 +87,12 @@ def _unknown_key(location: tuple[int | str, ...]) -> str:
 
 
 def _keys_at(model: type[BaseModel], path: list[str]) -> Iterator[str]:
+    if path[:1] == ["attributes"]:
+        model, path = AttributeSpec, path[2:]
     for part in path:
         annotation = model.model_fields[part].annotation
         candidates = (annotation, *get_args(annotation))
         model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    yield from model.model_fields
+    yield from (
+        field.alias or name for name, field in model.model_fields.items() if name != "attribute_specs"
+    )

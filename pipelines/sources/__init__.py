@@ -9,12 +9,23 @@ from pathlib import PurePosixPath
 from scannery.indexer.spec.spec import SourceFormat, SourceSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import InputChangedError, SpecConflictError, UnknownFormatError
-from scannery.pipelines.sources import arrays, columns, delimited, documents, feeds, lines, managed, texts
+from scannery.pipelines.sources import (
+    arrays,
+    columns,
+    delimited,
+    documents,
+    feeds,
+    json_documents,
+    lines,
+    managed,
+    texts,
+)
 from scannery.pipelines.sources.batches import Batch, one_by_one
 from scannery.pipelines.sources.locations import InputFile, find_files, stamp_of
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
 
 __all__ = [
+    "HEADED",
     "SUFFIXES",
     "Batch",
     "Fields",
@@ -64,6 +75,8 @@ def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
     """
     if source.format == "managed":
         return managed.arrange(files)
+    if source.format == "csv":
+        return [dataclasses.replace(file, layout="csv", csv=source.csv) for file in files]
     files = _feeds_arranged(files, source)
     found = {file.source for file in files}
     vectors = [file for file in files if _kind(file) in arrays.FORMATS]
@@ -72,7 +85,7 @@ def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
     _check_vectors(vectors, ids, source)
     documents.check_packages([_kind(file) for file in files])
     return [
-        dataclasses.replace(file, companions=_companions(file, ids))
+        dataclasses.replace(file, companions=_companions(file, ids), csv=source.csv, records=source.records)
         for file in files
         if file.source not in ids
     ]
@@ -123,7 +136,9 @@ def _found_format(file: InputFile) -> tuple[str, str] | None:
     """Return format and compression of a file, by its layout or its ending."""
     if file.layout == "managed":
         return managed.format_of(file.path)
-    return ("feed", _compression_of(file.path)) if file.layout == "feed" else _format_of(file.path)
+    if file.layout in ("csv", "feed"):
+        return file.layout, _compression_of(file.path)
+    return _format_of(file.path)
 
 
 def _check_formats(files: Sequence[InputFile]) -> None:
@@ -204,6 +219,8 @@ def read_batches(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLe
 def _read(part: Part, fields: Fields) -> Iterator[Batch | Record | DeadLetter]:
     if part.format == "jsonl":
         yield from lines.read(part, fields)
+    elif part.format == json_documents.FORMAT:
+        yield from json_documents.read(part, fields)
     elif part.format in delimited.DELIMITERS:
         yield from delimited.read(part, fields)
     elif part.format == "parquet":
@@ -232,7 +249,8 @@ def _split(file: InputFile, format: str, compression: str, limit: int) -> Iterat
     by_rows = {"parquet": columns.split_parquet, "avro": columns.split_avro}
     if format in by_rows:
         return by_rows[format](file, limit)
-    in_order = {"jsonl": lines.split, "feed": feeds.split}
+    is_json = ".json" in PurePosixPath(file.path.lower()).suffixes
+    in_order = {"jsonl": json_documents.split if is_json else lines.split, "feed": feeds.split}
     if format in in_order:
         return in_order[format](file, compression, limit)
     return texts.split(file, format, compression)

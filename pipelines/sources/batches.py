@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources.parts import Record
 
-__all__ = ["Batch", "one_by_one"]
+__all__ = ["Batch", "as_matrix", "one_by_one"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,9 @@ class Batch:
     row: int
     """Number of the first row, counted from 1."""
 
+    others: tuple[str, ...] = ()
+    """Names of columns of the file that the spec does not name; they were not read."""
+
     def __len__(self) -> int:
         return int(self.columns.num_rows)
 
@@ -47,12 +50,7 @@ class Batch:
         """
         if self.vector is None or self.vector not in self.columns.schema.names or not len(self):
             return None
-        column = self.columns.column(self.vector)
-        size = _common_size(column)
-        if size is None:
-            return None
-        vectors_ND: np.ndarray = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
-        return vectors_ND
+        return as_matrix(self.columns.column(self.vector))
 
     def records(self, rows: Sequence[int] | None = None) -> Iterator[Record | DeadLetter]:
         """Yield all or some rows one by one; their vectors are rows of `vectors` unless that is None."""
@@ -80,6 +78,15 @@ def one_by_one(items: Iterable[Batch | Record | DeadLetter]) -> Iterator[Record 
             yield from item.records()
         else:
             yield item
+
+
+def as_matrix(column: pa.Array) -> np.ndarray | None:
+    """Return a column of vectors as one array (N, D), or None if they are not lists of numbers of one length."""
+    size = _common_size(column) if len(column) else None
+    if size is None:
+        return None
+    vectors_ND: np.ndarray = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
+    return vectors_ND
 
 
 def _common_size(column: pa.Array) -> int | None:

@@ -1,51 +1,54 @@
-"""CSV and TSV with a header row, plain or compressed. Empty cells count as absent."""
+"""CSV and TSV, plain or compressed, in the dialect that was found (dialects.py). Empty cells count as absent."""
 
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
+from scannery.pipelines.sources.dialects import DELIMITERS, Dialect, find_dialect, transcoded
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
-from scannery.pipelines.sources.streams import lines_of, read_blocks
+from scannery.pipelines.sources.streams import lines_of, read_blocks, section_of
 
-__all__ = ["read", "split"]
+__all__ = ["DELIMITERS", "read", "split"]
 
 # An unclosed quote takes in lines up to this bound, then the reader recovers.
 MAX_CELL_CHARACTERS = 16 * 2**20
-DELIMITERS = {"csv": ",", "tsv": "\t"}
+MAX_WIDE_PARTS = 64
+"""UTF-16 can only be read from its beginning: n parts cost n/2 times its decoding."""
 
 
 class _Rows:
     """CSV rows of a stream of lines, with the byte offset and the number of the line after each row.
 
-    Bytes that are not UTF-8 become lone surrogates, so that they fail one row and not the file.
+    Bytes that are not of the encoding become lone surrogates, so that they fail one row and not the file.
 
     Args:
         lines: of the file, with their newlines.
-        kind: a key of `DELIMITERS`.
+        dialect: of the file.
         offset: byte offset of the first line.
         line: number of the first line.
 
     """
 
-    def __init__(self, lines: Iterator[bytes], kind: str, *, offset: int = 0, line: int = 1) -> None:
+    def __init__(self, lines: Iterator[bytes], dialect: Dialect, *, offset: int = 0, line: int = 1) -> None:
         self.offset = offset
         self.line = line
         self.digest = blake2b(digest_size=16)
+        self._encoding = dialect.line_encoding
         csv.field_size_limit(MAX_CELL_CHARACTERS)
-        self._reader = csv.reader(self._decoded(lines), delimiter=DELIMITERS[kind])
+        self._reader = dialect.reader(self._decoded(lines))
 
     def _decoded(self, lines: Iterator[bytes]) -> Iterator[str]:
         for line in lines:
             self.offset += len(line)
             self.line += 1
             self.digest.update(line)
-            yield line.decode("utf-8-sig" if self.line == 2 else "utf-8", "surrogateescape")
+            is_marked = self.line == 2 and self._encoding == "utf-8"
+            yield line.decode("utf-8-sig" if is_marked else self._encoding, "surrogateescape")
 
     def next(self) -> list[str]:
         """Return the next row; raises StopIteration, csv.Error or DamagedError."""
@@ -53,14 +56,22 @@ class _Rows:
 
 
 def split(file: InputFile, kind: str, compression: str, limit: int) -> Iterator[Part]:
-    """Yield parts of about `limit` bytes each, cut between rows; the header belongs to every part's digest."""
-    rows = _Rows(lines_of(read_blocks(file.base, file.path, compression)), kind)
-    begun, count = False, 0
+    """Yield parts of about `limit` bytes each, cut between rows; the header belongs to every part's digest.
+
+    Raises:
+        SpecConflictError: the delimiter of the spec is not that of the file.
+
+    """
+    dialect = find_dialect(read_blocks(file.base, file.path, compression), kind, file.csv, file.source)
+    if dialect.is_wide:
+        limit = max(limit, file.size_bytes // MAX_WIDE_PARTS)
+    rows = _Rows(lines_of(_blocks(file.base, file.path, compression, dialect)), dialect)
+    above, count, written = dialect.rows_above, 0, dialect.to_text(kind)
     start, first, header = 0, 1, b""
 
     def part(end: int | None) -> Part:
-        return Part(base=file.base, path=file.path, format=kind, compression=compression, start=start, end=end,
-                    first=first, records=count, size_bytes=rows.offset - start,
+        return Part(base=file.base, path=file.path, format=kind, compression=compression, dialect=written,
+                    start=start, end=end, first=first, records=count, size_bytes=rows.offset - start,
                     digest=blake2b(header + rows.digest.digest(), digest_size=16).hexdigest())  # fmt: skip
 
     while True:
@@ -73,11 +84,11 @@ def split(file: InputFile, kind: str, compression: str, limit: int) -> Iterator[
         except DamagedError:
             yield part(None)
             return
-        if not begun:
-            begun, header = True, rows.digest.digest()
+        if above:
+            above, header = above - 1, rows.digest.digest()
         else:
             count += 1
-        if rows.offset - start >= limit:
+        if not above and rows.offset - start >= limit:
             yield part(rows.offset)
             start, first, count, rows.digest = rows.offset, rows.line, 0, blake2b(digest_size=16)
     if rows.offset > start:
@@ -87,22 +98,39 @@ def split(file: InputFile, kind: str, compression: str, limit: int) -> Iterator[
 def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
     """Yield the rows of a part in order, as records with the header's names; `line` is the first line of a row."""
     try:
-        header = _header(part)
-        blocks = read_blocks(part.base, part.path, part.compression, part.start, part.end)
-        yield from _records(_Rows(lines_of(blocks), part.format, line=part.first), part, header, fields)
+        dialect = Dialect.of(part.dialect, part.format)
+        header = _header(part, dialect, fields)
+        blocks = _blocks(part.base, part.path, part.compression, dialect, part.start, part.end)
+        rows = _Rows(lines_of(blocks), dialect, line=part.first)
+        yield from _records(rows, part, header, dialect)
     except (DamagedError, csv.Error) as error:  # before the end of the first row
         yield DeadLetter(reason="damaged_file", source=part.source, line=1, message=f"no header: {error}")
 
 
-def _header(part: Part) -> list[str]:
+def _blocks(
+    base: str, path: str, compression: str, dialect: Dialect, start: int = 0, end: int | None = None
+) -> Iterator[bytes]:
+    """Yield bytes `start` to `end` of a file's text, in an encoding whose line breaks are one byte."""
+    if not dialect.is_wide:
+        return read_blocks(base, path, compression, start, end)
+    return section_of(transcoded(read_blocks(base, path, compression), dialect.encoding), start, end)
+
+
+def _header(part: Part, dialect: Dialect, fields: Fields) -> list[str]:
+    """Return the names of the columns, without the spaces around them that the spec's names do not have."""
+    if dialect.names:
+        return list(dialect.names)
+    rows = _Rows(lines_of(_blocks(part.base, part.path, part.compression, dialect)), dialect)
     try:
-        return _Rows(lines_of(read_blocks(part.base, part.path, part.compression)), part.format).next()
+        for _ in range(dialect.above):
+            rows.next()
+        return [name if name in fields.names else name.strip() for name in rows.next()]
     except StopIteration:
         return []
 
 
-def _records(rows: _Rows, part: Part, header: list[str], fields: Fields) -> Iterator[Record | DeadLetter]:
-    is_header = part.start == 0
+def _records(rows: _Rows, part: Part, header: list[str], dialect: Dialect) -> Iterator[Record | DeadLetter]:
+    above = dialect.rows_above if part.start == 0 else 0
     while True:
         line = rows.line
         try:
@@ -116,29 +144,24 @@ def _records(rows: _Rows, part: Part, header: list[str], fields: Fields) -> Iter
             yield DeadLetter(reason="damaged_file", source=part.source, line=line,
                              message=f"{error}; nothing from line {line} on was read")  # fmt: skip
             return
-        if row and not is_header:
-            yield _record(row, header, part, line, fields)
-        is_header = False
+        if row and not above:
+            yield _record(row, header, part, line, dialect)
+        above = max(above - 1, 0)
 
 
-def _record(row: list[str], header: list[str], part: Part, line: int, fields: Fields) -> Record | DeadLetter:
+def _record(
+    row: list[str], header: list[str], part: Part, line: int, dialect: Dialect
+) -> Record | DeadLetter:
     def reject(reason: str, message: str) -> DeadLetter:
-        excerpt = excerpt_of(DELIMITERS[part.format].join(row))
+        excerpt = excerpt_of(dialect.delimiter.join(row))
         return DeadLetter(reason=reason, message=message, source=part.source, line=line, excerpt=excerpt)
 
     if len(row) != len(header):
         return reject("malformed", f"the header has {len(header)} cells, this row has {len(row)}")
     if any("\udc80" <= char <= "\udcff" for cell in row if not cell.isascii() for char in cell):
-        return reject("encoding", "not UTF-8")
-    cells: dict[str, Any] = {name: cell for name, cell in zip(header, row, strict=True) if cell != ""}
-    if fields.vector in cells:
-        cells[fields.vector] = _vector(cells[fields.vector])
+        shown = "UTF-8" if dialect.encoding == "utf-8" else dialect.encoding
+        return reject("encoding", f"not {shown} (source.csv.encoding names another encoding)")
+    cells: dict[str, Any] = {
+        name: cell for name, cell in zip(header, row, strict=True) if cell and cell not in dialect.missing
+    }
     return Record(cells, part.source, line=line)
-
-
-def _vector(cell: str) -> object:
-    """Return the JSON list in a cell; other text is returned unchanged, and validation refuses it."""
-    try:
-        return json.loads(cell)
-    except (ValueError, RecursionError):
-        return cell

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import obstore
 from obstore.store import ObjectStore, from_url
 
-from scannery.indexer.spec.spec import SourceFormat
+from scannery.indexer.spec.spec import CsvSpec, SourceFormat
 from scannery.pipelines.errors import InputNotFoundError
 
 __all__ = ["InputFile", "find_files", "find_remote", "open_bytes", "stamp_of"]
@@ -46,6 +46,12 @@ class InputFile:
 
     companions: tuple[str, ...] = ()
     """Files without records that belong to this one (its ids, or ids to delete), relative to `base`."""
+
+    csv: CsvSpec | None = None
+    """How the spec says that files of CSV are written."""
+
+    records: str | None = None
+    """Where the spec says that a JSON file has its records."""
 
     fetch: tuple[str, ...] = ()
     """Hosts that files named by this one may be fetched from (feeds)."""

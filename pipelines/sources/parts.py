@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from scannery.indexer.datapoints.schema import SPOKEN_COLUMN
-from scannery.indexer.datapoints.validation import SPAN
+from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.spec.spec import AttributeType, IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 
@@ -36,6 +35,9 @@ class Part:
 
     format: str
     compression: str = ""
+    dialect: str = ""
+    """How a file of CSV is written, and where a JSON file has its records; empty: as usual."""
+
     start: int = 0
     """First byte (lines, CSV; after decompression) or first row (Parquet, Avro)."""
 
@@ -82,7 +84,7 @@ class Part:
     def identity(self) -> tuple[object, ...]:
         """Everything that the records in it, and the dead letters about it, depend on."""
         return (self.source, self.path, self.format, self.compression, self.start, self.end, self.first,
-                self.digest, self.problem)  # fmt: skip
+                self.digest, self.problem, *([self.dialect] if self.dialect else []))  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +100,7 @@ class Fields:
     @classmethod
     def of(cls, spec: IndexSpec) -> Fields:
         """Return the fields that `spec` names in its source and its attributes."""
-        source = spec.source
-        named = {source.id, source.text, source.title, source.vector, source.document_id, source.payload,
-                 source.sparse_vector}  # fmt: skip
-        more: Iterable[str] = (*SPAN, SPOKEN_COLUMN) if source.format == "datapoints" else ()
-        names = frozenset({name for name in named if name} | {*spec.attributes, *more})
+        source, names = spec.source, FieldMapping.of(spec).names
         return cls(source.id, source.vector, names, spec.attributes, source.sparse_vector)
 
 

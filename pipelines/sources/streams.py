@@ -13,7 +13,7 @@ from scannery.pipelines.sources.locations import open_bytes
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError
 from scannery.pipelines.sources.zstd_blocks import zstd_pieces
 
-__all__ = ["BLOCK_BYTES", "lines_of", "read_blocks"]
+__all__ = ["BLOCK_BYTES", "lines_of", "read_blocks", "section_of"]
 
 BLOCK_BYTES = 1 << 20
 
@@ -37,7 +37,12 @@ def read_blocks(
             raw.seek(start)
             yield from _until(_plain(raw), start, end)
         else:
-            yield from _until(_skip(_decompressed(raw, compression), start), start, end)
+            yield from section_of(_decompressed(raw, compression), start, end)
+
+
+def section_of(blocks: Iterator[bytes], start: int, end: int | None) -> Iterator[bytes]:
+    """Yield the bytes `start` to `end` of blocks."""
+    return _until(_skip(blocks, start), start, end)
 
 
 def lines_of(blocks: Iterator[bytes], limit: int = MAX_RECORD_BYTES) -> Iterator[bytes]:

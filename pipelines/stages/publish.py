@@ -19,6 +19,9 @@ from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.versions.leases import keeps_log
 from scannery.indexer.versions.versions import commit, read_manifest
+from scannery.pipelines.dead_letters import first_of_each_reason
+from scannery.pipelines.stages.observations import observations
+from scannery.pipelines.stages.removals import removals
 from scannery.pipelines.state.counts import Counts, ShardOutcome, UnitOutcome
 from scannery.pipelines.state.job import Job, dead_letters_key, stage_key
 from scannery.pipelines.state.stage_outputs import read_parent
@@ -83,8 +86,10 @@ def publish(
     counts = functools.reduce(operator.add, parts, Counts())
     parent = read_parent(job, store)
     entries = _entries(job, parent, shards)
-    _write_dead_letters(job, store, units, shards)
+    examples = _write_dead_letters(job, store, units, shards, counts)
     statistics = _statistics(job, counts, units, shards) | _coverage(job, counts, entries)
+    statistics |= observations(counts, units) | {"dead_letter_examples": examples}
+    statistics |= removals(job, store, parent, entries)
     statistics["builds"] = _builds(job, parent)
     manifest = _manifest(job, entries, parent, statistics)
     manifest = with_fresh_recall(manifest, shards)
@@ -261,19 +266,25 @@ def _statistics(
 
 
 def _write_dead_letters(
-    job: Job, store: Store, units: Sequence[UnitOutcome], shards: Sequence[ShardOutcome]
-) -> None:
+    job: Job, store: Store, units: Sequence[UnitOutcome], shards: Sequence[ShardOutcome], counts: Counts
+) -> dict[str, str]:
+    """Write the dead letters of all units and shards as one file, and return the first one of each reason as text."""
     keys = [
         stage_key(job.index, "units", f"{unit.key}.dead.jsonl") for unit in units if unit.counts.dead_letters
     ]
     keys += [stage_key(job.index, "segments", f"{s.key}.dead.jsonl") for s in shards if s.counts.dead_letters]
+    examples: dict[str, str] = {}
     if not keys:
-        return
+        return examples
     with scratch_folder("publish") as folder:
         path = folder / "dead-letters.jsonl"
         with path.open("wb") as file:
-            file.writelines(_existing(store, keys))
+            for data in _existing(store, keys):
+                file.write(data)
+                if len(examples) < len(counts.dead_letters):
+                    examples = first_of_each_reason(data) | examples
         store.write_file(dead_letters_key(job.index, job.build_id), path)
+    return examples
 
 
 def _existing(store: Store, keys: Sequence[str]) -> Iterator[bytes]:

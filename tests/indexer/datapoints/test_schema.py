@@ -66,13 +66,12 @@ def test_attribute_values_are_typed(kind, value, expected):
         ("float", "abc"),
         ("float", math.nan),
         ("float", True),
-        ("bool", 1),
-        ("bool", "yes"),
+        ("bool", "maybe"),
+        ("bool", 2),
+        ("timestamp", "02/03/2024"),
         ("timestamp", "yesterday"),
         ("timestamp", True),
         ("timestamp", 1e30),
-        ("timestamp", 1_700_000_000_000_000_000),
-        ("timestamp", -1e18),
     ],
 )
 def test_attribute_values_that_do_not_fit_name_the_field(kind, value):

@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from scannery.indexer import IndexSpec, InvalidSpecError, load_spec, parse_spec, spec_json_schema
+from scannery.pipelines.state.work_units import key_of
 from tests.data import ROOT
+from tests.tools.generate_spec_docs import example_spec, keys_of, spec_page
 
 FULL: dict[str, Any] = {
     "index": "podcasts",
@@ -48,6 +50,40 @@ def test_the_documented_spec_is_read_as_written():
     assert IndexSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
+MAPPED = {
+    **FULL,
+    "source": {
+        "id": "meta.id",
+        "text": ["a", "b.c"],
+        "csv": {"delimiter": ";", "header": ["a"]},
+        "records": "items",
+    },
+    "attributes": {
+        "price": {"type": "float", "from": "Price (USD)", "decimal": ","},
+        "year": "int",
+        "kind": {"type": "string", "value": "x"},
+    },
+}
+
+
+def test_a_spec_with_mapped_fields_is_read_as_written():
+    spec = parse_spec(MAPPED)
+    assert spec.attributes == {"price": "float", "year": "int", "kind": "string"}
+    assert spec.model_dump(exclude_unset=True) == MAPPED
+    assert IndexSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert parse_spec(spec.model_dump(mode="json")) == spec
+    jsonschema.Draft202012Validator(spec_json_schema()).validate(MAPPED)
+    with pytest.raises(InvalidSpecError, match="'price' can only be a type with `format: datapoints`"):
+        parse_spec({**MAPPED, "source": {"format": "datapoints"}})
+
+
+def test_a_spec_without_mapped_fields_is_written_as_by_earlier_releases():
+    # Keys of finished work are hashes of it, and earlier releases refuse keys that they do not know.
+    spec = parse_spec(FULL)
+    assert key_of("x", spec.model_dump(mode="json")) == "3647d417345c53b87b9ce806259b3dee"
+    assert {"records", "csv", "attribute_specs"}.isdisjoint(spec.source.model_dump() | spec.model_dump())
+
+
 def test_a_source_of_vectors_needs_no_encoder():
     spec = parse_spec({"index": "vectors", "source": {"vector": "embedding"}})
     assert spec.encoder is None
@@ -76,10 +112,44 @@ def test_a_source_of_vectors_needs_no_encoder():
         ("source.format", "manged", "'managed', got 'manged'", "source.format"),
         ("source.format", ["managed"], "'managed'", "source.format"),
         ("source.format", "managed", "`text` cannot be set with `format: managed`, got 'text'", "source"),
-        ("source.format", "datapoints", "`chunk` needs `text` and no `vector`", "source"),
+        ("source.vector", "v", "`chunk` needs `text` and no `vector`", "source"),
         ("source.vector_bytes", "float32", "`vector_bytes` needs `vector`", "source"),
         ("source.text", None, "needs `text`, `vector` or both", "source"),
         ("encoder", None, "`encoder` is required", None),
+        ("encoder", "all-MiniLM-L6-v2", "such as `{model: all-MiniLM-L6-v2}`, got 'all", "encoder"),
+        ("source", "text", "such as `{id: id, text: text}`, got 'text'", "source"),
+        ("source.text", [], "a list of fields, or a template", "source.text"),
+        ("source.csv", {"delimiter": ";;"}, "must be one character, got ';;'", "source.csv.delimiter"),
+        ("source.csv", {"encoding": "utf-eight"}, "such as utf-8", "source.csv.encoding"),
+        ("source.csv", {"quot": '"'}, "did you mean `quote`?", "source.csv.quot"),
+        ("source.csv", {"delimiter": '"'}, "must differ", "source.csv"),
+        ("source.csv", {"header": ["a", "a"]}, "different names", "source.csv.header"),
+        ("attributes.year", "number", "did you mean `float`?", "attributes.year"),
+        ("attributes.year", {"type": "date"}, "did you mean `timestamp`?", "attributes.year.type"),
+        ("attributes.year", {"from": "x"}, "Field required", "attributes.year.type"),
+        ("attributes.year", {"type": "int", "frm": "x"}, "did you mean `from`?", "attributes.year.frm"),
+        (
+            "attributes.year",
+            {"type": "int", "split": ","},
+            "`split` is for type string_list",
+            "attributes.year",
+        ),
+        ("attributes.year", {"type": "int", "value": "3"}, "`value` must be of type int", "attributes.year"),
+        (
+            "attributes.year",
+            {"type": "int", "value": 3, "from": "x"},
+            "`value` excludes `from`",
+            "attributes.year",
+        ),
+        (
+            "attributes.Price (USD)",
+            "float",
+            'write `price: {type: float, from: "Price (USD)"}`',
+            "attributes",
+        ),
+        ("attributes.Größe", "int", 'write `grosse: {type: int, from: "Größe"}`', "attributes"),
+        ("attributes.title", "string", "`own_title: {type: string, from: title}`", "attributes"),
+        ("attribute_specs", {}, "unknown key `attribute_specs`", None),
     ],
 )
 def test_a_wrong_spec_names_the_key(path: str, value: object, says: str, field: str | None):
@@ -127,6 +197,19 @@ def test_a_misspelt_required_key_is_called_misspelt():
         parse_spec({"index": "p", "sorce": {"text": "t"}, "encoder": {"model": "m"}})
 
 
-def test_the_published_schema_is_current():
-    # `scannery index schema > docs/spec.schema.json` renews it.
+def test_the_published_schema_and_the_reference_page_are_current():
+    # `make spec-docs` renews them.
     assert json.loads((ROOT / "docs" / "spec.schema.json").read_text()) == spec_json_schema()
+    assert (ROOT / "docs" / "spec.md").read_text() == spec_page()
+
+
+KEYS = list(keys_of(spec_json_schema()))
+
+
+@pytest.mark.parametrize(("section", "key"), [key[:2] for key in KEYS])
+def test_the_example_of_each_key_is_read(section: str, key: str):
+    parse_spec(example_spec(section, key))
+
+
+def test_each_key_has_a_description():
+    assert [(section, key) for section, key, schema, _ in KEYS if not schema.get("description")] == []

@@ -6,6 +6,7 @@ import datetime as dt
 import itertools
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def check(batches: list[Batch], spec: dict[str, Any] = SPEC) -> pa.Table:
     theirs = own_rows(one_by_one(batches), parsed, DIMENSIONS)
     assert ours.letters == theirs.letters
     assert (ours.documents, ours.ignored) == (theirs.documents, theirs.ignored)
+    assert ours.converted == theirs.converted
     assert ours.table.schema == theirs.table.schema
     ours.table.validate(full=True)
     for name in ours.table.column_names:
@@ -117,6 +119,9 @@ EDGES = {
         pa.array([True, None]),
         pa.array([1.0, 2.5]),
         pa.array(["a", None, "b"]).dictionary_encode(),
+        pa.array(["a", "b", "a"]).dictionary_encode(),
+        pa.array([7.0, 8.0]),
+        pa.array([Decimal("7"), Decimal("7.5")]),
     ],
     "v": [
         pa.array([[1, 2, np.nan], [0, 0, 0], [-0.0, 0, 0], [1e15, 0, 1], [-1e15, 0, 1], [0, 1.1e15, 1], [0, -2e15, 1],
@@ -130,15 +135,31 @@ EDGES = {
     "title": [pa.array([" a ", "\x1f b\u3000", " ", "", None])],
     "text": [pa.array(["", " \n", "té", None, "x"]), pa.array([1, 2])],
     "payload": [pa.array(["{", "NaN", "null", '{"a": [1, "é"]}', None]), pa.array([1.5, np.nan])],
-    "s": [pa.array([1, None]), pa.array([True]), pa.array([1.5, np.nan]), pa.array([["a"]])],
-    "i": [pa.array([2**63, 2**63 - 1, None], pa.uint64()), pa.array([1.0, 1.5, np.nan]), pa.array([True]),
+    "s": [pa.array([Decimal("1.50"), None]), pa.array([dt.date(2020, 1, 2), None]), pa.array([dt.time(10, 30)]),
+          pa.array([dt.datetime(2020, 1, 2)]), pa.array(["a", None, "a"]).dictionary_encode(),
+          pa.array([b"x", b"\xff"]), pa.array(["a"], pa.large_string()), pa.array([{"a": 1}]),
+          pa.array([1, None]), pa.array([True]), pa.array([1.5, np.nan]), pa.array([["a"]])],
+    "i": [pa.array([7.0, None, 8.0]), pa.array([Decimal("7"), None]), pa.array([Decimal("7.5"), Decimal("8.0")]),
+          pa.array(["7.0", "1e3", "7.5", "1_0", "1e999999999"]), pa.array([1, 2], pa.int8()).dictionary_encode(),
+          pa.array([1e19]), pa.array([2**63, 2**63 - 1, None], pa.uint64()), pa.array([1.0, 1.5, np.nan]),
+          pa.array([True]),
           pa.array(["7", "x"])],
-    "f": [pa.array([np.nan, np.inf, -0.0, None]), pa.array([0.1], pa.float32()), pa.array([2**60 + 1]),
+    "f": [pa.array([Decimal("1.50"), None]), pa.array([Decimal("1.123456789012345678901"), Decimal("1")]),
+          pa.array([np.nan, np.inf, -0.0, None]), pa.array([0.1], pa.float32()), pa.array([2**60 + 1]),
           pa.array(["1e3", "x"])],
-    "b": [pa.array([True, False, None]), pa.array(["TRUE", "no"]), pa.array([1])],
-    "t": [pa.array([0, 2**50], pa.timestamp("s")), pa.array([1, None], pa.timestamp("ms", tz="Europe/Oslo")),
+    "b": [pa.array([True, False, None]), pa.array(["TRUE", "no"]), pa.array([1, 0, None]),
+          pa.array([1.0, 0.0]), pa.array([0, 2]), pa.array([1], pa.uint8()), pa.array(["Y", "f", "0", "maybe"])],
+    "t": [pa.array([dt.date(2020, 1, 2), None]), pa.array([1, None], pa.timestamp("ns")),
+          pa.array([1_709_424_000, None]), pa.array([1_709_424_000_123]), pa.array([1_709_424_000, 1_709_424_000_123]),
+          pa.array([2020, 1999]), pa.array([0, -5, 2**62]), pa.array(["1709424000", "1709424000123", "20240302100000"]),
+          pa.array([2**62], pa.uint64()), pa.array([2**36], pa.int64()), pa.array([1709424000], pa.int32()),
+          pa.array([dt.date(2020, 1, 2)], pa.date64()), pa.array([1_709_424_000.5]), pa.array([dt.time(1)]),
+          pa.array([0, 2**50], pa.timestamp("s")), pa.array([1, None], pa.timestamp("ms", tz="Europe/Oslo")),
           pa.array(["2020-01-01T00:00Z", "soon"])],
-    "l": [pa.array([["a", None], ["b"], [], None]), pa.array(["[1]", "x"])],
+    "l": [pa.array([["a", None], ["b"], [], None]), pa.array(["[1]", "x"]),
+          pa.array([["a"], None], pa.large_list(pa.large_string())),
+          pa.array([["a", "b"], ["c", None]], pa.list_(pa.string(), 2)), pa.array([[1, 2]]),
+          pa.array(["['a', 'b']", "{a,\"b c\"}", "a,b", "{}"])],
 }  # fmt: skip
 
 

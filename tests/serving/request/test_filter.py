@@ -38,7 +38,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"id": 3}, "where.id", "must be a string"),
         ({"published": "yesterday"}, "where.published", "must be a timestamp"),
         ({"published": True}, "where.published", "must be a timestamp"),
-        ({"published": 10**18}, "where.published", "must be a timestamp"),
+        ({"published": 1e21}, "where.published", "must be a timestamp"),
         ({"$or": [{"year": 1}, {"year": "x"}]}, "where.$or[1].year", "64-bit"),
         ({"$not": {"year": "x"}}, "where.$not.year", "64-bit"),
         ({"year": {"$not": {"$lt": "x"}}}, "where.$not.year.$lt", "64-bit"),

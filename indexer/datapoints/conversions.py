@@ -1,0 +1,225 @@
+"""Values of the input → the types of attributes, ids and texts, with a note wherever the input has another type.
+
+`note` says what was converted, in a few words, where the conversion could be wrong: a report counts them. Text is taken
+for every type, without a note if it can only mean one value, since CSV has nothing else.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import re
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scannery.indexer.datapoints.text_values import (
+    epoch_number,
+    epoch_time,
+    list_in_text,
+    time_in_text,
+    unit_of,
+)
+from scannery.indexer.spec.spec import AttributeType
+
+__all__ = [
+    "FLOAT_AS_ID",
+    "LONG_DECIMAL",
+    "NUMBER_AS_TEXT",
+    "ONE_AS_BOOL",
+    "WHOLE_AS_INT",
+    "Converted",
+    "convert",
+    "epoch_note",
+    "json_text",
+    "plain_text",
+]
+
+INT64 = range(-(2**63), 2**63)
+_WORDS = {"true": True, "t": True, "yes": True, "y": True, "1": True, "1.0": True,
+          "ja": True, "oui": True, "sí": True, "si": True, "wahr": True, "vrai": True, "verdadero": True, "vero": True,
+          "on": True,
+          "nein": False, "non": False, "falsch": False, "faux": False, "falso": False, "off": False,
+          "false": False, "f": False, "no": False, "n": False, "0": False, "0.0": False}  # fmt: skip
+_LISTED = re.compile(r"[,;|]")
+
+NUMBER_AS_TEXT = "a number as text"
+LONG_DECIMAL = "a decimal number with more digits than a float has"
+FLOAT_AS_ID = "a whole number with decimals (such as 7.0) as an id"
+WHOLE_AS_INT = "a whole number with decimals (such as 7.0) as an integer"
+ONE_AS_BOOL = "1 or 0 as true or false"
+_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+_FIRST_SECOND, _LAST_USUAL_SECOND = 100_000_000, 4_102_444_800
+"""1973 and 2100: a number of seconds outside of these is more often something else, such as a year."""
+
+
+class Converted(NamedTuple):
+    """What became of a value."""
+
+    value: Any
+    note: str | None = None
+
+
+def convert(value: object, kind: AttributeType) -> Converted:
+    """Return a value, which is not None, as the type of an attribute.
+
+    Raises:
+        TypeError, ValueError, OverflowError, RecursionError, OSError: it does not fit.
+
+    """
+    if isinstance(value, np.generic):
+        value = value.astype("datetime64[us]").item() if isinstance(value, np.datetime64) else value.item()
+    return _CONVERTERS[kind](value)
+
+
+def plain_text(value: object) -> str:
+    """Return the text of a string, number, time or UUID: true, 7 and 7.0 as JSON writes them. TypeError for others."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)):  # bool is an int: True becomes "true", as JSON writes it
+        return json.dumps(value)
+    if isinstance(value, (Decimal, uuid.UUID)):
+        return format(value, "f") if isinstance(value, Decimal) else str(value)
+    if isinstance(value, (dt.date, dt.time)):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.decode()
+    raise TypeError
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON, with times and UUIDs as text. TypeError, ValueError or RecursionError for others."""
+    return _TO_JSON(value)
+
+
+def _json_value(value: object) -> object:
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.item() if isinstance(value, np.generic) else plain_text(value)
+
+
+_TO_JSON = json.JSONEncoder(
+    allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_json_value
+).encode
+
+
+def _string(value: object) -> Converted:
+    return Converted(plain_text(value))
+
+
+def _string_list(value: object) -> Converted:
+    note = None
+    if isinstance(value, str):
+        found = list_in_text(value)
+        if found is None and value.lstrip().startswith("["):
+            raise ValueError
+        if found is None and _LISTED.search(value):
+            note = "a text with separators as a list of one (see `split`)"
+        elif found is not None and not value.lstrip().startswith("["):
+            note = "a text in braces as a list"
+        value = [value] if found is None else found
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value, key=str)
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return Converted([plain_text(item) for item in value], note)
+    raise TypeError
+
+
+def _int(value: object) -> Converted:
+    if isinstance(value, bool):
+        raise TypeError
+    note = None
+    if isinstance(value, str):
+        try:
+            number = int(value)
+        except ValueError:
+            number, note = _whole(_decimal(value)), WHOLE_AS_INT
+    elif isinstance(value, (float, Decimal)):
+        number, note = _whole(value), WHOLE_AS_INT if isinstance(value, float) else None
+    elif isinstance(value, int):
+        number = value
+    else:
+        raise TypeError
+    if number not in INT64:
+        raise ValueError
+    return Converted(number, note)
+
+
+def _decimal(text: str) -> Decimal:
+    number = Decimal(text.strip()) if len(text) < 400 and "_" not in text else Decimal("nan")
+    if not number.is_finite() or abs(number.adjusted()) > 400:  # 1e999999999 would become a huge integer
+        raise ValueError
+    return number
+
+
+def _whole(value: float | Decimal) -> int:
+    number = int(value)  # of infinity and NaN: an error
+    if number != value:
+        raise ValueError
+    return number
+
+
+def _float(value: object) -> Converted:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
+        raise TypeError
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError  # NaN has no order, so no filter could find it
+    is_cut = isinstance(value, Decimal) and Decimal(repr(number)) != value
+    return Converted(number, LONG_DECIMAL if is_cut else None)
+
+
+def _bool(value: object) -> Converted:
+    if isinstance(value, bool):
+        return Converted(value)
+    if isinstance(value, str) and (word := value.strip().lower()) in _WORDS:
+        return Converted(
+            _WORDS[word], None if word in ("true", "false") else "a word or number as true or false"
+        )
+    if isinstance(value, (int, float, Decimal)) and value in (0, 1):
+        return Converted(value == 1, ONE_AS_BOOL)
+    raise TypeError
+
+
+def _timestamp(value: object) -> Converted:
+    note = None
+    if isinstance(value, bool):
+        raise TypeError
+    number = epoch_number(value) if isinstance(value, str) else value
+    if isinstance(number, (int, float, Decimal)):
+        unit = unit_of(number)
+        value, note = epoch_time(number, unit), epoch_note(number, is_text=isinstance(value, str))
+    elif isinstance(value, str):
+        value = time_in_text(value)
+    if isinstance(value, dt.datetime):
+        utc = dt.timezone.utc
+        return Converted(value.astimezone(utc) if value.tzinfo else value.replace(tzinfo=utc), note)
+    if isinstance(value, dt.date):
+        return Converted(dt.datetime(value.year, value.month, value.day, tzinfo=dt.timezone.utc))
+    raise TypeError
+
+
+def epoch_note(number: Any, *, is_text: bool = False) -> str | None:
+    """Return the note on a number that was read as a time; None for seconds of usual years, which are documented."""
+    unit = unit_of(number)
+    is_usual = unit == "s" and (_FIRST_SECOND <= number <= _LAST_USUAL_SECOND or number == 0)
+    if is_usual and not is_text:
+        return None
+    unusual = "" if unit != "s" or is_usual else ", in years before 1973 or after 2100"
+    return f"a number as {_UNITS[unit]} since 1970{unusual}"
+
+
+_CONVERTERS: dict[AttributeType, Callable[[Any], Converted]] = {
+    "string": _string,
+    "string_list": _string_list,
+    "int": _int,
+    "float": _float,
+    "bool": _bool,
+    "timestamp": _timestamp,
+}

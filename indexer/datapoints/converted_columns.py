@@ -1,0 +1,160 @@
+"""Whole Arrow columns of another type than the attribute's → the attribute's, as `convert` does with single values.
+
+Where this returns None, values are converted one by one, with the same result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scannery.indexer.datapoints.conversions import (
+    LONG_DECIMAL,
+    ONE_AS_BOOL,
+    WHOLE_AS_INT,
+    epoch_note,
+)
+from scannery.indexer.datapoints.text_values import LAST_SECOND, unit_of
+from scannery.indexer.spec.spec import AttributeType
+
+__all__ = ["column_of_ids", "converted_column"]
+
+_FIRST_SECOND = -62_135_596_800
+"""The begin of the year 1."""
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_UTC_MICROS = pa.timestamp("us", tz="UTC")
+
+
+def converted_column(values: pa.Array, kind: AttributeType, notes: Counter[str]) -> pa.Array | None:
+    """Return a column as the type of an attribute, and count what could be wrong in `notes`; None if it cannot."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+        if pa.types.is_string(values.type) and kind == "string":
+            return values
+    found: Counter[str] = Counter()
+    try:
+        converted = _CONVERTERS[kind](values, found)
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowNotImplementedError,
+    ):  # a value that does not fit, or a type without such a cast
+        return None
+    if converted is not None:
+        notes.update(found)
+    return converted
+
+
+def column_of_ids(values: pa.Array) -> pa.Array | None:
+    """Return a column of whole numbers or of a dictionary as ids; None for others."""
+    try:
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if pa.types.is_floating(values.type):
+            values = _whole(values)
+        is_known = pa.types.is_integer(values.type) or pa.types.is_string(values.type)
+        return values.cast(pa.string()) if is_known else None
+    except pa.ArrowInvalid:
+        return None
+
+
+def _whole(values: pa.Array) -> pa.Array:
+    return pc.cast(values, pa.int64())  # safe: a fraction, NaN or a number too large is an error
+
+
+def _ints(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
+    if pa.types.is_decimal(values.type):
+        return _whole(values)
+    if not pa.types.is_floating(values.type):
+        return None
+    notes[WHOLE_AS_INT] += len(values) - values.null_count
+    return _whole(values)
+
+
+def _floats(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
+    if pa.types.is_integer(values.type):
+        return values.cast(pa.float64())
+    if not pa.types.is_decimal(values.type):
+        return None
+    floats = values.cast(pa.float64())
+    if values.type.precision > 15:
+        same = pc.equal(floats.cast(values.type, safe=False), values)
+        notes[LONG_DECIMAL] += pc.sum(pc.invert(same)).as_py() or 0
+    return floats
+
+
+def _bools(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        return None
+    ones = pc.equal(values, 1)
+    if not pc.all(pc.or_(ones, pc.equal(values, 0))).as_py():
+        return None
+    notes[ONE_AS_BOOL] += len(values) - values.null_count
+    return ones
+
+
+def _strings(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
+    del notes
+    kind = values.type
+    exact = pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date32(kind)
+    return values.cast(pa.string()) if exact else None
+
+
+def _string_lists(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
+    del notes
+    kind = values.type
+    if not (pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind)):
+        return None
+    inner = kind.value_type
+    if pa.types.is_dictionary(inner):
+        inner = inner.value_type
+    if not (pa.types.is_string(inner) or pa.types.is_large_string(inner)):
+        return None
+    lists = values.cast(pa.list_(pa.string()))
+    return None if pc.list_flatten(lists).null_count else lists
+
+
+def _timestamps(values: pa.Array, notes: Counter[str]) -> pa.Array | None:
+    kind = values.type
+    if pa.types.is_date(kind):
+        values = values.cast(pa.timestamp("us"))
+        kind = values.type
+    if pa.types.is_timestamp(kind):
+        if not _lie_within_years(values.cast(pa.int64()), kind.unit):
+            return None
+        return values.cast(pa.timestamp("us", tz=kind.tz), safe=False).cast(_UTC_MICROS)
+    return _epochs(values.cast(pa.int64()), notes) if pa.types.is_integer(kind) else None
+
+
+def _lie_within_years(numbers: pa.Array, unit: str) -> bool:
+    ends = pc.min_max(numbers).as_py()
+    if ends["min"] is None:
+        return True
+    per_second = _PER_SECOND[unit]
+    return bool(_FIRST_SECOND * per_second <= ends["min"] and ends["max"] < (LAST_SECOND + 1) * per_second)
+
+
+def _epochs(numbers: pa.Array, notes: Counter[str]) -> pa.Array | None:
+    ends = pc.min_max(numbers).as_py()
+    if ends["min"] is None or ends["min"] < 0:
+        return None
+    unit, note = unit_of(ends["max"]), epoch_note(ends["max"])
+    if unit_of(ends["min"]) != unit or epoch_note(ends["min"]) != note:
+        return None  # numbers of several kinds, one by one
+    if note is not None:
+        notes[note] += len(numbers) - numbers.null_count
+    if not _lie_within_years(numbers, unit):
+        return None
+    return numbers.cast(pa.timestamp(unit)).cast(pa.timestamp("us"), safe=False).cast(_UTC_MICROS)
+
+
+_CONVERTERS: dict[AttributeType, Callable[[pa.Array, Counter[str]], pa.Array | None]] = {
+    "string": _strings,
+    "string_list": _string_lists,
+    "int": _ints,
+    "float": _floats,
+    "bool": _bools,
+    "timestamp": _timestamps,
+}

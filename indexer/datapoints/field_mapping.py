@@ -1,0 +1,305 @@
+"""Records with the names that a spec gives their fields → values of a datapoint's columns.
+
+This is the one place that applies `source` and the `from`, `value`, `split`, `unit`, `format` and `decimal` of
+attributes, for builds and for live writes. Whether a value fits its column is decided later, by `validate`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scannery.indexer.datapoints.field_paths import FieldExpression, join_texts
+from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, attribute_value, identifier
+from scannery.indexer.datapoints.text_values import decimal_number, formatted_time, number_of_time, split_text
+from scannery.indexer.datapoints.validation import SPAN, SPARSE
+from scannery.indexer.errors import InvalidRecordError
+from scannery.indexer.spec.spec import AttributeSpec, AttributeType, IndexSpec, SourceSpec
+
+__all__ = ["FieldMapping", "MappedField"]
+
+_Conversion = Callable[[Any], Any]
+_Takes = Callable[[pa.DataType], bool]
+
+_DATAPOINT_KEYS = {"embedding": "vector", SPARSE: "sparse_vector"}
+_FIXED = ("id", "document_id", "title", "text", "embedding", SPARSE, "payload")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MappedField:
+    """Where the values of one column of a datapoint come from."""
+
+    name: str
+    """What messages call it: as in the spec."""
+
+    expressions: tuple[FieldExpression, ...]
+    """The field; several for a text of several fields; none for a constant."""
+
+    constant: Any = None
+    separator: str | None = None
+    """What joins several texts, and the items of a list; None: lists stay lists."""
+
+    must_be_complete: bool = False
+    """Whether a template with a missing field counts as missing."""
+
+    convert: _Conversion | None = None
+    """Makes a value of what the input has; raises InvalidRecordError where it cannot."""
+
+    takes: _Takes = field(default=lambda _: True)
+    """Whether `convert` has something to do for a column of this type."""
+
+    def value(self, record: Mapping[str, Any]) -> Any:
+        """Return the value in a record, None without one; the error, as `validate` takes it, if it cannot be read."""
+        found = self._found(record)
+        if self.separator is not None:
+            found = join_texts(found, self.separator)
+        if found is None or self.convert is None:
+            return found
+        try:
+            return self.convert(found)
+        except InvalidRecordError as error:
+            return error
+
+    def values(self, batch: pa.RecordBatch) -> pa.Array | list[Any]:
+        """Return the values of a batch: as a column where Arrow can find it, else one by one."""
+        rows, column = batch.num_rows, self._column(batch)
+        if column is not None and not self._works_on(column.type):
+            return column
+        if column is not None and len(self.expressions) == 1:
+            own = self.expressions[0].text
+            return [self.value({own: value}) for value in column.to_pylist()]
+        names = {name for one in self.expressions for name in one.names}
+        needed = batch.select([name for name in batch.schema.names if name in names])
+        records = needed.to_pylist() if needed.num_columns else [{}] * rows
+        return [self.value(record) for record in records]
+
+    def _found(self, record: Mapping[str, Any]) -> Any:
+        if not self.expressions:
+            return self.constant
+        if len(self.expressions) > 1:
+            texts = [join_texts(one.value(record), self.separator or "") for one in self.expressions]
+            return texts if any(text is not None for text in texts) else None
+        (one,) = self.expressions
+        return None if self.must_be_complete and not one.is_complete(record) else one.value(record)
+
+    def _works_on(self, kind: pa.DataType) -> bool:
+        lists = self.separator is not None and (pa.types.is_list(kind) or pa.types.is_large_list(kind))
+        return lists or (self.convert is not None and self.takes(kind))
+
+    def _column(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """Return the column of a batch that the field is; None if it has to be made of the values of each row."""
+        names = batch.schema.names
+        if len(self.expressions) != 1:
+            return None
+        (one,) = self.expressions
+        if one.text in names:
+            return batch.column(one.text)
+        if one.is_name:
+            return pa.nulls(batch.num_rows)
+        if not one.parts or one.parts[0] not in names:
+            return None
+        column, parts = batch.column(one.parts[0]), one.parts[1:]
+        while parts and pa.types.is_struct(column.type) and column.type.get_field_index(parts[0]) >= 0:
+            column, parts = pc.struct_field(column, [parts[0]]), parts[1:]
+        return None if parts else column
+
+
+class FieldMapping:
+    """How records become datapoints under a spec.
+
+    Args:
+        fields: by the column of a datapoint that each is for.
+        types: of the attributes.
+
+    """
+
+    def __init__(self, fields: Mapping[str, MappedField], types: Mapping[str, AttributeType]) -> None:
+        self._types = types
+        self.fields = fields
+        """By column: `id`, `document_id`, `title`, `text`, `embedding`, `sparse`, `payload`, and the attributes."""
+
+    @classmethod
+    def of(cls, spec: IndexSpec) -> FieldMapping:
+        """Return the mapping of a spec."""
+        fields = _source_fields(spec.source)
+        if spec.source.format == "datapoints":
+            fields |= {name: _field(name) for name in (SPOKEN_COLUMN, *SPAN)}
+        for name, kind in spec.attributes.items():
+            fields[name] = _attribute(name, kind, spec.attribute_specs.get(name))
+        return cls(fields, spec.attributes)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All fields of a record that may be read, at its top."""
+        expressions = (one for mapped in self.fields.values() for one in mapped.expressions)
+        return frozenset(name for one in expressions for name in one.names)
+
+    def name(self, column: str) -> str:
+        """Return what messages call the field of a column."""
+        return self.fields[column].name if column in self.fields else column
+
+    def apply(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of a record by column, without those that it does not have.
+
+        Raises:
+            InvalidRecordError: a value does not have the form that the spec states; all of them are named.
+
+        """
+        values = {column: mapped.value(record) for column, mapped in self.fields.items()}
+        _raise_all([value for value in values.values() if isinstance(value, InvalidRecordError)])
+        return {column: value for column, value in values.items() if value is not None}
+
+    def datapoint(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a record as the SDK's `upsert` takes it: `id`, `text`, `vector` and so on, and `attributes`.
+
+        The id is text, and attributes have their types.
+
+        Raises:
+            InvalidRecordError: a value does not fit; all of them are named. What is missing is not told.
+
+        """
+        values, errors = self.apply(record), []
+        for column, value in values.items():
+            try:
+                if column in ("id", "document_id"):
+                    values[column] = identifier(value, field=self.name(column))
+                elif column in self._types:
+                    values[column] = attribute_value(value, self._types[column], field=self.name(column))
+            except InvalidRecordError as error:
+                errors.append(error)
+        _raise_all(errors)
+        point = {_DATAPOINT_KEYS.get(name, name): values.pop(name) for name in _FIXED if name in values}
+        spans = {name: values.pop(name) for name in (SPOKEN_COLUMN, *SPAN) if name in values}
+        spans.pop(SPOKEN_COLUMN, None)
+        return point | spans | ({"attributes": values} if values else {})
+
+
+def _raise_all(errors: Sequence[InvalidRecordError]) -> None:
+    """Raise one error that names all of some; nothing without any."""
+    if errors:
+        raise InvalidRecordError.merged(errors)
+
+
+def _field(text: str, **options: Any) -> MappedField:
+    return MappedField(name=text, expressions=(FieldExpression(text),), **options)
+
+
+def _source_fields(source: SourceSpec) -> dict[str, MappedField]:
+    """Return the fields that `source` names."""
+    fields = {"id": _field(source.id, must_be_complete=True)}
+    if source.document_id is not None:
+        fields["document_id"] = _field(source.document_id, must_be_complete=True)
+    if source.title is not None:
+        fields["title"] = _field(source.title, separator=", ")
+    if source.text is not None:
+        texts = [source.text] if isinstance(source.text, str) else source.text
+        expressions = tuple(map(FieldExpression, texts))
+        fields["text"] = MappedField(name=", ".join(texts), expressions=expressions, separator="\n\n")
+    if source.vector is not None:
+        convert = partial(_vector, name=source.vector, kind=source.vector_bytes)
+        fields["embedding"] = _field(source.vector, convert=convert, takes=_is_text_or_bytes)
+    if source.sparse_vector is not None:
+        fields[SPARSE] = _field(source.sparse_vector, convert=partial(_sparse, name=source.sparse_vector))
+    if source.payload is not None:
+        fields["payload"] = _field(source.payload)
+    return fields
+
+
+def _attribute(name: str, kind: AttributeType, own: AttributeSpec | None) -> MappedField:
+    if own is None:
+        return _field(name)
+    if own.value is not None:
+        return MappedField(name=name, expressions=(), constant=own.value)
+    path = own.path or name
+    expression = FieldExpression(path)
+    separator = ", " if kind == "string" and not expression.is_name else None
+    convert, takes = _attribute_conversion(path, own)
+    return MappedField(
+        name=path, expressions=(expression,), separator=separator, convert=convert, takes=takes
+    )
+
+
+def _attribute_conversion(path: str, own: AttributeSpec) -> tuple[_Conversion | None, _Takes]:
+    if own.split is not None:
+        return partial(split_text, separator=own.split), _is_text
+    if own.decimal is not None:
+        return partial(_decimal, name=path, mark=own.decimal), _is_text
+    if own.format is not None:
+        return partial(_formatted, name=path, format=own.format), _is_text_or_number
+    if own.unit is not None:
+        return partial(number_of_time, unit=own.unit), _is_text_or_number
+    return None, lambda _: True
+
+
+def _decimal(value: object, *, name: str, mark: str) -> object:
+    if not isinstance(value, str):
+        return value
+    number: Decimal | None = decimal_number(value, mark)
+    if number is None:
+        raise _invalid(name, f"must be a number with `{mark}` as decimal mark, got {value[:80]!r}")
+    return number
+
+
+def _formatted(value: object, *, name: str, format: str) -> object:
+    time: dt.datetime | None
+    if isinstance(value, (dt.date, bool)):
+        return value
+    time = formatted_time(str(value), format)
+    if time is None:
+        raise _invalid(name, f"must be written as {format}, got {str(value)[:80]!r}")
+    return time
+
+
+def _vector(value: object, *, name: str, kind: str | None) -> object:
+    """Return the numbers in raw bytes or in a JSON list, other values as they are."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value  # which is refused as it is
+    if not isinstance(value, bytes):
+        return value
+    if kind is None:  # four bytes are one float32 or two float16: both would look like vectors
+        what = "holds bytes; say of which type with source.vector_bytes"
+        raise InvalidRecordError(f"{name}: {what}", reason="vector", field=name)
+    number = np.dtype(kind).newbyteorder("<")
+    if len(value) % number.itemsize:
+        what = f"has {len(value)} bytes, which is not a multiple of {number.itemsize} ({kind})"
+        raise InvalidRecordError(f"{name}: {what}", reason="vector", field=name)
+    return np.frombuffer(value, number)
+
+
+def _sparse(value: object, *, name: str) -> object:
+    """Return the mapping in JSON text (a CSV cell, a Parquet string column), other values as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRecordError(f"{name}: not JSON: {error}", reason="sparse_vector", field=name) from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind))
+
+
+def _is_text_or_bytes(kind: pa.DataType) -> bool:
+    binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return _is_text(kind) or bool(binary)
+
+
+def _is_text_or_number(kind: pa.DataType) -> bool:
+    return _is_text(kind) or bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _invalid(name: str, what: str) -> InvalidRecordError:
+    return InvalidRecordError(f"{name}: {what}", reason="attribute", field=name)

@@ -1,0 +1,145 @@
+"""Numbers, times and lists as people, spreadsheets and databases write them in text."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import datetime as dt
+import email.utils
+import json
+import math
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+
+__all__ = ["decimal_number", "epoch_number", "epoch_time", "formatted_time", "list_in_text", "number_of_time",
+           "split_text", "time_in_text", "unit_of"]  # fmt: skip
+
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0}
+"""Microseconds in a unit; of nanoseconds, a thousand are one."""
+
+LAST_SECOND = 253_402_300_799
+"""The end of the year 9999: larger numbers cannot be seconds."""
+
+_EPOCH = re.compile(r"[+-]?\d{9,20}(?:\.\d*)?")
+_COMPACT = re.compile(r"(?:19|20)\d{12}")
+_ZULU = re.compile(r"\s*(?:[Zz]|UTC|GMT)$")
+_SHORT_OFFSET = re.compile(r"([+-]\d\d)(\d\d)?$")
+_POINTED = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})(?:,? +(\d{1,2}:\d\d(?::\d\d)?))?")
+_SLASHED = re.compile(r"(\d{4})/(\d{1,2})/(\d{1,2})(?:[ T](.+))?")
+_GROUPED = {
+    ",": re.compile(r"[+-]?(?:\d{1,3}(?:[. '\u00a0\u202f’]\d{3})+|\d+)?(?:,\d+)?"),
+    ".": re.compile(r"[+-]?(?:\d{1,3}(?:[, '\u00a0\u202f’]\d{3})+|\d+)?(?:\.\d+)?"),
+}
+_SEPARATORS = re.compile("[ '\u00a0\u202f’]")
+
+
+def decimal_number(text: str, mark: str) -> Decimal | None:
+    """Return a number with the decimal mark `.` or `,`, and perhaps thousands separators; None for other text.
+
+    `1.234,5` and `1 234,5` with `,`; `1,234.5` with `.`. Groups must have three digits: `1.5` with `,` is refused.
+    """
+    text = text.strip()
+    if not _GROUPED[mark].fullmatch(text):
+        return None
+    digits = _SEPARATORS.sub("", text).replace("." if mark == "," else ",", "").replace(",", ".")
+    try:
+        return Decimal(digits)
+    except InvalidOperation:
+        return None
+
+
+def split_text(value: object, separator: str) -> object:
+    """Return the items of a text, without spaces around them and without empty ones; a list in JSON as it is."""
+    if not isinstance(value, str) or value.lstrip().startswith("["):
+        return value
+    return [item.strip() for item in value.split(separator) if item.strip()]
+
+
+def list_in_text(text: str) -> list[Any] | None:
+    """Return the list in text that is one of JSON, Python (of pandas' CSV) or PostgreSQL; None for other text."""
+    text = text.strip()
+    if text.startswith("["):
+        try:
+            found = json.loads(text)
+        except ValueError:
+            try:
+                found = ast.literal_eval(text)
+            except (ValueError, SyntaxError, MemoryError):
+                return None
+        return found if isinstance(found, list) else None
+    if text.startswith("{") and text.endswith("}") and ":" not in text:
+        items = next(csv.reader([text[1:-1]], escapechar="\\", doublequote=False), [])
+        return [item for item in items if item != "NULL"]
+    return None
+
+
+def formatted_time(text: str, format: str) -> dt.datetime | None:
+    """Return the time in a text by a format of `strptime`; None if it is written otherwise."""
+    try:
+        return dt.datetime.strptime(text.strip(), format)
+    except ValueError:
+        return None
+
+
+def number_of_time(value: object, unit: str) -> object:
+    """Return the time that a number, or the text of one, states in a unit since 1970; other values as they are."""
+    number = epoch_number(value) if isinstance(value, str) else value
+    if number is None or isinstance(number, bool) or not isinstance(number, (int, float, Decimal, np.number)):
+        return value
+    return epoch_time(number, unit)
+
+
+def epoch_number(text: str) -> Decimal | None:
+    """Return the number in a text of at least nine digits, as times since 1970 have; None for other text."""
+    text = text.strip()
+    return Decimal(text) if _EPOCH.fullmatch(text) and not _COMPACT.fullmatch(text) else None
+
+
+def unit_of(number: Any) -> str:
+    """Return the unit of a number since 1970: seconds up to the year 9999; larger ones are in smaller units."""
+    size, unit = abs(number), "s"
+    for smaller in ("ms", "us", "ns"):
+        if size <= LAST_SECOND:
+            return unit
+        size, unit = size / 1000, smaller
+    return unit
+
+
+def epoch_time(number: Any, unit: str) -> dt.datetime:
+    """Return the time of a number since 1970, in UTC. ValueError or OverflowError for years that are none."""
+    if isinstance(number, float) and not math.isfinite(number):
+        raise ValueError("not finite")
+    exact = number if isinstance(number, (int, Decimal)) else Decimal(float(number))
+    micros = exact // 1000 if unit == "ns" else exact * UNITS[unit]
+    return EPOCH + dt.timedelta(microseconds=round(micros))
+
+
+def time_in_text(text: str) -> dt.datetime:
+    """Return the time in a text: ISO 8601, and what databases, mails and feeds write. ValueError for other text.
+
+    `2024-03-02 10:00:00 UTC`, `2024/03/02`, `20240302100000`, `02.03.2024` and `Sat, 02 Mar 2024 10:00:00 GMT` are
+    taken. `02/03/2024` is not: it is another day in America.
+    """
+    text = text.strip()
+    if _COMPACT.fullmatch(text):
+        return dt.datetime.strptime(text, "%Y%m%d%H%M%S")
+    if found := _POINTED.fullmatch(text):
+        day, month, year, time = found.groups()
+        text = f"{year}-{month:0>2}-{day:0>2}" + (f" {time:0>5}" if time else "")
+    elif found := _SLASHED.fullmatch(text):
+        year, month, day, time = found.groups()
+        text = f"{year}-{month:0>2}-{day:0>2}" + (f" {time}" if time else "")
+    elif text[:3].isalpha():
+        try:
+            return email.utils.parsedate_to_datetime(text)
+        except (TypeError, IndexError) as error:
+            raise ValueError(str(error)) from error
+    if found := _ZULU.search(text):
+        text = text[: found.start()] + "+00:00"
+    elif ":" in text and (found := _SHORT_OFFSET.search(text)):
+        text = f"{text[: found.start()].rstrip()}{found[1]}:{found[2] or '00'}"
+    return dt.datetime.fromisoformat(text)

@@ -1,0 +1,33 @@
+"""The base of the spec's models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+__all__ = ["SpecModel", "mapping_like"]
+
+
+class SpecModel(BaseModel):
+    """A mapping of the spec: unknown keys and values of another type are refused."""
+
+    # The docstring under a key is its description in the JSON Schema and in docs/spec.md.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+def mapping_like(example: Callable[[Any], str]) -> BeforeValidator:
+    """Return the check that a value is a mapping, whose error shows the mapping that was probably meant.
+
+    Args:
+        example: returns that mapping for the value given.
+
+    """
+
+    def check(value: object) -> object:
+        if value is None or isinstance(value, (Mapping, BaseModel)):
+            return value
+        raise ValueError(f"must be a mapping such as `{example(value)}`, got {value!r}")
+
+    return BeforeValidator(check)

@@ -1,0 +1,232 @@
+"""The source in the spec: the format of the input, and the fields of a record."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from scannery.indexer.spec.error_limit import check_limit, error_limit
+from scannery.indexer.spec.model import SpecModel, mapping_like
+
+__all__ = ["ChunkSpec", "CsvSpec", "SourceFormat", "SourceSpec"]
+
+SourceFormat = Literal["auto", "csv", "datapoints", "feed", "managed"]
+
+_HOST = r"^[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?$"
+_FIELD_KEYS = ("id", "text", "title", "vector", "document_id", "payload")
+_OWN_FIELDS: dict[str, dict[str, str]] = {
+    "datapoints": {"id": "id", "document_id": "document_id", "vector": "embedding", "text": "text",
+                   "title": "title", "payload": "payload"},
+    "managed": {"id": "id", "vector": "embedding", "payload": "embedding_metadata"},
+}  # fmt: skip
+"""Formats with fixed field names, which a spec need not repeat."""
+
+
+class ChunkSpec(SpecModel):
+    """How the text of a document is cut into passages."""
+
+    max_tokens: Annotated[int, Field(ge=8, le=8192)] = 128
+    """Most tokens in a passage, counted by the encoder's tokenizer without special tokens."""
+
+    overlap_tokens: Annotated[int, Field(ge=0, le=4096)] = 16
+    """Most tokens that a passage repeats from the end of the previous one; less than half of `max_tokens`."""
+
+    headings: bool | None = None
+    """Whether to read texts as Markdown: no passage crosses a heading, and tables are kept whole. Default: an index
+    keeps its own choice; a new index cuts at headings if its input has Markdown, HTML, DOCX, EPUB or notebook files."""
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Absent means false where a spec is stored: the keys of earlier releases, and their hashes, stay the same.
+        written: dict[str, Any] = handler(self)
+        return written if self.headings else {k: v for k, v in written.items() if k != "headings"}
+
+    @model_validator(mode="after")
+    def _overlap_leaves_room(self) -> ChunkSpec:
+        if self.overlap_tokens * 2 >= self.max_tokens:
+            raise ValueError(
+                f"overlap_tokens must be less than half of max_tokens ({self.max_tokens}), "
+                f"got {self.overlap_tokens}"
+            )
+        return self
+
+
+_DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "\\t": "\t"}
+
+
+def _delimiter(value: object) -> object:
+    return _DELIMITERS.get(value, value) if isinstance(value, str) else value
+
+
+class CsvSpec(SpecModel):
+    """How files of CSV and TSV are written. What is not given is found in each file."""
+
+    delimiter: Annotated[str | None, BeforeValidator(_delimiter)] = None
+    """What separates the cells: one character such as `;`, or `tab`."""
+
+    quote: str | None = None
+    """The character around cells that have delimiters or line breaks in them, or `none`. Default: `"`."""
+
+    encoding: str | None = None
+    """How characters are written: `utf-8`, `utf-16`, `windows-1252`, `latin-1`, or another encoding of Python's."""
+
+    header: bool | Annotated[int, Field(ge=1, le=1000)] | list[str] | None = None
+    """Where the names of the columns are: the number of their row, from 1; `true` for the first one; a list of the
+    names if the file has none; `false` for columns that are called `1`, `2` and so on."""
+
+    missing: list[str] | None = None
+    """Cells that stand for no value, besides empty ones, such as `NULL` and `n/a`."""
+
+    @field_validator("delimiter", "quote")
+    @classmethod
+    def _one_character(cls, value: str | None) -> str | None:
+        if value is None or value == "none" or (len(value) == 1 and value not in "\r\n\0"):
+            return value
+        raise ValueError(f"must be one character, got {value!r}")
+
+    @field_validator("encoding")
+    @classmethod
+    def _text_encoding(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            "".encode(value)
+        except LookupError as error:
+            raise ValueError(
+                f"must be an encoding such as utf-8, utf-16 or windows-1252, got {value!r}"
+            ) from error
+        return codecs.lookup(value).name
+
+    @field_validator("header")
+    @classmethod
+    def _names(cls, value: bool | int | list[str] | None) -> bool | int | list[str] | None:
+        if isinstance(value, list) and (not value or len(set(value)) < len(value)):
+            raise ValueError(f"must be a list of different names, got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _characters_differ(self) -> CsvSpec:
+        if self.delimiter == "none":
+            raise ValueError("`delimiter` must be one character, got 'none'")
+        if self.delimiter is not None and self.delimiter == (self.quote or '"'):
+            raise ValueError(f"`delimiter` and `quote` must differ, got {self.delimiter!r} for both")
+        return self
+
+
+def _text(value: object) -> object:
+    # Before pydantic tries the union: its own errors list both branches.
+    if isinstance(value, (list, tuple)) and value and all(isinstance(item, str) and item for item in value):
+        return list(value)
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ValueError(
+        f"must be a field, a list of fields, or a template such as '{{title}}: {{body}}', got {value!r}"
+    )
+
+
+class SourceSpec(SpecModel):
+    """The format of the input, and the fields of a record."""
+
+    format: SourceFormat = "auto"
+    """`auto`: by the ending of each file. `csv`: files of any ending are tables, such as the `.txt` of a spreadsheet.
+    `managed`: the input layout of the managed ScaNN service; `datapoints`: what `scannery index export` writes. These
+    two have fixed field names, so no other key of `source` is needed. `feed`: RSS or Atom, whatever the ending; `text`
+    and `title` need not be set."""
+
+    fetch: Annotated[list[Annotated[str, Field(pattern=_HOST)]], Field(max_length=256)] = []  # noqa: RUF012
+    """Hosts that transcripts of a feed may be fetched from over http(s), such as `example.com` or `example.com:8080`;
+    default: none."""
+
+    id: str = "id"
+    """Field with the document's id, unique in the corpus. Records of folders of text have `path`. Like all fields, it
+    can be a name, a path to a nested field (`meta.id`), or a template of several (`{show}-{number}`); a name wins."""
+
+    text: Annotated[str | list[str] | None, BeforeValidator(_text)] = None
+    """Field with the text to embed and to return; a list of fields, whose texts are joined by a blank line; or a
+    template (`{title}: {meta.body}`)."""
+
+    title: str | None = None
+    """Field with a title; it is embedded in front of each passage and returned with it."""
+
+    vector: str | None = None
+    """Field with a vector (list of numbers); then texts are not embedded."""
+
+    vector_bytes: Literal["float16", "float32", "float64"] | None = None
+    """Type of the numbers if the vector field holds raw little-endian bytes (binary columns of Parquet)."""
+
+    sparse_vector: str | None = None
+    """Field with a sparse vector, such as one of SPLADE: a mapping of dimensions to weights. Lexical and hybrid
+    searches can take one as the query."""
+
+    document_id: str | None = None
+    """Field that groups records into documents, if records are passages. Default: the id."""
+
+    payload: str | None = None
+    """Field with JSON that is returned and not searched."""
+
+    chunk: Annotated[ChunkSpec | None, mapping_like(lambda _: "{max_tokens: 128, overlap_tokens: 16}")] = None
+    """How to cut the text into passages; None: a record is one datapoint."""
+
+    records: Annotated[str, Field(min_length=1)] | None = None
+    """For `.json` files that hold one object: the field with the list of records, or a path to it (`data.items`)."""
+
+    max_errors: Annotated[str | int | float | None, BeforeValidator(check_limit)] = None
+    """Most records that may be refused: a number, or a share such as `1%`. A build that refuses more makes no version;
+    one that keeps the limit is a full success. Default: a version is made of the good records, and `scannery build`
+    ends with code 7 if any was refused."""
+
+    csv: Annotated[CsvSpec | None, mapping_like(lambda _: "{delimiter: ';', encoding: latin-1}")] = None
+    """How CSV and TSV are written, where it is not to be found from the file."""
+
+    @property
+    def max_dead_letters(self) -> float | None:
+        """`max_errors` as a number: from 1 (or 0) a count, below 1 a share of all records; None: no limit."""
+        return None if self.max_errors is None else error_limit(self.max_errors)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_fields(cls, data: object) -> object:
+        format = data.get("format") if isinstance(data, Mapping) else None
+        if format == "feed" and isinstance(data, Mapping):
+            return {"text": "text", "title": "title", **data}
+        own = _OWN_FIELDS.get(format) if isinstance(format, str) else None
+        if own is None or not isinstance(data, Mapping):
+            return data
+        for key in (*_FIELD_KEYS, "records", "csv"):
+            if data.get(key) not in (None, own.get(key)):
+                raise ValueError(f"`{key}` cannot be set with `format: {format}`, got {data[key]!r}")
+        if format == "managed" and data.get("sparse_vector") not in (None, "sparse_embedding"):
+            raise ValueError(f"`sparse_vector` can only be sparse_embedding, got {data['sparse_vector']!r}")
+        return {**data, **own}
+
+    @model_validator(mode="after")
+    def _has_something_to_index(self) -> SourceSpec:
+        if self.text is None and self.vector is None:
+            raise ValueError("needs `text`, `vector` or both, got neither")
+        # The rows of an export are passages already, but live updates of the index are documents to cut.
+        is_export = self.format == "datapoints"
+        if self.chunk is not None and not is_export and (self.text is None or self.vector is not None):
+            raise ValueError("`chunk` needs `text` and no `vector`: a ready vector has no passages")
+        if self.chunk is not None and self.sparse_vector is not None:
+            raise ValueError("`chunk` and `sparse_vector` exclude each other: a ready vector has no passages")
+        if self.vector_bytes is not None and self.vector is None:
+            raise ValueError("`vector_bytes` needs `vector`")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Without the keys that earlier releases do not know: specs that do not use them stay readable there, and keep
+        # the keys of finished work, which are hashes of this.
+        written: dict[str, Any] = handler(self)
+        new = ("records", "csv", "fetch", "max_errors")
+        return {key: value for key, value in written.items() if key not in new or value not in (None, (), [])}

@@ -1,0 +1,157 @@
+"""What the fields of a sample of records are: how often they have a value, of which types, how long, how distinct."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from scannery.pipelines.profiling.value_types import TypeGuess, guess_type, is_missing
+
+__all__ = ["FieldProfile", "flattened", "profile_fields"]
+
+MAX_DEPTH = 5
+"""Levels of nested mappings that are looked into."""
+MAX_FIELDS = 400
+EXAMPLES = 3
+EXAMPLE_CHARS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldProfile:
+    """The values of one field over a sample."""
+
+    path: str
+    """Name of the field; of nested ones the path, such as `meta.author.name`."""
+
+    parts: tuple[str, ...]
+    """The names of the path: of the mappings around the field, then its own."""
+
+    place: int
+    """Position among the fields, in the order of the file."""
+
+    records: int
+    """Records of the sample."""
+
+    values: Sequence[Any]
+    """Those of the records that have one, in order. Texts such as `NULL` count as none."""
+
+    @property
+    def name(self) -> str:
+        """The field's own name."""
+        return self.parts[-1]
+
+    @property
+    def depth(self) -> int:
+        """Number of mappings around the field."""
+        return len(self.parts) - 1
+
+    @property
+    def share(self) -> float:
+        """Share of the records that have a value."""
+        return len(self.values) / self.records if self.records else 0.0
+
+    @cached_property
+    def guess(self) -> TypeGuess | None:
+        """The type of an attribute; None if no attribute can hold the values, or there are none."""
+        if not self.values:
+            return None
+        return guess_type(self.name, self.values, has_missing=len(self.values) < self.records)
+
+    @cached_property
+    def distinct(self) -> int:
+        """Number of different values."""
+        return len({_hashable(value) for value in self.values})
+
+    @cached_property
+    def is_text(self) -> bool:
+        """Whether all values are texts that are no numbers, times, lists or truth values."""
+        return self.guess is not None and self.guess.kind == "string" and all(
+            isinstance(value, str) for value in self.values
+        )  # fmt: skip
+
+    @cached_property
+    def words(self) -> float:
+        """Mean number of words of the texts; without spaces, as in Chinese, three characters count as one."""
+        if not self.is_text or not self.values:
+            return 0.0
+        return float(np.mean([max(len(text.split()), _dense_characters(text) / 3) for text in self.values]))
+
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the longest text."""
+        return max((len(value) for value in self.values if isinstance(value, str)), default=0)
+
+    @cached_property
+    def dimensions(self) -> int | None:
+        """Size of the lists of numbers, if all have one size of at least 2; else None."""
+        sizes = {_size_of_vector(value) for value in self.values}
+        size = sizes.pop() if len(sizes) == 1 else None
+        return size if size is not None and size >= 2 else None
+
+    def examples(self) -> list[str]:
+        """Return some different values as short texts."""
+        found = dict.fromkeys(shown(value) for value in self.values[:200])
+        return list(found)[:EXAMPLES]
+
+
+def profile_fields(records: Sequence[Mapping[str, Any]]) -> list[FieldProfile]:
+    """Return the profile of each field of some records, nested ones by their paths, in the order of the records."""
+    values: dict[tuple[str, ...], list[Any]] = {}
+    for record in records:
+        for parts, value in flattened(record):
+            if parts in values or len(values) < MAX_FIELDS:
+                found = values.setdefault(parts, [])
+                if not is_missing(value):
+                    found.append(str(value) if isinstance(value, uuid.UUID) else value)
+    return [
+        FieldProfile(".".join(parts), parts, place, len(records), found)
+        for place, (parts, found) in enumerate(values.items())
+    ]
+
+
+def flattened(
+    record: Mapping[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the fields of a record with the names of their paths: those of nested mappings in place of the mappings."""
+    for name, value in record.items():
+        parts = (*above, str(name))
+        if isinstance(value, Mapping) and value and len(parts) <= MAX_DEPTH:
+            yield from flattened(value, parts)
+        else:
+            yield parts, value
+
+
+def shown(value: object) -> str:
+    """Return a value as short text on one line."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    is_nested = isinstance(value, (list, dict))
+    text = json.dumps(value, ensure_ascii=False, default=str) if is_nested else str(value)
+    text = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    return text if len(text) <= EXAMPLE_CHARS else text[: EXAMPLE_CHARS - 1] + "…"
+
+
+def _hashable(value: object) -> object:
+    if isinstance(value, (str, int, float, bytes)):
+        return value
+    return repr(value)
+
+
+def _size_of_vector(value: object) -> int | None:
+    if isinstance(value, np.ndarray):
+        return value.size if value.ndim == 1 and value.dtype.kind in "fiu" else None
+    if not isinstance(value, (list, tuple)):
+        return None
+    items: Iterable[object] = value
+    are_numbers = all(isinstance(item, (int, float)) and not isinstance(item, bool) for item in items)
+    return len(value) if are_numbers else None
+
+
+def _dense_characters(text: str) -> int:
+    return sum(0x3040 <= ord(char) <= 0x9FFF or 0xAC00 <= ord(char) <= 0xD7AF for char in text[:2000])

@@ -1,0 +1,237 @@
+"""Files of `.json`: a list of objects, an object that holds such a list, objects over several lines, or JSON lines.
+
+A list is never parsed as a whole: its elements are found one by one, in a window that grows with the largest element.
+To find where an element ends, bytes are read as Latin-1: quotes, brackets and commas are the same in UTF-8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from hashlib import blake2b
+
+from scannery.pipelines.dead_letters import DeadLetter
+from scannery.pipelines.errors import SpecConflictError
+from scannery.pipelines.sources import lines
+from scannery.pipelines.sources.locations import InputFile
+from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
+from scannery.pipelines.sources.streams import lines_of, read_blocks
+
+__all__ = ["FORMAT", "read", "split"]
+
+FORMAT = "json"
+"""Format of parts of a file that is not JSON lines."""
+_STREAM = "stream"
+"""Dialect of parts with objects one after the other, without a list around them."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_DECODE = json.JSONDecoder(strict=False).raw_decode
+
+
+class _Scanner:
+    """Reads JSON values one after the other from bytes.
+
+    Args:
+        blocks: the bytes.
+        offset: of the first one in the file.
+
+    """
+
+    def __init__(self, blocks: Iterator[bytes], offset: int = 0) -> None:
+        self._blocks, self._begin = blocks, offset
+        self._text, self._at, self._has_ended = "", 0, False
+
+    @property
+    def offset(self) -> int:
+        """The position in the file."""
+        return self._begin + self._at
+
+    def peek(self) -> str:
+        """Return the next character that is no space, and move to it; empty at the end."""
+        while True:
+            found = _SPACE.match(self._text, self._at)
+            self._at = found.end() if found is not None else self._at
+            if self._at < len(self._text) or not self._more():
+                return self._text[self._at : self._at + 1]
+
+    def take(self, character: str) -> None:
+        """Move past a character, which must be the next one."""
+        found = self.peek()
+        if found != character:
+            raise DamagedError(
+                f"not JSON: {character!r} expected at byte {self.offset}, got {found or 'the end'!r}"
+            )
+        self._at += 1
+
+    def value(self) -> str:
+        """Return the text of the next value, as Latin-1, and move past it."""
+        self.peek()
+        while True:
+            try:
+                _, end = _DECODE(self._text, self._at)
+            except (ValueError, RecursionError) as error:
+                problem = str(error).partition(": line")[0]
+                end = -1
+            if end >= 0 and (end < len(self._text) or not self._more()):  # a number may go on
+                text = self._text[self._at : end]
+                self._at = end
+                return text
+            if end < 0 and not self._more():
+                raise DamagedError(
+                    f"not JSON, or longer than {MAX_RECORD_BYTES} bytes, at byte {self.offset}: {problem}"
+                )
+
+    def _more(self) -> bool:
+        """Read as much as there is already; return whether there was something."""
+        if self._has_ended or len(self._text) - self._at > MAX_RECORD_BYTES:
+            return False
+        pieces, read, wanted = [self._text[self._at :]], 0, max(len(self._text) - self._at, 1)
+        while read < wanted and not self._has_ended:
+            block = next(self._blocks, None)
+            self._has_ended = block is None
+            pieces.append((block or b"").decode("latin-1"))
+            read += len(pieces[-1])
+        if read:
+            self._begin, self._text, self._at = self.offset, "".join(pieces), 0
+        return read > 0
+
+
+def split(file: InputFile, compression: str, limit: int) -> Iterator[Part]:
+    """Yield parts of about `limit` bytes each, cut between records.
+
+    Raises:
+        SpecConflictError: the spec's path to the records does not fit the file.
+
+    """
+    scanner = _Scanner(_text_blocks(file.base, file.path, compression))
+    stream = False
+    if file.records is not None:
+        _enter(scanner, file.records, file.source)
+    elif scanner.peek() == "[":
+        scanner.take("[")
+    elif _holds_objects(file, compression):
+        stream = True
+    else:
+        yield from lines.split(file, compression, limit)
+        return
+    yield from _parts(scanner, file, compression, limit, stream=stream)
+
+
+def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
+    """Yield the records of a part in order; an element that is not an object is a dead letter."""
+    del fields
+    row = part.first
+    blocks = read_blocks(part.base, part.path, part.compression, part.start, part.end)
+    try:
+        for _, text in _elements(_Scanner(blocks, part.start), stream=part.dialect == _STREAM):
+            item = lines.json_record(text.encode("latin-1"), part.source, row)
+            yield dataclasses.replace(item, line=None, row=row)
+            row += 1
+    except DamagedError as error:
+        yield DeadLetter(reason="damaged_file", source=part.source, row=row,
+                         message=f"{error}; nothing from record {row} on was read")  # fmt: skip
+
+
+def _parts(
+    scanner: _Scanner, file: InputFile, compression: str, limit: int, *, stream: bool
+) -> Iterator[Part]:
+    scanner.peek()
+    start, first, count, end, digest = scanner.offset, 1, 0, scanner.offset, blake2b(digest_size=16)
+
+    def part(end: int | None) -> Part:
+        return Part(base=file.base, path=file.path, format=FORMAT, compression=compression, start=start, end=end,
+                    first=first, records=count, size_bytes=max((end or start) - start, 1), digest=digest.hexdigest(),
+                    dialect=_STREAM if stream else "")  # fmt: skip
+
+    try:
+        for begin, text in _elements(scanner, stream=stream):
+            if count and end - start >= limit:
+                yield part(end)
+                start, first, count, digest = begin, first + count, 0, blake2b(digest_size=16)
+            count, end = count + 1, begin + len(text)
+            digest.update(text.encode("latin-1"))
+    except DamagedError:
+        count += 1
+        digest.update(b"damaged")
+        yield part(None)  # reading the part meets the damage again, and makes the dead letter
+        return
+    if count:
+        yield part(end)
+
+
+def _elements(scanner: _Scanner, *, stream: bool) -> Iterator[tuple[int, str]]:
+    """Yield position and text of each element from the next one on, to the end of the list or of the bytes."""
+    while scanner.peek() not in ("", "]"):
+        begin = scanner.offset
+        yield begin, scanner.value()
+        if stream:
+            continue
+        following = scanner.peek()
+        if following == "," or following not in ("", "]"):
+            scanner.take(",")
+
+
+def _text_blocks(base: str, path: str, compression: str) -> Iterator[bytes]:
+    """Yield the bytes of a file, with spaces in place of a byte order mark."""
+    blocks = read_blocks(base, path, compression)
+    for first in blocks:
+        yield b"   " + first[3:] if first.startswith(b"\xef\xbb\xbf") else first
+        yield from blocks
+
+
+def _holds_objects(file: InputFile, compression: str) -> bool:
+    """Return whether a file has an object over several lines; otherwise it is read as JSON lines."""
+    blocks = _text_blocks(file.base, file.path, compression)
+    try:
+        line = next((line for line in lines_of(blocks) if not line.isspace()), b"")
+        if not line.lstrip().startswith(b"{") or _is_value(line):
+            return False
+        _Scanner(_text_blocks(file.base, file.path, compression)).value()
+    except DamagedError:
+        return False
+    return True
+
+
+def _is_value(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _enter(scanner: _Scanner, path: str, source: str) -> None:
+    """Move to the first element of the list at a path."""
+    rest = path.split(".")
+    while rest:
+        if (found := scanner.peek()) != "{":
+            what = "is a list of records itself; leave the key out" if found == "[" else f"has no {path!r}"
+            raise SpecConflictError(f"source.records: {source} {what}", field="source.records")
+        scanner.take("{")
+        taken = _find_key(scanner, rest, path, source)
+        rest = rest[taken:]
+    if scanner.peek() != "[":
+        message = f"source.records: {path!r} is not a list in {source}"
+        raise SpecConflictError(message, field="source.records")
+    scanner.take("[")
+
+
+def _find_key(scanner: _Scanner, rest: list[str], path: str, source: str) -> int:
+    """Move to the value of a key of an object; return how many parts of the path it is."""
+    seen: list[str] = []
+    while scanner.peek() == '"':
+        key = str(json.loads(scanner.value().encode("latin-1").decode("utf-8", "replace")))
+        scanner.take(":")
+        if key == ".".join(rest):
+            return len(rest)
+        if key == rest[0]:
+            return 1
+        seen.append(key)
+        scanner.value()
+        if scanner.peek() == ",":
+            scanner.take(",")
+    has = ", ".join(seen[:12]) or "no keys"
+    message = f"source.records: {source} has no {path!r}; it has {has}"
+    raise SpecConflictError(message, field="source.records")

@@ -1,0 +1,145 @@
+"""JSON that is not JSON lines: lists, objects around lists, objects over several lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from scannery.indexer import parse_spec
+from scannery.pipelines.dead_letters import DeadLetter
+from scannery.pipelines.errors import SpecConflictError
+from scannery.pipelines.sources import Fields, Part, arrange, find_files, read_part, split_file
+
+RECORDS: list[dict[str, Any]] = [
+    {"id": "1", "text": 'a "quoted" ] } text, é 漢'},
+    {"id": "2", "nested": {"list": [1, [2, {"x": "\\"}]]}},
+    {},
+    {"id": "4", "text": "x" * 3000},
+]
+
+
+def parts_of(path: Path, records: str | None = None, limit: int = 1 << 20) -> list[Part]:
+    spec = parse_spec(
+        {"index": "i", "source": {"text": "text", "records": records}, "encoder": {"model": "m"}}
+    )
+    files = arrange(find_files([str(path)]), spec.source)
+    return [part for file in files for part in split_file(file, limit)]
+
+
+def read(path: Path, records: str | None = None, limit: int = 1 << 20) -> tuple[list[Any], list[DeadLetter]]:
+    fields = Fields.of(parse_spec({"index": "i", "source": {"text": "text"}, "encoder": {"model": "m"}}))
+    items = [item for part in parts_of(path, records, limit) for item in read_part(part, fields)]
+    letters = [item for item in items if isinstance(item, DeadLetter)]
+    return [dict(item.fields) for item in items if not isinstance(item, DeadLetter)], letters
+
+
+@pytest.mark.parametrize("limit", [1, 100, 1 << 20])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_list_of_objects_is_read_whole_and_in_parts(tmp_path, limit, indent, ascii_only, ending):
+    text = json.dumps(RECORDS, indent=indent, ensure_ascii=ascii_only)
+    path = tmp_path / f"a.json{ending}"
+    data = b"\xef\xbb\xbf \n" + text.encode() + b"\n"
+    path.write_bytes(gzip.compress(data) if ending else data)
+    assert read(path, limit=limit) == (RECORDS, [])
+    if not ending:  # compressed files are cut into few parts
+        assert [part.first for part in parts_of(path, limit=1)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("limit", [1, 1 << 20])
+@pytest.mark.parametrize("records", ["items", "data.items", "data.page.items", "a.b"])
+def test_a_list_inside_an_object_is_found_by_its_path(tmp_path, records, limit):
+    value: Any = RECORDS
+    for name in reversed([records] if records == "a.b" else records.split(".")):
+        value = {"é": {"items": [1, 2]}, "count": 3, name: value, "after": None}
+    (tmp_path / "a.json").write_text(json.dumps(value, ensure_ascii=False))
+    assert read(tmp_path / "a.json", records, limit) == (RECORDS, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"total": 2, "rows": []}', "has no 'items'; it has total, rows"),
+        ('{"items": {}}', "'items' is not a list"),
+        ("[{}]", "is a list of records itself"),
+        ("", "has no 'items'"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_an_error(tmp_path, text, says):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(SpecConflictError, match=says):
+        parts_of(tmp_path / "a.json", "items")
+
+
+def test_objects_over_several_lines_and_json_lines_need_nothing(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(RECORDS[0], indent=1))
+    assert read(path) == (RECORDS[:1], [])
+    path.write_text("\n".join(json.dumps(record, indent=1) for record in RECORDS[:3]))
+    assert read(path, limit=1) == (RECORDS[:3], [])
+    path.write_text("\n".join(map(json.dumps, RECORDS)))
+    assert read(path) == (RECORDS, [])
+    assert parts_of(path)[0].format == "jsonl"
+    path.write_text('{"id": 1\n{"id": 2}\n')
+    found, letters = read(path)
+    assert (found, [(letter.line, letter.reason) for letter in letters]) == ([{"id": 2}], [(1, "malformed")])
+
+
+@pytest.mark.parametrize("limit", [1, 1 << 20])
+@pytest.mark.parametrize("rest", ['{"id": "5", "te', '{"id": }, {"id": 6}]', "", '{"id": 5} {"id": 6}]'])
+def test_damage_costs_what_comes_after_it(tmp_path, rest, limit):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(RECORDS)[:-1] + "," + rest)
+    found, letters = read(path, limit=limit)
+    assert found[:4] == RECORDS
+    if rest:
+        assert [letter.reason for letter in letters] == ["damaged_file"]
+        assert f"nothing from record {5 + len(found[4:])} on" in letters[0].message
+
+
+def test_an_element_that_is_no_object_is_a_dead_letter(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"id": 1}, 7, "x]", [1], null, {"id": 2}]')
+    found, letters = read(path, limit=1)
+    assert found == [{"id": 1}, {"id": 2}]
+    assert [(letter.row, letter.reason) for letter in letters] == [(row, "malformed") for row in (2, 3, 4, 5)]
+
+
+def test_memory_is_bounded_by_the_largest_element(tmp_path):
+    path = tmp_path / "a.json"
+    with path.open("w") as file:
+        file.write("[" + ",".join(json.dumps({"id": i, "text": "x" * 1000}) for i in range(20_000)) + "]")
+    tracemalloc.start()
+    parts = parts_of(path, limit=1 << 18)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(part.records for part in parts) == 20_000
+    assert peak < 10 << 20
+
+
+values = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.dictionaries(st.text(), values, max_size=3), min_size=1), st.booleans(), st.integers(1, 50)
+)
+def test_any_list_of_objects_comes_out_as_it_went_in(tmp_path, records, ascii_only, limit):
+    path = tmp_path / "a.json"
+    path.write_bytes(json.dumps(records, ensure_ascii=ascii_only).encode("utf-8", "replace"))
+    found, letters = read(path, limit=limit)
+    assert (found, letters) == (json.loads(path.read_bytes()), [])
