@@ -76,9 +76,9 @@ def questions(corpus: list[Show]) -> dict[str, list[Question]]:
 def reciprocal_ranks(index: scannery.Index, asked: list[Question], mode: Any) -> np.ndarray:
     """Return 1 / rank of the first right hit of each question, 0 beyond K, float64 (questions,)."""
     found = []
-    for question in asked:
-        group = 1 if question.place is None else None
-        hits = index.search(question.text, k=K, mode=mode, max_per_group=group)
+    group = 1 if asked[0].place is None else None
+    answers = index.search_many([question.text for question in asked], K, mode=mode, max_per_group=group)
+    for question, hits in zip(asked, answers, strict=True):
         right = (rank for rank, hit in enumerate(hits, 1) if _answers(hit, question))
         found.append(1 / rank if (rank := next(right, 0)) else 0.0)
     return np.array(found)
