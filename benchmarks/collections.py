@@ -1,16 +1,28 @@
-"""Classic test collections with relevance judgements, as files that `scannery build` and `scannery evaluate` read."""
+"""Test collections with relevance judgements, as files that `scannery build` and `scannery evaluate` read."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.report import shared_data
 
-__all__ = ["COLLECTIONS", "Collection", "cisi", "cranfield"]
+__all__ = [
+    "COLLECTIONS",
+    "LANGUAGES",
+    "MORE_COLLECTIONS",
+    "Collection",
+    "cisi",
+    "cranfield",
+    "podcast_titles",
+    "xquad_r",
+]
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,70 @@ def cisi() -> Collection:
     return Collection("CISI", tuple(_documents(folder / "CISI.ALL")), queries, judgements)
 
 
+def xquad_r(language: str) -> Collection:
+    """Return XQuAD-R in one language: questions, and the sentences of Wikipedia that hold their answers."""
+    [data] = _archived(shared_data("ir-xquad-r") / "xquad-r.tar.gz", f"{language}.json")
+    documents, queries, judgements = [], {}, {}
+    for number, paragraph in enumerate(_paragraphs(json.loads(data[1]))):
+        documents += [(f"{number}-{i}", "", text) for i, text in enumerate(paragraph["sentences"])]
+        for question in paragraph["qas"]:
+            at = question["answers"][0]["answer_start"]
+            breaks = paragraph["sentence_breaks"]
+            found = [i for i, (start, end) in enumerate(breaks) if start <= at <= end]
+            if found:
+                queries[question["id"]] = question["question"]
+                judgements[question["id"]] = {f"{number}-{found[0]}": 1}
+    return Collection(f"XQuAD-R, {language}", tuple(documents), queries, judgements)
+
+
+def podcast_titles() -> Collection:
+    """Return the Syntax podcast: titles of 400 shows as queries, and the notes of all shows as documents."""
+    documents, queries, judgements = [], {}, {}
+    shows = sorted(_archived(shared_data("podcasts-syntax") / "shows.tar.gz", ".md"))
+    for place, (name, text) in enumerate(shows):
+        _, head, notes = text.split("---", 2)
+        title = re.search(r"^title: *(.+)$", head, re.MULTILINE)
+        documents.append((name, "", notes.strip() or "none"))
+        if title and place % 5 < 2:
+            queries[name] = title[1].strip("'\" ")
+            judgements[name] = {name: 1}
+    return Collection("Podcast titles", tuple(documents), queries, judgements)
+
+
 COLLECTIONS = {"cranfield": cranfield, "cisi": cisi}
+MORE_COLLECTIONS: dict[str, Callable[[], Collection]] = {
+    **COLLECTIONS,
+    "podcasts": podcast_titles,
+    **{
+        f"xquad-{language}": partial(xquad_r, language)
+        for language in ("en", "de", "es", "ru", "el", "tr", "ar", "hi", "vi", "th", "zh")
+    },
+}
+LANGUAGES = {
+    "xquad-de": "german",
+    "xquad-es": "spanish",
+    "xquad-ru": "russian",
+    "xquad-el": "greek",
+    "xquad-tr": "turkish",
+    "xquad-ar": "arabic",
+    "xquad-hi": "hindi",
+    "xquad-vi": "none",
+    "xquad-th": "none",
+    "xquad-zh": "none",
+}
+"""Language of the stemmer by collection; the others are English."""
+
+
+def _archived(path: Path, ending: str) -> list[tuple[str, str]]:
+    """Return names and texts of the files in an archive whose names have an ending."""
+    with tarfile.open(path) as archive:
+        files = [member for member in archive if member.isfile() and member.name.endswith(ending)]
+        return [(each.name, archive.extractfile(each).read().decode()) for each in files]  # type: ignore[union-attr]
+
+
+def _paragraphs(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for article in data["data"]:
+        yield from article["paragraphs"]
 
 
 def _documents(path: Path) -> Iterator[tuple[str, str, str]]:

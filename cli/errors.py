@@ -9,6 +9,7 @@
 | 4 | not now: no server, deadline exceeded, overload, a concurrent writer, store unreachable, disk full |
 | 5 | damaged data or a defect |
 | 6 | not allowed |
+| 7 | done in part: a build made its version, and refused some records |
 | 130 | interrupted |
 """
 
@@ -16,9 +17,9 @@ from __future__ import annotations
 
 import errno
 
-__all__ = ["EXIT_CODES", "INTERRUPTED", "NO", "UNEXPECTED", "exit_code", "is_expected", "one_line"]
+__all__ = ["EXIT_CODES", "INTERRUPTED", "NO", "PARTIAL", "UNEXPECTED", "exit_code", "is_expected", "one_line"]
 
-NO, USAGE, NOT_FOUND, NOT_NOW, DEFECT, NOT_ALLOWED = range(1, 7)
+NO, USAGE, NOT_FOUND, NOT_NOW, DEFECT, NOT_ALLOWED, PARTIAL = range(1, 8)
 UNEXPECTED = DEFECT
 INTERRUPTED = 130
 
@@ -42,6 +43,7 @@ EXIT_CODES: dict[str, int] = {
     "scannery.indexer.errors.NotFoundError": NOT_FOUND,
     "scannery.indexer.errors.MissingFileError": NOT_NOW,
     "scannery.indexer.errors.AlreadyExistsError": NOT_NOW,
+    "scannery.indexer.errors.InUseError": NOT_NOW,
     "scannery.indexer.errors.StoreError": NOT_NOW,
     "scannery.indexer.errors.StoreUriError": USAGE,
     "scannery.runtime.errors.ServingError": DEFECT,

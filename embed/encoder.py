@@ -28,7 +28,7 @@ from scannery.embed.models.known_models import recalled
 from scannery.embed.models.loading import ModelOptions, load_model, tokens_of
 from scannery.embed.models.model_files import find_model
 from scannery.embed.statistics import EncoderStatistics
-from scannery.embed.tokenization import FastTokens, Features, Tokens, text_problem
+from scannery.embed.tokenization import FastTokens, Features, Prepared, Tokens, text_problem
 
 if TYPE_CHECKING:
     from scannery.embed.text.chunking import Chunker
@@ -177,17 +177,21 @@ class Encoder:
         """The type it computes in: `float32`, `bfloat16` or `float16`. Vectors are always float32."""
         return self._device.dtype
 
-    def encode_documents(self, texts: Sequence[str], *, invalid: Invalid = "raise") -> np.ndarray:
+    def encode_documents(
+        self, texts: Sequence[str], *, invalid: Invalid = "raise", cut_tokens: np.ndarray | None = None
+    ) -> np.ndarray:
         """Return the vectors of `texts`, float32 `(len(texts), dimensions)`, in input order.
 
         Args:
             texts: any number, of any length; tokens beyond `max_tokens` are cut off.
             invalid: `nan` gives a text without a vector a row of NaN instead of failing the call.
+            cut_tokens: an array of integers, `(len(texts),)`; gets the number of tokens that were cut off each text,
+                about, and 0 where the model has no plain tokenizer.
 
         Raises:
             InvalidTextError: a text is not a string or not valid Unicode, or its vector is not finite.
         """
-        return self._encode(texts, self._documents, invalid)
+        return self._encode(texts, self._documents, invalid, cut_tokens)
 
     def encode_queries(self, texts: Sequence[str], *, invalid: Invalid = "raise") -> np.ndarray:
         """Return the vectors of `texts` as queries, float32 `(len(texts), dimensions)`, in input order.
@@ -209,7 +213,8 @@ class Encoder:
         """
         iterator = iter(texts)
         windows = iter(lambda: list(islice(iterator, self._device.window_texts)), [])
-        yield from self._blocks(windows, self._documents, invalid)
+        for vectors_ND, _ in self._blocks(windows, self._documents, invalid):
+            yield vectors_ND
 
     @property
     def tokenizer_json(self) -> str | None:
@@ -253,29 +258,34 @@ class Encoder:
         with self._lock:
             return self._statistics
 
-    def _encode(self, texts: Sequence[str], tokens: Tokens, invalid: Invalid) -> np.ndarray:
+    def _encode(
+        self, texts: Sequence[str], tokens: Tokens, invalid: Invalid, cut_tokens: np.ndarray | None = None
+    ) -> np.ndarray:
         if isinstance(texts, str):
             raise InvalidArgumentError("texts must be a sequence of strings, got one string", field="texts")
         size = self._device.window_texts
         windows = (texts[at : at + size] for at in range(0, len(texts), size))
         vectors_ND = np.empty((len(texts), self.dimensions), np.float32)
         at = 0
-        for block_ND in self._blocks(windows, tokens, invalid):
+        for block_ND, cut_N in self._blocks(windows, tokens, invalid):
             vectors_ND[at : at + len(block_ND)] = block_ND
+            if cut_tokens is not None:
+                cut_tokens[at : at + len(block_ND)] = cut_N
             at += len(block_ND)
         return vectors_ND
 
     def _blocks(
         self, windows: Iterator[Sequence[str]], tokens: Tokens, invalid: Invalid
-    ) -> Iterator[np.ndarray]:
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the vectors of each window, and the number of tokens that were cut off each text, int64 (N,)."""
         if invalid not in ("raise", "nan"):
             raise InvalidArgumentError(f"invalid must be 'raise' or 'nan', got {invalid!r}", field="invalid")
         prepare = partial(_prepare, tokens, self._device)
         at = 0
-        for window, (problems, items, lengths_N) in _one_ahead(windows, prepare):
+        for window, (problems, prepared) in _one_ahead(windows, prepare):
             started = time.perf_counter()
             _refuse(problems, at, invalid)
-            vectors_ND = self._compute(tokens, items, lengths_N)
+            vectors_ND = self._compute(tokens, prepared.items, prepared.lengths_N)
             problems |= {int(row): NOT_FINITE for row in np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))}
             _refuse(problems, at, invalid)
             vectors_ND[list(problems)] = np.nan
@@ -283,7 +293,7 @@ class Encoder:
             if len(window) == self._device.window_texts:
                 give_back_memory()
             self._count(seconds=time.perf_counter() - started)
-            yield vectors_ND
+            yield vectors_ND, prepared.cut_N
 
     def _compute(self, tokens: Tokens, items: list[Any], lengths_N: np.ndarray) -> np.ndarray:
         vectors_ND = np.empty((len(items), self.dimensions), np.float32)
@@ -356,22 +366,21 @@ def _one_ahead(
             current, following = following, next(windows, None) if following is not None else None
 
 
-def _prepare(
-    tokens: Tokens, device: Device, texts: Sequence[str]
-) -> tuple[dict[int, str], list[Any], np.ndarray]:
-    """Return problems by row, the tokens of each text (of "" for a row with a problem), and their numbers."""
+def _prepare(tokens: Tokens, device: Device, texts: Sequence[str]) -> tuple[dict[int, str], Prepared]:
+    """Return problems by row, and the tokens of each text (of "" for a row with a problem)."""
     problems = {row: problem for row, text in enumerate(texts) if (problem := text_problem(text))}
-    items, lengths_N = tokens.prepare(["" if row in problems else text for row, text in enumerate(texts)])
+    prepared = tokens.prepare(["" if row in problems else text for row, text in enumerate(texts)])
+    items, lengths_N, _ = prepared
     most = device.longest_tokens
     too_long = [] if most is None else np.flatnonzero(lengths_N > most).tolist()
     if too_long:
-        [empty], [length] = tokens.prepare([""])
+        [empty], [length], _ = tokens.prepare([""])
         for row in too_long:
             problems[row] = (
                 f"has {lengths_N[row]} tokens; {device.name} takes at most {most} (max_tokens cuts texts off)"
             )
             items[row], lengths_N[row] = empty, length
-    return problems, items, lengths_N
+    return problems, prepared
 
 
 def _refuse(problems: dict[int, str], at: int, invalid: Invalid) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from scannery.embed.batching import Bucket
 
-__all__ = ["FastTokens", "Features", "ModelTokens", "Tokens", "text_problem", "tokens_for"]
+__all__ = ["FastTokens", "Features", "ModelTokens", "Prepared", "Tokens", "text_problem", "tokens_for"]
 
 Features: TypeAlias = dict[str, Any]
 """Arguments of a model's forward: int64 tensors `(B, T)` such as `input_ids`, and plain values."""
@@ -31,11 +31,22 @@ TEXTS_PER_CALL = 512
 PREFIX_CHARS_PER_TOKEN = 64
 
 
+class Prepared(NamedTuple):
+    """N texts as tokens."""
+
+    items: list[Any]
+    """One per text."""
+    lengths_N: np.ndarray
+    """In tokens or proportional to tokens, int64 (N,)."""
+    cut_N: np.ndarray
+    """How many tokens of each text were cut off, int64 (N,); estimated for the end of very long texts, 0 if unknown."""
+
+
 class Tokens(Protocol):
     """Makes batches of texts. `prepare` runs ahead in its own thread; `collate` is cheap."""
 
-    def prepare(self, texts: Sequence[str]) -> tuple[list[Any], np.ndarray]:
-        """Return one item per text, and the lengths, int64 (N,), in tokens or proportional to tokens."""
+    def prepare(self, texts: Sequence[str]) -> Prepared:
+        """Return the texts as tokens."""
         ...
 
     def collate(self, items: Sequence[Any], bucket: Bucket | None = None) -> Features:
@@ -74,6 +85,7 @@ class FastTokens:
         self._prompt, self._pad_id, self._pad_left = prompt, pad_id, pad_left
         self._max_tokens = int((tokenizer.truncation or {}).get("max_length", 1 << 30))
         self._truncates_right = (tokenizer.truncation or {}).get("direction", "right") == "right"
+        self._special_tokens = int(tokenizer.num_special_tokens_to_add(is_pair=False))
         self._names, self._constants = list(names), dict(constants)
         self.mask_is_optional = False
         """Whether `collate` may leave out a mask of all ones; set once the model is known to allow it."""
@@ -106,14 +118,19 @@ class FastTokens:
         """Return the instance that `to_dict` described, with its tokenizer, which several instances may share."""
         return cls(tokenizer, **data)
 
-    def prepare(self, texts: Sequence[str]) -> tuple[list[Any], np.ndarray]:
-        """Return the token ids of each text, int32, truncated, with special tokens; and their numbers, int64 (N,)."""
+    def prepare(self, texts: Sequence[str]) -> Prepared:
+        """Return the token ids of each text, int32, truncated, with special tokens; and their numbers."""
         ids: list[np.ndarray] = []
+        cut: list[int] = []
         for at in range(0, len(texts), TEXTS_PER_CALL):
             # In parts: the tokenizer's own results take a hundred bytes per token.
-            part = [self._prefix(text) for text in texts[at : at + TEXTS_PER_CALL]]
-            ids += [np.array(encoding.ids, np.int32) for encoding in self._tokenizer.encode_batch_fast(part)]
-        return ids, np.fromiter(map(len, ids), np.int64, len(ids))
+            own = texts[at : at + TEXTS_PER_CALL]
+            part = [self._prefix(text) for text in own]
+            encodings = self._tokenizer.encode_batch_fast(part)
+            ids += [np.array(encoding.ids, np.int32) for encoding in encodings]
+            cut += map(self._cut_off, own, part, encodings)
+        lengths_N = np.fromiter(map(len, ids), np.int64, len(ids))
+        return Prepared(ids, lengths_N, np.array(cut, np.int64))
 
     def collate(self, items: Sequence[Any], bucket: Bucket | None = None) -> Features:
         """Return the batch as tensors, padded on the tokenizer's side; a mask of all ones is left out if allowed."""
@@ -133,6 +150,16 @@ class FastTokens:
         if self.mask_is_optional and not bucket.fixed and mask_BT.all():
             del features["attention_mask"]
         return features | self._constants
+
+    def _cut_off(self, text: str, prefix: str, encoding: Any) -> int:
+        """Return how many tokens of a text are not in its encoding; the text behind the prefix is estimated."""
+        kept = len(encoding)
+        if kept < self._max_tokens:
+            return 0
+        # The tokenizer keeps what it cut off, as parts of at most `max_tokens` with special tokens of their own.
+        rest = sum(len(part) - self._special_tokens for part in encoding.overflowing)
+        behind = max(0, len(self._prompt) + len(text) - len(prefix))
+        return rest + round(behind * (kept + rest) / max(1, len(prefix)))
 
     def _prefix(self, text: str) -> str:
         text = self._prompt + text
@@ -162,9 +189,10 @@ class ModelTokens:
         self._model, self._prompt, self._task = model, prompt, task
         self._lock = threading.Lock()  # each call reconfigures the tokenizer
 
-    def prepare(self, texts: Sequence[str]) -> tuple[list[Any], np.ndarray]:
-        """Return the texts unchanged, and estimates of their tokens, int64 (N,)."""
-        return list(texts), np.fromiter((len(text) // 4 + 1 for text in texts), np.int64, len(texts))
+    def prepare(self, texts: Sequence[str]) -> Prepared:
+        """Return the texts unchanged, and estimates of their tokens."""
+        lengths_N = np.fromiter((len(text) // 4 + 1 for text in texts), np.int64, len(texts))
+        return Prepared(list(texts), lengths_N, np.zeros(len(texts), np.int64))
 
     def collate(self, items: Sequence[Any], bucket: Bucket | None = None) -> Features:
         """Return the model's features of the texts; the model chooses the shape, and `bucket` is ignored."""

@@ -7,6 +7,7 @@ IndexerError
 │   └── MissingFileError   a version to be committed names a file that is not in the store
 ├── AlreadyExistsError     another writer created the object or published the version first
 │   └── ReplacedError      another index with the same name has replaced the index
+├── InUseError             an index cannot be dropped, because it is in use; or it was dropped, and files are left
 ├── CorruptError           a stored file is damaged, or its hash is not the one in the manifest
 ├── FormatError            data of a newer release of Scannery
 ├── BuildError             a segment could not be built; the message names the shard
@@ -23,6 +24,7 @@ __all__ = [
     "BuildError",
     "CorruptError",
     "FormatError",
+    "InUseError",
     "IndexerError",
     "InvalidRecordError",
     "InvalidSpecError",
@@ -92,6 +94,10 @@ class AlreadyExistsError(IndexerError):
 
 class ReplacedError(AlreadyExistsError):
     """A version was made for an index that another index with the same name has replaced."""
+
+
+class InUseError(IndexerError):
+    """An index is in use and cannot be dropped, or it was dropped and its files are being removed."""
 
 
 class CorruptError(IndexerError):

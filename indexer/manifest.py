@@ -11,7 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scannery.indexer.errors import CorruptError, FormatError
 from scannery.indexer.spec.spec import IndexSpec
 
-__all__ = ["FORMAT_VERSION", "CurvePoint", "DeletedRows", "DepthCurve", "Manifest", "Recall", "SegmentEntry"]
+__all__ = [
+    "FORMAT_VERSION",
+    "CurvePoint",
+    "DeletedRows",
+    "DepthCurve",
+    "FusionWeight",
+    "Manifest",
+    "Recall",
+    "SegmentEntry",
+]
 
 FORMAT_VERSION = 1
 """Format of manifests and segments that this release writes; it reads 1 to this one."""
@@ -118,6 +127,27 @@ class Recall(_Record):
     """Key, relative to the index folder, of the user's queries that the index was tuned for."""
 
 
+class FusionWeight(_Record):
+    """The weight of dense search in hybrid search by `weighted_score`, measured on questions made from passages."""
+
+    alpha: Annotated[float, Field(ge=0, le=1)]
+    """The weight; the lexical ranking has the rest."""
+    questions: Annotated[int, Field(ge=1)]
+    """Number of questions."""
+    rows: Annotated[int, Field(ge=0)]
+    """Datapoints of the version that it was measured on; later versions keep it until they have far more or fewer."""
+    dense: float
+    """nDCG@10 of dense search for the questions; each has one right passage."""
+    lexical: float
+    """nDCG@10 of lexical search."""
+    hybrid: float
+    """nDCG@10 of hybrid search with `alpha`."""
+    encoder: str | None = None
+    """Digest of the encoder that it was measured with."""
+    lexical_rules: dict[str, Any] = {}
+    """Rules of the analyser that it was measured with."""
+
+
 class Manifest(_Record):
     """A version of an index."""
 
@@ -148,6 +178,8 @@ class Manifest(_Record):
     """The least `log_sequence` of later versions: mutations up to this sequence are not applied again, since a build
     replaced their rows or a rollback undid them."""
     recall: Recall | None = None
+    fusion: FusionWeight | None = None
+    """Default weights of hybrid search; None: not measured, both rankings count the same."""
     statistics: dict[str, Any] = {}
     """Counts and measurements of the build."""
 

@@ -28,7 +28,7 @@ from scannery.indexer import (
 )
 from scannery.live.log.records import Mutation
 
-__all__ = ["LiveState", "Run", "apply", "begin"]
+__all__ = ["LiveState", "NetEffect", "Run", "apply", "begin", "net_effect"]
 
 SMALL_ROWS = 1024
 """A run of up to this many rows is merged with every new one: one more run in every search would cost more."""
@@ -111,7 +111,7 @@ def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveSt
     """
     if not mutations:
         return state
-    net = _net_effect(mutations)
+    net = net_effect(mutations)
     alive = tuple(
         _without(segment, mask, net) for segment, mask in zip(state.index.segments, state.alive, strict=True)
     )
@@ -129,7 +129,7 @@ def apply(state: LiveState, mutations: Sequence[tuple[int, Mutation]]) -> LiveSt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Net:
+class NetEffect:
     """Net effect of several mutations."""
 
     rows: pa.Table
@@ -144,7 +144,13 @@ class _Net:
     """Whether `ids` are the ids of `rows`, in the same order."""
 
 
-def _net_effect(mutations: Sequence[tuple[int, Mutation]]) -> _Net:
+def net_effect(mutations: Sequence[tuple[int, Mutation]]) -> NetEffect:
+    """Return the net effect of mutations on the rows before them.
+
+    Args:
+        mutations: at least one pair of sequence and mutation, in order of sequence.
+
+    """
     if not any(mutation.removed_ids or mutation.removed_documents for _, mutation in mutations):
         ids = [identifier for _, mutation in mutations for identifier in mutation.ids]
         if len(mutations) == 1 or len(set(ids)) == len(ids):
@@ -152,7 +158,7 @@ def _net_effect(mutations: Sequence[tuple[int, Mutation]]) -> _Net:
                 [_with_revision(mutation.rows, sequence) for sequence, mutation in mutations]
             )
             hashes_N = np.concatenate([mutation.hashes for _, mutation in mutations])
-            return _Net(rows, ids, hashes_N, [], plain=True)
+            return NetEffect(rows, ids, hashes_N, [], plain=True)
     return _mixed_effect(mutations)
 
 
@@ -160,7 +166,7 @@ def _with_revision(rows: pa.Table, sequence: int) -> pa.Table:
     return rows.append_column(REVISION_COLUMN, pa.array(np.full(rows.num_rows, sequence)))
 
 
-def _mixed_effect(mutations: Sequence[tuple[int, Mutation]]) -> _Net:
+def _mixed_effect(mutations: Sequence[tuple[int, Mutation]]) -> NetEffect:
     """Return the net effect of mutations that remove rows, or write a row twice."""
     places: dict[str, int] = {}
     document_of: dict[int, str] = {}
@@ -184,7 +190,7 @@ def _mixed_effect(mutations: Sequence[tuple[int, Mutation]]) -> _Net:
             first += rows.num_rows
             gone.update(dict.fromkeys(mutation.ids))
     ids = list(gone)
-    return _Net(_kept_rows(tables, places, mutations), ids, id_hashes(ids), list(documents))
+    return NetEffect(_kept_rows(tables, places, mutations), ids, id_hashes(ids), list(documents))
 
 
 def _remove_documents(places: dict[str, int], document_of: dict[int, str], removed: Iterable[str]) -> None:
@@ -204,7 +210,7 @@ def _kept_rows(
     return table.take(pa.array(sorted(places.values()), pa.int64()))
 
 
-def _without(segment: Segment, alive: AllowedRows | None, net: _Net) -> AllowedRows | None:
+def _without(segment: Segment, alive: AllowedRows | None, net: NetEffect) -> AllowedRows | None:
     """Return the live rows of a segment after mutations; the same object if no row dies."""
     rows_R = segment.rows_of(net.ids, net.hashes)
     dead_R = rows_R[rows_R >= 0]

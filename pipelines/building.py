@@ -12,15 +12,21 @@ from typing import Any
 import numpy as np
 
 from scannery.indexer.datapoints.schema import identifier
-from scannery.indexer.errors import AlreadyExistsError, MissingFileError, NotFoundError
-from scannery.indexer.lexical.analyser import ANALYSER_VERSION
+from scannery.indexer.errors import AlreadyExistsError, InUseError, MissingFileError, NotFoundError
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.sharding import shard_of
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.creation import with_analyser
 from scannery.indexer.versions.leases import WorkLease, working
-from scannery.indexer.versions.versions import hold_current, latest_version, read_manifest
+from scannery.indexer.versions.versions import (
+    hold_current,
+    is_dropped,
+    latest_version,
+    no_such_index,
+    read_manifest,
+)
 from scannery.pipelines.errors import ModeError, NothingToIndexError, SpecConflictError
 from scannery.pipelines.execution.outcome import check_record
 from scannery.pipelines.execution.run import Engine, execute
@@ -77,11 +83,11 @@ def build(
         mode: `upsert` as above, or `full`: the input is the whole index, and documents missing from it are removed.
         deletes: ids of documents to remove from an existing index (of datapoints, where the source has no documents).
             Unknown ids are counted. An id that the input also has is removed as well.
-        runner: which engine runs the pipeline (runners.RUNNERS); default `local`, in this process.
+        runner: which engine runs the pipeline (runners.RUNNERS); default: this process, without Beam up to 16 MiB.
         runner_options: options for that engine, as on a command line.
         progress: called from another thread as work is finished.
         max_dead_letters: fail without a version if more records are refused: a number from 1 (or 0), or a share of
-            all records below 1.
+            all records below 1. None: as `source.max_errors` of the spec says.
         queries: a file of queries as users will ask them (tuning/tuning_queries.py). The index is tuned for these
             instead of queries made from its own rows. They are stored and used by later builds.
         before: called with the store and the name of an index that exists, before the build reads its version. The
@@ -93,6 +99,7 @@ def build(
         PipelineError: see errors.py; a failed build leaves no version, and the next run reuses its finished work.
         EmbedError: the encoder cannot be loaded.
         AlreadyExistsError: another process committed a version before this build did, in every attempt.
+        InUseError: the index was dropped, and not all of its files are removed.
         IndexerError: the store failed, or a segment could not be built.
 
     """
@@ -106,6 +113,8 @@ def build(
         ids_to_delete(files) if mode == "upsert" else set()
     )  # a full build removes all ids without a record
     store = Store.open(store_uri, create=bool(inputs))
+    if is_dropped(store, spec.index):
+        raise InUseError(no_such_index(store, spec.index), field="index")
     parent = _current(store, spec.index, needed=not inputs)
     if parent is not None and before is not None:
         before(store, spec.index)
@@ -115,6 +124,8 @@ def build(
         if parent is not None and not files:
             spec = parent.spec
         spec = with_headings(spec, parent, files)
+        if max_dead_letters is None:
+            max_dead_letters = spec.source.max_dead_letters
         parts, limit = cut_input(files, spec, progress)
         encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
         given = None if queries is None else read_queries(queries, encoder)
@@ -154,7 +165,14 @@ def build(
         check_record(record, job)
         manifest = read_manifest(store, job.index, record.version)
     seconds = {**record.statistics["seconds"], "wall": clock.wall_s}
-    return BuildReport.of(record, manifest, store=job.store_uri, files=files, seconds=seconds)
+    return BuildReport.of(
+        record,
+        manifest,
+        store=job.store_uri,
+        files=files,
+        seconds=seconds,
+        errors_allowed=job.max_dead_letters is not None,
+    )
 
 
 def _hold_parent(store: Store, index: str, lease: WorkLease) -> Manifest | None:
@@ -283,13 +301,13 @@ def new_job(
     An index keeps its analyser version unless the spec names another. Without `queries`, the job keeps the parent's
     tuning queries if they were encoded by the same encoder.
     """
-    spec = _with_rules(spec, parent if mode == "upsert" else None)
+    spec = with_analyser(spec, parent.spec if parent is not None and mode == "upsert" else None)
     known = None if parent is None else queries_of(parent)
     if queries is None and parent is not None and _same_space(parent, dimensions, fingerprint):
         queries = known
     rewritten = parent is not None and (needs_rewriting(spec, parent) or queries != known)
     recipe = {
-        "source": spec.source.model_dump(),
+        "source": spec.source.model_dump(exclude={"max_errors"}),
         "attributes": spec.model_dump(mode="json", include={"attributes", "attribute_specs"})["attributes"],
         "distance": spec.distance,
         "encoder": fingerprint["digest"] if fingerprint and spec.source.vector is None else None,
@@ -318,15 +336,6 @@ TEXT_VERSION = 2
 """Part of the recipe of indexes with texts: raise it when some text would be embedded or searched differently.
 
 Units are then made again; documents with an unchanged content hash (records/passages.py) are not embedded again."""
-
-
-def _with_rules(spec: IndexSpec, parent: Manifest | None) -> IndexSpec:
-    """Return the spec with an analyser version: the index's own, or the newest for a new index."""
-    if spec.lexical is None or spec.lexical.analyser is not None:
-        return spec
-    old = None if parent is None else parent.spec.lexical
-    lexical = spec.lexical.model_copy(update={"analyser": old.analyser if old else ANALYSER_VERSION})
-    return spec.model_copy(update={"lexical": lexical})
 
 
 def _same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] | None) -> bool:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 __all__ = ["EXCERPT_CHARACTERS", "REASONS", "DeadLetter", "count_categories", "count_reasons", "excerpt_of",
-           "json_lines"]  # fmt: skip
+           "first_of_each_reason", "json_lines"]  # fmt: skip
 
 REASONS: Mapping[str, str] = MappingProxyType({
     "unreadable_file": "the file cannot be opened: permission, or removed since it was listed",
@@ -43,6 +43,7 @@ REASONS: Mapping[str, str] = MappingProxyType({
 """All reasons, each with its meaning."""
 
 EXCERPT_CHARACTERS = 400
+SUMMARY_CHARACTERS = 300
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,18 @@ class DeadLetter:
         # ASCII, because an excerpt of a broken record may hold lone surrogates, which UTF-8 cannot.
         return json.dumps(fields)
 
+    def summary(self) -> str:
+        """Return file, position and problem on one line of at most 300 characters."""
+        place = (
+            f", line {self.line}"
+            if self.line is not None
+            else f", row {self.row}"
+            if self.row is not None
+            else ""
+        )
+        what = " ".join(f"{self.source}{place}: {self.message}".split())
+        return what if len(what) <= SUMMARY_CHARACTERS else what[: SUMMARY_CHARACTERS - 1] + "…"
+
     @classmethod
     def from_json(cls, line: str) -> DeadLetter:
         """Return the dead letter that `to_json` wrote."""
@@ -95,6 +108,16 @@ class DeadLetter:
 def json_lines(letters: Iterable[DeadLetter]) -> bytes:
     """Return dead letters as the content of a file."""
     return "".join(f"{letter.to_json()}\n" for letter in letters).encode()
+
+
+def first_of_each_reason(lines: bytes) -> dict[str, str]:
+    """Return the summary of the first dead letter of each reason in the content of a file."""
+    found: dict[str, str] = {}
+    for line in lines.splitlines():
+        letter = DeadLetter.from_json(line.decode())
+        if letter.reason not in found:
+            found[letter.reason] = letter.summary()
+    return found
 
 
 def excerpt_of(record: object) -> str:

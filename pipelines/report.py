@@ -84,11 +84,35 @@ class BuildReport:
     dead_letters_key: str | None
     """Store key of the file that holds them, as JSON lines; None without any."""
 
+    dead_letter_examples: Mapping[str, str]
+    """The first refused record of each reason: file, position and problem."""
+
     record_errors: Mapping[str, int]
     """The same by the managed service's category, for input in its layout; errors without a category are left out."""
 
     ignored: Mapping[str, int]
     """Namespaces of such input that the spec does not name, each with its number of records."""
+
+    cut_texts: int
+    """Datapoints of the input whose text was cut off at the encoder's limit: only its beginning is in their vectors."""
+
+    cut_tokens: int
+    """Tokens that these texts lost, about."""
+
+    missing_fields: Mapping[str, Sequence[str]]
+    """Fields that the spec names and no record of the input had, each with similar names that records have."""
+
+    unused_fields: Sequence[str]
+    """If there are missing fields: some that records have and the spec does not name."""
+
+    converted: Mapping[str, int]
+    """Values that were converted in a way that could be wrong, by attribute or field and what was done."""
+
+    sampled_texts: int
+    """Texts of the input whose language was looked at."""
+
+    foreign_texts: Mapping[str, int]
+    """Those of them in languages that the encoder is not made for, by language."""
 
     recall: float | None
     """Expected recall@10 at default settings, from measurements per segment; 1.0 if all are searched exactly."""
@@ -100,11 +124,14 @@ class BuildReport:
     """Whether every segment has a setting that reaches the target recall; others are searched exactly."""
 
     target_recall: float
+    alpha: float | None
+    """Default weight of dense search in hybrid search, from the spec or measured; None without hybrid search."""
+
+    alpha_questions: int
+    """Number of questions made from passages that it was measured with; 0 if it was not measured."""
+
     seconds: Mapping[str, float]
     """Seconds of this run by stage, and `wall` for the whole run."""
-
-    converted: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Values that were converted in a way that could be wrong, by attribute or field and what was done."""
 
     added: int = 0
     """Documents that an update added; this and `replaced` are 0 for a full build."""
@@ -121,9 +148,22 @@ class BuildReport:
     unknown_deletes: int = 0
     """Documents that the caller wanted deleted and the index did not have."""
 
+    removed_datapoints: int | None = None
+    """Datapoints of the index that a full build did not find in its input and removed; None for an update, for a new
+    index, or if they were not counted (more than 20 million rows changed)."""
+
+    dropped_live: int | None = None
+    """Datapoints that live updates had written, and a full build removed or replaced; None as above."""
+
+    indexed_documents: int | None = None
+    """Documents in the version; None if it has segments of an older release, which did not count documents."""
+
     not_in_input: int | None = None
     """Documents of the index that the input of an update does not mention; None for a full build, or if the index has
     segments of an older release, which did not count documents."""
+
+    errors_allowed: bool = False
+    """Whether the caller or the spec set a limit of refused records, which this build kept."""
 
     @property
     def dead(self) -> int:
@@ -143,6 +183,7 @@ class BuildReport:
         store: str,
         files: Sequence[InputFile],
         seconds: Mapping[str, float],
+        errors_allowed: bool,
     ) -> BuildReport:
         """Return the report of a build from its record and its manifest."""
         own = {field.name for field in dataclasses.fields(cls)}
@@ -155,6 +196,7 @@ class BuildReport:
             "files": len(files),
             "input_bytes": sum(file.size_bytes for file in files),
             "passages": manifest.rows,
+            "indexed_documents": _documents(manifest),
             "dimensions": manifest.dimensions,
             "shards": manifest.shards,
             "index_bytes": manifest.size_bytes,
@@ -162,5 +204,22 @@ class BuildReport:
             "whole_recall": manifest.recall and manifest.recall.whole,
             "recall_reached": manifest.recall is None or manifest.recall.reached,
             "target_recall": manifest.spec.target_recall,
+            "alpha": _alpha(manifest),
+            "alpha_questions": manifest.fusion.questions if manifest.fusion else 0,
             "seconds": dict(seconds),
+            "errors_allowed": errors_allowed,
         })  # fmt: skip
+
+
+def _alpha(manifest: Manifest) -> float | None:
+    spec = manifest.spec
+    if spec.lexical is None or spec.encoder is None:
+        return None
+    if spec.search.alpha is not None:
+        return spec.search.alpha
+    return manifest.fusion.alpha if manifest.fusion else 0.5
+
+
+def _documents(manifest: Manifest) -> int | None:
+    known = [entry.documents for entry in manifest.segments if entry.documents is not None]
+    return sum(known) if len(known) == len(manifest.segments) else None

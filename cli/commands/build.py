@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from scannery.cli.errors import PARTIAL
 from scannery.cli.output import console, size_text
 from scannery.cli.progress import stage_bar
 
@@ -60,9 +61,15 @@ def build(
         str | None,
         typer.Option(help="local (default), portable, dask, dataflow, flink or spark.", show_default=False),
     ] = None,
-    max_dead_letters: Annotated[
+    allow_errors: Annotated[
         str | None,
-        typer.Option(metavar="N|SHARE", help="Fail if more records are refused: 100, 0.01 or 1%."),
+        typer.Option(
+            "--allow-errors",
+            "--max-dead-letters",
+            metavar="N|N%",
+            help="Refused records that count as success; with more, no version is made. Default: `source.max_errors` "
+            "of the spec; without both, a version is made, and the exit code is 7 if any record was refused.",
+        ),
     ] = None,
     queries: Annotated[
         Path | None,
@@ -85,9 +92,12 @@ def build(
     In an existing index, documents are added or replaced; only --full and --delete remove any. Work that an earlier
     run finished is reused. Records that cannot be indexed go to a dead-letter file.
     """
-    limit = _limit(max_dead_letters)
+    limit = _limit(allow_errors)
     more_inputs, runner_options = _split(rest or [])
     # Imported late: Beam and the encoder take seconds, which `scannery --help` should not wait for.
+    from scannery.indexer.kernels.import_numba import import_numba_without_blas
+
+    import_numba_without_blas()
     from scannery.indexer import load_spec
     from scannery.pipelines import build as run_build
 
@@ -110,7 +120,10 @@ def build(
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
-        _print(report, store, query='"…"' if parsed.encoder else "--vector '[…]'")
+        query = '"…"' if parsed.encoder else "--vector '[…]'"
+        _print(report, store, query=query, records="records" if parsed.source.document_id else "documents")
+    if report.dead and not report.errors_allowed:
+        raise typer.Exit(PARTIAL)
 
 
 def _seal(store: Store, index: str, log: Path | None, *, repairs: bool) -> None:
@@ -151,15 +164,12 @@ def _deletes(values: Sequence[str]) -> list[str]:
 
 
 def _limit(text: str | None) -> float | None:
-    if text is None:
-        return None
+    from scannery.indexer.spec.error_limit import error_limit
+
     try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf") or (value > 1 and not value.is_integer()):
-        raise typer.BadParameter(f"--max-dead-letters must be a number or a share such as 1%, got {text!r}")
-    return value
+        return None if text is None else error_limit(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--allow-errors {error}") from error
 
 
 @contextlib.contextmanager
@@ -175,18 +185,20 @@ def quiet_beam() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _print(report: BuildReport, store: str, *, query: str) -> None:
+def _print(report: BuildReport, store: str, *, query: str, records: str) -> None:
     out = console()
     if report.up_to_date:
         out.print(f"[green]✓[/green] {report.index} is already up to date: version {report.version}")
     else:
         out.print(f"[green]✓[/green] {report.index}: version {report.version}")
-    for label, text in _facts(report):
+    for label, text in _facts(report, records):
         out.print(f"[bold]{label:<12}[/bold]{text}", soft_wrap=True)
     if report.dead:
         out.print(f"[yellow]![/yellow] {report.dead:,} records were refused:")
         for reason, count in sorted(report.dead_letters.items(), key=lambda item: -item[1]):
-            out.print(f"    {count:>8,}  {reason}")
+            first = report.dead_letter_examples.get(reason, "")
+            example = f"; first {first}" if count > 1 and first else f": {first}" if first else ""
+            out.print(f"    {count:>8,}  {reason}{escape(example)}", soft_wrap=True)
         out.print(f"    see {escape(report.store)}/{report.dead_letters_key}", soft_wrap=True)
         for category, count in sorted(report.record_errors.items(), key=lambda item: -item[1]):
             out.print(f"    {count:>8,}  {category} for the managed service")
@@ -202,6 +214,8 @@ def _print(report: BuildReport, store: str, *, query: str) -> None:
             "--full removes them",
             soft_wrap=True,
         )
+    for warning in _warnings(report):
+        out.print(f"[yellow]![/yellow] {escape(warning)}", soft_wrap=True)
     if not report.recall_reached:
         out.print(
             f"[yellow]![/yellow] no setting of ScaNN reaches the recall target {report.target_recall} in some "
@@ -216,11 +230,51 @@ def _print(report: BuildReport, store: str, *, query: str) -> None:
         )
 
 
-def _facts(report: BuildReport) -> Iterator[tuple[str, str]]:
-    yield "documents", f"{report.documents:,} from {report.files:,} file(s), {size_text(report.input_bytes)}"
+def _warnings(report: BuildReport) -> Iterator[str]:
+    """Yield what may be wrong with the result, each with the remedy."""
+    if report.removed_datapoints:
+        yield f"{report.removed_datapoints:,} datapoints are not in the input, and this full build removed them"
+    if report.dropped_live:
+        yield (
+            f"{report.dropped_live:,} datapoints of live updates were removed, or replaced by the input; "
+            f"`scannery index rollback {report.index} --to …` brings the version before back"
+        )
+    if report.cut_texts:
+        yield (
+            f"{report.cut_texts:,} texts were cut off at the encoder's limit: about {report.cut_tokens:,} tokens are "
+            "not in their vectors. `source: {chunk: {max_tokens: 128}}` cuts texts into passages instead"
+        )
+    for name, near in report.missing_fields.items():
+        others = f"; the records have {', '.join(report.unused_fields)}" if report.unused_fields else ""
+        hint = f"; did you mean {' or '.join(f'`{other}`' for other in near)}?" if near else others
+        yield f"no record has a value in the field `{name}`, which the spec names{hint}"
+    if report.converted:
+        names = "; ".join(f"{name} ({count:,})" for name, count in report.converted.items())
+        yield f"values were converted in a way that could be wrong: {names}"
+    if report.foreign_texts:
+        shares = ", ".join(
+            f"{language.capitalize()} ({count / report.sampled_texts:.0%})"
+            for language, count in report.foreign_texts.items()
+        )
+        yield (
+            f"the encoder is not made for the languages of some texts: {shares} of {report.sampled_texts:,} sampled. "
+            "A multilingual encoder is, such as intfloat/multilingual-e5-small or BAAI/bge-m3"
+        )
+
+
+def _facts(report: BuildReport, records: str) -> Iterator[tuple[str, str]]:
+    yield records, f"{report.documents:,} from {report.files:,} file(s), {size_text(report.input_bytes)}"
     if report.mode == "upsert":
         yield "changes", _changes(report)
-    yield "datapoints", f"{report.passages:,} in {report.shards} shard(s), {size_text(report.index_bytes)}"
+    of = (
+        ""
+        if report.indexed_documents in (None, report.passages)
+        else f" of {report.indexed_documents:,} documents"
+    )
+    yield (
+        "datapoints",
+        f"{report.passages:,}{of} in {report.shards} shard(s), {size_text(report.index_bytes)}",
+    )
     if report.embedded:
         yield (
             "embedded",
@@ -234,6 +288,9 @@ def _facts(report: BuildReport) -> Iterator[tuple[str, str]]:
     if report.recall is not None:
         whole = "" if report.whole_recall is None else f", of the whole index {report.whole_recall:.3f}"
         yield "recall@10", f"{report.recall:.3f}{whole}, target {report.target_recall}"
+    if report.alpha is not None:
+        measured = f", measured with {report.alpha_questions} questions made from passages"
+        yield "hybrid", f"alpha {report.alpha:g}{measured if report.alpha_questions else ''}"
     stages = [
         f"{name} {value:.1f} s" for name, value in report.seconds.items() if name != "wall" and value >= 0.05
     ]

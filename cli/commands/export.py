@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,19 +37,30 @@ def export(
     vectors: Annotated[
         bool, typer.Option("--vectors/--no-vectors", help="Whether to write the vectors.")
     ] = True,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Logs of live updates, as `scannery serve --log`; default: those in the store.",
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Write all datapoints of a version to files: ids, vectors, texts, attributes, payloads.
+    """Write all datapoints of an index to files: ids, vectors, texts, attributes, payloads.
+
+    Live updates that are not sealed yet are written too; with --version, only what that version contains.
 
     A folder gets one file per segment, and a spec (`_spec.yaml`) that builds an equal index from them.
     """
     # Imported late: PyArrow takes time, which `scannery --help` should not wait for.
+    from scannery.live.unsealed import unsealed_change
     from scannery.pipelines.exports.exporting import export as run_export
 
     with counting_bar("exporting") as progress:
         report = run_export(name, store, output, format=format, version=version, vectors=vectors,
-                            overwrite=overwrite, progress=progress)  # fmt: skip
+                            overwrite=overwrite, progress=progress,
+                            live=lambda opened, manifest: unsealed_change(opened, manifest, log_root=log))  # fmt: skip
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
     else:
@@ -58,8 +70,9 @@ def export(
 def _print(report: ExportReport) -> None:
     out = console()
     without = "" if report.vectors else " without vectors"
+    live = f" with {report.live_mutations:,} batch(es) of live updates" if report.live_mutations else ""
     out.print(
-        f"[green]✓[/green] {report.index}, version {report.version}: {report.rows:,} datapoints{without} in "
+        f"[green]✓[/green] {report.index}, version {report.version}{live}: {report.rows:,} datapoints{without} in "
         f"{len(report.files)} file(s), {size_text(report.size_bytes)}, {report.seconds:.1f} s",
         soft_wrap=True,
     )

@@ -1,7 +1,8 @@
-"""`scannery index seal | merge | snapshot | restore | log`: maintenance of live updates, and backups."""
+"""`scannery index seal | merge | snapshot | restore | log | drop`: live updates, backups, and removal."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,7 +13,8 @@ import typer
 
 from scannery.cli.commands.index import JsonOption, NameArgument, StoreOption, index_app
 from scannery.cli.output import print_json, size_text
-from scannery.indexer import AlreadyExistsError, Store, read_manifest
+from scannery.cli.progress import counting_bar
+from scannery.indexer import AlreadyExistsError, Store, list_versions, read_manifest
 
 __all__ = ["index_app"]
 
@@ -133,6 +135,43 @@ def log_command(
         _forget(opened, name, log, as_json=as_json)
     else:
         _show_log(opened, name, log, as_json=as_json)
+
+
+@index_app.command("drop")
+def drop_command(
+    name: NameArgument,
+    store: StoreOption,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Although a server has it open or a build is running; they will fail."),
+    ] = False,
+    log: LogOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove an index with all its versions, files and live updates; or what a failed build left of one."""
+    from scannery.live.maintenance.drop import drop
+
+    opened = Store.open(store)
+    versions = list_versions(opened, name)
+    if not yes and versions:
+        manifest = read_manifest(opened, name)
+        question = (
+            f"Remove {name}: {manifest.rows:,} datapoints, {len(versions)} version(s)? This cannot be undone"
+        )
+        if not sys.stdin.isatty():
+            raise typer.BadParameter(f"{name} has {manifest.rows:,} datapoints; --yes removes them")
+        typer.confirm(question, abort=True)
+    with counting_bar("removing") as progress:
+        report, elsewhere = drop(opened, name, log_root=log, force=force, progress=progress)
+    if as_json:
+        print_json(asdict(report) | {"log_elsewhere": elsewhere})
+        return
+    typer.echo(
+        f"Removed {name}: {report.versions} version(s), {report.files:,} files, {size_text(report.size_bytes)}."
+    )
+    if elsewhere is not None:
+        typer.echo(f"Its log of live updates is {elsewhere}; remove it there.")
 
 
 def _forget(store: Store, name: str, log: Path | None, *, as_json: bool) -> None:

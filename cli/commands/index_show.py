@@ -58,6 +58,8 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "vectors", f"{manifest.dimensions} dimensions, {manifest.spec.distance}"
     yield "encoder", escape(encoder.model) if encoder else "none: the source has vectors"
     yield "attributes", ", ".join(f"{k}: {v}" for k, v in manifest.spec.attributes.items()) or "none"
+    if manifest.spec.lexical:
+        yield "search", _search_text(manifest)
     recall = manifest.recall
     if recall is None:
         return
@@ -68,6 +70,22 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "measured", text
     if recall.given_queries:
         yield "tuned for", f"given queries, {recall.given_queries}"
+
+
+def _search_text(manifest: Manifest) -> str:
+    """Return the default mode of searches by text, and where the weight of dense search comes from."""
+    search, weight = manifest.spec.search, manifest.fusion
+    mode = search.mode or ("hybrid" if manifest.spec.encoder else "lexical")
+    if mode != "hybrid":
+        return mode
+    if search.alpha is not None:
+        return f"hybrid by {search.fusion}, alpha {search.alpha:g} (from the spec)"
+    if weight is None or search.fusion != "weighted_score":
+        return f"hybrid by {search.fusion}, alpha 0.5"
+    return (
+        f"hybrid by weighted_score, alpha {weight.alpha:g}, measured with {weight.questions} questions made from "
+        f"passages: nDCG@10 {weight.hybrid:.3f}, dense {weight.dense:.3f}, lexical {weight.lexical:.3f}"
+    )
 
 
 def _documents_text(manifest: Manifest) -> str:
@@ -171,6 +189,8 @@ def _made_by(statistics: Mapping[str, Any]) -> str:
         return f"live updates: {statistics.get('mutations', 0):,} mutations sealed"
     if statistics["mode"] == "merge":
         return f"live updates: {statistics.get('merged', 0):,} segments merged"
+    if statistics["mode"] == "create":
+        return "create_index, without datapoints"
     if statistics["mode"] == "compact":
         return "compaction"
     changes = ("added", "replaced", "removed", "unchanged")

@@ -72,11 +72,13 @@ def _shown(key: ApiKey) -> str:
 
 @keys_app.command(no_args_is_help=True)
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the key (scannery keys list).")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME|ID", help="Name or id of the key (scannery keys list).")
+    ],
     file: FileOption,
 ) -> None:
     """Remove a key; servers refuse it after at most two seconds."""
     from scannery.serving.security import KeyFile
 
-    key = KeyFile(file).revoke(key_id)
+    key = KeyFile(file).revoke(name)
     typer.echo(f"revoked {key.id} ({key.name})")

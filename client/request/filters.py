@@ -6,6 +6,7 @@ Here only the grammar is checked. What the index has, and of which type, is the 
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -145,6 +146,11 @@ def _float(value: Any, path: str) -> pb.Value:
     return pb.Value(float_value=float(value))
 
 
+def _decimal(value: Any, path: str) -> pb.Value:
+    is_whole = value.is_finite() and value == value.to_integral_value()
+    return _int(value, path) if is_whole else _float(value, path)
+
+
 def _string(value: Any, path: str) -> pb.Value:
     try:
         return pb.Value(string_value=value)
@@ -174,10 +180,29 @@ _BUILDERS: tuple[tuple[tuple[type, ...], Callable[[Any, str], pb.Value]], ...] =
     ((float, np.floating), _float),
     ((dt.datetime,), _datetime),
     ((dt.date,), _date),
+    ((decimal.Decimal,), _decimal),
 )
 
 
+_ABSENT = {
+    "$regex": "patterns are not matched; search with mode='lexical' for words, or compare whole values with $eq or $in",
+    "$contains": "for an element of a string list use $eq or $in; for words in texts, search with mode='lexical'",
+    "$nor": "use $not with $or",
+    "$between": "use $gte and $lte together",
+    "$all": "use $and with one $eq per element",
+    "$size": "lengths of lists are not indexed",
+    "$ilike": "upper and lower case are told apart; store a lower-case attribute, or search with mode='lexical'",
+}
+"""Operators of other systems, and what to use here."""
+_ABSENT |= dict.fromkeys(("$like", "$match", "$text", "$startswith", "$prefix"), _ABSENT["$regex"])
+_ABSENT |= dict.fromkeys(("$has", "$any", "$elemmatch", "$array_contains"), _ABSENT["$contains"])
+_ABSENT |= {"$range": _ABSENT["$between"], "$icontains": _ABSENT["$ilike"]}
+
+
 def _nearest(name: str, valid: Sequence[str]) -> str:
+    absent = _ABSENT.get(f"${name.lstrip('$').lower()}")
+    if absent is not None:
+        return absent
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else f"it must be one of {', '.join(valid)}"
 

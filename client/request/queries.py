@@ -16,6 +16,7 @@ import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import Where, build_filter
+from scannery.client.request.identifiers import as_identifier
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
 
@@ -42,7 +43,7 @@ Fusion = Literal["reciprocal_rank", "weighted_score"]
 class Like:
     """The query "more like this": the vector of a datapoint, which itself is not returned."""
 
-    id: str
+    id: str | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,14 @@ class SearchOptions(TypedDict, total=False):
 
     where: Where | None
     """Which datapoints may be returned."""
-    mode: Mode
-    """`dense` (default), `lexical` or `hybrid`."""
+    mode: Mode | None
+    """`dense`, `lexical` or `hybrid`. Default: of a text `hybrid` where words are indexed, and else `dense`;
+    `hits.mode` tells. With `min_score` a text is searched `dense`: fused scores are relative to the best hit."""
     alpha: float | None
-    """Hybrid: weight of the dense side, 0 to 1; the lexical side has the rest. Default: 0.5."""
+    """Hybrid: weight of the dense side, 0 to 1; the lexical side has the rest. Default: measured by the build. Given
+    without a mode, it stands for `hybrid`."""
     fusion: Fusion | None
-    """Hybrid: `reciprocal_rank` (default) or `weighted_score`."""
+    """Hybrid: `weighted_score` (default) or `reciprocal_rank`; likewise."""
     max_per_group: int | None
     """The largest number of hits per group."""
     group_by: str | None
@@ -139,7 +142,7 @@ def build_query(query: QueryLike, *, path: str = "query") -> pb.Query:
     if isinstance(query, str):
         return pb.Query(text=_text(query, path))
     if isinstance(query, Like):
-        return pb.Query(id=_text(query.id, path))
+        return pb.Query(id=_text(as_identifier(query.id, path), path))
     if isinstance(query, Sparse):
         return _sparse(query, path)
     if isinstance(query, Blend):
@@ -204,7 +207,7 @@ def build_options(
     k: int,
     *,
     where: Where | None = None,
-    mode: Mode = "dense",
+    mode: Mode | None = None,
     alpha: float | None = None,
     fusion: Fusion | None = None,
     max_per_group: int | None = None,
@@ -232,13 +235,13 @@ def build_options(
     """
     for name in unknown:
         raise TypeError(f"a search has no option {name!r}{_meant(name)}")
-    if mode not in get_args(Mode):
+    if mode is not None and mode not in get_args(Mode):
         raise _invalid("mode", f"must be one of {', '.join(get_args(Mode))}, got {mode!r}")
     if group_by is not None and max_per_group is None:
         raise _invalid("group_by", "needs max_per_group")
     options = pb.SearchOptions(
         k=_integer(k, "k"),
-        mode=_MODES[mode],
+        mode=pb.MODE_UNSPECIFIED if mode is None else _MODES[mode],
         offset=_integer(offset, "offset"),
         exact=bool(exact),
         return_vector=bool(vectors),
@@ -269,9 +272,11 @@ def build_options(
     return options
 
 
-def _add_fusion(options: pb.SearchOptions, mode: Mode, alpha: float | None, fusion: Fusion | None) -> None:
+def _add_fusion(
+    options: pb.SearchOptions, mode: Mode | None, alpha: float | None, fusion: Fusion | None
+) -> None:
     for name, value in (("alpha", alpha), ("fusion", fusion)):
-        if value is not None and mode != "hybrid":
+        if value is not None and mode not in (None, "hybrid"):
             raise _invalid(name, f"is for hybrid search, the mode is {mode}")
     if fusion is not None:
         if fusion not in get_args(Fusion):

@@ -32,12 +32,14 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
 def parse_hits(response: search_pb2.SearchResponse) -> Hits:
     """Return the hits of a response."""
-    return _hits(response, response.version, response.sequence)
+    return _hits(response, response.version, response.sequence, response.mode)
 
 
-def _hits(message: search_pb2.SearchResponse | search_pb2.HitList, version: int, sequence: int) -> Hits:
+def _hits(
+    message: search_pb2.SearchResponse | search_pb2.HitList, version: int, sequence: int, mode: int
+) -> Hits:
     hits = Hits(map(_hit, message.hits))
-    hits.version, hits.sequence = version, sequence
+    hits.version, hits.sequence, hits.mode = version, sequence, _MODES.get(mode)
     if message.HasField("explanation"):
         hits.explanation = _explanation(message.explanation)
     return hits
@@ -45,7 +47,12 @@ def _hits(message: search_pb2.SearchResponse | search_pb2.HitList, version: int,
 
 def parse_many(response: search_pb2.SearchManyResponse) -> list[Hits]:
     """Return the hits of each query of a response."""
-    return [_hits(result, response.version, response.sequence) for result in response.results]
+    results, modes = response.results, response.modes
+    each = modes if len(modes) == len(results) else [modes[0] if modes else 0] * len(results)
+    return [
+        _hits(result, response.version, response.sequence, mode)
+        for result, mode in zip(results, each, strict=True)
+    ]
 
 
 def parse_get(ids: Iterable[str], response: search_pb2.GetResponse) -> list[Datapoint | None]:
@@ -115,7 +122,19 @@ _DISTANCES: dict[int, Literal["cosine", "dot", "squared_l2"]] = {
 }
 
 
+_MODES: dict[int, Literal["dense", "lexical", "hybrid"]] = {
+    search_pb2.MODE_DENSE: "dense",
+    search_pb2.MODE_LEXICAL: "lexical",
+    search_pb2.MODE_HYBRID: "hybrid",
+}
+_METHODS: dict[int, Literal["weighted_score", "reciprocal_rank"]] = {
+    search_pb2.FUSION_METHOD_WEIGHTED_SCORE: "weighted_score",
+    search_pb2.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
+}
+
+
 def _explanation(message: search_pb2.Explanation) -> Explanation:
+    fused = message.HasField("fusion")
     return Explanation(
         segments=tuple(
             SegmentPlan(
@@ -131,6 +150,9 @@ def _explanation(message: search_pb2.Explanation) -> Explanation:
         ),
         stages_us={stage.stage: stage.duration_us for stage in message.stages},
         expected_recall=message.expected_recall,
+        mode=_MODES.get(message.mode),
+        fusion=_METHODS.get(message.fusion.method) if fused else None,
+        alpha=message.fusion.alpha if fused else None,
     )
 
 

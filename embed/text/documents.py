@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby, repeat
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -20,7 +20,15 @@ from scannery.embed.text.chunking import Chunker, Passage
 from scannery.embed.text.markdown import passage_title
 from scannery.embed.text.transcripts import spoken_text
 
-__all__ = ["DocumentEncoder", "cut", "cut_all", "encode_passages", "passage_columns", "uncut"]
+__all__ = [
+    "CountingEncoder",
+    "DocumentEncoder",
+    "cut",
+    "cut_all",
+    "encode_passages",
+    "passage_columns",
+    "uncut",
+]
 
 # Texts in one call of the encoder: enough to sort by length, few enough to encode again when one is refused.
 ENCODE_TEXTS = 8192
@@ -38,6 +46,13 @@ class DocumentEncoder(Protocol):
 
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
         """Return the vectors of texts, float32 (N, D); InvalidTextError for a text without a vector."""
+
+
+class CountingEncoder(DocumentEncoder, Protocol):
+    """An encoder that also tells what it cut off: an `Encoder`."""
+
+    def encode_documents(self, texts: Sequence[str], *, cut_tokens: np.ndarray | None = None) -> np.ndarray:
+        """Return the vectors of texts; `cut_tokens`, integers (N,), gets the number of tokens cut off each text."""
 
 
 _COLUMNS = {
@@ -98,6 +113,8 @@ def encode_passages(
     passages: Sequence[Sequence[Passage]],
     encoder: DocumentEncoder,
     chunker: Chunker | None = None,
+    *,
+    cut_tokens: np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], list[str | None]]:
     """Return for each document the vectors of its passages, float32 (P, D), and the encoder's error message or None.
 
@@ -106,6 +123,8 @@ def encode_passages(
         passages: of each document.
         encoder: computes the vectors.
         chunker: the one that cut the passages, which shortens titles; None: titles are used whole.
+        cut_tokens: integers, one for each passage; gets the number of tokens that the encoder, a `CountingEncoder`,
+            cut off it.
 
     """
     texts = [
@@ -116,7 +135,8 @@ def encode_passages(
     vectors_ND = np.empty((len(texts), encoder.dimensions), np.float32)
     problems: dict[int, str] = {}
     for start in range(0, len(texts), ENCODE_TEXTS):
-        _encode_into(vectors_ND, texts, start, min(start + ENCODE_TEXTS, len(texts)), encoder, problems)
+        end = min(start + ENCODE_TEXTS, len(texts))
+        _encode_into(vectors_ND, texts, start, end, encoder, problems, cut_tokens)
     vectors, refused, start = [], [], 0
     for own in passages:
         rows = range(start, start + len(own))
@@ -134,20 +154,27 @@ def _encode_into(
     end: int,
     encoder: DocumentEncoder,
     problems: dict[int, str],
+    cut_tokens: np.ndarray | None,
 ) -> None:
     """Encode a range of texts into rows of `vectors_ND`; find refused texts by halving, and record their errors.
 
     One refused text costs twice the work; a model that refuses every text costs log2(8192) times the work.
     """
     try:
-        vectors_ND[start:end] = encoder.encode_documents(texts[start:end])
+        if cut_tokens is None:
+            vectors_ND[start:end] = encoder.encode_documents(texts[start:end])
+        else:
+            counting = cast(CountingEncoder, encoder)
+            vectors_ND[start:end] = counting.encode_documents(
+                texts[start:end], cut_tokens=cut_tokens[start:end]
+            )
     except InvalidTextError as error:
         if end - start == 1:
             problems[start] = error.message
             return
         middle = (start + end) // 2
-        _encode_into(vectors_ND, texts, start, middle, encoder, problems)
-        _encode_into(vectors_ND, texts, middle, end, encoder, problems)
+        _encode_into(vectors_ND, texts, start, middle, encoder, problems, cut_tokens)
+        _encode_into(vectors_ND, texts, middle, end, encoder, problems, cut_tokens)
 
 
 def _embedded_texts(title: str | None, passages: Sequence[Passage], chunker: Chunker | None) -> Iterator[str]:

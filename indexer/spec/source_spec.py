@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from scannery.indexer.spec.error_limit import check_limit, error_limit
 from scannery.indexer.spec.model import SpecModel, mapping_like
 
 __all__ = ["ChunkSpec", "CsvSpec", "SourceFormat", "SourceSpec"]
@@ -179,8 +180,18 @@ class SourceSpec(SpecModel):
     records: Annotated[str, Field(min_length=1)] | None = None
     """For `.json` files that hold one object: the field with the list of records, or a path to it (`data.items`)."""
 
+    max_errors: Annotated[str | int | float | None, BeforeValidator(check_limit)] = None
+    """Most records that may be refused: a number, or a share such as `1%`. A build that refuses more makes no version;
+    one that keeps the limit is a full success. Default: a version is made of the good records, and `scannery build`
+    ends with code 7 if any was refused."""
+
     csv: Annotated[CsvSpec | None, mapping_like(lambda _: "{delimiter: ';', encoding: latin-1}")] = None
     """How CSV and TSV are written, where it is not to be found from the file."""
+
+    @property
+    def max_dead_letters(self) -> float | None:
+        """`max_errors` as a number: from 1 (or 0) a count, below 1 a share of all records; None: no limit."""
+        return None if self.max_errors is None else error_limit(self.max_errors)
 
     @model_validator(mode="before")
     @classmethod
@@ -202,7 +213,9 @@ class SourceSpec(SpecModel):
     def _has_something_to_index(self) -> SourceSpec:
         if self.text is None and self.vector is None:
             raise ValueError("needs `text`, `vector` or both, got neither")
-        if self.chunk is not None and (self.text is None or self.vector is not None):
+        # The rows of an export are passages already, but live updates of the index are documents to cut.
+        is_export = self.format == "datapoints"
+        if self.chunk is not None and not is_export and (self.text is None or self.vector is not None):
             raise ValueError("`chunk` needs `text` and no `vector`: a ready vector has no passages")
         if self.chunk is not None and self.sparse_vector is not None:
             raise ValueError("`chunk` and `sparse_vector` exclude each other: a ready vector has no passages")
@@ -215,6 +228,5 @@ class SourceSpec(SpecModel):
         # Without the keys that earlier releases do not know: specs that do not use them stay readable there, and keep
         # the keys of finished work, which are hashes of this.
         written: dict[str, Any] = handler(self)
-        return {
-            key: value for key, value in written.items() if value or key not in ("records", "csv", "fetch")
-        }
+        new = ("records", "csv", "fetch", "max_errors")
+        return {key: value for key, value in written.items() if key not in new or value not in (None, (), [])}

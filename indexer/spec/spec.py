@@ -38,6 +38,7 @@ __all__ = [
     "LiveSpec",
     "RerankerSpec",
     "ScannSpec",
+    "SearchSpec",
     "SourceFormat",
     "SourceSpec",
 ]
@@ -95,6 +96,20 @@ class RerankerSpec(SpecModel):
 
     max_tokens: Annotated[int, Field(ge=8, le=131072)] | None = None
     """Longest pair of query and text in tokens, the rest is cut off; default: the model's own limit."""
+
+
+class SearchSpec(SpecModel):
+    """Defaults of searches, for requests that do not set them. They do not affect what an index stores."""
+
+    mode: Literal["dense", "lexical", "hybrid"] | None = None
+    """Mode of searches by text; default: `hybrid` if words are indexed, `lexical` if the index has no encoder, else
+    `dense`. Searches by vector are dense."""
+
+    fusion: Literal["weighted_score", "reciprocal_rank"] = "weighted_score"
+    """How hybrid search combines its two rankings: by scaled scores, or by ranks."""
+
+    alpha: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Hybrid search: weight of the dense ranking, the lexical ranking has the rest; default: measured by the build."""
 
 
 class ScannSpec(SpecModel):
@@ -250,6 +265,9 @@ class IndexSpec(SpecModel):
     target_recall: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
     """Share of the true nearest neighbours that a default search finds, on average."""
 
+    search: SearchSpec = SearchSpec()
+    """Defaults of searches: mode and fusion."""
+
     scann: ScannSpec = ScannSpec()
     """For experts: parameters of ScaNN."""
 
@@ -295,6 +313,9 @@ class IndexSpec(SpecModel):
         specs = written.pop("attribute_specs", {})
         if specs and "attributes" in written:
             written["attributes"] = {**written["attributes"], **specs}
+        # Releases from before `search` refuse it; a spec that does not use it is written as they read it.
+        if self.search == SearchSpec():
+            written.pop("search", None)
         return written
 
     @field_serializer("lexical", mode="wrap")
@@ -313,6 +334,10 @@ class IndexSpec(SpecModel):
             raise ValueError("`encoder` is required unless `source.vector` names a field with vectors")
         if self.lexical and self.source.text is None:
             raise ValueError("`lexical: true` needs `source.text`")
+        if self.search.mode in ("lexical", "hybrid") and not self.lexical:
+            raise ValueError(f"`search.mode: {self.search.mode}` needs `lexical: true`")
+        if self.search.mode in ("dense", "hybrid") and self.encoder is None:
+            raise ValueError(f"`search.mode: {self.search.mode}` needs `encoder`")
         if self.source.format in ("datapoints", "managed") and self.attribute_specs:
             name = next(iter(self.attribute_specs))
             raise ValueError(f"attribute {name!r} can only be a type with `format: {self.source.format}`")

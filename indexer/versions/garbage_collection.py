@@ -23,9 +23,17 @@ from typing import Any
 
 from scannery.indexer.errors import NotFoundError
 from scannery.indexer.manifest import Manifest
+from scannery.indexer.spec.spec import INDEX_NAME
 from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.versions.leases import LIFETIME, read_leases, removing
-from scannery.indexer.versions.versions import list_versions, manifest_key, read_manifest, segment_key
+from scannery.indexer.versions.versions import (
+    is_dropped,
+    list_versions,
+    manifest_key,
+    no_such_index,
+    read_manifest,
+    segment_key,
+)
 
 __all__ = ["GarbageReport", "collect_garbage"]
 
@@ -71,6 +79,8 @@ def collect_garbage(
 ) -> GarbageReport:
     """Remove old versions that are not leased, and all files that no other version needs.
 
+    An index without any version has only files of builds that failed; those above the minimum age are removed.
+
     Files that another process starts to use meanwhile are kept, so the report can have less than a dry run before.
 
     Args:
@@ -83,13 +93,14 @@ def collect_garbage(
 
     Raises:
         ValueError: `keep` is below 1.
-        NotFoundError: no such index.
+        NotFoundError: no such index, and no remnants of a failed build of one.
         CorruptError: the manifest of a kept version cannot be read; nothing was removed.
 
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
-    read_manifest(store, index)  # a clear NotFoundError
+    if not list_versions(store, index) and (not _has_remnants(store, index) or is_dropped(store, index)):
+        raise NotFoundError(no_such_index(store, index), field="index")
     before = datetime.now(timezone.utc) - min_age
     old = _old_versions(store, index, keep, before)
     leased = read_leases(store, index).versions
@@ -106,6 +117,10 @@ def collect_garbage(
         freed_bytes=sum(item.size_bytes for items in found.values() for item in items),
         **{kind: tuple(item.key for item in items) for kind, items in found.items()},
     )
+
+
+def _has_remnants(store: Store, index: str) -> bool:
+    return INDEX_NAME.fullmatch(index) is not None and bool(store.list(index))
 
 
 def _remove_versions(store: Store, index: str, versions: Sequence[int]) -> list[int]:

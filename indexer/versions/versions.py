@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import re
 import secrets
@@ -13,6 +14,7 @@ from scannery.indexer.errors import (
     AlreadyExistsError,
     CorruptError,
     FormatError,
+    InUseError,
     MissingFileError,
     NotFoundError,
     ReplacedError,
@@ -26,13 +28,16 @@ __all__ = [
     "commit",
     "hold_current",
     "inherited_id",
+    "is_dropped",
     "latest_version",
     "list_indexes",
     "list_versions",
     "manifest_key",
     "new_index_id",
+    "no_such_index",
     "read_manifest",
     "segment_key",
+    "tombstone_key",
 ]
 
 ATTEMPTS = 10
@@ -48,11 +53,24 @@ def list_indexes(store: Store) -> list[str]:
 
 
 def list_versions(store: Store, index: str) -> list[int]:
-    """Return the versions of an index, ascending; empty if there is no such index."""
+    """Return the versions of an index, ascending; empty if there is no such index, or if it was dropped."""
     if not INDEX_NAME.fullmatch(index):
         return []
-    matches = (_MANIFEST.fullmatch(item.key) for item in store.list(f"{index}/versions"))
+    keys = [item.key for item in store.list(f"{index}/versions")]
+    if tombstone_key(index) in keys:
+        return []
+    matches = (_MANIFEST.fullmatch(key) for key in keys)
     return sorted(int(match["version"]) for match in matches if match)
+
+
+def tombstone_key(index: str) -> str:
+    """Return the store key of the file that marks an index as dropped (dropping.py)."""
+    return f"{index}/versions/dropped.json"
+
+
+def is_dropped(store: Store, index: str) -> bool:
+    """Return whether an index was dropped, and not all of its files are removed yet."""
+    return store.exists(tombstone_key(index))
 
 
 def latest_version(store: Store, index: str) -> int | None:
@@ -71,7 +89,7 @@ def read_manifest(store: Store, index: str, version: int | None = None) -> Manif
     if version is None:
         version = latest_version(store, index)
         if version is None:
-            raise NotFoundError(_no_such_index(store, index), field="index")
+            raise NotFoundError(no_such_index(store, index), field="index")
     key = manifest_key(index, version)
     try:
         data = store.read(key)
@@ -128,6 +146,7 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
         AlreadyExistsError: another process published a version after the parent; nothing was changed.
         MissingFileError: a file that the manifest names is not in the store.
         ReplacedError: another index has replaced the one that the manifest was made for.
+        InUseError: the index was dropped, and its files are being removed.
         StoreError: garbage collection is removing a file that the manifest names.
 
     """
@@ -156,6 +175,8 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
 
 def _checked(store: Store, manifest: Manifest, files: Mapping[str, int | None]) -> Manifest:
     """Return the manifest to publish, after checking that its parent is the newest version and its files exist."""
+    if is_dropped(store, manifest.index):
+        raise InUseError(no_such_index(store, manifest.index), field="index")
     wait_for_removals(store, manifest.index, files)
     published, parent = _next(store, manifest)
     _check_files(store, files, known=set() if parent is None else _files(parent).keys())
@@ -283,14 +304,20 @@ def manifest_key(index: str, version: int) -> str:
     return f"{index}/versions/{version:08d}.json"
 
 
-def _no_such_index(store: Store, index: str) -> str:
+def no_such_index(store: Store, index: str) -> str:
+    """Return the message that a store has no version of an index, with the names that it has."""
+    if INDEX_NAME.fullmatch(index) and is_dropped(store, index):
+        left = f"some of its files are left: `scannery index drop {index}` removes them"
+        return f"index {index!r} was dropped, and {left}"
     names = list_indexes(store)
     known = f"it has {', '.join(names)}" if names else "it has none"
-    return f"there is no index {index!r} in {store.uri}; {known}"
+    near = difflib.get_close_matches(index[:80], names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"there is no index {index!r} in {store.uri}; {known}{hint}"
 
 
 def _no_such_version(store: Store, index: str, version: int) -> str:
     versions = list_versions(store, index)
     if not versions:
-        return _no_such_index(store, index)
+        return no_such_index(store, index)
     return f"index {index!r} has no version {version}; it has {', '.join(map(str, versions))}"

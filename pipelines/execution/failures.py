@@ -22,6 +22,7 @@ _KNOWN: dict[str, Any] = {
     name: getattr(module, name)
     for module in (embed_errors, indexer_errors, pipeline_errors)
     for name in module.__all__
+    if isinstance(getattr(module, name), type)
 }
 
 

@@ -8,12 +8,16 @@ from scannery.pipelines.state.job import Job
 
 __all__ = ["check_record"]
 
+MOST_EXAMPLES = 3
+"""Reasons of which a message of a failed build gives the first record."""
+
 
 def check_record(record: BuildRecord, job: Job) -> None:
     """Raise NothingToIndexError or TooManyDeadLettersError if the build committed no version for that reason."""
     dead = ", ".join(f"{count} × {reason}" for reason, count in record.counts.dead_letters.items())
     key = record.statistics["dead_letters_key"]
-    where = f"; see {job.store_uri}/{key}" if key else ""
+    first = [f"; first {text}" for text in record.statistics.get("dead_letter_examples", {}).values()]
+    where = f"{''.join(first[:MOST_EXAMPLES])}; see {job.store_uri}/{key}" if key else ""
     if record.status == "empty":
         raise NothingToIndexError(f"no record could be indexed ({dead or 'the input is empty'}){where}")
     if record.status == "too_many_dead_letters":

@@ -12,7 +12,6 @@ of it are in memory.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import time
@@ -21,18 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
 from scannery.indexer import (
-    CorruptError,
     Manifest,
-    SegmentEntry,
     Store,
     datapoint_schema,
-    read_live_mask,
     read_manifest,
-    segment_key,
     written_schema,
 )
 from scannery.indexer.local.scratch_folders import scratch_folder
@@ -42,27 +36,26 @@ from scannery.pipelines.errors import OutputError
 from scannery.pipelines.exports.export_files import (
     FORMATS,
     SPARSE,
-    RowWriter,
     exported,
     exported_schema,
     format_of_name,
     open_writer,
 )
+from scannery.pipelines.exports.export_rows import ExportRows, LiveChange, LiveRows, SegmentRows
 
 __all__ = ["ExportReport", "ExportedFile", "export"]
 
 REPORT_NAME = "_export.json"
 SPEC_NAME = "_spec.yaml"
 
-# Bytes of vectors in a batch; decoded, converted and encoded copies take about ten times that memory.
-BATCH_BYTES = 1 << 24
-MAX_BATCH_ROWS = 1 << 14
-READ_BUFFER_BYTES = 1 << 20
-
 _OTHER_FILES = (".json", ".csv", ".tsv", ".txt", ".npy", ".avro", ".arrow", ".feather", ".gz", ".zst", ".zip")
 
 RowsCallback = Callable[[int, int], None]
 """Called with the number of rows written so far, and of all rows."""
+
+
+LiveCallback = Callable[[Store, Manifest], "LiveChange | None"]
+"""Returns what live updates change in the current version; None if nothing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,6 +103,9 @@ class ExportReport:
     seconds: float
     """Wall time of the export."""
 
+    live_mutations: int = 0
+    """Batches of live updates that are not sealed into the version, and are in the files."""
+
     @property
     def size_bytes(self) -> int:
         """Size of all files together."""
@@ -131,10 +127,9 @@ def export(
     vectors: bool = True,
     overwrite: bool = False,
     progress: RowsCallback | None = None,
+    live: LiveCallback | None = None,
 ) -> ExportReport:
     """Write all datapoints of a version to files. Each file appears complete or not at all.
-
-    Mutations in a server's log that the version does not contain yet are not exported.
 
     Args:
         index: name of the index.
@@ -146,6 +141,8 @@ def export(
         vectors: whether to write vectors; files without vectors need an encoder to be built from again.
         overwrite: replace an earlier export.
         progress: called after each batch.
+        live: finds live updates that the current version does not contain yet, which are then exported too; not used
+            with `version`. None: only what the version contains is exported.
 
     Raises:
         NotFoundError: no such store, index or version.
@@ -158,12 +155,15 @@ def export(
     manifest = read_manifest(store, index, version)
     target = _Target.of(str(output), format)
     target.prepare(overwrite=overwrite)
-    written = _Written(progress, manifest.rows)
+    change = None if live is None or version is not None else live(store, manifest)
+    written = _Written(progress, manifest.rows + (change.rows.num_rows if change else 0))
     schema = _schema(manifest, vectors=vectors)
-    files = [
-        _write_file(target, name, entries, store, manifest, schema, written)
-        for name, entries in target.files(manifest.segments)
+    parts = [SegmentRows(store, manifest.index, entry, schema, change) for entry in manifest.segments]
+    tables: list[ExportRows] = [
+        *parts,
+        *([LiveRows(change, schema)] if change and change.rows.num_rows else []),
     ]
+    files = [_write_file(target, name, own, schema, written) for name, own in target.files(tables)]
     report = ExportReport(
         index=index,
         version=manifest.version,
@@ -175,6 +175,7 @@ def export(
         files=tuple(files),
         spec=_spec_of(manifest.spec) if vectors else None,
         seconds=round(time.perf_counter() - started, 3),
+        live_mutations=change.mutations if change else 0,
     )
     target.finish(report)
     return report
@@ -221,13 +222,13 @@ class _Target:
             )
         return cls(Store.open(output, create=True), format or "parquet", None)
 
-    def files(self, segments: Sequence[SegmentEntry]) -> Iterator[tuple[str, Sequence[SegmentEntry]]]:
-        """Yield the names of the files to write, each with its segments."""
+    def files(self, tables: Sequence[ExportRows]) -> Iterator[tuple[str, Sequence[ExportRows]]]:
+        """Yield the names of the files to write, each with its rows."""
         if self.name is not None:
-            yield self.name, segments
+            yield self.name, tables
             return
-        for number, entry in enumerate(segments):
-            yield f"part-{number:05d}-of-{len(segments):05d}.{self.format}", [entry]
+        for number, rows in enumerate(tables):
+            yield f"part-{number:05d}-of-{len(tables):05d}.{self.format}", [rows]
 
     def prepare(self, *, overwrite: bool) -> None:
         """Remove an earlier export: the files of two exports in one folder would be read as one export."""
@@ -278,75 +279,19 @@ def _schema(manifest: Manifest, *, vectors: bool) -> pa.Schema:
 
 
 def _write_file(
-    target: _Target,
-    name: str,
-    entries: Sequence[SegmentEntry],
-    store: Store,
-    manifest: Manifest,
-    schema: pa.Schema,
-    written: _Written,
+    target: _Target, name: str, tables: Sequence[ExportRows], schema: pa.Schema, written: _Written
 ) -> ExportedFile:
     before = written.rows
     with scratch_folder("export") as folder:
         path = folder / "draft"
         with open_writer(path, target.format, exported_schema(schema)) as writer:
-            for entry in entries:
-                _copy_rows(store, manifest.index, entry, schema, writer, written)
+            for rows in tables:
+                for table in rows.tables():
+                    writer.write(exported(table))
+                    written.add(table.num_rows)
         target.folder.write_file(name, path)
         size, sha256 = path.stat().st_size, file_sha256(path)
     return ExportedFile(name=name, rows=written.rows - before, size_bytes=size, sha256=sha256)
-
-
-def _copy_rows(
-    store: Store, index: str, entry: SegmentEntry, schema: pa.Schema, writer: RowWriter, written: _Written
-) -> None:
-    rows, key = 0, segment_key(index, entry.key)
-    mask_N = read_live_mask(store, index, entry)
-    with _verified(store, key, entry) as file:
-        for batch in file.iter_batches(_batch_rows(schema), columns=_present(file, schema, key)):
-            table = _conformed(pa.Table.from_batches([batch]), schema)
-            first, rows = rows, rows + table.num_rows
-            if mask_N is not None:
-                table = table.filter(pa.array(mask_N[first:rows]))
-            writer.write(exported(table))
-            written.add(table.num_rows)
-    if rows != entry.rows:
-        raise CorruptError(f"{key} has {rows} rows, the manifest says {entry.rows}")
-
-
-@contextlib.contextmanager
-def _verified(store: Store, key: str, entry: SegmentEntry) -> Iterator[pq.ParquetFile]:
-    with store.open_file(key) as path:
-        if path.stat().st_size != entry.size_bytes or file_sha256(path) != entry.sha256:
-            raise CorruptError(f"{key} is damaged: its size or SHA-256 is not the one in the manifest")
-        # With read-ahead, a whole column would be in memory before its first row is decoded.
-        with pq.ParquetFile(
-            path, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True
-        ) as file:
-            yield file
-
-
-def _present(file: pq.ParquetFile, schema: pa.Schema, key: str) -> list[str]:
-    """Return the columns of the schema that the file has; old segments lack attributes added to the spec later."""
-    present = [name for name in schema.names if name in file.schema_arrow.names]
-    missing = [field.name for field in schema if not field.nullable and field.name not in present]
-    if missing:
-        raise CorruptError(f"{key} has no column {missing[0]}")
-    return present
-
-
-def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = [
-        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.table(columns, names=schema.names).cast(schema)
-
-
-def _batch_rows(schema: pa.Schema) -> int:
-    at = schema.get_field_index("embedding")
-    dimensions = schema.field(at).type.list_size if at >= 0 else 1
-    return max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // (4 * dimensions)))
 
 
 def _spec_of(spec: IndexSpec) -> dict[str, Any]:
@@ -354,7 +299,11 @@ def _spec_of(spec: IndexSpec) -> dict[str, Any]:
     data = spec.model_dump(mode="json", exclude_defaults=True)
     if spec.attributes:  # under their own names now, and converted
         data["attributes"] = dict(spec.attributes)
-    source = {"format": "datapoints"} | ({"sparse_vector": SPARSE} if spec.source.sparse_vector else {})
+    source: dict[str, Any] = {"format": "datapoints"}
+    if spec.source.sparse_vector:
+        source["sparse_vector"] = SPARSE
+    if spec.source.chunk is not None:  # the rows are passages; documents of live updates are cut like them
+        source["chunk"] = spec.source.chunk.model_dump()
     return {"index": data["index"], "source": source} | {
         key: value for key, value in data.items() if key not in ("index", "source")
     }

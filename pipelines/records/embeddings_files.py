@@ -1,8 +1,8 @@
 """Embeddings files: the vectors of a work unit as Parquet, one row group per shard.
 
 They have the columns of `datapoint_schema`, `_spoken`, and, for the build itself: `_content_hash` (passages.py),
-`_speakers` of the passage, `_record` (its number within the unit) and `_source`, `_line`, `_row` (where the record
-was).
+`_speakers` of the passage, `_cut_tokens` (how many the encoder cut off its text, about), `_record` (its number within
+the unit) and `_source`, `_line`, `_row` (where the record was).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, datapoint_schema
 from scannery.indexer.spec.sharding import shards_of_ids
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.sources import Record
+from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN
 
 __all__ = ["embeddings_schema", "embeddings_table", "places_of", "write_embeddings"]
 
@@ -28,6 +29,7 @@ def embeddings_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
         pa.field(SPOKEN_COLUMN, pa.string()),
         pa.field("_content_hash", pa.binary(16)),
         pa.field("_speakers", pa.list_(pa.string())),
+        pa.field(CUT_TOKENS_COLUMN, pa.int64()),
         pa.field("_record", pa.int64(), nullable=False),
         pa.field("_source", pa.string(), nullable=False),
         pa.field("_line", pa.int64()),

@@ -20,7 +20,7 @@ from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.records.embeddings_files import embeddings_table, places_of
 from scannery.pipelines.sources import Record
-from scannery.pipelines.state.embedding_cache import Catalogue, Known
+from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN, Catalogue, Known
 from scannery.pipelines.state.work_units import key_of
 
 __all__ = ["Embedded", "Work", "content_hash", "content_salt", "embed_documents"]
@@ -50,6 +50,7 @@ class Embedded(NamedTuple):
 class _Passages(NamedTuple):
     passages: Sequence[Passage]
     vectors: np.ndarray
+    cut_tokens: np.ndarray
 
 
 def embed_documents(
@@ -82,21 +83,21 @@ def embed_documents(
     ]
     known = catalogue.find(hashes) if catalogue is not None else {}
     done = {
-        i: _known(known[value], texts[i], headings=headings)
+        i: _known(found, texts[i], headings=headings)
         for i, value in enumerate(hashes)
-        if value in known
+        if (found := known.get(value)) is not None
     }
     new = [i for i in range(len(hashes)) if i not in done]
     new_titles = [titles[i] for i in new]
     passages = cut_all([texts[i] for i in new], chunker, new_titles)
-    vectors, problems, work = _encoded(new_titles, passages, encoder, chunker)
+    made, problems, work = _encoded(new_titles, passages, encoder, chunker)
     letters = []
     counts = [*map(len, passages)]
     sizes = repeated_bytes(table.take(pa.array(new, pa.int64())), counts)
-    for i, own, vectors_PD, size, refused in zip(new, passages, vectors, sizes, problems, strict=True):
-        problem = refused or repetition_problem(size, len(own))
+    for i, one, size, refused in zip(new, made, sizes, problems, strict=True):
+        problem = refused or repetition_problem(size, len(one.passages))
         if problem is None:
-            done[i] = _Passages(own, vectors_PD)
+            done[i] = one
         else:
             name = table.column("id")[i].as_py()
             letters.append(
@@ -115,7 +116,7 @@ def embed_documents(
 def _known(known: Known, text: str | None, *, headings: bool) -> _Passages:
     """Return the passages of a document that was embedded before."""
     passages = [Passage(*row) for row in known.rows]
-    return _Passages(located(text or "", passages, headings=headings), known.vectors)
+    return _Passages(located(text or "", passages, headings=headings), known.vectors, known.cut_tokens)
 
 
 def _rows(
@@ -133,13 +134,14 @@ def _rows(
 
 def _own_columns(
     hashes: Sequence[bytes], records: Sequence[Record], embedded: Sequence[_Passages]
-) -> dict[str, Sequence[object]]:
+) -> dict[str, np.ndarray | Sequence[object]]:
     """Return the columns of an embeddings file that an index does not have."""
     parents = [number for number, one in enumerate(embedded) for _ in one.passages]
     places = places_of(records)
     return {
         "_content_hash": [hashes[number] for number in parents],
         "_speakers": [list(passage.speakers) or None for one in embedded for passage in one.passages],
+        CUT_TOKENS_COLUMN: np.concatenate([np.empty(0, np.int64), *(one.cut_tokens for one in embedded)]),
         "_record": parents,
         **{name: [values[number] for number in parents] for name, values in places.items()},
     }
@@ -179,13 +181,19 @@ def _encoded(
     passages: Sequence[Sequence[Passage]],
     encoder: Encoder,
     chunker: Chunker | None,
-) -> tuple[list[np.ndarray], list[str | None], Work]:
-    """Return for each document the vectors of its passages and the encoder's objection, if any; and the work."""
+) -> tuple[list[_Passages], list[str | None], Work]:
+    """Return for each document its embedded passages and the encoder's objection, if any; and the work."""
     before = encoder.statistics()
-    vectors, refused = encode_passages(titles, passages, encoder, chunker)
+    cut_N = np.zeros(sum(map(len, passages)), np.int64)
+    vectors, refused = encode_passages(titles, passages, encoder, chunker, cut_tokens=cut_N)
+    ends = np.cumsum([0, *map(len, passages)])
+    made = [
+        _Passages(own, vectors_PD, cut_N[start : start + len(own)])
+        for own, vectors_PD, start in zip(passages, vectors, ends[:-1].tolist(), strict=True)
+    ]
     after = encoder.statistics()
     work = Work(
         sum(map(len, passages)), after.tokens - before.tokens, after.padding_tokens - before.padding_tokens,
         after.seconds - before.seconds,
     )  # fmt: skip
-    return vectors, refused, work
+    return made, refused, work

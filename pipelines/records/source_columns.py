@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from scannery.embed.text.transcripts import spoken_text
+from scannery.indexer.datapoints.column_rules import Values
 from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.schema import vector_value
 from scannery.indexer.datapoints.validation import Field, Rejected, Validated, validate
@@ -20,17 +23,24 @@ from scannery.pipelines.sources.batches import as_matrix
 __all__ = ["dead_letter", "validate_batch", "validate_records", "vector_size"]
 
 
-def validate_records(records: Sequence[Record], spec: IndexSpec, dimensions: int) -> Validated:
-    """Return the good records as rows, and why the others are not good."""
+def validate_records(
+    records: Sequence[Record], spec: IndexSpec, dimensions: int, given: Counter[str] | None = None
+) -> Validated:
+    """Return the good records as rows, and why the others are not good.
+
+    `given` gets how many records have a value, by field that the spec names.
+    """
     fields = {
         column: Field(mapped.name, [mapped.value(record.fields) for record in records])
         for column, mapped in FieldMapping.of(spec).fields.items()
     }
-    return _validated(len(records), fields, spec, dimensions)
+    return _validated(len(records), fields, spec, dimensions, given)
 
 
-def validate_batch(batch: Batch, spec: IndexSpec, dimensions: int) -> Validated:
-    """Return the good rows of a batch, and why the others are not good.
+def validate_batch(
+    batch: Batch, spec: IndexSpec, dimensions: int, given: Counter[str] | None = None
+) -> Validated:
+    """Return the good rows of a batch, and why the others are not good; `given` as for `validate_records`.
 
     Raises:
         ValueError, OverflowError, pa.ArrowException: the batch has a value that Python or Arrow cannot read, such as
@@ -48,7 +58,7 @@ def validate_batch(batch: Batch, spec: IndexSpec, dimensions: int) -> Validated:
             vectors_ND = as_matrix(values)
             values = values.to_pylist() if vectors_ND is None else vectors_ND
         fields[column] = Field(mapped.name, values)
-    return _validated(len(batch), fields, spec, dimensions)
+    return _validated(len(batch), fields, spec, dimensions, given)
 
 
 def dead_letter(record: Record, rejected: Rejected) -> DeadLetter:
@@ -70,11 +80,23 @@ def vector_size(record: Record, spec: IndexSpec) -> int | None:
         return None
 
 
-def _validated(rows: int, fields: Mapping[str, Field], spec: IndexSpec, dimensions: int) -> Validated:
+def _validated(
+    rows: int, fields: Mapping[str, Field], spec: IndexSpec, dimensions: int, given: Counter[str] | None
+) -> Validated:
     # Texts without a vector are cut first.
     spoken = None if spec.source.vector is None else spoken_text
     embeds = spec.source.vector is None
-    return validate(rows, fields, spec, dimensions, embeds=embeds, spoken=spoken)
+    valid = validate(rows, fields, spec, dimensions, embeds=embeds, spoken=spoken)
+    if given is not None:
+        given.update({field.name: _count(field.values) for field in fields.values()})
+    return valid
+
+
+def _count(values: Values) -> int:
+    """Return the number of rows that have a value."""
+    if isinstance(values, pa.Array):
+        return len(values) - int(values.null_count)
+    return len(values) if isinstance(values, np.ndarray) else sum(value is not None for value in values)
 
 
 def _message(fields: Mapping[str, Any], error: InvalidRecordError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,13 +19,16 @@ from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.records.embeddings_files import embeddings_schema, embeddings_table, places_of
 from scannery.pipelines.records.passages import Work, embed_documents
 from scannery.pipelines.records.source_columns import dead_letter, validate_batch, validate_records
-from scannery.pipelines.sources import Batch, Record, one_by_one
+from scannery.pipelines.sources import Batch, Fields, Record, one_by_one
 from scannery.pipelines.sources.managed_records import with_category
 from scannery.pipelines.state.embedding_cache import Catalogue
 
 __all__ = ["Item", "UnitRows", "embedded_rows", "own_rows"]
 
 Item = Batch | Record | DeadLetter
+
+SAMPLED_RECORDS = 200
+"""Records of a unit whose fields are looked at for names that a misspelt one of the spec could mean."""
 
 
 class UnitRows(NamedTuple):
@@ -39,12 +42,18 @@ class UnitRows(NamedTuple):
     ignored: Counter[str]
     """How many records have what under names that the spec leaves out."""
 
-    converted: Counter[str]
-    """How many values were converted in a way that could be wrong: `column: what was done`."""
-
     work: Work
     read_s: float
     """Time until all records were validated."""
+
+    given: Counter[str]
+    """Records with a value, by field that the spec names."""
+
+    others: Counter[str]
+    """Records of a sample by field that the spec does not name."""
+
+    converted: Counter[str]
+    """How many values were converted in a way that could be wrong: `column: what was done`."""
 
 
 def own_rows(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> UnitRows:
@@ -61,9 +70,11 @@ def own_rows(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> UnitRow
     place = table.schema.get_field_index("_record")
     table = table.set_column(place, table.schema.field(place), pa.array(np.arange(table.num_rows)))
     letters = _named([letter for one in found for letter in one.letters], spec)
-    ignored = sum((one.ignored for one in found), Counter[str]())
-    converted = sum((one.converted for one in found), Counter[str]())
-    return UnitRows(table, len(table), letters, ignored, converted, Work(), time.perf_counter() - started)
+    ignored, given, others, converted = (
+        _summed(getattr(one, name) for one in found) for name in ("ignored", "given", "others", "converted")
+    )
+    read_s = time.perf_counter() - started
+    return UnitRows(table, len(table), letters, ignored, Work(), read_s, given, others, converted)
 
 
 def embedded_rows(
@@ -71,13 +82,31 @@ def embedded_rows(
 ) -> UnitRows:
     """Return the rows of records whose texts are embedded: one for each passage."""
     started = time.perf_counter()
-    found = _by_records(one_by_one(items), spec, dimensions)
+    others = Counter[str]()
+    found = _by_records(one_by_one(_noting_others(items, others)), spec, dimensions)
     read_s = time.perf_counter() - started
     embedded = embed_documents(found.table, found.records, spec, encoder, catalogue)
     letters = _named(found.letters, spec) + embedded.refused
     return UnitRows(
-        embedded.table, embedded.documents, letters, found.ignored, found.converted, embedded.work, read_s
-    )
+        embedded.table, embedded.documents, letters, found.ignored, embedded.work, read_s,
+        found.given, found.others + others, found.converted,
+    )  # fmt: skip
+
+
+def _noting_others(items: Iterable[Item], others: Counter[str]) -> Iterator[Item]:
+    """Yield the items, and count the columns of batches that the spec does not name."""
+    for item in items:
+        if isinstance(item, Batch):
+            others.update(dict.fromkeys(item.others, len(item)))
+        yield item
+
+
+def _summed(counters: Iterable[Counter[str]]) -> Counter[str]:
+    """Return the sum of counters; unlike `+`, it keeps names with a count of zero."""
+    total = Counter[str]()
+    for counter in counters:
+        total.update(counter)
+    return total
 
 
 def _named(letters: list[DeadLetter], spec: IndexSpec) -> list[DeadLetter]:
@@ -91,14 +120,19 @@ class _Found(NamedTuple):
     """Those that the rows come from; none where they were read by columns."""
     letters: list[DeadLetter]
     ignored: Counter[str]
+    given: Counter[str]
+    others: Counter[str]
     converted: Counter[str]
 
 
 def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int) -> _Found:
+    given = Counter[str]()
     try:
-        valid = validate_batch(batch, spec, dimensions)
+        valid = validate_batch(batch, spec, dimensions, given)
     except (ValueError, OverflowError, pa.ArrowException):  # such as text that is not UTF-8
-        return _with_places(_by_records(batch.records(), spec, dimensions), spec, dimensions)
+        others = Counter(dict.fromkeys(batch.others, len(batch)))
+        found = _by_records(batch.records(), spec, dimensions)._replace(others=others)
+        return _with_places(found, spec, dimensions)
     bad = {rejected.row: rejected for rejected in valid.rejected}
     letters = [
         record if isinstance(record, DeadLetter) else dead_letter(record, rejected)
@@ -111,20 +145,29 @@ def _by_columns(batch: Batch, spec: IndexSpec, dimensions: int) -> _Found:
         "_row": batch.row + valid.rows_N,
     }
     table = embeddings_table(valid.table, places, spec, dimensions)
-    return _Found(table, [], letters, Counter(), _converted(valid, spec))
+    others = Counter(dict.fromkeys(batch.others, len(batch)))
+    return _Found(table, [], letters, Counter(), given, others, _converted(valid, spec))
 
 
 def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> _Found:
     """Return the rows of records, without their places."""
-    given = [item for item in items if not isinstance(item, Batch)]
-    records = [item for item in given if isinstance(item, Record)]
-    valid = validate_records(records, spec, dimensions)
+    single = [item for item in items if not isinstance(item, Batch)]
+    records = [item for item in single if isinstance(item, Record)]
+    given = Counter[str]()
+    valid = validate_records(records, spec, dimensions, given)
     made = {id(records[one.row]): dead_letter(records[one.row], one) for one in valid.rejected}
-    found = (item if isinstance(item, DeadLetter) else made.get(id(item)) for item in given)
+    found = (item if isinstance(item, DeadLetter) else made.get(id(item)) for item in single)
     letters = [letter for letter in found if letter is not None]
     good = [records[row] for row in valid.rows_N.tolist()]
     ignored = Counter(name for record in good for name in record.ignored)
-    return _Found(valid.table, good, letters, ignored, _converted(valid, spec))
+    return _Found(valid.table, good, letters, ignored, given, _others(records, spec), _converted(valid, spec))
+
+
+def _others(records: Sequence[Record], spec: IndexSpec) -> Counter[str]:
+    """Return how many of the first records have which fields that the spec does not name."""
+    wanted = Fields.of(spec).names
+    sample = records[:SAMPLED_RECORDS]
+    return Counter(str(name) for record in sample for name in record.fields if name not in wanted)
 
 
 def _converted(valid: Validated, spec: IndexSpec) -> Counter[str]:

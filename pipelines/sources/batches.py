@@ -36,6 +36,9 @@ class Batch:
     row: int
     """Number of the first row, counted from 1."""
 
+    others: tuple[str, ...] = ()
+    """Names of columns of the file that the spec does not name; they were not read."""
+
     def __len__(self) -> int:
         return int(self.columns.num_rows)
 

@@ -48,8 +48,10 @@ def read_parquet(part: Part, fields: Fields) -> Iterator[Batch | DeadLetter]:
     row = part.first
     try:
         with open_bytes(part.base, part.path) as raw:
-            for columns in _batches(_parquet(raw), part, fields):
-                yield Batch(columns, fields.vector, part.source, row)
+            file = _parquet(raw)
+            others = tuple(name for name in file.schema_arrow.names if name not in fields.names)
+            for columns in _batches(file, part, fields):
+                yield Batch(columns, fields.vector, part.source, row, others)
                 row += columns.num_rows
     except (pa.ArrowException, DamagedError, OSError) as error:
         # Arrow reports damaged pages as OSError.

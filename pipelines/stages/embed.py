@@ -6,7 +6,9 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from scannery.embed import Encoder
@@ -15,11 +17,12 @@ from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.dead_letters import DeadLetter, count_categories, count_reasons, json_lines
 from scannery.pipelines.records.embeddings_files import write_embeddings
+from scannery.pipelines.records.text_languages import foreign_texts
 from scannery.pipelines.records.unit_rows import UnitRows, embedded_rows, own_rows
 from scannery.pipelines.sources import Fields, read_batches
 from scannery.pipelines.sources.dialects import DELIMITERS, Dialect
 from scannery.pipelines.state.counts import Counts, UnitOutcome
-from scannery.pipelines.state.embedding_cache import Catalogue
+from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN, Catalogue
 from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
 from scannery.pipelines.state.stage_outputs import has_size, read_unit
 from scannery.pipelines.state.work_units import WorkUnit
@@ -27,6 +30,9 @@ from scannery.pipelines.state.work_units import WorkUnit
 __all__ = ["embed_unit", "finished_unit"]
 
 MAX_IGNORED_NAMES = 100
+MAX_OTHER_FIELDS = 100
+SAMPLED_TEXTS = 40
+"""Texts of a unit whose language is looked at: about 2 ms."""
 
 
 def finished_unit(unit: WorkUnit, job: Job, store: Store) -> UnitOutcome | None:
@@ -69,7 +75,7 @@ def embed_unit(
             dead_letters=count_reasons(rows.letters),
             record_errors=count_categories(rows.letters),
             ignored=_bounded(rows.ignored),
-            converted=_bounded(rows.converted + _guesses(unit)),
+            **_observed(unit, rows, job, encoder),
             seconds=_seconds(rows, made - started, time.perf_counter() - made),
         ),
         row_groups=row_groups,
@@ -80,6 +86,28 @@ def embed_unit(
     # Last, since this record marks the unit as done.
     store.write(stage_key(job.index, "units", f"{unit.key}.json"), sealed(outcome.to_json()))
     return outcome
+
+
+def _observed(unit: WorkUnit, rows: UnitRows, job: Job, encoder: Encoder | None) -> dict[str, Any]:
+    """Return the counts that tell of what may be wrong with records that were accepted."""
+    cut_N = rows.table.column(CUT_TOKENS_COLUMN).fill_null(0).to_numpy()
+    named = job.spec.source.format == "auto"  # the other layouts have fixed names, most of them optional
+    observed: dict[str, Any] = {
+        "cut_texts": int(np.count_nonzero(cut_N)),
+        "cut_tokens": int(cut_N.sum()),
+        "fields": dict(rows.given) if named else {},
+        "other_fields": dict(rows.others.most_common(MAX_OTHER_FIELDS)) if named else {},
+        "converted": _bounded(rows.converted + _guesses(unit)),
+    }
+    if encoder is None or not len(rows.table):
+        return observed
+    texts = rows.table.column("text").take(_spread(len(rows.table)))
+    return observed | foreign_texts(texts.to_pylist(), encoder.fingerprint.model)
+
+
+def _spread(rows: int) -> np.ndarray:
+    """Return the numbers of at most `SAMPLED_TEXTS` rows, spread over all of them."""
+    return np.unique(np.linspace(0, rows - 1, min(rows, SAMPLED_TEXTS), dtype=np.int64))
 
 
 def _guesses(unit: WorkUnit) -> Counter[str]:

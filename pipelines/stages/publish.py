@@ -19,9 +19,13 @@ from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.versions.leases import keeps_log
 from scannery.indexer.versions.versions import commit, read_manifest
+from scannery.pipelines.dead_letters import first_of_each_reason
+from scannery.pipelines.stages.observations import observations
+from scannery.pipelines.stages.removals import removals
 from scannery.pipelines.state.counts import Counts, ShardOutcome, UnitOutcome
 from scannery.pipelines.state.job import Job, dead_letters_key, stage_key
 from scannery.pipelines.state.stage_outputs import read_parent
+from scannery.pipelines.tuning.fusion_weight import with_fusion_weight
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
 from scannery.pipelines.tuning.whole_recall import with_fresh_recall, with_whole_recall
 
@@ -83,8 +87,10 @@ def publish(
     counts = functools.reduce(operator.add, parts, Counts())
     parent = read_parent(job, store)
     entries = _entries(job, parent, shards)
-    _write_dead_letters(job, store, units, shards)
+    examples = _write_dead_letters(job, store, units, shards, counts)
     statistics = _statistics(job, counts, units, shards) | _coverage(job, counts, entries)
+    statistics |= observations(counts, units) | {"dead_letter_examples": examples}
+    statistics |= removals(job, store, parent, entries)
     statistics["builds"] = _builds(job, parent)
     manifest = _manifest(job, entries, parent, statistics)
     manifest = with_fresh_recall(manifest, shards)
@@ -151,7 +157,7 @@ def _decide(
         return "too_many_dead_letters", None
     if parent is not None and _is_same(parent, manifest):
         return "unchanged", parent
-    manifest = _measured(manifest, job, store, encoder)
+    manifest = _measured(manifest, parent, job, store, encoder)
     _check_log(job, store, parent, manifest)
     try:
         return "committed", commit(store, manifest)
@@ -164,10 +170,16 @@ def _decide(
         raise
 
 
-def _measured(manifest: Manifest, job: Job, store: Store, encoder: EncoderSource | None) -> Manifest:
+def _measured(
+    manifest: Manifest, parent: Manifest | None, job: Job, store: Store, encoder: EncoderSource | None
+) -> Manifest:
     started = time.perf_counter()
     manifest = with_whole_recall(manifest, job, store, encoder)
-    seconds = manifest.statistics["seconds"] | {"recall": round(time.perf_counter() - started, 3)}
+    measured = time.perf_counter()
+    manifest = with_fusion_weight(manifest, parent, store, encoder)
+    ended = time.perf_counter()
+    spent = {"recall": round(measured - started, 3), "fusion": round(ended - measured, 3)}
+    seconds = manifest.statistics["seconds"] | spent
     return manifest.model_copy(update={"statistics": manifest.statistics | {"seconds": seconds}})
 
 
@@ -252,7 +264,6 @@ def _statistics(
         "dead_letters": dict(counts.dead_letters),
         "record_errors": dict(counts.record_errors),
         "ignored": dict(counts.ignored),
-        **({"converted": dict(counts.converted)} if counts.converted else {}),
         "dead_letters_key": dead_letters_key(job.index, job.build_id) if counts.dead_letters else None,
         "seconds": {"plan": round(job.plan_seconds, 3)}
         | {name: round(value, 3) for name, value in counts.seconds.items()}
@@ -262,19 +273,25 @@ def _statistics(
 
 
 def _write_dead_letters(
-    job: Job, store: Store, units: Sequence[UnitOutcome], shards: Sequence[ShardOutcome]
-) -> None:
+    job: Job, store: Store, units: Sequence[UnitOutcome], shards: Sequence[ShardOutcome], counts: Counts
+) -> dict[str, str]:
+    """Write the dead letters of all units and shards as one file, and return the first one of each reason as text."""
     keys = [
         stage_key(job.index, "units", f"{unit.key}.dead.jsonl") for unit in units if unit.counts.dead_letters
     ]
     keys += [stage_key(job.index, "segments", f"{s.key}.dead.jsonl") for s in shards if s.counts.dead_letters]
+    examples: dict[str, str] = {}
     if not keys:
-        return
+        return examples
     with scratch_folder("publish") as folder:
         path = folder / "dead-letters.jsonl"
         with path.open("wb") as file:
-            file.writelines(_existing(store, keys))
+            for data in _existing(store, keys):
+                file.write(data)
+                if len(examples) < len(counts.dead_letters):
+                    examples = first_of_each_reason(data) | examples
         store.write_file(dead_letters_key(job.index, job.build_id), path)
+    return examples
 
 
 def _existing(store: Store, keys: Sequence[str]) -> Iterator[bytes]:

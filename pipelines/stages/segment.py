@@ -25,6 +25,7 @@ from scannery.pipelines.dead_letters import DeadLetter, count_reasons, json_line
 from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.records.embeddings_files import embeddings_schema
 from scannery.pipelines.state.counts import Counts, ShardOutcome
+from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN
 from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
 from scannery.pipelines.state.stage_outputs import (
     forget_unit,
@@ -264,8 +265,9 @@ def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:
         lost_N[list(item.lost)] = True
         table = table.append_column("_unit", pa.array(np.full(table.num_rows, number, np.int64)))
         table = table.append_column("_lost", pa.array(lost_N))
-        if SPOKEN_COLUMN not in table.column_names:  # files of earlier releases
-            table = table.append_column(SPOKEN_COLUMN, pa.nulls(table.num_rows, pa.string()))
+        for name in (SPOKEN_COLUMN, CUT_TOKENS_COLUMN):
+            if name not in table.column_names:  # files of earlier releases
+                table = table.append_column(name, pa.nulls(table.num_rows, schema.field(name).type))
         return table.select(schema.names).cast(schema)
 
     with ThreadPoolExecutor(_PARALLEL_READS) as pool:

@@ -49,8 +49,26 @@ class Counts:
     ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Records by namespace that the spec does not name (managed layout)."""
 
+    cut_texts: int = 0
+    """Datapoints whose text was cut off at the encoder's limit."""
+
+    cut_tokens: int = 0
+    """Tokens that these texts lost, about."""
+
+    fields: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Records with a value, by field that the spec names; empty for layouts with fixed names, which are not counted."""
+
+    other_fields: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Records of a sample by field that the spec does not name."""
+
     converted: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Values that were converted in a way that could be wrong, by attribute or field and what was done."""
+
+    sampled_texts: int = 0
+    """Texts whose language was looked at."""
+
+    foreign_texts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Those of them by language, of languages that the encoder is not made for."""
 
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds by stage, summed over workers."""
@@ -68,7 +86,13 @@ class Counts:
             changes=_added(self.changes, other.changes),
             record_errors=_added(self.record_errors, other.record_errors),
             ignored=_added(self.ignored, other.ignored),
+            cut_texts=self.cut_texts + other.cut_texts,
+            cut_tokens=self.cut_tokens + other.cut_tokens,
+            fields=_added(self.fields, other.fields),
+            other_fields=_added(self.other_fields, other.other_fields),
             converted=_added(self.converted, other.converted),
+            sampled_texts=self.sampled_texts + other.sampled_texts,
+            foreign_texts=_added(self.foreign_texts, other.foreign_texts),
             seconds=_added(self.seconds, other.seconds),
         )
 

@@ -27,10 +27,13 @@ from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.state.job import stage_key
 from scannery.pipelines.state.stage_outputs import open_embeddings
 
-__all__ = ["PIECE_COLUMNS", "Catalogue", "Known", "write_catalogue"]
+__all__ = ["CUT_TOKENS_COLUMN", "PIECE_COLUMNS", "Catalogue", "Known", "write_catalogue"]
 
 PIECE_COLUMNS = ("text", "text_start", "text_end", "time_start_s", "time_end_s", "_spoken", "_speakers")
 """Columns of an embeddings file that hold a passage, in the order of its fields."""
+
+CUT_TOKENS_COLUMN = "_cut_tokens"
+"""Column of an embeddings file: how many tokens the encoder cut off a passage; null: not known."""
 
 _FILE_SHIFT = np.uint64(40)
 _ROW_MASK = np.uint64(2**40 - 1)
@@ -45,6 +48,9 @@ class Known:
 
     vectors: np.ndarray
     """float32 (passages, dimensions)."""
+
+    cut_tokens: np.ndarray
+    """Tokens that the encoder cut off each passage, int64 (passages,)."""
 
 
 def write_catalogue(store: Store, index: str, build_id: str, *, dimensions: int) -> bool:
@@ -123,12 +129,14 @@ class Catalogue:
         hashes, starts, ends = _runs(table)
         end_of = dict(zip(starts.tolist(), ends.tolist(), strict=True))
         vectors_ND = vectors_of(table)
+        cut_N = table.column(CUT_TOKENS_COLUMN).fill_null(0).to_numpy()
         for row, value in rows.items():
             end = end_of.get(row)
             if end is not None and hashes[row].as_py() == value:
                 # A copy: a view would keep the vectors of the whole file.
                 pieces = table.select(PIECE_COLUMNS).slice(row, end - row).to_pylist()
-                yield value, Known([_piece(piece) for piece in pieces], vectors_ND[row:end].copy())
+                rows_of_passages = [_piece(piece) for piece in pieces]
+                yield value, Known(rows_of_passages, vectors_ND[row:end].copy(), cut_N[row:end].copy())
 
 
 def _piece(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -136,12 +144,15 @@ def _piece(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _pieces_in(path: Path) -> pa.Table:
-    columns = [*PIECE_COLUMNS, "embedding", "_content_hash", "_record"]
-    if SPOKEN_COLUMN in pq.read_schema(path).names:
-        return pq.read_table(path, columns=columns)
-    # Files of earlier releases: their rows are no transcripts, or have an outdated content hash.
-    table = pq.read_table(path, columns=[name for name in columns if name != SPOKEN_COLUMN])
-    return table.append_column(SPOKEN_COLUMN, pa.nulls(table.num_rows, pa.string()))
+    columns = [*PIECE_COLUMNS, CUT_TOKENS_COLUMN, "embedding", "_content_hash", "_record"]
+    stored = pq.read_schema(path).names
+    table = pq.read_table(path, columns=[name for name in columns if name in stored])
+    # Files of earlier releases: their rows are no transcripts, or have an outdated content hash; how much of their
+    # texts was cut off is not known.
+    for name, kind in ((SPOKEN_COLUMN, pa.string()), (CUT_TOKENS_COLUMN, pa.int64())):
+        if name not in stored:
+            table = table.append_column(name, pa.nulls(table.num_rows, kind))
+    return table
 
 
 def _documents_in(

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scannery.indexer import Segment
+from scannery.serving.request.options import WIRE_METHODS, WIRE_MODES, Options
 from scannery.serving.telemetry.query_stats import QueryStats, SegmentStats
-from scannery.v1.search_pb2 import Explanation, SegmentPlan, StageTime
+from scannery.v1.search_pb2 import Explanation, Fusion, SegmentPlan, StageTime
 
 __all__ = ["explanation"]
 
 
-def explanation(stats: QueryStats, path: str, segments: Sequence[Segment]) -> Explanation:
+def explanation(stats: QueryStats, path: str, segments: Sequence[Segment], options: Options) -> Explanation:
     """Return how the query at `path` was answered; times are those of all queries of the request together."""
+    fusion = None
+    if options.mode == "hybrid":
+        fusion = Fusion(method=WIRE_METHODS[options.fusion.method], alpha=options.fusion.alpha)
     searched = [stats.segments.get((path, number)) for number in range(len(segments))]
     return Explanation(
         segments=[_plan(segment, step) for segment, step in zip(segments, searched, strict=True)],
@@ -21,6 +25,8 @@ def explanation(stats: QueryStats, path: str, segments: Sequence[Segment]) -> Ex
             for name, seconds in stats.stages_s.items()
         ],
         expected_recall=_recall([step for step in searched if step is not None]),
+        mode=WIRE_MODES[options.mode],
+        fusion=fusion,
     )
 
 

@@ -1,11 +1,11 @@
 """Hybrid search: a dense ranking (by vector) and a lexical ranking (by words) are fused into one.
 
+- By **weighted score**, the default: alpha · dense + (1 - alpha) · lexical, with scores scaled to 0 to 1
+  (indexer/tuning/score_fusion.py).
 - By **reciprocal rank**: a row scores alpha / (60 + dense rank) + (1 - alpha) / (60 + lexical rank), ranks from 1
   (Cormack, Clarke and Büttcher, SIGIR 2009, with weights).
-- By **weighted score**: alpha · dense + (1 - alpha) · lexical, the scores of each ranking scaled so that its first row
-  has 1 and its last row 0.
 
-A ranking without the row adds nothing.
+A lexical ranking without the row adds nothing, a dense ranking without it the least that it has, at most 0.
 
 Shapes: H rows of both rankings.
 """
@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from scannery.indexer import Segment
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, dense_values, lexical_values
 from scannery.serving.engine.top_k import Ranking, by_score_and_id
 from scannery.serving.request.options import Fusion
 
 __all__ = ["fuse", "fusion_depth"]
 
 RANK_CONSTANT = 60
-LEAST_DEPTH = 200
 DEEPER = 4
 
 
@@ -32,7 +32,7 @@ def fusion_depth(wanted: int) -> int:
 
     In steps, because the rows fused decide on the scores: the pages of one answer should mostly agree.
     """
-    depth = LEAST_DEPTH
+    depth = FUSED_ROWS
     while depth < wanted:
         depth *= DEEPER
     return depth
@@ -42,10 +42,12 @@ def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, segments: Sequence[Se
     """Return all rows of both rankings by fused score, then by id, with their scores in both."""
     keys_H, places = np.unique(np.concatenate([_keys(dense), _keys(lexical)]), return_inverse=True)
     dense_at, lexical_at = places[: len(dense)], places[len(dense) :]
-    gain = _GAINS[fusion.method]
-    scores_H = np.zeros(len(keys_H), np.float64)
-    scores_H[dense_at] += fusion.alpha * gain(dense.scores)
-    scores_H[lexical_at] += (1 - fusion.alpha) * gain(lexical.scores)
+    dense_gain, lexical_gain = _GAINS[fusion.method]
+    gains_H = dense_gain(dense.scores)
+    scores_H = np.full(len(keys_H), min(0.0, gains_H[-1]) if len(gains_H) else 0.0)
+    scores_H[dense_at] = gains_H
+    scores_H *= fusion.alpha
+    scores_H[lexical_at] += (1 - fusion.alpha) * lexical_gain(lexical.scores)
     fused = Ranking(
         keys_H >> _ROW_BITS,
         keys_H & ((1 << _ROW_BITS) - 1),
@@ -76,16 +78,9 @@ def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def _scaled(scores: np.ndarray) -> np.ndarray:
-    if not len(scores):
-        return np.zeros(0)
-    scores = scores.astype(np.float64)
-    best, last = scores[0], scores[-1]
-    scaled: np.ndarray = (scores - last) / (best - last) if best > last else np.ones(len(scores))
-    return scaled
-
-
-_GAINS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "reciprocal_rank": _reciprocal_ranks,
-    "weighted_score": _scaled,
+_Gain = Callable[[np.ndarray], np.ndarray]
+_GAINS: dict[str, tuple[_Gain, _Gain]] = {
+    "weighted_score": (dense_values, lexical_values),
+    "reciprocal_rank": (_reciprocal_ranks, _reciprocal_ranks),
 }
+"""By method, what a row gains by its score in the dense ranking, and in the lexical one."""

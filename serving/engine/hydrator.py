@@ -236,7 +236,13 @@ def _joined(rankings: Sequence[Ranking]) -> Ranking:
     parts: list[np.ndarray | None] = []
     for name in Ranking.PARTS:
         arrays = [getattr(ranking, name) for ranking in rankings]
-        parts.append(None if arrays[0] is None else np.concatenate(arrays))
+        if any(array is not None for array in arrays):
+            # Queries of one call may have several modes, of which only hybrid search has these scores.
+            pairs = zip(arrays, rankings, strict=True)
+            arrays = [np.full(len(each), np.nan, np.float32) if a is None else a for a, each in pairs]
+            parts.append(np.concatenate(arrays))
+        else:
+            parts.append(None)
     return Ranking(*parts)  # type: ignore[arg-type]  # only those that may be are None
 
 

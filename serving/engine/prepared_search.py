@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from scannery.runtime.deadline import Deadline
 from scannery.serving.engine.hydrator import Hydrator
 from scannery.serving.engine.segment_search import SegmentSearch, segment_searches, settings_of
-from scannery.serving.request.options import CostClass, Options
+from scannery.serving.request.options import WIRE_MODES, CostClass, Options
 from scannery.serving.request.query import Query
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -47,7 +47,8 @@ class PreparedSearch:
         spec = snapshot.manifest.spec
         self.hydrator = Hydrator(snapshot.segments, spec, options.fields, group_by=group_by)
         """Writes the hits."""
-        rest = SearchResponse(version=snapshot.manifest.version, sequence=snapshot.sequence)
+        mode = WIRE_MODES[options.mode]
+        rest = SearchResponse(version=snapshot.manifest.version, sequence=snapshot.sequence, mode=mode)
         self.trailer = rest.SerializeToString()
         """The fields of a SearchResponse besides its hits, serialised."""
         self._settings = settings_of(snapshot, options)

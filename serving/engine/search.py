@@ -35,7 +35,7 @@ from scannery.serving.engine.query_vectors import named_rows
 from scannery.serving.engine.rerank import reranked, texts_of
 from scannery.serving.engine.top_k import Ranking
 from scannery.serving.request.filter import Node
-from scannery.serving.request.options import Options, Rerank
+from scannery.serving.request.options import Mode, Options, Rerank
 from scannery.serving.request.query import ByText, ByVector, Query, Vectors, WithSparse
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.telemetry.query_stats import QueryStats
@@ -75,7 +75,8 @@ def answers_of(queries: Sequence[PreparedQuery], deadline: Deadline) -> list[byt
     written = search(prepared, batch)
     trailer = prepared.trailer
     if stats.explained:
-        explained = SearchResponse(explanation=explanation(stats, "query", snapshot.segments))
+        how = explanation(stats, "query", snapshot.segments, prepared.options)
+        explained = SearchResponse(explanation=how)
         trailer = explained.SerializeToString() + trailer
     for other in queries[1:]:
         other.stats.plan = stats.plan
@@ -91,7 +92,7 @@ def search(
     """Return the hits of each query, best first, equal scores by id: `options.k` of them, if that many exist.
 
     Args:
-        prepared: the options, prepared for the snapshot of the batch.
+        prepared: the options, prepared for the snapshot of the batch. Each query has those of its kind (`Options.of`).
         batch: the queries.
         filters: the filter of each query; None: that of the options.
 
@@ -103,14 +104,18 @@ def search(
     if prepared.options.explain:
         batch.stats.explain()
     if filters is not None:
-        rankings = _rank_by_filter(prepared, batch, filters)
-    else:
+        rankings = _rank_apart(prepared, batch, filters)
+    elif isinstance(batch.queries, Vectors):
         # A search leaves the processor's cache without the interpreter: each function on the way costs several times
         # what it does in a loop of its own.
-        if prepared.reads_one_segment and isinstance(batch.queries, Vectors) and not batch.stats.detailed:
+        if prepared.reads_one_segment and not batch.stats.detailed:
             written = _search_one_segment(prepared, batch, batch.queries.vectors_QD)
             if written is not None:
                 return written
+        rankings = _rank(prepared, batch)
+    elif prepared.options.by_mode:
+        rankings = _rank_apart(prepared, batch, [prepared.options.where] * len(batch.queries))
+    else:
         rankings = _rank(prepared, batch)
     with batch.stats.stage("hydrate"):
         return prepared.hydrator.hits(rankings)
@@ -132,20 +137,27 @@ def _search_one_segment(
     return prepared.hydrator.block(segment.number, rows_QK, scores_QK)
 
 
-def _rank_by_filter(
-    prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None]
-) -> list[Ranking]:
-    """Return the hits of each query; those that share a filter are searched together."""
-    groups: dict[Node | None, list[int]] = {}
-    for number, node in enumerate(filters):
-        groups.setdefault(node, []).append(number)
+def _rank_apart(prepared: PreparedSearch, batch: QueryBatch, filters: Sequence[Node | None]) -> list[Ranking]:
+    """Return the hits of each query; those that share a filter and a mode are searched together."""
+    groups: dict[tuple[Node | None, Mode], tuple[Options, list[int]]] = {}
+    for number, (node, query) in enumerate(zip(filters, batch.queries, strict=True)):
+        options = prepared.options.of(query)
+        groups.setdefault((node, options.mode), (options, []))[1].append(number)
     rankings: dict[int, Ranking] = {}
-    for node, group in groups.items():
-        filtered = PreparedSearch(batch.snapshot, replace(prepared.options, where=node))
+    for (node, _), (options, group) in groups.items():
+        part = _prepared_as(prepared, batch.snapshot, options, node)
         queries, paths = zip(*((batch.queries[n], batch.paths[n]) for n in group), strict=True)
-        found = _rank(filtered, replace(batch, queries=queries, paths=paths))
+        found = _rank(part, replace(batch, queries=queries, paths=paths))
         rankings.update(zip(group, found, strict=True))
     return [rankings[number] for number in range(len(filters))]
+
+
+def _prepared_as(
+    prepared: PreparedSearch, snapshot: Snapshot, options: Options, where: Node | None
+) -> PreparedSearch:
+    if where != options.where:
+        return PreparedSearch(snapshot, replace(options, where=where))
+    return prepared if options is prepared.options else snapshot.derived(options, PreparedSearch)
 
 
 def _rank(prepared: PreparedSearch, batch: QueryBatch) -> list[Ranking]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, TypeAlias
 
@@ -13,12 +13,16 @@ from scannery.indexer.tuning.search_settings import TUNED_K
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
 from scannery.serving.request.filter import Node, parse_filter, unknown_name
+from scannery.serving.request.query import ByText, Query, WithSparse
 from scannery.v1 import search_pb2 as pb
 
 __all__ = [
+    "WIRE_METHODS",
+    "WIRE_MODES",
     "CostClass",
     "Fields",
     "Fusion",
+    "FusionMethod",
     "Knobs",
     "Mode",
     "Options",
@@ -28,6 +32,7 @@ __all__ = [
 ]
 
 Mode: TypeAlias = Literal["dense", "lexical", "hybrid"]
+FusionMethod: TypeAlias = Literal["weighted_score", "reciprocal_rank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,7 @@ class Fields:
 class Fusion:
     """How the dense and the lexical ranking of a hybrid search are combined."""
 
-    method: Literal["reciprocal_rank", "weighted_score"] = "reciprocal_rank"
+    method: FusionMethod = "weighted_score"
     alpha: float = 0.5
     """Weight of the dense ranking, 0 to 1."""
 
@@ -123,6 +128,25 @@ class Options:
     mode: Mode = "dense"
     fusion: Fusion = Fusion()
     rerank: Rerank | None = None
+    text_mode: Mode | None = None
+    """Mode of queries by text where the request names none; None: the request names one, which all queries have."""
+    by_mode: Mapping[Mode, Options] = field(default_factory=dict)
+    """These options in the other modes that queries may have; empty where the request names a mode."""
+
+    def of(self, query: Query) -> Options:
+        """Return the options of a query: where the request names no mode, those with the mode of its kind."""
+        if not self.by_mode:
+            return self
+        if isinstance(query, ByText):
+            return self.by_text
+        if isinstance(query, WithSparse):
+            return self.by_mode["lexical" if query.query is None else "hybrid"]
+        return self
+
+    @property
+    def by_text(self) -> Options:
+        """The options of queries by text."""
+        return self if self.text_mode is None else self.by_mode.get(self.text_mode, self)
 
     @property
     def cost_class(self) -> CostClass:
@@ -142,8 +166,13 @@ class Options:
         return max(self.k + self.offset, self.rerank.candidates if self.rerank else 0)
 
 
-def parse_options(message: pb.SearchOptions, manifest: Manifest) -> Options:
+def parse_options(message: pb.SearchOptions, manifest: Manifest, *, has_words: bool = True) -> Options:
     """Return the options of a search; the catalog handles `min_sequence`.
+
+    Args:
+        message: of the request.
+        manifest: of the index.
+        has_words: False if some segment is of a release that kept no words.
 
     Raises:
         InvalidRequestError: names the field.
@@ -153,7 +182,7 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest) -> Options:
     k = message.k if message.HasField("k") else limits.DEFAULT_K
     max_per_group, group_by = _crowding(message, spec)
     mode = _mode(message)
-    return Options(
+    options = Options(
         k=_within("k", k, 1, limits.MAX_K),
         offset=_within("offset", message.offset, 0, limits.MAX_OFFSET),
         where=parse_filter(message.where, spec.attributes),
@@ -165,10 +194,14 @@ def parse_options(message: pb.SearchOptions, manifest: Manifest) -> Options:
         knobs=_knobs(message, k + message.offset),
         explain=message.explain,
         fields=parse_fields(message.return_fields, spec, vector=message.return_vector),
-        mode=mode,
-        fusion=_fusion(message, mode),
+        mode=mode or "dense",
+        fusion=_fusion(message, mode, manifest),
         rerank=_rerank(message),
     )
+    if mode is not None:
+        return options
+    others: dict[Mode, Options] = {other: replace(options, mode=other) for other in ("lexical", "hybrid")}
+    return replace(options, text_mode=_text_mode(message, spec, has_words=has_words), by_mode=others)
 
 
 def parse_fields(names: Sequence[str], spec: IndexSpec, *, vector: bool) -> Fields:
@@ -215,38 +248,61 @@ def _rerank(message: pb.SearchOptions) -> Rerank | None:
     return Rerank(candidates=candidates, time_budget_s=budget_s)
 
 
-def _mode(message: pb.SearchOptions) -> Mode:
+def _mode(message: pb.SearchOptions) -> Mode | None:
+    """Return the mode of all queries; None: it depends on each query."""
+    if message.mode == pb.MODE_UNSPECIFIED:
+        return "hybrid" if message.HasField("fusion") else None
     mode = _MODES.get(message.mode)
     if mode is None:
         raise InvalidRequestError.at("mode", f"unknown mode {message.mode}")
     return mode
 
 
-def _fusion(message: pb.SearchOptions, mode: Mode) -> Fusion:
-    if not message.HasField("fusion"):
-        return Fusion()
-    if mode != "hybrid":
+def _text_mode(message: pb.SearchOptions, spec: IndexSpec, *, has_words: bool) -> Mode:
+    """Return the mode of queries by text where the request names none."""
+    if spec.search.mode is not None:
+        return spec.search.mode
+    if spec.lexical is None or not has_words:
+        return "dense"
+    if spec.encoder is None:
+        return "lexical"
+    # A fused score tells how good a hit is beside the best one of the same query: no threshold fits all queries.
+    return "dense" if message.HasField("min_score") else "hybrid"
+
+
+def _fusion(message: pb.SearchOptions, mode: Mode | None, manifest: Manifest) -> Fusion:
+    given = message.fusion
+    if message.HasField("fusion") and mode != "hybrid":
         raise InvalidRequestError.at("fusion", f"is for hybrid search, the mode is {mode}")
-    method = _METHODS.get(message.fusion.method)
-    if method is None:
-        raise InvalidRequestError.at("fusion", f"unknown method {message.fusion.method}")
-    alpha = message.fusion.alpha if message.fusion.HasField("alpha") else 0.5
+    if given.method != pb.FUSION_METHOD_UNSPECIFIED and given.method not in _METHODS:
+        raise InvalidRequestError.at("fusion", f"unknown method {given.method}")
+    method = _METHODS.get(given.method, manifest.spec.search.fusion)
+    alpha = given.alpha if given.HasField("alpha") else _default_alpha(method, manifest)
     if not 0 <= alpha <= 1:
         raise InvalidRequestError.at("alpha", f"must be 0 to 1, got {alpha:g}")
     return Fusion(method=method, alpha=alpha)
 
 
-_MODES: dict[int, Mode] = {
-    pb.MODE_UNSPECIFIED: "dense",
-    pb.MODE_DENSE: "dense",
-    pb.MODE_LEXICAL: "lexical",
-    pb.MODE_HYBRID: "hybrid",
+def _default_alpha(method: FusionMethod, manifest: Manifest) -> float:
+    """Return the weight in the spec, else the measured one, which is that of `weighted_score` only."""
+    if manifest.spec.search.alpha is not None:
+        return manifest.spec.search.alpha
+    if manifest.fusion is not None and method == "weighted_score":
+        return manifest.fusion.alpha
+    return 0.5
+
+
+WIRE_MODES: dict[Mode, pb.Mode.ValueType] = {
+    "dense": pb.MODE_DENSE,
+    "lexical": pb.MODE_LEXICAL,
+    "hybrid": pb.MODE_HYBRID,
 }
-_METHODS: dict[int, Literal["reciprocal_rank", "weighted_score"]] = {
-    pb.FUSION_METHOD_UNSPECIFIED: "reciprocal_rank",
-    pb.FUSION_METHOD_RECIPROCAL_RANK: "reciprocal_rank",
-    pb.FUSION_METHOD_WEIGHTED_SCORE: "weighted_score",
+WIRE_METHODS: dict[FusionMethod, pb.FusionMethod.ValueType] = {
+    "reciprocal_rank": pb.FUSION_METHOD_RECIPROCAL_RANK,
+    "weighted_score": pb.FUSION_METHOD_WEIGHTED_SCORE,
 }
+_MODES: dict[int, Mode] = {number: mode for mode, number in WIRE_MODES.items()}
+_METHODS: dict[int, FusionMethod] = {number: method for method, number in WIRE_METHODS.items()}
 
 
 def _crowding(message: pb.SearchOptions, spec: IndexSpec) -> tuple[int | None, str]:

@@ -7,6 +7,7 @@ password hashes protect secrets that people choose, and would slow down every re
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import hashlib
 import hmac
 import json
@@ -168,19 +169,20 @@ class KeyFile:
             self._write([*(self.read() if self.path.exists() else []), key])
         return key, f"{PREFIX}{key.id}_{secret}"
 
-    def revoke(self, key_id: str) -> ApiKey:
+    def revoke(self, key: str) -> ApiKey:
         """Remove a key and return its entry.
 
+        Args:
+            key: its id, or its name if no other key has that name.
+
         Raises:
-            ConfigError: there is no such key, or the file cannot be read.
+            ConfigError: there is no such key, several have the name, or the file cannot be read.
 
         """
         with locked(self.path):
             keys = self.read()
-            found = next((key for key in keys if key.id == key_id), None)
-            if found is None:
-                raise ConfigError(f"id: there is no key {key_id!r:.40} in {self.path}", field="id")
-            self._write([key for key in keys if key.id != key_id])
+            found = _named(key, keys, self.path)
+            self._write([other for other in keys if other.id != found.id])
         return found
 
     def _write(self, keys: Sequence[ApiKey]) -> None:
@@ -188,6 +190,23 @@ class KeyFile:
             {**asdict(key), "indexes": ALL_INDEXES if key.indexes is None else key.indexes} for key in keys
         ]
         replaced(self.path, json.dumps({"keys": items}, indent=1))
+
+
+def _named(text: str, keys: Sequence[ApiKey], path: Path) -> ApiKey:
+    """Return the key with an id or a name; ids come first, since a name may look like an id."""
+    found = [key for key in keys if key.id == text] or [key for key in keys if key.name == text]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        ids = ", ".join(f"{key.id} (made {key.created_at})" for key in found)
+        raise ConfigError(
+            f"key: {len(found)} keys have the name {text!r:.70}; give the id of one: {ids}", field="key"
+        )
+    names = sorted({key.name for key in keys})
+    near = difflib.get_close_matches(text, [*names, *(key.id for key in keys)], n=1)
+    known = f"it has {', '.join(names[:20])}" if names else "it has none"
+    hint = f"; did you mean {near[0]}?" if near else f"; {known}"
+    raise ConfigError(f"key: there is no key {text!r:.70} in {path}{hint}", field="key")
 
 
 def _indexes(item: dict[str, Any]) -> tuple[str, ...] | None:

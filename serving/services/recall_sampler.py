@@ -128,6 +128,8 @@ class RecallSampler(PeriodicTask):
             options.ClearField(field)
         options.return_fields.append("id")
         found = self._search(request, Deadline.after(TIMEOUT_S))
+        if found.mode in _OTHER_MODES:  # the request named none; only dense searches have a recall
+            return
         options.ClearField("knobs")
         options.ClearField("target_recall")
         options.exact, options.return_vector = True, True
@@ -149,6 +151,9 @@ class RecallSampler(PeriodicTask):
         query_D = _vector_of(request.query.vector) if request.query.HasField("vector") else None
         magnitude = magnitude_of(self._distance_of(request.index), row_D, query_D)
         return float(score_to_reach(np.array([[worst.score]]), magnitude)[0, 0])
+
+
+_OTHER_MODES = (search_pb2.MODE_LEXICAL, search_pb2.MODE_HYBRID)
 
 
 def _reranked(options: search_pb2.SearchOptions) -> int:

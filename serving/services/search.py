@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import numpy as np
@@ -23,10 +24,19 @@ from scannery.serving.engine.hydrator import Hydrator, framed
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.search import PreparedQuery, answers_of, search
 from scannery.serving.request.batch import parse_filters, parse_queries
-from scannery.serving.request.options import CostClass, parse_fields
-from scannery.serving.request.query import ByText, ByVector, check_count, parse_identifier, parse_query
+from scannery.serving.request.options import WIRE_MODES, CostClass, Options, parse_fields
+from scannery.serving.request.query import (
+    ByText,
+    ByVector,
+    Query,
+    Vectors,
+    check_count,
+    parse_identifier,
+    parse_query,
+)
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
+from scannery.serving.services.creation import Creation
 from scannery.serving.services.embedding import Embedding, index_encoders
 from scannery.serving.services.index import Indexes
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
@@ -48,11 +58,14 @@ _RESULTS = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
 class Service(MethodRegistry):
     """Every RPC method, over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog, *, at_once: int | None = None) -> None:
+    def __init__(
+        self, catalog: BaseCatalog, *, models: Collection[str] | None = (), at_once: int | None = None
+    ) -> None:
         """Register the handlers.
 
         Args:
             catalog: the indexes; closed by `close`.
+            models: that requests may name for new indexes, besides those of served indexes; None: any.
             at_once: limit of concurrent batches of coalesced searches; None: the number of cores.
 
         """
@@ -72,6 +85,7 @@ class Service(MethodRegistry):
             UPSERT: UnaryMethod(index_pb2.UpsertRequest, writes.upsert, "write"),
             f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, writes.delete, "write"),
             **Indexes(catalog).methods,
+            **Creation(catalog, models).methods,
             **Embedding(partial(index_encoders, catalog)).methods,
         }
         super().__init__(unary, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"})
@@ -93,8 +107,9 @@ class Service(MethodRegistry):
     def _search(self, request: search_pb2.SearchRequest, deadline: Deadline, stats: QueryStats) -> bytes:
         snapshot = self._snapshot(request.index, request.options.min_sequence, deadline)
         options = snapshot.options(request.options)
-        prepared = snapshot.derived(options, PreparedSearch)
         query = parse_query(request.query, snapshot.manifest)
+        options = options.of(query)
+        prepared = snapshot.derived(options, PreparedSearch)
         # A traced request runs alone, so that its spans are its own.
         cost = CostClass.STAGED if stats.detailed else prepared.cost_class
         if isinstance(query, ByText) and cost is not CostClass.STAGED:
@@ -117,8 +132,11 @@ class Service(MethodRegistry):
         # Parsing a large filter takes longer than the search, and a new filter is not known to be quick.
         message = request.options
         options = snapshot.known_options(message) if message.HasField("where") else snapshot.options(message)
-        if options is None or request.query.WhichOneof("kind") not in ("vector", "text"):
+        kind = request.query.WhichOneof("kind")
+        if options is None or kind not in ("vector", "text") or request.query.HasField("sparse_vector"):
             return None
+        if kind == "text":
+            options = options.by_text
         prepared = snapshot.derived(options, PreparedSearch)
         if not prepared.is_quick:
             return None
@@ -146,13 +164,20 @@ class Service(MethodRegistry):
         if not options.explain:
             results = written.framed(_RESULTS)
         else:
-            explained = (explanation(stats, path, snapshot.segments) for path in paths)
+            explained = (
+                explanation(stats, path, snapshot.segments, options.of(query))
+                for path, query in zip(paths, queries, strict=True)
+            )
             lists = zip(written.lists(), explained, strict=True)
             results = b"".join(
                 framed(_RESULTS, hits + search_pb2.HitList(explanation=each).SerializeToString())
                 for hits, each in lists
             )
-        rest = search_pb2.SearchManyResponse(version=snapshot.manifest.version, sequence=snapshot.sequence)
+        rest = search_pb2.SearchManyResponse(
+            version=snapshot.manifest.version,
+            sequence=snapshot.sequence,
+            modes=_modes(options, queries),
+        )
         return results + rest.SerializeToString()
 
     def stream_answer(
@@ -195,6 +220,14 @@ class Service(MethodRegistry):
 
     def _snapshot(self, index: str, min_sequence: int, deadline: Deadline) -> Snapshot:
         return self._catalog.snapshot(index, min_sequence=min_sequence, deadline=deadline)
+
+
+def _modes(options: Options, queries: Sequence[Query]) -> list[search_pb2.Mode.ValueType]:
+    """Return the mode of each query, or of all of them if they have the same."""
+    if isinstance(queries, Vectors) or not options.by_mode:
+        return [WIRE_MODES[options.mode]]
+    modes = [WIRE_MODES[options.of(query).mode] for query in queries]
+    return modes if len(set(modes)) > 1 else modes[:1]
 
 
 def _by_vector(encoded_1D: np.ndarray, snapshot: Snapshot) -> ByVector:

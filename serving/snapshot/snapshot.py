@@ -80,13 +80,15 @@ class Snapshot:
         key = message.SerializeToString()
         options = self._parsed.get(key)
         if options is None:
-            options = parse_options(message, self.manifest)
+            has_words = all(segment.postings is not None for segment in self.segments)
+            options = parse_options(message, self.manifest, has_words=has_words)
             if len(self._parsed) >= MAX_PARSED:
                 self._parsed.clear()
                 self._derived.clear()
             if len(key) <= MAX_PARSED_BYTES:
                 self._parsed[key] = options
-                self._derived[id(options)] = (options, None)
+                for each in (options, *options.by_mode.values()):
+                    self._derived[id(each)] = (each, None)
         return options
 
     def known_options(self, message: SearchOptions) -> Options | None:

@@ -193,7 +193,11 @@ def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library:
             2,
             "mode: index 'library' has no words for hybrid search",
         ),
-        ("search -i library -s STORE words --alpha 0.5", 2, "alpha: is for hybrid search, the mode is dense"),
+        (
+            "search -i library -s STORE words -m dense --alpha 0.5",
+            2,
+            "alpha: is for hybrid search, the mode is dense",
+        ),
         ("search -i library -s STORE --vector VECTOR --mode fuzzy", 2, "--mode"),
         ("search -i library -s STORE words", 2, "has no encoder"),
         (
@@ -217,8 +221,10 @@ def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library:
         ("build SPEC --store STORE --delete @/no/ids", 3, "/no/ids: No such file or directory"),
         ("build SPEC --input SPEC --store STORE --queries /no/queries", 3, "queries: there is no file"),
         ("build /no/spec.yaml --input SPEC --store STORE", 2, "/no/spec.yaml: No such file or directory"),
-        ("upsert /no/file -i library -s STORE", 3, "/no/file: No such file or directory"),
-        ("upsert / -i library -s STORE", 2, "/: Is a directory"),
+        ("upsert /no/file -i library -s STORE", 3, "input '/no/file' matches no file"),
+        ("upsert /dev/null -i library -s STORE", 2, "cannot tell the format of /dev/null"),
+        ("delete --ids /no/file -i library -s STORE", 3, "/no/file: No such file or directory"),
+        ("search --queries /no/file -i library -s STORE", 3, "input '/no/file' matches no file"),
         ("bench serve 127.0.0.1:1 -i library --queries /no/file", 3, "/no/file: No such file or directory"),
         ("top 127.0.0.1:1", 4, "no metrics at http://127.0.0.1:1/metrics: Connection refused"),
         ("nonsense", 2, "No such command 'nonsense'"),
@@ -258,7 +264,9 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     status, output, _ = run(capsys, "--version")
     assert (status, output.split()[0]) == (0, "scannery")
     assert f"(SQLite {apsw.sqlite_lib_version()})" in output
-    assert "0 to 1. Default: 0.5." in " ".join(run(capsys, "search", "--help")[1].replace("│", " ").split())
+    assert "0 to 1. Default: measured by the build." in " ".join(
+        run(capsys, "search", "--help")[1].replace("│", " ").split()
+    )
     for command in ("search", "get", "serve", "index"):
         status, output, _ = run(capsys, command, "--help")
         assert (status, "Usage" in output) == (0, True)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import scannery
 from scannery.cli.main import main
-from scannery.indexer import Store, parse_spec
+from scannery.indexer import Store, load_spec, parse_spec
+from scannery.pipelines import build
 from tests.data import clustered, datapoints, publish
+from tests.served import serving
 
 
 @pytest.fixture
@@ -40,6 +44,66 @@ def test_the_report_as_json(tmp_path, store, capsys):
         None,
         "jsonl.gz",
     )
+
+
+@pytest.mark.parametrize("form", ["out", "out.jsonl"])
+def test_live_updates_are_exported_before_they_are_sealed(tmp_path, store, capsys, form):
+    with scannery.connect(store) as client:
+        index = client.index("films")
+        before = {hit.id: hit for hit in index.search(np.ones(8), 40)}
+        first, second = sorted(before)[:2]
+        index.delete([first])
+        index.upsert([{"id": second, "vector": [9.0] * 8}, {"id": "new", "vector": [7.0] * 8}])
+        index.upsert([{"id": "gone", "vector": [5.0] * 8}])
+        index.delete(document_ids=["gone"])
+    output = str(tmp_path / form)
+    assert main(["index", "export", "films", "--store", store, "--output", output]) == 0
+    assert "version 1 with 4 batch(es) of live updates: 40 datapoints" in capsys.readouterr().out
+    spec = {"index": "again", "source": {"format": "datapoints"}}
+    build(spec, [output], str(tmp_path / "again"))
+    with scannery.connect(str(tmp_path / "again")) as client:
+        found = {hit.id: hit for hit in client.index("again").search(np.ones(8), 99, vectors=True)}
+    assert found.keys() == (before.keys() | {"new"}) - {first}
+    vector = found[second].vector
+    assert vector is not None
+    assert vector.tolist() == [9.0] * 8
+    # What a version contains is exported without them.
+    old = str(tmp_path / "old.jsonl")
+    assert main(["index", "export", "films", "--store", store, "--output", old, "--version", "1"]) == 0
+    assert {json.loads(line)["id"] for line in Path(old).read_text().splitlines()} == before.keys()
+
+
+def test_an_export_without_the_log_is_refused(tmp_path, store, capsys):
+    logs = tmp_path / "logs"
+    with (
+        serving(Path(store.removeprefix("file://")), log=str(logs)) as server,
+        scannery.connect(server.address) as client,
+    ):
+        client.index("films").upsert([{"id": "new", "vector": [7.0] * 8}])
+    output = str(tmp_path / "out.jsonl")
+    assert main(["index", "export", "films", "--store", store, "--output", output]) == 2
+    assert "has live updates in a log" in capsys.readouterr().err
+    assert not Path(output).exists()
+    assert main(["index", "export", "films", "--store", store, "--output", output, "--log", str(logs)]) == 0
+    assert len(Path(output).read_text().splitlines()) == 41
+
+
+def test_the_spec_of_an_export_keeps_how_texts_are_cut(tmp_path, capsys):
+    spec = parse_spec(
+        {
+            "index": "talks",
+            "source": {"text": "text", "chunk": {"max_tokens": 64, "overlap_tokens": 8}},
+            "encoder": {"model": "sentence-transformers/all-MiniLM-L6-v2"},
+            "lexical": True,
+        }
+    )
+    opened = Store.open(tmp_path / "store", create=True)
+    publish(opened, spec, datapoints(spec, clustered(40, 8)), tmp_path)
+    folder = tmp_path / "out"
+    assert main(["index", "export", "talks", "--store", opened.uri, "--output", str(folder)]) == 0
+    again = load_spec(folder / "_spec.yaml")
+    assert again.source.chunk == spec.source.chunk
+    assert again.lexical is not None
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import scannery
 from scannery.cli.commands.index_show import documents_of
 from scannery.cli.main import main
 from scannery.indexer import Store, open_index, parse_spec, read_manifest, segment_key
 from scannery.pipelines import build
 from tests.data import clustered, datapoints, publish
+from tests.served import serving
 
 
 @pytest.fixture
@@ -174,3 +176,31 @@ def test_a_store_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     status, _, err = run(capsys, "list", "--store", str(tmp_path / "missing"))
     assert status == 3
     assert "there is no store at" in err
+
+
+def test_drop_needs_yes_and_removes_index_and_log(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = tmp_path / "logs"
+    with serving(Path(store), log=str(logs)) as server:
+        with scannery.connect(server.address) as client:
+            client.index("pods").upsert([{"id": "new", "vector": [1.0] * 4}])
+        status, _, err = run(capsys, "drop", "pods", "--yes", "--store", store)
+        assert (status, "a server has it open" in err) == (4, True)
+    status, _, err = run(capsys, "drop", "pods", "--store", store)
+    assert (status, "pods has 200 datapoints; --yes removes them" in err) == (2, True)
+    assert (logs / "pods").exists()
+    status, out, err = run(capsys, "drop", "pods", "--yes", "--store", store)
+    assert (status, err) == (0, "")
+    assert out.startswith("Removed pods: 1 version(s), ")
+    assert list(logs.rglob("*.sqlite")) == []
+    assert run(capsys, "list", "--store", store)[1].startswith("There is no index")
+    assert run(capsys, "drop", "pods", "--yes", "--store", store)[0] == 3
+
+
+def test_what_a_failed_build_left_is_cleaned(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Store.open(store).write("excel/stage/builds/a.json", b"{}")
+    status, out, _ = run(capsys, "gc", "excel", "--store", store, "--min-age-hours", "0")
+    assert (status, "1 record(s)" in out) == (0, True)
+    status, _, err = run(capsys, "gc", "pdos", "--store", store)
+    assert (status, "did you mean pods?" in err) == (3, True)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from scannery.cli.main import main
 from scannery.serving import SecurityConfig
+from tests.data import ROOT
 from tests.served import DIMENSIONS, serving
+from tests.serving.security.test_tls import Authority
 
 
 def test_a_key_from_its_making_to_its_end(
@@ -39,6 +44,26 @@ def test_a_key_from_its_making_to_its_end(
     assert main(["keys", "revoke", listed["id"], "--file", file]) == 2
 
 
+def test_a_key_is_revoked_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "keys.json")
+    for name in ("web", "indexer", "twice", "twice"):
+        assert main(["keys", "create", name, "--file", file]) == 0
+    capsys.readouterr()
+    assert main(["keys", "revoke", "wbe", "--file", file]) == 2
+    assert "there is no key 'wbe'" in (err := capsys.readouterr().err)
+    assert "did you mean web?" in err
+    assert main(["keys", "revoke", "web", "--file", file]) == 0
+    assert "(web)" in capsys.readouterr().out
+    kept = json.loads(Path(file).read_text())["keys"]
+    assert [key["name"] for key in kept] == ["indexer", "twice", "twice"]
+    assert main(["keys", "revoke", "twice", "--file", file]) == 2
+    message = capsys.readouterr().err
+    assert all(key["id"] in message for key in kept[1:])
+    assert main(["keys", "revoke", kept[2]["id"], "--file", file]) == 0
+    assert main(["keys", "revoke", "twice", "--file", file]) == 0
+    assert [key["name"] for key in json.loads(Path(file).read_text())["keys"]] == ["indexer"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["x", "--scope", "root"], ["x", "--index", "../up"], ["", "--scope", "read"], ["x", "--days", "-1"]],
@@ -48,3 +73,31 @@ def test_keys_that_make_no_sense_are_refused(
 ) -> None:
     assert main(["keys", "create", *arguments, "--file", str(tmp_path / "keys.json")]) == 2
     assert not (tmp_path / "keys.json").exists()
+
+
+def test_a_failed_handshake_prints_one_line(tmp_path: Path, library: Path) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("server")
+    question = ["search", "--index", "library", "--vector", json.dumps([1.0] * DIMENSIONS)]
+    with serving(library, security=SecurityConfig(tls_cert=str(cert), tls_key=str(key))) as server:
+        # A process of its own: gRPC reads how much to log when it is imported.
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "scannery.cli.main",
+                *question,
+                "--timeout",
+                "2",
+                "--target",
+                server.address,
+            ],
+            capture_output=True,
+            text=True,
+            env={name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+            | {"PYTHONPATH": str(ROOT / "src"), "SCANNERY_TLS": "1"},
+            check=False,
+        )
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1

@@ -63,12 +63,16 @@ def test_what_is_wrong_is_said_with_what_was_written(
     monkeypatch.setattr("sys.stdin", io.StringIO(lines(wrong)))
     status, _, err = run(capsys, "upsert", "-", *where, "--batch", "2")
     assert status == 2
-    assert "2 datapoints were written; these are 3 to 3" in err
-    assert "upserts[0].datapoint.vector: must have 16 dimensions, got 1" in err
+    assert "2 datapoints were written\n" in err
+    assert "error: standard input, line 3: vector: must have 16 dimensions, got 1" in err
     file = tmp_path / "broken.jsonl"
     file.write_text('{"id": "a"\n')
     status, _, err = run(capsys, "upsert", str(file), *where)
-    assert (status, "line 1: not JSON" in err) == (2, True)
+    assert (status, "broken.jsonl, line 1, column 11: not JSON" in err) == (2, True)
+    assert "--help" not in err
+    file.write_text('[\n{"id": "a"}\n]')
+    status, _, err = run(capsys, "upsert", str(file), *where)
+    assert (status, "a JSON array becomes lines" in err) == (2, True)
     status, _, err = run(capsys, "delete", *where)
     assert (status, "at least one id" in err) == (2, True)
 

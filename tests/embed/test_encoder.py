@@ -69,6 +69,16 @@ def test_a_huge_text_costs_no_more_than_its_beginning(minilm: Encoder) -> None:
     np.testing.assert_allclose(huge, minilm.encode_documents([head + "and so on"]), atol=2e-6)
 
 
+def test_the_tokens_that_are_cut_off_are_counted(minilm: Encoder) -> None:
+    # Two special tokens leave room for 254; "word" is one token. The end of the last text is estimated.
+    texts = ["word " * 254, "short", "word " * 255, "word " * 1000, "word " * 100_000]
+    cut_N = np.zeros(len(texts), np.int64)
+    vectors_ND = minilm.encode_documents(texts, cut_tokens=cut_N)
+    assert cut_N[:4].tolist() == [0, 0, 1, 746]
+    assert abs(cut_N[4] - 99_746) < 1000
+    np.testing.assert_array_equal(vectors_ND, minilm.encode_documents(texts))
+
+
 def test_bad_texts_are_named_by_index(minilm: Encoder) -> None:
     with pytest.raises(InvalidTextError, match="text 1: must be a string, got int") as caught:
         minilm.encode_documents(["fine", 7])  # type: ignore[list-item]

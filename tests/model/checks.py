@@ -115,12 +115,15 @@ class Checker:
         options, k = self._options(rng, mode), rng.choice([1, 3, 10, 10, 50, 1000])
         least = self.world.position if rng.random() < 0.5 else 0
         asked = {**options, "k": k, "mode": mode}
+        # Without a mode each query has the same one: this index has words, and no encoder.
+        sent = asked | ({"mode": None} if rng.random() < 0.3 else {})
         try:
-            hits = self._ask(actor, query, least, asked)
+            hits = self._ask(actor, query, least, sent)
         except scannery.NotFoundError:
             check(isinstance(query, scannery.Like), "a search found no such datapoint, and named none")
             return
         rows = self.expected(actor, hits.version, hits.sequence, least)
+        check(hits.mode == mode, f"the mode is {hits.mode}, not {mode}, of {query!r} with {sent!r}")
         self._compare(hits, rows, query, asked)
 
     def search_many(self, actor: Actor, rng: random.Random) -> None:
@@ -223,6 +226,7 @@ class Checker:
             options["min_score"] = rng.randrange(-4, 4) / 2 - 0.003
         if mode == "hybrid":
             options["alpha"] = rng.choice([0.25, 0.5, 1.0])
+            options["fusion"] = rng.choice(["weighted_score", "reciprocal_rank"])
         if self.scann and rng.random() < 0.5:
             options["exact"] = True
         return options
@@ -265,7 +269,8 @@ class Checker:
         mode, own = options["mode"], ""
         dense_query, words = query, query
         if isinstance(query, scannery.Like):
-            own, dense_query = query.id, oracle.rows[query.id].vector
+            own = str(query.id)
+            dense_query = oracle.rows[own].vector
         if isinstance(query, scannery.Sparse):
             dense_query = query.query
 
@@ -293,7 +298,7 @@ class Checker:
         asked = options.get("offset", 0) + options["k"]
         wanted = asked + bool(own)
         while True:
-            ranked = oracle.fused(dense, lexical, wanted, options["alpha"])
+            ranked = oracle.fused(dense, lexical, wanted, options["alpha"], options["fusion"])
             hits = oracle.crowded([pair for pair in ranked if pair[0] != own], options)
             if len(hits) >= asked or len(ranked) < wanted or wanted >= len(oracle.rows):
                 return hits

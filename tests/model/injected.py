@@ -77,7 +77,7 @@ def _documents_stay(net: Any) -> Any:
 
     def wrong(mutations: Any) -> Any:
         found = net(mutations)
-        return memtable._Net(found.rows, found.ids, found.hashes, [], found.plain)
+        return memtable.NetEffect(found.rows, found.ids, found.hashes, [], found.plain)
 
     return wrong
 
@@ -119,7 +119,7 @@ INJECTED: dict[str, Fault] = {
     ),
     "seal-drops-a-row": Fault(sealing, "live_rows", _row_dropped, {"sealed": 4}),
     "seal-forgets-tombstones": Fault(sealing, "_dead_rows", _dead_rows_stay, {"sealed": 4}),
-    "documents-keep-rows": Fault(memtable, "_net_effect", _documents_stay, {"delete": 20}),
+    "documents-keep-rows": Fault(memtable, "net_effect", _documents_stay, {"delete": 20}),
     "order-without-ids": Fault(ranking, "by_score_and_id", _any_order, {"search": 60}),
     "another-bm25": Fault(bm25.CorpusStatistics, "idf", _wrong_idf, {}),
     "conditions-ignored": Fault(index, "resolve_upsert", _no_condition, {}),

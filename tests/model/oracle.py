@@ -138,15 +138,24 @@ class Oracle:
             if (where is None or matches(self.rows[name], where)) and (least is None or score >= least)
         ]
 
-    def fused(self, dense: Ranked, lexical: Ranked, wanted: int, alpha: float) -> Ranked:
-        """Return both rankings as one, by reciprocal rank."""
+    def fused(self, dense: Ranked, lexical: Ranked, wanted: int, alpha: float, method: str) -> Ranked:
+        """Return both rankings as one."""
         depth = LEAST_DEPTH
         while depth < wanted:
             depth *= DEEPER
-        scores: dict[str, float] = {}
-        for side, weight in ((dense, alpha), (lexical, 1 - alpha)):
-            for place, (name, _) in enumerate(side[:depth]):
-                scores[name] = scores.get(name, 0.0) + weight / (RANK_CONSTANT + 1 + place)
+        dense, lexical = dense[:depth], lexical[:depth]
+        if method == "reciprocal_rank":
+            sides = [
+                {name: 1 / (RANK_CONSTANT + 1 + i) for i, (name, _) in enumerate(x)} for x in (dense, lexical)
+            ]
+        else:
+            lowest = min([0.0, *(score for _, score in lexical)])
+            sides = [_scaled(dense, dense[:LEAST_DEPTH][-1][1] if dense else 0.0), _scaled(lexical, lowest)]
+        least = min([0.0, *sides[0].values()])
+        scores = {
+            name: alpha * sides[0].get(name, least) + (1 - alpha) * sides[1].get(name, 0.0)
+            for name in sides[0].keys() | sides[1].keys()
+        }
         return self._ordered({name: float(np.float32(score)) for name, score in scores.items()})
 
     def crowded(self, ranked: Ranked, options: Mapping[str, Any]) -> Ranked:
@@ -165,3 +174,11 @@ class Oracle:
 
     def _ordered(self, scores: Mapping[str, float]) -> Ranked:
         return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def _scaled(ranked: Ranked, zero: float) -> dict[str, float]:
+    """Return the scores where the best one is 1 and another one is 0."""
+    best = ranked[0][1] if ranked else 0.0
+    if best <= zero:
+        return {name: float(score >= zero) for name, score in ranked}
+    return {name: (score - zero) / (best - zero) for name, score in ranked}

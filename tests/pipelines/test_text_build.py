@@ -164,11 +164,11 @@ def test_a_document_whose_passages_would_repeat_too_much_is_refused(store, write
 def test_a_text_that_the_encoder_refuses_costs_only_itself(store, write, monkeypatch):
     real = Encoder.encode_documents
 
-    def picky(self: Encoder, texts: Any) -> Any:
+    def picky(self: Encoder, texts: Any, **options: Any) -> Any:
         for index, text in enumerate(texts):
             if "poison" in text:
                 raise InvalidTextError("has no finite vector", index=index)
-        return real(self, texts)
+        return real(self, texts, **options)
 
     monkeypatch.setattr(Encoder, "encode_documents", picky)
     texts = [{"id": f"t{i}", "text": "poison" if i in (3, 4) else f"text number {i}"} for i in range(9)]

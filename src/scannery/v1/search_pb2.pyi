@@ -27,7 +27,11 @@ class _Mode:
 class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     MODE_UNSPECIFIED: _Mode.ValueType  # 0
-    """DENSE."""
+    """Chosen by the server for each query. A text: the mode in the spec of the index, or else HYBRID if words are indexed
+    (LEXICAL if the index has no encoder). With `min_score` a text is searched DENSE, unless the spec names a mode: fused
+    scores are relative to the best hit. A query with a sparse vector: HYBRID, or LEXICAL if it is nothing else. With `fusion`
+    every query is HYBRID. All others: DENSE.
+    """
     MODE_DENSE: _Mode.ValueType  # 1
     """By vector."""
     MODE_LEXICAL: _Mode.ValueType  # 2
@@ -39,7 +43,11 @@ class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
     """Search mode."""
 
 MODE_UNSPECIFIED: Mode.ValueType  # 0
-"""DENSE."""
+"""Chosen by the server for each query. A text: the mode in the spec of the index, or else HYBRID if words are indexed
+(LEXICAL if the index has no encoder). With `min_score` a text is searched DENSE, unless the spec names a mode: fused
+scores are relative to the best hit. A query with a sparse vector: HYBRID, or LEXICAL if it is nothing else. With `fusion`
+every query is HYBRID. All others: DENSE.
+"""
 MODE_DENSE: Mode.ValueType  # 1
 """By vector."""
 MODE_LEXICAL: Mode.ValueType  # 2
@@ -55,21 +63,25 @@ class _FusionMethod:
 class _FusionMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FusionMethod.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     FUSION_METHOD_UNSPECIFIED: _FusionMethod.ValueType  # 0
-    """RECIPROCAL_RANK."""
+    """The method in the spec of the index, or else WEIGHTED_SCORE."""
     FUSION_METHOD_RECIPROCAL_RANK: _FusionMethod.ValueType  # 1
     """Sum of weight / (60 + rank)."""
     FUSION_METHOD_WEIGHTED_SCORE: _FusionMethod.ValueType  # 2
-    """Weighted sum of scores scaled to 0 to 1."""
+    """Weighted sum of scaled scores: 1 is the best score of each ranking; 0 is the dense score at place 200 (or the last one),
+    and a lexical score of 0.
+    """
 
 class FusionMethod(_FusionMethod, metaclass=_FusionMethodEnumTypeWrapper):
     """Method of combining two rankings."""
 
 FUSION_METHOD_UNSPECIFIED: FusionMethod.ValueType  # 0
-"""RECIPROCAL_RANK."""
+"""The method in the spec of the index, or else WEIGHTED_SCORE."""
 FUSION_METHOD_RECIPROCAL_RANK: FusionMethod.ValueType  # 1
 """Sum of weight / (60 + rank)."""
 FUSION_METHOD_WEIGHTED_SCORE: FusionMethod.ValueType  # 2
-"""Weighted sum of scores scaled to 0 to 1."""
+"""Weighted sum of scaled scores: 1 is the best score of each ranking; 0 is the dense score at place 200 (or the last one),
+and a lexical score of 0.
+"""
 Global___FusionMethod: _TypeAlias = FusionMethod  # noqa: Y015
 
 @_typing.final
@@ -181,7 +193,7 @@ class SearchOptions(_message.Message):
     k: _builtins.int
     """Number of hits, 1 to 10000; absent: 10. There are fewer only if the filter allows fewer datapoints."""
     mode: Global___Mode.ValueType
-    """Absent: DENSE."""
+    """Absent: chosen by the server, and returned with the answer."""
     offset: _builtins.int
     """Number of best hits to skip, 0 to 10000."""
     min_score: _builtins.float
@@ -330,9 +342,11 @@ class Fusion(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     ALPHA_FIELD_NUMBER: _builtins.int
     method: Global___FusionMethod.ValueType
-    """Absent: RECIPROCAL_RANK."""
+    """Absent: the index's own."""
     alpha: _builtins.float
-    """Weight of the dense ranking, 0 to 1; the lexical ranking has the rest. Absent: 0.5."""
+    """Weight of the dense ranking, 0 to 1; the lexical ranking has the rest. Absent: that in the spec of the index, or else the
+    one that its build measured for WEIGHTED_SCORE, or else 0.5.
+    """
     def __init__(
         self,
         *,
@@ -485,10 +499,13 @@ class SearchResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of the index that was searched."""
     sequence: _builtins.int
     """Mutations up to this sequence were visible."""
+    mode: Global___Mode.ValueType
+    """The mode that was used."""
     @_builtins.property
     def hits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hit]:
         """Best first; equal scores by id."""
@@ -504,10 +521,11 @@ class SearchResponse(_message.Message):
         version: _builtins.int = ...,
         sequence: _builtins.int = ...,
         explanation: Global___Explanation | None = ...,
+        mode: Global___Mode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "hits", b"hits", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explanation", b"explanation", "hits", b"hits", "mode", b"mode", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -598,6 +616,7 @@ class SearchManyResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    MODES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of the index that was searched."""
     sequence: _builtins.int
@@ -606,16 +625,21 @@ class SearchManyResponse(_message.Message):
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___HitList]:
         """One for each query, in their order."""
 
+    @_builtins.property
+    def modes(self) -> _containers.RepeatedScalarFieldContainer[Global___Mode.ValueType]:
+        """The modes that were used: one for each query, or a single one for all of them."""
+
     def __init__(
         self,
         *,
         results: _abc.Iterable[Global___HitList] | None = ...,
         version: _builtins.int = ...,
         sequence: _builtins.int = ...,
+        modes: _abc.Iterable[Global___Mode.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["modes", b"modes", "results", b"results", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -816,8 +840,12 @@ class Explanation(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     EXPECTED_RECALL_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    FUSION_FIELD_NUMBER: _builtins.int
     expected_recall: _builtins.float
     """Expected recall at the settings used, 0 to 1."""
+    mode: Global___Mode.ValueType
+    """The mode that was used."""
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentPlan]:
         """The plan of each segment."""
@@ -826,16 +854,22 @@ class Explanation(_message.Message):
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageTime]:
         """Time by stage, in order."""
 
+    @_builtins.property
+    def fusion(self) -> Global___Fusion:
+        """HYBRID: the combination that was used."""
+
     def __init__(
         self,
         *,
         segments: _abc.Iterable[Global___SegmentPlan] | None = ...,
         stages: _abc.Iterable[Global___StageTime] | None = ...,
         expected_recall: _builtins.float = ...,
+        mode: Global___Mode.ValueType = ...,
+        fusion: Global___Fusion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fusion", b"fusion"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_recall", b"expected_recall", "segments", b"segments", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_recall", b"expected_recall", "fusion", b"fusion", "mode", b"mode", "segments", b"segments", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -64,7 +64,7 @@ def test_an_unplanned_shape_is_an_error_and_not_a_silent_compilation(
     encoder = on_xla(make_model("bert-cls", tmp_path), monkeypatch, max_graphs=1, budget_tokens=128)
     encoder.encode_documents(["warm", "up"])
     tokens = encoder._documents
-    items, _ = tokens.prepare(["one text"])
+    items, *_ = tokens.prepare(["one text"])
     batch = Batch(np.arange(1), Bucket(1, 17, fixed=True))
     with pytest.raises(RecompilationError, match="not compiled"):
         encoder._device.run(iter([(batch, lambda: tokens.collate(items, batch.bucket))] * 2), lambda *_: None)

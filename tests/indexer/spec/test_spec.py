@@ -112,7 +112,7 @@ def test_a_source_of_vectors_needs_no_encoder():
         ("source.format", "manged", "'managed', got 'manged'", "source.format"),
         ("source.format", ["managed"], "'managed'", "source.format"),
         ("source.format", "managed", "`text` cannot be set with `format: managed`, got 'text'", "source"),
-        ("source.format", "datapoints", "`chunk` needs `text` and no `vector`", "source"),
+        ("source.vector", "v", "`chunk` needs `text` and no `vector`", "source"),
         ("source.vector_bytes", "float32", "`vector_bytes` needs `vector`", "source"),
         ("source.text", None, "needs `text`, `vector` or both", "source"),
         ("encoder", None, "`encoder` is required", None),

@@ -116,11 +116,11 @@ def test_hybrid_is_the_fusion_of_both_rankings(
     query = query_of(3)
     answers = []
     for index in indexes.values():
-        dense = index.search(query, 200, where=where)
+        dense = index.search(query, 200, where=where, mode="dense")
         lexical = index.search(query, 200, where=where, mode="lexical")
         expected: dict[str, float] = {}
         for weight, side in ((alpha, dense), (1 - alpha, lexical)):
-            low, high = side[-1].score, side[0].score
+            low, high = side[-1].score if side is dense else 0.0, side[0].score
             for rank, hit in enumerate(side, 1):
                 gain = 1 / (60 + rank) if fusion == "reciprocal_rank" else (hit.score - low) / (high - low)
                 expected[hit.id] = expected.get(hit.id, 0.0) + weight * gain
@@ -185,7 +185,8 @@ def test_many_queries_get_what_each_one_gets(indexes: dict[int, scannery.Index])
     [
         ({"query": np.ones(384), "mode": "lexical"}, "query", "lexical search needs a text"),
         ({"query": np.ones(384), "mode": "hybrid"}, "query", "hybrid search needs a text"),
-        ({"alpha": 0.5}, "alpha", "is for hybrid search, the mode is dense"),
+        ({"alpha": 0.5, "mode": "dense"}, "alpha", "is for hybrid search, the mode is dense"),
+        ({"query": np.ones(384), "alpha": 0.5}, "query", "hybrid search needs a text"),
         ({"fusion": "weighted_score", "mode": "lexical"}, "fusion", "the mode is lexical"),
         ({"fusion": "average", "mode": "hybrid"}, "fusion", "must be one of reciprocal_rank, weighted_score"),
         ({"alpha": 1.5, "mode": "hybrid"}, "alpha", "must be 0 to 1, got 1.5"),

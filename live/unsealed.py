@@ -1,0 +1,76 @@
+"""Live updates that the current version does not hold yet, as one change to its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from scannery.indexer import Manifest, Store
+from scannery.live.log.home import LogPlace
+from scannery.live.log.mutation_log import WrongLogError
+from scannery.live.log.records import Mutation, decode, rows_fit
+from scannery.live.log.registry import registered
+from scannery.live.memtable import net_effect
+
+__all__ = ["UnsealedChange", "unsealed_change"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnsealedChange:
+    """What the mutations after a version change in it: rows of the version die, then new rows are added."""
+
+    ids: list[str]
+    """Rows of the version with these ids die."""
+    documents: list[str]
+    """Rows of the version of these documents die."""
+    rows: pa.Table
+    """New rows, with at least the columns of `written_schema`."""
+    mutations: int
+    """Batches of the log."""
+    sequence: int
+    """Sequence of the last one."""
+
+
+def unsealed_change(
+    store: Store, manifest: Manifest, *, log_root: Path | None = None
+) -> UnsealedChange | None:
+    """Return what the log of an index changes in its current version; None if it changes nothing.
+
+    Reads the log only, not the segments. Holds all unsealed rows in memory, as every server does.
+
+    Args:
+        store: of the index.
+        manifest: of its current version.
+        log_root: parent folder of all logs; None: the folder of the store.
+
+    Raises:
+        WrongLogError: the log of the index is not in the folder, so that its live updates would be missing.
+        CorruptError, FormatError: the log cannot be read, or does not fit the version.
+        LogGapError: there is a later version.
+
+    """
+    place = LogPlace(store, manifest.index, log_root)
+    if place.folder is None and (known := registered(store, manifest.index)) is not None:
+        raise WrongLogError(
+            f"the log of index {manifest.index!r} is {known.where}; pass its folder with --log, or the live updates "
+            "that are not sealed would be missing"
+        )
+    log = place.checked(manifest)
+    if log is None:
+        return None
+    found: list[tuple[int, Mutation]] = []
+    try:
+        while entries := log.read(found[-1][0] if found else manifest.log_sequence):
+            for entry in entries:
+                mutation = decode(entry.data, sequence=entry.sequence)
+                found.append((entry.sequence, rows_fit(mutation, manifest, sequence=entry.sequence)))
+    finally:
+        log.close()
+    if not found:
+        return None
+    net = net_effect(found)
+    return UnsealedChange(
+        ids=net.ids, documents=net.documents, rows=net.rows, mutations=len(found), sequence=found[-1][0]
+    )

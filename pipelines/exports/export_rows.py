@@ -1,0 +1,134 @@
+"""The rows of an export, in parts of bounded size: those of a segment, and those of live updates."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from scannery.indexer import CorruptError, SegmentEntry, Store, read_live_mask, segment_key
+from scannery.indexer.segment.segment_writer import file_sha256
+
+__all__ = ["ExportRows", "LiveChange", "LiveRows", "SegmentRows"]
+
+# Bytes of vectors in a batch; decoded, converted and encoded copies take about ten times that memory.
+BATCH_BYTES = 1 << 24
+MAX_BATCH_ROWS = 1 << 14
+READ_BUFFER_BYTES = 1 << 20
+
+
+class LiveChange(Protocol):
+    """What live updates change in a version: rows of it die, then new rows are added."""
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Rows of the version with these ids die."""
+
+    @property
+    def documents(self) -> Sequence[str]:
+        """Rows of the version of these documents die."""
+
+    @property
+    def rows(self) -> pa.Table:
+        """New rows, with at least the columns of `written_schema`."""
+
+    @property
+    def mutations(self) -> int:
+        """Batches of live updates."""
+
+
+class ExportRows(Protocol):
+    """Rows of an export that go to one file together."""
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield them in parts, with the columns of the schema."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveRows:
+    """The new rows of live updates."""
+
+    change: LiveChange
+    schema: pa.Schema
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield the new rows in parts."""
+        size = _batch_rows(self.schema)
+        for start in range(0, self.change.rows.num_rows, size):
+            yield _conformed(self.change.rows.slice(start, size), self.schema)
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentRows:
+    """The live rows of a segment."""
+
+    store: Store
+    index: str
+    entry: SegmentEntry
+    schema: pa.Schema
+    change: LiveChange | None
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield the live rows in parts; CorruptError, before the first, if the segment does not match the manifest."""
+        entry, rows, key = self.entry, 0, segment_key(self.index, self.entry.key)
+        mask_N = read_live_mask(self.store, self.index, entry)
+        with _verified(self.store, key, entry) as file:
+            present = _present(file, self.schema, key)
+            for batch in file.iter_batches(_batch_rows(self.schema), columns=present):
+                table = _conformed(pa.Table.from_batches([batch]), self.schema)
+                first, rows = rows, rows + table.num_rows
+                if mask_N is not None:
+                    table = table.filter(pa.array(mask_N[first:rows]))
+                yield self._without_dead(table)
+        if rows != entry.rows:
+            raise CorruptError(f"{key} has {rows} rows, the manifest says {entry.rows}")
+
+    def _without_dead(self, table: pa.Table) -> pa.Table:
+        """Return the rows that live updates neither replace nor delete."""
+        if self.change is None:
+            return table
+        for column, values in (("id", self.change.ids), ("document_id", self.change.documents)):
+            if values:
+                dead = pc.is_in(table.column(column), value_set=pa.array(values, pa.string()))
+                table = table.filter(pc.invert(dead))
+        return table
+
+
+@contextlib.contextmanager
+def _verified(store: Store, key: str, entry: SegmentEntry) -> Iterator[pq.ParquetFile]:
+    with store.open_file(key) as path:
+        if path.stat().st_size != entry.size_bytes or file_sha256(path) != entry.sha256:
+            raise CorruptError(f"{key} is damaged: its size or SHA-256 is not the one in the manifest")
+        # With read-ahead, a whole column would be in memory before its first row is decoded.
+        with pq.ParquetFile(
+            path, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, page_checksum_verification=True
+        ) as file:
+            yield file
+
+
+def _present(file: pq.ParquetFile, schema: pa.Schema, key: str) -> list[str]:
+    """Return the columns of the schema that the file has; old segments lack attributes added to the spec later."""
+    present = [name for name in schema.names if name in file.schema_arrow.names]
+    missing = [field.name for field in schema if not field.nullable and field.name not in present]
+    if missing:
+        raise CorruptError(f"{key} has no column {missing[0]}")
+    return present
+
+
+def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = [
+        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, names=schema.names).cast(schema)
+
+
+def _batch_rows(schema: pa.Schema) -> int:
+    at = schema.get_field_index("embedding")
+    dimensions = schema.field(at).type.list_size if at >= 0 else 1
+    return max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // (4 * dimensions)))

@@ -1,0 +1,127 @@
+"""Dropping an index: whole or not at all, also when its process is killed, and never under a server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from scannery.indexer import (
+    InUseError,
+    LeaseHolder,
+    NotFoundError,
+    Store,
+    collect_garbage,
+    commit,
+    list_indexes,
+    list_versions,
+    read_manifest,
+    verify,
+)
+from scannery.indexer.versions.dropping import drop_index
+from scannery.indexer.versions.leases import working
+from scannery.indexer.versions.versions import is_dropped
+from tests.data import ROOT, clustered, datapoints, publish
+from tests.indexer.test_maintenance import SPEC, publish_next, store
+
+__all__ = ["store"]
+
+KILLED = """
+import os, signal, sys
+from scannery.indexer import Store
+from scannery.indexer.versions.dropping import drop_index
+method, left = sys.argv[2], [None] * int(sys.argv[3])
+original = getattr(Store, method)
+def counted(self, *arguments):
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left.pop()
+    return original(self, *arguments)
+setattr(Store, method, counted)
+drop_index(Store.open(sys.argv[1]), "t")
+"""
+
+
+def test_a_dropped_index_leaves_nothing_and_its_name_is_free(store: Store, tmp_path: Path):
+    assert store.local_root is not None
+    publish_next(store, tmp_path, 50)
+    other = SPEC.model_copy(update={"index": "other"})
+    publish(store, other, datapoints(other, clustered(20, 4)), tmp_path)
+    report = drop_index(store, "t")
+    assert (report.versions, report.files) == (2, 6)
+    assert list_indexes(store) == ["other"]
+    assert [path.name for path in store.local_root.iterdir()] == ["other"]
+    assert verify(store, "other").problems == ()
+    with pytest.raises(NotFoundError, match="no index 't'"):
+        drop_index(store, "t")
+    publish(store, SPEC, datapoints(SPEC, clustered(10, 4)), tmp_path)
+    assert read_manifest(store, "t").rows == 10
+
+
+@pytest.mark.parametrize(("method", "calls"), [("write", 0), ("delete", 0), ("delete", 2), ("delete", 4)])
+def test_a_killed_drop_leaves_the_index_whole_or_gone(store: Store, tmp_path: Path, method: str, calls: int):
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, store.uri, method, str(calls)],
+        env={"PYTHONPATH": str(ROOT / "src")},
+        check=False,
+    )
+    assert done.returncode == -9
+    if method == "write":  # before the tombstone
+        assert verify(store, "t").problems == ()
+        return
+    assert list_indexes(store) == []
+    with pytest.raises(NotFoundError, match="was dropped, and some of its files are left"):
+        read_manifest(store, "t")
+    with pytest.raises(NotFoundError, match="was dropped"):
+        collect_garbage(store, "t", min_age=timedelta(0))
+    with pytest.raises(InUseError, match="`scannery index drop t` removes them"):
+        publish(store, SPEC, datapoints(SPEC, clustered(10, 4)), tmp_path)
+    drop_index(store, "t")
+    assert not is_dropped(store, "t")
+    assert store.list("t") == []
+    publish(store, SPEC, datapoints(SPEC, clustered(10, 4)), tmp_path)
+    assert list_versions(store, "t") == [1]
+
+
+def test_an_index_in_use_is_dropped_only_by_force(store: Store):
+    holder = LeaseHolder(store)
+    holder.hold("t", {1})
+    with pytest.raises(InUseError, match="a server has it open"):
+        drop_index(store, "t")
+    holder.release()
+    with working(store, "t"), pytest.raises(InUseError, match="a build or other work"):
+        drop_index(store, "t")
+    assert verify(store, "t").problems == ()
+    holder.hold("t", {1})
+    assert drop_index(store, "t", force=True).versions == 1
+    assert list_indexes(store) == []
+
+
+def test_a_version_cannot_be_committed_while_its_index_is_dropped(store: Store):
+    parent = read_manifest(store, "t")
+
+    def late() -> None:
+        with pytest.raises(InUseError):
+            commit(store, parent.model_copy(update={"parent": 1}))
+
+    drop_index(store, "t", also=late)
+    assert list_versions(store, "t") == []
+
+
+def test_what_a_failed_build_left_is_collected_or_dropped(store: Store):
+    for name in ("failed", "other"):
+        store.write(f"{name}/stage/units/a.json", b"{}")
+        store.write(f"{name}/embeddings/a.parquet", b"x")
+    assert collect_garbage(store, "failed", min_age=timedelta(hours=1)).freed_bytes == 0
+    report = collect_garbage(store, "failed", min_age=timedelta(0))
+    assert (report.records, report.embeddings) == (
+        ("failed/stage/units/a.json",),
+        ("failed/embeddings/a.parquet",),
+    )
+    assert store.list("failed") == []
+    assert drop_index(store, "other").files == 2
+    with pytest.raises(NotFoundError, match="there is no index 'failed'"):
+        collect_garbage(store, "failed", min_age=timedelta(0))

@@ -1,0 +1,145 @@
+"""The default weight of hybrid search: measured by a build, kept by small updates, and what searches then use."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+import scannery
+from scannery.client import Explanation
+from scannery.indexer import Store
+from scannery.indexer.manifest import FusionWeight, Manifest
+from scannery.pipelines.tuning import fusion_weight
+from scannery.pipelines.tuning.fusion_weight import WEIGHTS, best_weight
+from tests.pipelines.conftest import manifest_of, run
+
+SUBJECTS = [
+    "the cat",
+    "a volcano",
+    "the old car",
+    "an engineer",
+    "the river",
+    "my neighbour",
+    "a podcast",
+    "the bank",
+]
+VERBS = [
+    "sleeps near",
+    "erupts over",
+    "drives through",
+    "repairs",
+    "floods",
+    "talks about",
+    "records",
+    "lends to",
+]
+PLACES = [
+    "the quiet village",
+    "a frozen lake",
+    "the city centre",
+    "an empty office",
+    "green mountains",
+    "the harbour",
+]
+SPEC = {
+    "index": "talks",
+    "source": {"id": "id", "text": "text"},
+    "encoder": {"model": "sentence-transformers/all-MiniLM-L6-v2"},
+    "lexical": True,
+}
+
+
+def records(first: int, last: int) -> list[dict[str, str]]:
+    def sentence(rng: random.Random) -> str:
+        words = [rng.choice(SUBJECTS), rng.choice(VERBS), rng.choice(PLACES), rng.choice(VERBS)]
+        return f"{' '.join(words)} w{rng.randrange(90)}."
+
+    made = []
+    for number in range(first, last):
+        rng = random.Random(number)
+        made.append({"id": f"d{number}", "text": f"{sentence(rng)} {sentence(rng)}"})
+    return made
+
+
+def explained(hits: scannery.Hits) -> Explanation:
+    assert hits.explanation is not None
+    return hits.explanation
+
+
+def weight_of(store: Store) -> FusionWeight:
+    weight = manifest_of(store, "talks").fusion
+    assert weight is not None
+    return weight
+
+
+@pytest.fixture(autouse=True)
+def few_questions(monkeypatch):
+    monkeypatch.setattr(fusion_weight, "LEAST_QUESTIONS", 10)
+
+
+def test_a_build_measures_the_weight_and_searches_use_it(store, write):
+    report = run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
+    weight = weight_of(store)
+    assert weight.alpha in WEIGHTS
+    assert weight.hybrid >= max(weight.dense, weight.lexical) > 0
+    assert (report.alpha, report.alpha_questions, weight.rows) == (weight.alpha, weight.questions, 80)
+    assert weight.questions == 16
+    index = scannery.connect(store.uri).index("talks")
+    hits = index.search("a volcano erupts", 5, explain=True)
+    assert (hits.mode, explained(hits).mode) == ("hybrid", "hybrid")
+    assert (explained(hits).fusion, explained(hits).alpha) == ("weighted_score", weight.alpha)
+    given = index.search("a volcano erupts", 5, mode="hybrid", fusion="weighted_score", alpha=weight.alpha)
+    assert [(hit.id, hit.score) for hit in hits] == [(hit.id, hit.score) for hit in given]
+    # A few more rows do not change it; many more do, and so does a spec with a weight of its own.
+    run(store, write("b.jsonl", records(80, 85)), spec=SPEC)
+    assert weight_of(store) == weight
+    run(store, write("c.jsonl", records(85, 140)), spec=SPEC)
+    assert weight_of(store).rows == 140
+    report = run(store, write("c.jsonl", records(85, 140)), spec=SPEC | {"search": {"alpha": 0.25}})
+    assert (report.alpha, report.alpha_questions) == (0.25, 0)
+    hits = scannery.connect(store.uri).index("talks").search("a volcano erupts", 5, explain=True)
+    assert explained(hits).alpha == 0.25
+
+
+def test_versions_without_a_measured_weight_count_both_rankings_the_same(store, write):
+    report = run(store, write("a.jsonl", records(0, 12)), spec=SPEC)
+    manifest = manifest_of(store, "talks")
+    assert manifest.fusion is None  # too few passages
+    assert (report.alpha, report.alpha_questions) == (0.5, 0)
+    hits = scannery.connect(store.uri).index("talks").search("a volcano", 5, explain=True)
+    assert (explained(hits).fusion, explained(hits).alpha) == ("weighted_score", 0.5)
+
+
+def test_manifests_of_earlier_releases_have_no_weight(store, write):
+    run(store, write("a.jsonl", records(0, 12)), spec=SPEC)
+    manifest = manifest_of(store, "talks")
+    data = manifest.model_dump_json(exclude={"fusion"}).encode()
+    assert Manifest.from_json(data, origin="an old manifest").fusion is None
+    assert '"search"' not in manifest.to_json().decode()  # earlier releases refuse unknown keys of a spec
+
+
+def curve(lexical: float, dense: float, best: int, height: float) -> np.ndarray:
+    means_A = np.interp(WEIGHTS, [0, 1], [lexical, dense])
+    means_A[best] = height
+    return means_A
+
+
+def test_the_best_weight_is_taken():
+    assert WEIGHTS[best_weight(curve(0.6, 0.5, 4, 0.7))] == 0.3
+    assert WEIGHTS[best_weight(curve(0.5, 0.6, 9, 0.7))] == 0.8
+    assert WEIGHTS[best_weight(np.full(len(WEIGHTS), 0.5))] == 0.5
+
+
+def test_a_ranking_that_is_far_worse_gets_little_weight():
+    assert WEIGHTS[best_weight(curve(0.6, 0.2, 4, 0.7))] == 0.0
+    assert WEIGHTS[best_weight(curve(0.6, 0.2, 1, 0.61))] == 0.05
+    assert WEIGHTS[best_weight(curve(0.2, 0.6, 4, 0.7))] == 1.0
+
+
+def test_it_is_never_below_the_better_side():
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        means_A = generator.random(len(WEIGHTS))
+        assert means_A[best_weight(means_A)] >= max(means_A[0], means_A[-1])

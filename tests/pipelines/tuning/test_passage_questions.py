@@ -1,0 +1,62 @@
+"""Questions made from passages: parts of them, and what is left."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scannery.pipelines.tuning.passage_questions import MOST_WORDS, PassageQuestion, question_of
+
+ENGLISH = (
+    "Volcanoes form where plates meet. The magma below them is lighter than rock, so it rises slowly through cracks. "
+    "Some of them sleep for centuries before they erupt again."
+)
+JAPANESE = "火山はプレートの境界で形成される。マグマは岩石より軽いので、割れ目を通ってゆっくりと上昇する。"
+
+
+def made_of(passage: str, seed: int) -> PassageQuestion:
+    made = question_of(passage, np.random.default_rng(seed))
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_question_is_a_part_of_its_passage_and_the_rest_lacks_it(seed):
+    made = made_of(ENGLISH, seed)
+    assert made.text in ENGLISH
+    assert 3 <= len(made.text.split()) <= MOST_WORDS
+    without, with_half = made.rests
+    assert made.text not in without
+    assert len(without) < len(with_half) <= len(ENGLISH)
+    # All words of the rest are the passage's, in their order.
+    words = iter(ENGLISH.split())
+    assert all(word in words for word in with_half.split())
+
+
+def test_a_whole_sentence_is_left_out():
+    sentences = {made_of(ENGLISH, seed).rests[0] for seed in range(40)}
+    assert len(sentences) == 3
+    assert all(rest.count(".") == 2 for rest in sentences)
+
+
+def test_a_passage_of_one_sentence_is_asked_for_a_third_of_its_words():
+    passage = " ".join(f"w{number}" for number in range(30))
+    made = made_of(passage, 0)
+    assert len(made.text.split()) == 10
+    assert len(made.rests[0].split()) == 20
+
+
+def test_scripts_without_spaces_are_divided_into_pieces():
+    made = made_of(JAPANESE, 1)
+    assert " " not in made.text
+    assert made.text in JAPANESE
+    assert made.text not in made.rests[0]
+
+
+@pytest.mark.parametrize("passage", ["", "too short", "日本語"])
+def test_short_passages_have_no_question(passage):
+    assert question_of(passage, np.random.default_rng(0)) is None
+
+
+def test_the_same_seed_makes_the_same_question():
+    assert question_of(ENGLISH, np.random.default_rng(3)) == question_of(ENGLISH, np.random.default_rng(3))
