@@ -23,9 +23,11 @@ from scannery.indexer import Analyser, LexicalSpec
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
 from scannery.pipelines import build
 from scannery.pipelines.evaluation.evaluate import Evaluation, evaluate
+from scannery.pipelines.evaluation.measures import parse_measures
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 K = 100
+MEASURES = parse_measures(["nDCG@10", "MRR@10", f"recall@{K}"])
 Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
 
 
@@ -64,7 +66,9 @@ def ask(index: scannery.Index, mode: scannery.client.Mode, fusion: scannery.clie
 def measure(collection: Collection, model: str, folder: Path) -> list[Evaluation]:
     """Return the metrics of each search mode."""
     collection.write(folder)
-    results = evaluate({"bm25s": reference(collection)}, collection.queries, collection.judgements, k=K)
+    results = evaluate(
+        {"bm25s": reference(collection)}, collection.queries, collection.judgements, measures=MEASURES
+    )
     for shards in (1, 8):
         spec = {
             "index": "quality",
@@ -82,7 +86,7 @@ def measure(collection: Collection, model: str, folder: Path) -> list[Evaluation
             f"hybrid by rank, {cut}": index("hybrid", "reciprocal_rank"),
             f"hybrid by score, {cut}": index("hybrid", "weighted_score"),
         }
-        results += evaluate(searches, collection.queries, collection.judgements, k=K)
+        results += evaluate(searches, collection.queries, collection.judgements, measures=MEASURES)
     return results
 
 

@@ -19,9 +19,11 @@ from benchmarks.collections import COLLECTIONS, Collection
 from benchmarks.report import environment, table
 from scannery.pipelines import build
 from scannery.pipelines.evaluation.evaluate import Evaluation, evaluate
+from scannery.pipelines.evaluation.measures import parse_measures
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 K = 100
+MEASURES = parse_measures(["nDCG@10", "MRR@10", f"recall@{K}"])
 WORDS_PER_CUE = 5
 CUE_S = 2
 
@@ -44,7 +46,7 @@ def measure(collection: Collection, model: str, folder: Path) -> list[Evaluation
         searches = {
             f"{mode}, {name}": partial(_ask, index, mode=mode) for mode in ("dense", "lexical", "hybrid")
         }
-        results += evaluate(searches, collection.queries, collection.judgements, k=K)
+        results += evaluate(searches, collection.queries, collection.judgements, measures=MEASURES)
     return results
 
 

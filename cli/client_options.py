@@ -54,6 +54,9 @@ def connected(target: str | None, store: str | None, *, timeout_s: float) -> Cli
                 f"--target must be HOST:PORT, got {target!r}; a folder goes with --store"
             )
         return connect(target, timeout_s=timeout_s, **remote_options())
+    from scannery.indexer.kernels.import_numba import import_numba_without_blas
+
+    import_numba_without_blas()
     # A path that looks like host:port is a folder here, because the option names a store.
     uri = store if store is None or "://" in store else f"./{store}" if ":" in store else store
     return connect(str(uri), timeout_s=timeout_s)

@@ -7,32 +7,83 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, NoReturn
 
 import typer
 
 import scannery
-from scannery.cli.commands.bench import bench_app
-from scannery.cli.commands.build import build
-from scannery.cli.commands.demo import demo
-from scannery.cli.commands.encoder import encoder
-from scannery.cli.commands.evaluate import evaluate, recall
-from scannery.cli.commands.export import export
-from scannery.cli.commands.get import get
-from scannery.cli.commands.index_live import index_app
-from scannery.cli.commands.keys import keys_app
-from scannery.cli.commands.search import search
-from scannery.cli.commands.serve import serve
-from scannery.cli.commands.spec import spec_app
-from scannery.cli.commands.top import top
-from scannery.cli.commands.write import delete, upsert
 from scannery.cli.errors import INTERRUPTED, exit_code, is_expected, one_line
+from scannery.cli.lazy_commands import LazyCommand, LazyGroup
 
 __all__ = ["app", "main", "run"]
 
+_COMMANDS = "scannery.cli.commands"
+
+
+class _Commands(LazyGroup):
+    """The commands; the module of one is imported when it runs."""
+
+    TABLE: ClassVar[Mapping[str, LazyCommand]] = {
+        "build": LazyCommand(
+            f"{_COMMANDS}.build:build", "Build an index from files, or update it from them."
+        ),
+        "search": LazyCommand(
+            f"{_COMMANDS}.search:search", "Search an index by text, vector, or datapoint.", brief=True
+        ),
+        "get": LazyCommand(
+            f"{_COMMANDS}.get:get",
+            "Print the datapoints that exist; ends with an error if some do not.",
+            brief=True,
+        ),
+        "upsert": LazyCommand(
+            f"{_COMMANDS}.write:upsert",
+            "Insert or replace datapoints, which are durable and visible when the command ends.",
+        ),
+        "delete": LazyCommand(
+            f"{_COMMANDS}.write:delete", "Delete datapoints or documents; unknown ids are not an error."
+        ),
+        "evaluate": LazyCommand(
+            f"{_COMMANDS}.evaluate:evaluate",
+            "Measure nDCG, MRR, MAP, recall and success of an index against relevance judgements.",
+        ),
+        "judge": LazyCommand(
+            f"{_COMMANDS}.judge:judge",
+            "Judge the hits of queries in a terminal: one key for each, saved at once, and continued where it stopped.",
+        ),
+        "recall": LazyCommand(
+            f"{_COMMANDS}.recall:recall",
+            "Measure the share of an exact search's hits that a search finds.",
+        ),
+        "serve": LazyCommand(
+            f"{_COMMANDS}.serve:serve",
+            "Serve the indexes of a store until SIGTERM or Ctrl-C; new versions are served without a restart.",
+        ),
+        "encoder": LazyCommand(
+            f"{_COMMANDS}.encoder:encoder",
+            "Encode texts until SIGTERM or Ctrl-C, for `serve --encoder` and for callers of EmbeddingService.",
+        ),
+        "top": LazyCommand(
+            f"{_COMMANDS}.top:top",
+            "Show requests per second, latencies, load, recall and memory of a server until Ctrl-C.",
+        ),
+        "demo": LazyCommand(
+            f"{_COMMANDS}.demo:demo",
+            "Build a bundled sample corpus of 300 podcast episodes, serve it, and ask it questions.",
+            no_args_is_help=False,
+        ),
+        "bench": LazyCommand(f"{_COMMANDS}.bench:bench_app", "Measure."),
+        "keys": LazyCommand(f"{_COMMANDS}.keys:keys_app", "Make, list and revoke the API keys of a server."),
+        "spec": LazyCommand(f"{_COMMANDS}.spec:spec_app", "Draft and check specs."),
+        "index": LazyCommand(
+            f"{_COMMANDS}.index_group:index_app", "Show, check, roll back and clean up indexes."
+        ),
+    }
+
+
 app = typer.Typer(
     name="scannery",
+    cls=_Commands,
     no_args_is_help=True,
     # This module prints errors: on one line, with a traceback only with --debug.
     pretty_exceptions_enable=False,
@@ -63,25 +114,6 @@ def options(
         level=logging.DEBUG if debug else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-
-
-# One line per command; each module imports slow packages only when its command runs.
-app.command(no_args_is_help=True)(build)
-app.command(no_args_is_help=True)(search)
-app.command(no_args_is_help=True)(get)
-app.command(no_args_is_help=True)(upsert)
-app.command(no_args_is_help=True)(delete)
-app.command(no_args_is_help=True)(evaluate)
-app.command(no_args_is_help=True)(recall)
-app.command(no_args_is_help=True)(serve)
-app.command(no_args_is_help=True)(encoder)
-app.command(no_args_is_help=True)(top)
-app.add_typer(bench_app, name="bench")
-index_app.command("export", no_args_is_help=True)(export)
-app.add_typer(keys_app, name="keys")
-app.add_typer(index_app, name="index")
-app.add_typer(spec_app, name="spec")
-app.command()(demo)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,14 +6,15 @@ import datetime as dt
 import json
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from scannery.client import Datapoint, Explanation, Hit, Hits
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from scannery.client import Datapoint, Explanation, Hit, Hits
 
 __all__ = [
     "console",
@@ -35,6 +36,8 @@ PASSAGE_LINES = 3
 
 def console() -> Console:
     """Return the console for text: as wide as the terminal, and `WIDE` elsewhere."""
+    from rich.console import Console
+
     found = Console(highlight=False)
     if found.is_terminal or "COLUMNS" in os.environ:
         return found
@@ -112,6 +115,9 @@ def print_points(points: Iterable[Datapoint]) -> None:
 
 
 def _table(hits: Hits, columns: int) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(show_lines=True, pad_edge=False)
     table.add_column("#", justify="right", no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)

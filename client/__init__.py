@@ -1,7 +1,10 @@
 """The SDK: connect, search, filters, errors."""
 
-from scannery.client import aio
-from scannery.client._sync.client import Client, Index
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from scannery.client._sync.client import Client
+from scannery.client._sync.index import Index
 from scannery.client.connect import connect
 from scannery.client.errors import (
     AlreadyExistsError,
@@ -37,6 +40,9 @@ from scannery.client.response.results import (
     SegmentPlan,
     Written,
 )
+
+if TYPE_CHECKING:
+    from scannery.client import aio
 
 __all__ = [
     "AlreadyExistsError",
@@ -81,3 +87,10 @@ __all__ = [
     "aio",
     "connect",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when it is first used (PEP 562): the asynchronous client and asyncio are a third of the client's imports.
+    if name == "aio":
+        return import_module("scannery.client.aio")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

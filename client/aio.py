@@ -6,7 +6,8 @@ from pathlib import Path
 
 from typing_extensions import Unpack
 
-from scannery.client._async.client import AsyncClient, AsyncIndex
+from scannery.client._async.client import AsyncClient
+from scannery.client._async.index import AsyncIndex
 from scannery.client.connect import DEFAULT_TIMEOUT_S, connect_config
 from scannery.client.request.calls import checked_timeout
 from scannery.client.transport.base import ThreadTransport

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from scannery.embed.encoder import Encoder
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from scannery.embed.errors import (
     DeviceError,
     EmbedError,
@@ -14,9 +16,12 @@ from scannery.embed.errors import (
     RecompilationError,
 )
 from scannery.embed.fingerprint import Fingerprint, require_match
-from scannery.embed.reranker import Reranker
-from scannery.embed.statistics import EncoderStatistics
-from scannery.embed.text.chunking import Chunker, Passage
+
+if TYPE_CHECKING:
+    from scannery.embed.encoder import Encoder
+    from scannery.embed.reranker import Reranker
+    from scannery.embed.statistics import EncoderStatistics
+    from scannery.embed.text.chunking import Chunker, Passage
 
 __all__ = [
     "Chunker",
@@ -35,3 +40,19 @@ __all__ = [
     "Reranker",
     "require_match",
 ]
+
+_MODULES = {
+    "Chunker": "text.chunking",
+    "Encoder": "encoder",
+    "EncoderStatistics": "statistics",
+    "Passage": "text.chunking",
+    "Reranker": "reranker",
+}
+"""Names that are imported when they are first used (PEP 562): a search by vector encodes nothing."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return found

@@ -25,7 +25,7 @@ from scannery.indexer.datapoints.sparse import (
     score_sparse,
     sparse_value,
 )
-from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, Validated, validate
+from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, Rejected, Validated, validate
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,
@@ -80,6 +80,7 @@ from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.vectors.exact_search import exact_search, search_ready, unit_length
+from scannery.indexer.versions.creation import create_index
 from scannery.indexer.versions.garbage_collection import GarbageReport, collect_garbage
 from scannery.indexer.versions.leases import LeaseHolder, leased_versions
 from scannery.indexer.versions.tombstones import next_version, read_deleted, read_live_mask, with_deleted
@@ -140,6 +141,7 @@ __all__ = [
     "Postings",
     "Recall",
     "Records",
+    "Rejected",
     "ReplacedError",
     "ScannSpec",
     "SearchSettings",
@@ -162,6 +164,7 @@ __all__ = [
     "collect_garbage",
     "commit",
     "corpus_statistics",
+    "create_index",
     "datapoint_schema",
     "default_cache_folder",
     "encodable",

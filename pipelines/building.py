@@ -13,12 +13,12 @@ import numpy as np
 
 from scannery.indexer.datapoints.schema import identifier
 from scannery.indexer.errors import AlreadyExistsError, InUseError, MissingFileError, NotFoundError
-from scannery.indexer.lexical.analyser import ANALYSER_VERSION
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.sharding import shard_of
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.creation import with_analyser
 from scannery.indexer.versions.leases import WorkLease, working
 from scannery.indexer.versions.versions import (
     hold_current,
@@ -83,7 +83,7 @@ def build(
         mode: `upsert` as above, or `full`: the input is the whole index, and documents missing from it are removed.
         deletes: ids of documents to remove from an existing index (of datapoints, where the source has no documents).
             Unknown ids are counted. An id that the input also has is removed as well.
-        runner: which engine runs the pipeline (runners.RUNNERS); default `local`, in this process.
+        runner: which engine runs the pipeline (runners.RUNNERS); default: this process, without Beam up to 16 MiB.
         runner_options: options for that engine, as on a command line.
         progress: called from another thread as work is finished.
         max_dead_letters: fail without a version if more records are refused: a number from 1 (or 0), or a share of
@@ -301,7 +301,7 @@ def new_job(
     An index keeps its analyser version unless the spec names another. Without `queries`, the job keeps the parent's
     tuning queries if they were encoded by the same encoder.
     """
-    spec = _with_rules(spec, parent if mode == "upsert" else None)
+    spec = with_analyser(spec, parent.spec if parent is not None and mode == "upsert" else None)
     known = None if parent is None else queries_of(parent)
     if queries is None and parent is not None and _same_space(parent, dimensions, fingerprint):
         queries = known
@@ -336,15 +336,6 @@ TEXT_VERSION = 2
 """Part of the recipe of indexes with texts: raise it when some text would be embedded or searched differently.
 
 Units are then made again; documents with an unchanged content hash (records/passages.py) are not embedded again."""
-
-
-def _with_rules(spec: IndexSpec, parent: Manifest | None) -> IndexSpec:
-    """Return the spec with an analyser version: the index's own, or the newest for a new index."""
-    if spec.lexical is None or spec.lexical.analyser is not None:
-        return spec
-    old = None if parent is None else parent.spec.lexical
-    lexical = spec.lexical.model_copy(update={"analyser": old.analyser if old else ANALYSER_VERSION})
-    return spec.model_copy(update={"lexical": lexical})
 
 
 def _same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] | None) -> bool:

@@ -1,5 +1,8 @@
 """The query engine over open segments, and the gRPC servers."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from scannery.runtime.errors import (
     BindError,
     ClosedError,
@@ -18,11 +21,13 @@ from scannery.runtime.errors import (
     UnknownIndexError,
     UnsupportedError,
 )
-from scannery.serving.config import EncoderConfig, RemoteConfig, ServerConfig
-from scannery.serving.process.encoder_server import EncoderServer
-from scannery.serving.process.serve import serve, serve_encoders
-from scannery.serving.process.server import Server
-from scannery.serving.security import SecurityConfig
+
+if TYPE_CHECKING:
+    from scannery.serving.config import EncoderConfig, RemoteConfig, ServerConfig
+    from scannery.serving.process.encoder_server import EncoderServer
+    from scannery.serving.process.serve import serve, serve_encoders
+    from scannery.serving.process.server import Server
+    from scannery.serving.security import SecurityConfig
 
 __all__ = [
     "BindError",
@@ -50,3 +55,22 @@ __all__ = [
     "serve",
     "serve_encoders",
 ]
+
+_MODULES = {
+    "EncoderConfig": "config",
+    "EncoderServer": "process.encoder_server",
+    "RemoteConfig": "config",
+    "SecurityConfig": "security",
+    "Server": "process.server",
+    "ServerConfig": "config",
+    "serve": "process.serve",
+    "serve_encoders": "process.serve",
+}
+"""Names that are imported when they are first used (PEP 562): a search of a store in this process needs no server."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return found

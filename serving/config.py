@@ -237,6 +237,9 @@ class ServerConfig(ListenConfig):
     reranker: str | None = None
     """The cross-encoder of all indexes, in place of those in their specs: a name, or a local folder."""
 
+    models: tuple[str, ...] = ()
+    """Models that requests may name for new indexes, besides those of the served indexes: names, or local folders."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check("recall_share", 0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "CREATE_INDEX",
     "EMBED",
     "EMBEDDING_SERVICE",
     "HTTP_KEY",
@@ -22,6 +23,7 @@ EMBEDDING_SERVICE = "scannery.v1.EmbeddingService"
 SEARCH_STREAM = f"/{SEARCH_SERVICE}/SearchStream"
 UPSERT = f"/{INDEX_SERVICE}/Upsert"
 UPSERT_STREAM = f"/{INDEX_SERVICE}/UpsertStream"
+CREATE_INDEX = f"/{INDEX_SERVICE}/CreateIndex"
 EMBED = f"/{EMBEDDING_SERVICE}/Embed"
 LIST_ENCODERS = f"/{EMBEDDING_SERVICE}/ListEncoders"
 

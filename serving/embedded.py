@@ -22,7 +22,7 @@ class EmbeddedEngine:
         """`catalog`: the indexes; closed with the engine."""
         self.store = catalog.uri
         """Absolute: opens the same store again, from any working folder."""
-        self._service = Service(catalog)
+        self._service = Service(catalog, models=None)
 
     def call(self, path: str, request: Message, timeout_s: float) -> Message:
         """Return the answer of the method at `path` (`/scannery.v1.SearchService/Search`).

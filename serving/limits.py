@@ -15,6 +15,7 @@ __all__ = [
     "MAX_GET_IDS",
     "MAX_GROUP_QUERIES",
     "MAX_GROUP_WEIGHT",
+    "MAX_INDEXES",
     "MAX_K",
     "MAX_LEAVES",
     "MAX_OFFSET",
@@ -26,6 +27,7 @@ __all__ = [
     "MAX_RERANK_MS",
     "MAX_RESCORE",
     "MAX_RETURN_FIELDS",
+    "MAX_SPEC_BYTES",
     "MAX_STRINGS",
     "MAX_TEXT_BYTES",
     "MAX_TITLE_BYTES",
@@ -56,6 +58,9 @@ MAX_FILTER_VALUES = 4_096
 MAX_FILTER_PARTS = 4_096
 """Nodes of a filter tree, empty ones included: 256 conditions, each at a depth of 16."""
 MAX_DIMENSIONS = 16_384
+MAX_INDEXES = 1_000
+"""Indexes of a store above which no request creates another: each takes memory and files of every server."""
+MAX_SPEC_BYTES = 1 << 20
 MAX_STRINGS = 65_536
 """Items of one string list."""
 MAX_UPSERTS = 1_000

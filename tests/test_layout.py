@@ -17,7 +17,8 @@ ROOMS = ("cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "s
 MAX_MODULES = 20
 """In a folder: more of them are rooms in one room."""
 
-# Which rooms a room may import (docs/architecture.md). `client` reaches `serving` lazily, in embedded mode only.
+# Which rooms a room may import (docs/architecture.md). `client` reaches `serving` lazily, in embedded mode
+# only, and `indexer` for records by the names of a spec.
 MAY_IMPORT = {
     "embed": set(),
     "indexer": set(),
@@ -28,7 +29,7 @@ MAY_IMPORT = {
     "client": {"v1"},
     "cli": {"cli", "client", "embed", "indexer", "live", "pipelines", "runtime", "serving", "v1"},
 }
-LAZY = {("client", "serving"), ("client", "runtime")}
+LAZY = {("client", "serving"), ("client", "runtime"), ("client", "indexer")}
 
 
 def tracked(*patterns: str) -> list[str]:

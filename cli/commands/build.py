@@ -95,6 +95,9 @@ def build(
     limit = _limit(allow_errors)
     more_inputs, runner_options = _split(rest or [])
     # Imported late: Beam and the encoder take seconds, which `scannery --help` should not wait for.
+    from scannery.indexer.kernels.import_numba import import_numba_without_blas
+
+    import_numba_without_blas()
     from scannery.indexer import load_spec
     from scannery.pipelines import build as run_build
 

@@ -1,14 +1,13 @@
-"""`scannery evaluate` and `scannery recall`: measure retrieval quality and recall of an index."""
+"""`scannery evaluate`: measure the retrieval quality of an index, and compare configurations of the search."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-import numpy as np
 import typer
-from rich.table import Table
 
 from scannery.cli.client_options import (
     IndexOption,
@@ -19,25 +18,38 @@ from scannery.cli.client_options import (
     connected,
     parsed_json,
 )
-from scannery.cli.output import console, print_json
-from scannery.client import Fusion, Hit, Index, Mode
+from scannery.cli.evaluation_report import EvaluationReport, evaluation_json, print_evaluation
+from scannery.cli.evaluation_searches import Searcher, derived_queries, possible_modes
+from scannery.cli.index_samples import existing_documents, existing_ids
+from scannery.cli.output import print_json
+from scannery.client import Fusion, Index, Mode
 
 if TYPE_CHECKING:
-    from scannery.pipelines.evaluation.evaluate import Evaluation
-    from scannery.pipelines.evaluation.recall import RecallReport, Truth
+    from scannery.pipelines.evaluation.derived_queries import Source
+    from scannery.pipelines.evaluation.judgements import Judgement, Judgements, Query
+    from scannery.pipelines.evaluation.measures import Measure
+    from scannery.pipelines.evaluation.sweeps import Configuration
 
-__all__ = ["evaluate", "recall"]
-
-BATCH = 100
-SAMPLED = 200
-
-WhereOption = Annotated[str | None, typer.Option(metavar="JSON", help="Filter, as in search.")]
+__all__ = ["evaluate"]
 
 
 def evaluate(
     index: IndexOption,
-    queries: Annotated[str, typer.Option(metavar="FILE", help="JSON lines with _id and text (BEIR).")],
-    qrels: Annotated[str, typer.Option(metavar="FILE", help="Judgements in BEIR's or TREC's format.")],
+    queries: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="JSON lines with _id and text (BEIR), .tsv, or a .txt with one per line."
+        ),
+    ] = None,
+    qrels: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Judgements in BEIR's or TREC's format, or JSON lines.")
+    ] = None,
+    derive: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=10_000, help="In place of files: N queries from the index's own texts."
+        ),
+    ] = None,
     target: TargetOption = None,
     store: StoreOption = None,
     mode: Annotated[
@@ -46,225 +58,236 @@ def evaluate(
             "--mode", "-m", help="Comma-separated: dense, lexical, hybrid. Default: all that the index has."
         ),
     ] = None,
-    k: Annotated[int, typer.Option("-k", help="Hits per query, and the k of recall@k.")] = 100,
+    k: Annotated[int, typer.Option("-k", min=1, help="Hits per query, and the k of recall@k.")] = 100,
     alpha: Annotated[float | None, typer.Option(help="Hybrid: weight of dense search.")] = None,
     fusion: Annotated[Fusion | None, typer.Option(help="Hybrid: method of combining two rankings.")] = None,
-    where: WhereOption = None,
+    rerank: Annotated[
+        int | None, typer.Option(metavar="HITS", help="Rerank this number of best hits.")
+    ] = None,
+    target_recall: Annotated[float | None, typer.Option(help="Search with this target recall.")] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUES",
+            help="Try several values of mode, fusion, alpha, rerank, k, target_recall or index: alpha=0.1..0.9:0.2, "
+            "rerank=0,20,50. May be given several times.",
+        ),
+    ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated, the main one first: nDCG@10, MRR@10, MAP, recall@100, success@5, precision@10, "
+            "judged@10."
+        ),
+    ] = None,
+    where: Annotated[str | None, typer.Option(metavar="JSON", help="Filter, as in search.")] = None,
     passages: Annotated[
         bool, typer.Option("--passages", help="Judgements name datapoints, not documents.")
     ] = False,
-    differences: Annotated[
-        int, typer.Option(help="Number of queries to show whose results differ most between modes.")
-    ] = 5,
-    timeout: TimeoutOption = 60.0,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure nDCG@10, MRR@10 and recall@k of an index against relevance judgements."""
-    from scannery.pipelines.evaluation.evaluate import evaluate as measured
-    from scannery.pipelines.evaluation.judgements import read_judgements, read_queries
-
-    texts, judgements = read_queries(queries), read_judgements(qrels)
-    options = {"where": parsed_json(where, "--where"), "fields": []}
-    if not passages:
-        options["max_per_group"] = 1
-    with connected(target, store, timeout_s=timeout) as client:
-        asked = client.index(index)
-        searches: dict[str, Callable[[Sequence[str]], Sequence[Sequence[str]]]] = {}
-        for name in _modes(mode, asked):
-            fused = {"alpha": alpha, "fusion": fusion} if name == "hybrid" else {}
-            searches[name] = _ids_of(asked, k, name, passages=passages, **options, **fused)
-        results = measured(searches, texts, judgements, k=k)
-    if as_json:
-        print_json(_evaluation_json(index, results, texts, differences))
-    else:
-        _print_evaluation(results, texts, differences)
-
-
-def recall(
-    index: IndexOption,
-    target: TargetOption = None,
-    store: StoreOption = None,
-    queries: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON lines with text or vector. Default: vectors near stored ones, which may be easier than real "
-            "queries.",
-        ),
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Configuration to compare the others with.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", help="Hits per query.")] = 10,
-    where: WhereOption = None,
-    target_recall: Annotated[float | None, typer.Option(help="Search with this target recall.")] = None,
+    differences: Annotated[
+        int, typer.Option(min=0, help="Number of queries to show whose results differ most between modes.")
+    ] = 5,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the hits as a TREC run; several configurations: files."),
+    ] = None,
+    per_query: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the values of each query: .jsonl or .csv.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the main measure: .png, .svg or .pdf.")
+    ] = None,
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the share of an exact search's hits that a search finds."""
-    from scannery.pipelines.evaluation.judgements import read_recall_queries
-    from scannery.pipelines.evaluation.recall import measure_served_recall
+    """Measure nDCG, MRR, MAP, recall and success of an index against relevance judgements."""
+    from scannery.pipelines.evaluation.collection_check import check_collection
+    from scannery.pipelines.evaluation.evaluate import evaluate as evaluated
 
-    options = {"where": parsed_json(where, "--where"), "fields": [], "mode": "dense"}
+    files = OutputFiles(run=run, per_query=per_query, plot=plot)
+    files.check()
+    filtered = parsed_json(where, "--where")
     with connected(target, store, timeout_s=timeout) as client:
         asked = client.index(index)
-        wanted: Sequence[str | np.ndarray] = (
-            read_recall_queries(queries) if queries is not None else _sampled(asked)
+        collection = _collection(asked, queries, qrels, derive, filtered, passages=passages)
+        fixed = {"alpha": alpha, "fusion": fusion, "rerank": rerank, "k": k, "target_recall": target_recall}
+        configurations = _configurations(asked, collection.queries, mode, fixed, sweep or [])
+        _check_baseline(baseline, configurations)
+        searcher = Searcher(client, index, passages=passages, where=filtered)
+        existing = existing_ids if passages else existing_documents
+        check = check_collection(collection.queries, collection.lines, lambda ids: existing(asked, ids))
+        results = evaluated(
+            {one.name: searcher.search_of(one) for one in configurations},
+            collection.queries,
+            collection.judgements,
+            k=k,
+            measures=_measures(measure, configurations),
         )
-        report = measure_served_recall(
-            _scores_of(asked, k, target_recall=target_recall, **options),
-            _truth_of(asked, k, **options),
-            wanted,
-            k,
-        )
+    report = EvaluationReport(
+        index=index,
+        configurations=configurations,
+        results=results,
+        queries=collection.queries,
+        derived=collection.derived,
+        check=check,
+        snapshots=sorted(searcher.snapshots),
+        baseline=baseline,
+        differences=differences,
+    )
+    written = files.write(report)
     if as_json:
-        print_json({"index": index, "sampled": queries is None, **asdict(report)})
+        print_json({**evaluation_json(report), "files": written})
     else:
-        _print_recall(report, sampled=queries is None)
+        print_evaluation(report)
+        for path in written:
+            typer.echo(f"wrote {path}")
 
 
-def _modes(given: str | None, index: Index) -> list[Mode]:
+@dataclass(frozen=True, kw_only=True)
+class OutputFiles:
+    """Files that an evaluation writes."""
+
+    run: Path | None
+    per_query: Path | None
+    plot: Path | None
+
+    def check(self) -> None:
+        """Refuse what cannot be written before anything is searched."""
+        for option, path in (("--run", self.run), ("--per-query", self.per_query), ("--plot", self.plot)):
+            if path is not None and not path.resolve().parent.is_dir():
+                raise typer.BadParameter(f"there is no folder {path.parent}", param_hint=option)
+        if self.per_query is not None and self.per_query.suffix not in (".jsonl", ".csv"):
+            raise typer.BadParameter("must end with .jsonl or .csv", param_hint="--per-query")
+        if self.plot is not None:
+            from scannery.cli.plots import check_plot
+
+            check_plot(self.plot)
+
+    def write(self, report: EvaluationReport) -> list[str]:
+        """Write the files, and return their names."""
+        from scannery.pipelines.evaluation.result_files import run_paths, write_per_query, write_run
+
+        written: list[Path] = []
+        if self.run is not None:
+            paths = run_paths(self.run, [result.name for result in report.results])
+            changed = max(write_run(paths[result.name], result) for result in report.results)
+            if changed:
+                typer.echo(f"warning: {changed:,} ids have blanks, which are %20 in the run", err=True)
+            written += paths.values()
+        if self.per_query is not None:
+            texts = {name: str(query) for name, query in report.queries.items()}
+            write_per_query(self.per_query, report.results, texts)
+            written.append(self.per_query)
+        if self.plot is not None:
+            from scannery.cli.plots import plot_evaluation
+
+            plot_evaluation(report, self.plot)
+            written.append(self.plot)
+        return list(map(str, written))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedQueries:
+    """What is asked, and what should be found."""
+
+    queries: Mapping[str, Query]
+    lines: Sequence[Judgement]
+    """Judgements, in the order of their file."""
+    derived: Source | None = None
+    """What the queries are taken from; None: they are the user's."""
+
+    @property
+    def judgements(self) -> Judgements:
+        """The judgements by query and document."""
+        from scannery.pipelines.evaluation.judgements import judgements_of
+
+        return judgements_of(self.lines)
+
+
+def _collection(
+    index: Index, queries: str | None, qrels: str | None, derive: int | None, where: Any, *, passages: bool
+) -> JudgedQueries:
+    from scannery.pipelines.evaluation.judgements import read_judgement_lines, read_queries
+
+    if derive is not None:
+        if queries is not None or qrels is not None:
+            raise typer.BadParameter("give either --derive, or --queries and --qrels")
+        return _derived(index, derive, where, passages=passages)
+    if queries is None or qrels is None:
+        raise typer.BadParameter(
+            "give --queries and --qrels, or --derive N, which needs no files; `scannery judge` writes judgements"
+        )
+    return JudgedQueries(queries=read_queries(queries), lines=read_judgement_lines(qrels))
+
+
+def _derived(index: Index, count: int, where: Any, *, passages: bool) -> JudgedQueries:
+    from scannery.pipelines.evaluation.judgements import Judgement, Query
+
+    found = derived_queries(index, count, where)
+    return JudgedQueries(
+        queries={one.query_id: Query(one.text) for one in found},
+        lines=[Judgement(one.query_id, one.passage_id if passages else one.document_id, 1) for one in found],
+        derived=found[0].source,
+    )
+
+
+def _configurations(
+    index: Index, queries: Mapping[str, Query], mode: str | None, fixed: dict[str, Any], sweep: Sequence[str]
+) -> list[Configuration]:
+    from scannery.pipelines.evaluation.sweeps import combine, parse_sweep
+
+    try:
+        sweeps = dict(map(parse_sweep, sweep))
+        if mode is not None and "mode" in sweeps:
+            raise ValueError("give either --mode or --sweep mode=…")
+        if twice := [name for name in sweeps if name != "k" and fixed.get(name) is not None]:
+            raise ValueError(f"{twice[0]} is given twice: fixed, and as a sweep")
+        sweeps["mode"] = _modes(index, queries, mode, sweeps.get("mode"))
+        _check_names("fusion", sweeps.get("fusion", ()), get_args(Fusion))
+        return combine({name: value for name, value in fixed.items() if name not in sweeps}, sweeps)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--sweep") from error
+
+
+def _modes(
+    index: Index, queries: Mapping[str, Query], mode: str | None, swept: Sequence[str] | None
+) -> list[str]:
+    if mode is None and swept is None:
+        return possible_modes(index, queries)
+    names = swept if mode is None else list(dict.fromkeys(name.strip() for name in (mode or "").split(",")))
     known = get_args(Mode)
-    if given is None:
-        info = index.stats()
-        possible = {"dense": info.encoder is not None, "lexical": info.lexical}
-        possible["hybrid"] = all(possible.values())
-        return [name for name in known if possible[name]] or ["dense"]
-    names = list(dict.fromkeys(name.strip() for name in given.split(",")))
-    for name in names:
+    for name in names or ():
         if name not in known:
             raise typer.BadParameter(f"--mode must be one or more of {', '.join(known)}, got {name!r}")
-    return [name for name in known if name in names]
+    return [name for name in known if name in (names or ())]
 
 
-def _ids_of(
-    index: Index, k: int, mode: Mode, *, passages: bool, **options: Any
-) -> Callable[[Sequence[str]], list[list[str]]]:
-    def search(texts: Sequence[str]) -> list[list[str]]:
-        hits = _batched(index, texts, k, mode=mode, **options)
-        return [[hit.id if passages else hit.document_id for hit in found] for found in hits]
-
-    return search
+def _check_names(option: str, names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{option} must be one or more of {', '.join(known)}, got {name!r}")
 
 
-def _scores_of(
-    index: Index, k: int, **options: Any
-) -> Callable[[Sequence[str | np.ndarray]], list[list[float]]]:
-    def search(queries: Sequence[str | np.ndarray]) -> list[list[float]]:
-        return [[hit.score for hit in found] for found in _batched(index, queries, k, **options)]
-
-    return search
-
-
-def _truth_of(index: Index, k: int, **options: Any) -> Callable[[Sequence[str | np.ndarray]], list[Truth]]:
-    from scannery.indexer.tuning.settings_choice import magnitude_of
-    from scannery.pipelines.evaluation.recall import Truth
-
-    distance = index.stats().distance
-
-    def magnitude(query: str | np.ndarray, hits: Sequence[Hit]) -> float:
-        row_D = hits[-1].vector if hits else None
-        return (
-            0.0 if row_D is None else magnitude_of(distance, row_D, None if isinstance(query, str) else query)
+def _check_baseline(baseline: str | None, configurations: Sequence[Configuration]) -> None:
+    names = [one.name for one in configurations]
+    if baseline is not None and baseline not in names:
+        raise typer.BadParameter(
+            f"must be one of {'; '.join(names)}, got {baseline!r}", param_hint="--baseline"
         )
 
-    def search(queries: Sequence[str | np.ndarray]) -> list[Truth]:
-        # Rounding errors grow with the length of the vectors.
-        found = _batched(index, queries, k, exact=True, vectors=True, **options)
-        return [
-            Truth([hit.score for hit in hits], magnitude(query, hits))
-            for query, hits in zip(queries, found, strict=True)
-        ]
 
-    return search
+def _measures(given: str | None, configurations: Sequence[Configuration]) -> list[Measure]:
+    from scannery.pipelines.evaluation.measures import default_measures, parse_measures
 
-
-def _batched(index: Index, queries: Sequence[Any], k: int, **options: Any) -> list[Any]:
-    # A server limits the hits of one call to 100,000.
-    size = max(1, min(BATCH, 100_000 // max(k, 1)))
-    parts = (queries[start : start + size] for start in range(0, len(queries), size))
-    return [hits for part in parts for hits in index.search_many(list(part), k, **options)]
-
-
-def _sampled(index: Index) -> list[np.ndarray]:
-    """Return vectors near stored ones: those that random directions find, moved a little."""
-    from scannery.pipelines.evaluation.recall import near_vectors
-
-    dimensions = index.stats().dimensions
-    directions = np.random.default_rng(0).standard_normal((BATCH, dimensions)).astype(np.float32)
-    hits = [hit for found in index.search_many(directions, 10, fields=[], vectors=True) for hit in found]
-    distinct = list({hit.id: hit.vector for hit in hits if hit.vector is not None}.values())
-    if not distinct:
-        raise typer.BadParameter("the index is empty")
-    return list(near_vectors(np.stack(distinct[:SAMPLED])))
-
-
-def _evaluation_json(
-    index: str, results: Sequence[Evaluation], texts: dict[str, str], differences: int
-) -> dict[str, Any]:
-    from scannery.pipelines.evaluation.evaluate import largest_differences
-
-    modes = {
-        result.name: {
-            "metrics": {metric: asdict(interval) for metric, interval in result.means.items()},
-            "seconds": round(result.seconds, 3),
-        }
-        for result in results
-    }
-    pairs = [
-        {
-            "modes": [one.name, other.name],
-            "queries": [
-                {
-                    "id": item.query_id,
-                    "text": texts[item.query_id],
-                    one.name: item.one,
-                    other.name: item.other,
-                }
-                for item in largest_differences(one, other, differences)
-            ],
-        }
-        for one, other in _pairs(results)
-    ]
-    return {
-        "index": index, "queries": len(results[0].query_ids), "left_out": len(texts) - len(results[0].query_ids),
-        "modes": modes, "differences": pairs,
-    }  # fmt: skip
-
-
-def _pairs(results: Sequence[Evaluation]) -> list[tuple[Evaluation, Evaluation]]:
-    return [(one, other) for number, one in enumerate(results) for other in results[number + 1 :]]
-
-
-def _print_evaluation(results: Sequence[Evaluation], texts: dict[str, str], differences: int) -> None:
-    from scannery.pipelines.evaluation.evaluate import MAIN_METRIC, largest_differences
-
-    count = len(results[0].query_ids)
-    table = Table(title=f"{count} queries; 95 % intervals", title_justify="left")
-    table.add_column("mode")
-    for metric in results[0].values:
-        table.add_column(metric, justify="right", no_wrap=True)
-    table.add_column("seconds", justify="right")
-    for result in results:
-        cells = [f"{i.mean:.4f} ({i.low:.3f}–{i.high:.3f})" for i in result.means.values()]
-        table.add_row(result.name, *cells, f"{result.seconds:.1f}")
-    out = console()
-    out.print(table)
-    if left_out := len(texts) - count:
-        out.print(f"Left out, without a relevant document: {left_out}")
-    for one, other in _pairs(results):
-        items = largest_differences(one, other, differences)
-        if items:
-            out.print(f"\nMost different {MAIN_METRIC}, {one.name} against {other.name}:")
-        for item in items:
-            text = "".join(char if char.isprintable() else " " for char in texts[item.query_id])
-            out.print(f"  {item.one:.3f}  {item.other:.3f}  {item.query_id}: {text:.100}", markup=False)
-
-
-def _print_recall(report: RecallReport, *, sampled: bool) -> None:
-    interval = report.recall
-    what = "vectors near stored ones" if sampled else "queries"
-    typer.echo(
-        f"recall@{report.k}  {interval.mean:.4f} ({interval.low:.3f}–{interval.high:.3f}), worst {report.worst:.2f}, "
-        f"of {report.queries} {what}"
+    if given is not None:
+        return parse_measures([name for name in given.split(",") if name.strip()])
+    depths = {one.options["k"] for one in configurations}
+    # Where k is swept, the hits beyond a fixed cutoff are what the sweep is about.
+    return (
+        default_measures(depths.pop())
+        if len(depths) == 1
+        else parse_measures(["nDCG", "MRR", "MAP", "recall", "success", "judged"])
     )
-    if report.short:
-        typer.echo(f"{report.short} queries got fewer hits than exist")
-    typer.echo(f"as served {report.seconds:.2f} s, exact {report.exact_seconds:.2f} s")

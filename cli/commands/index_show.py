@@ -189,6 +189,8 @@ def _made_by(statistics: Mapping[str, Any]) -> str:
         return f"live updates: {statistics.get('mutations', 0):,} mutations sealed"
     if statistics["mode"] == "merge":
         return f"live updates: {statistics.get('merged', 0):,} segments merged"
+    if statistics["mode"] == "create":
+        return "create_index, without datapoints"
     if statistics["mode"] == "compact":
         return "compaction"
     changes = ("added", "replaced", "removed", "unchanged")

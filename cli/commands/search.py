@@ -18,7 +18,8 @@ from scannery.cli.client_options import (
     parsed_json,
 )
 from scannery.cli.output import hit_json, print_explanation, print_hits, print_json
-from scannery.client import Blend, Fusion, Like, Mode, QueryLike, Sparse
+from scannery.cli.query_files import answer_queries
+from scannery.client import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
 
 __all__ = ["search"]
 
@@ -28,6 +29,14 @@ def search(
     query: Annotated[str | None, typer.Argument(help="Query text.")] = None,
     target: TargetOption = None,
     store: StoreOption = None,
+    queries: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Answer the queries of a file (JSON lines, CSV, Parquet; - is standard input), with id and text or "
+            "vector, instead of one. Prints JSON lines in their order.",
+        ),
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="Hits wanted, 1 to 10000.")] = 10,
     where: Annotated[
         str | None,
@@ -107,6 +116,32 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Search an index by text, vector, or datapoint."""
+    options: SearchOptions = {
+        "where": parsed_json(where, "--where"),
+        "mode": mode,
+        "alpha": alpha,
+        "fusion": fusion,
+        "max_per_group": max_per_group,
+        "group_by": group_by,
+        "offset": offset,
+        "min_score": min_score,
+        "exact": exact,
+        "target_recall": target_recall,
+        "leaves": leaves,
+        "rescore": rescore,
+        "rerank": rerank,
+        "rerank_budget_s": rerank_budget,
+        "explain": explain,
+        "fields": fields or None,
+    }
+    if queries is not None:
+        if any(given is not None for given in (query, also, like, vector, sparse, weights)):
+            raise typer.BadParameter(
+                "--queries goes without QUERY, --also, --like, --vector, --sparse, --weights"
+            )
+        with connected(target, store, timeout_s=timeout) as client:
+            answer_queries(client.index(index), queries, k, options)
+        return
     asked = _query(
         [*([query] if query is not None else []), *(also or [])],
         like or [],
@@ -115,26 +150,7 @@ def search(
         parsed_json(sparse, "--sparse"),
     )
     with connected(target, store, timeout_s=timeout) as client:
-        hits = client.index(index).search(
-            asked,
-            k,
-            where=parsed_json(where, "--where"),
-            mode=mode,
-            alpha=alpha,
-            fusion=fusion,
-            max_per_group=max_per_group,
-            group_by=group_by,
-            offset=offset,
-            min_score=min_score,
-            exact=exact,
-            target_recall=target_recall,
-            leaves=leaves,
-            rescore=rescore,
-            rerank=rerank,
-            rerank_budget_s=rerank_budget,
-            explain=explain,
-            fields=fields or None,
-        )
+        hits = client.index(index).search(asked, k, **options)
     if as_json:
         explained = {"explanation": asdict(hits.explanation)} if hits.explanation else {}
         found = {

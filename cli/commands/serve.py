@@ -59,6 +59,14 @@ def serve(
         str | None,
         typer.Option(metavar="MODEL", help="Cross-encoder for all indexes: a name, or a local folder."),
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A model that new indexes may use (CreateIndex), besides those of served indexes; may be given "
+            "several times.",
+        ),
+    ] = None,
     drain: options.DrainOption = 10.0,
     http: options.HttpOption = "auto",
     http_cors: options.HttpCorsOption = None,
@@ -105,6 +113,7 @@ def serve(
         cached_queries=cached_queries,
         recall_share=recall_share,
         reranker=reranker,
+        models=tuple(model or ()),
         drain_s=drain,
     )
     run(config, workers=options.worker_count(workers), ready=options.announce)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,12 +17,18 @@ from scannery.cli.client_options import (
     TimeoutOption,
     connected,
 )
+from scannery.cli.errors import PARTIAL
 from scannery.cli.output import print_json
-from scannery.client import InvalidArgumentError
+from scannery.cli.records import STDIN, is_record_file
+from scannery.cli.uploads import Upload, identifiers
+from scannery.client import Index
 
 __all__ = ["delete", "upsert"]
 
 MAX_BATCH = 1000
+SHOWN = 20
+"""Refused records that are printed; `--json` has all."""
+
 BatchOption = Annotated[
     int,
     typer.Option(
@@ -40,7 +43,11 @@ BatchOption = Annotated[
 def upsert(
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE...", help="JSON lines, one datapoint each; - is standard input."),
+        typer.Argument(
+            metavar="FILE...",
+            help="Files as `build` reads them: JSON lines, JSON, CSV, Parquet, also compressed; - is JSON lines from "
+            "standard input.",
+        ),
     ],
     index: IndexOption,
     target: TargetOption = None,
@@ -49,39 +56,44 @@ def upsert(
     update: Annotated[
         bool, typer.Option("--update", help="Change only the fields that are given, of existing datapoints.")
     ] = False,
+    allow_errors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|N%",
+            help="Write the other records where some are refused, and list these. More refused ones than this end with "
+            "code 7. Default: the first refused record ends the command, and its batch is not written.",
+        ),
+    ] = None,
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Insert or replace datapoints; each batch is durable and visible before the next one begins.
+    """Insert or replace datapoints, which are durable and visible when the command ends.
 
-    A datapoint has an id, and a text or a vector; document_id, title, attributes and payload are optional.
+    A record has the fields that the spec of the index names, as `build` reads them; or it is a datapoint, with id, text
+    or vector, and optionally document_id, title, attributes and payload; or what `index export` wrote.
     """
-    written, sequence, line = 0, 0, 0
+    if update and allow_errors is not None:
+        raise typer.BadParameter("--allow-errors is not for --update")
+    limit = _limit(allow_errors)
     with connected(target, store, timeout_s=timeout) as client:
-        call = client.index(index).update if update else client.index(index).upsert
-        lines = itertools.chain.from_iterable(map(_points, files))
-        while True:
-            asked = 0
-            try:
-                points = list(itertools.islice(lines, batch))
-                asked = len(points)
-                if not points:
-                    break
-                done = call(points)
-            except Exception:
-                these = f"; these are {line + 1} to {line + asked}" if asked else ""
-                if line or asked:
-                    typer.echo(f"{line} datapoints were written{these}", err=True)
-                raise
-            written, sequence, line = written + done.written, done.sequence, line + len(points)
-            if sys.stderr.isatty():
-                typer.echo(f"\r{line:,} datapoints, sequence {sequence}", err=True, nl=False)
+        upload = Upload(client.index(index), files, batch, _report)
+        done = upload.update() if update else upload.upsert(skips=limit is not None)
     if sys.stderr.isatty():
         typer.echo("", err=True)
     if as_json:
-        print_json({"datapoints": line, "written": written, "sequence": sequence})
+        print_json(done.to_json())
     else:
-        typer.echo(f"{line:,} datapoints written, {written:,} rows; sequence {sequence}.")
+        typer.echo(
+            f"{done.datapoints:,} datapoints written, {done.written:,} rows; sequence {done.sequence}."
+        )
+        for failure in done.failures[:SHOWN]:
+            typer.echo(f"refused: {failure.place}: {failure.problem}", err=True)
+        if len(done.failures) > SHOWN:
+            typer.echo(f"and {len(done.failures) - SHOWN:,} more records were refused", err=True)
+    if done.ignored:
+        typer.echo(f"not written, the index has no place for: {', '.join(done.ignored)}", err=True)
+    if limit is not None and done.exceeds(limit):
+        raise typer.Exit(PARTIAL)
 
 
 def delete(
@@ -95,34 +107,67 @@ def delete(
             "--document", "-d", help="Delete a document with all of its passages; may be given several times."
         ),
     ] = None,
+    ids_file: Annotated[
+        str | None,
+        typer.Option(
+            "--ids",
+            metavar="FILE",
+            help="Delete the datapoints of a file: one id per line, or records as `upsert` reads them; - is standard "
+            "input.",
+        ),
+    ] = None,
+    documents_file: Annotated[
+        str | None, typer.Option("--documents", metavar="FILE", help="The same, for documents.")
+    ] = None,
     target: TargetOption = None,
     store: StoreOption = None,
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Delete datapoints or documents; unknown ids are not an error."""
+    if ids_file == documents_file == STDIN:
+        raise typer.BadParameter("--ids and --documents cannot both be standard input")
+    deleted = sequence = 0
     with connected(target, store, timeout_s=timeout) as client:
-        done = client.index(index).delete(ids or [], document_ids=document or [])
+        asked = client.index(index)
+        single = [*(ids or []), *_read_ids(asked, ids_file)]
+        whole = [*(document or []), *_read_ids(asked, documents_file)]
+        for some, others in _batches(single, whole):
+            done = asked.delete(some, document_ids=others)
+            deleted, sequence = deleted + done.deleted, done.sequence
     if as_json:
-        print_json({"deleted": done.deleted, "sequence": done.sequence})
+        print_json({"deleted": deleted, "sequence": sequence})
     else:
-        typer.echo(f"{done.deleted:,} datapoints deleted; sequence {done.sequence}.")
+        typer.echo(f"{deleted:,} datapoints deleted; sequence {sequence}.")
 
 
-def _points(name: str) -> Iterator[Any]:
-    with nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    yield json.loads(line.rstrip())
-                except ValueError as error:
-                    raise InvalidArgumentError(_not_json(name, number, line, error)) from error
+def _batches(ids: list[Any], documents: list[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
+    """Yield what one call deletes; one call at least, which refuses to delete nothing."""
+    count = max(len(ids), len(documents), 1)
+    for start in range(0, count, MAX_BATCH):
+        yield ids[start : start + MAX_BATCH], documents[start : start + MAX_BATCH]
 
 
-def _not_json(name: str, number: int, line: str, error: ValueError) -> str:
-    """Return what is wrong with a line: where, and why."""
-    column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-    excerpt = line.strip()[:60]
-    hint = "; a JSON array becomes lines by `jq -c '.[]'`" if number == 1 and excerpt.startswith("[") else ""
-    return f"{name}, line {number}{column}: not JSON: {reason}; the line begins with {excerpt!r}{hint}"
+def _read_ids(index: Index, file: str | None) -> list[Any]:
+    if file is None:
+        return []
+    if is_record_file(file):
+        return identifiers(index, file)
+    text = sys.stdin.read() if file == STDIN else Path(file).read_text(encoding="utf-8-sig")
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def _limit(text: str | None) -> float | None:
+    if text is None:
+        return None
+    from scannery.indexer.spec.error_limit import error_limit
+
+    try:
+        return error_limit(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"--allow-errors {error}") from error
+
+
+def _report(count: int) -> None:
+    if sys.stderr.isatty():
+        typer.echo(f"\r{count:,} datapoints", err=True, nl=False)

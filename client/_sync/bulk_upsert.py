@@ -6,6 +6,7 @@ Calls may overtake each other; two batches that write the same datapoint are nev
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections import deque
 from collections.abc import Iterator
@@ -13,13 +14,15 @@ from typing import Any
 
 from scannery.client.concurrency import Task, Tasks
 from scannery.client.errors import ScanneryError
-from scannery.client.request.batches import Errors, WriteBatch, must_wait
+from scannery.client.request.batches import Errors, WriteBatch, has_foreign, must_wait, read_batch
+from scannery.client.request.records import ReaderOf, RecordReader
 from scannery.client.response.outcomes import (
     Outcome,
     Progress,
     Tally,
     Write,
     failed_writes,
+    located,
     progress_reporter,
 )
 from scannery.client.response.results import BulkWritten
@@ -34,6 +37,7 @@ def write_all(
     progress: Progress,
     errors: Errors,
     total: int | None,
+    reader_of: ReaderOf,
 ) -> BulkWritten:
     """Write all batches.
 
@@ -44,9 +48,11 @@ def write_all(
         progress: told how many datapoints are done.
         errors: `return` writes what can be written, and lists the rest.
         total: number of datapoints, if known.
+        reader_of: asks for the spec of the index, once, when a record has keys that a datapoint does not have.
 
     """
     tally = Tally()
+    reader: RecordReader | None = None
     waiting: deque[tuple[WriteBatch, Task[list[Outcome]]]] = deque()
     with progress_reporter(progress, "writing", total) as report:
         with Tasks(in_flight) as tasks:
@@ -57,14 +63,18 @@ def write_all(
                 tally.add(outcomes)
                 report(len(batch.points))
 
-            for batch in parts:
-                while must_wait(batch, [other for other, _ in waiting], in_flight):
-                    settle()
-                task = tasks.start(_outcomes, write, batch.points, batch.first, halves=errors == "return")
-                waiting.append((batch, task))
+            for part in parts:
+                if reader is None and has_foreign(part):
+                    reader = reader_of()
+                for batch in [part] if reader is None else read_batch(part, reader):
+                    while must_wait(batch, [other for other, _ in waiting], in_flight):
+                        settle()
+                    task = tasks.start(_outcomes, write, batch.points, batch.first, halves=errors == "return")
+                    waiting.append((batch, task))
             while waiting:
                 settle()
-    return tally.result()
+    ignored = () if reader is None else tuple(sorted(reader.ignored))
+    return dataclasses.replace(tally.result(), ignored=ignored)
 
 
 def _outcomes(write: Write, points: list[Any], first: int, *, halves: bool) -> list[Outcome]:
@@ -73,7 +83,7 @@ def _outcomes(write: Write, points: list[Any], first: int, *, halves: bool) -> l
         return [write(points, uuid.uuid4().hex)]
     except ScanneryError as error:
         if not halves:
-            raise
+            raise located(error, first) from error
         if (failed := failed_writes(points, first, error)) is not None:
             return failed
     middle = len(points) // 2

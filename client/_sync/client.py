@@ -3,35 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
-from typing_extensions import Self, Unpack
+from typing_extensions import Self
 
-from scannery.client._sync.bulk_search import search_batches
-from scannery.client._sync.bulk_upsert import write_all
-from scannery.client.errors import ScanneryError
+from scannery.client._sync.index import Index
 from scannery.client.request import calls
-from scannery.client.request.batches import Errors, QueryStream, query_batches, size_of, write_batches
 from scannery.client.request.calls import Call, TextKind
-from scannery.client.request.queries import Queries, QueryLike, SearchOptions
-from scannery.client.request.writes import NewDatapoint, Update
-from scannery.client.response.outcomes import Progress
-from scannery.client.response.results import (
-    BulkWritten,
-    Datapoint,
-    Deleted,
-    EncoderInfo,
-    Hits,
-    IndexInfo,
-    Written,
-)
+from scannery.client.response.results import Deleted, Distance, EncoderInfo, Indexes, Written
 from scannery.client.transport.base import Transport
 
-__all__ = ["Client", "Index"]
+__all__ = ["Client"]
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -60,13 +47,58 @@ class Client:
         """Return a handle on an index. Nothing is asked yet: an index that is not there shows at the first call."""
         return Index(self, name)
 
-    def indexes(self) -> list[IndexInfo]:
+    def indexes(self) -> Indexes:
         """Return the indexes there are, by name, without their segments and specs."""
         found, token = self._run(calls.list_indexes(""))
         while token:
             page, token = self._run(calls.list_indexes(token))
             found += page
-        return found
+        return Indexes(found)
+
+    def create_index(
+        self,
+        spec: str | Mapping[str, Any],
+        *,
+        dimensions: int | None = None,
+        encoder: str | Mapping[str, Any] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        lexical: bool | Mapping[str, Any] | None = None,
+        distance: Distance | None = None,
+        timeout_s: float | None = None,
+    ) -> Index:
+        """Create an empty index, which takes writes at once, and return a handle on it.
+
+        A server takes the encoders of its indexes and those that its operator names (`scannery serve --model`), and
+        needs the scope `admin`.
+
+        Args:
+            spec: the name of the index; or a mapping with the keys of SPEC.yaml, which the other arguments complete.
+            dimensions: components of a vector; required without an encoder.
+            encoder: the model that turns texts into vectors: its name, or a mapping as in SPEC.yaml.
+            attributes: name → type, as in SPEC.yaml.
+            lexical: also index the words of title and text.
+            distance: how vectors are compared; default: `cosine`.
+            timeout_s: of the call; it may load the encoder.
+
+        Raises:
+            AlreadyExistsError: there is an index of this name.
+            InvalidArgumentError: the spec is wrong; `field` names the key.
+            FailedPreconditionError: the server may not load the model.
+
+        """
+        info = self._run(
+            calls.create_index(
+                spec,
+                dimensions=dimensions,
+                encoder=encoder,
+                attributes=attributes,
+                lexical=lexical,
+                distance=distance,
+                request_id=uuid.uuid4().hex,
+                timeout_s=timeout_s,
+            )
+        )
+        return Index(self, info.name)
 
     def encoders(self) -> list[EncoderInfo]:
         """Return the encoders that the server has: of its indexes, or its own, if it is an encoder process."""
@@ -112,209 +144,3 @@ class Client:
     def _run(self, call: Call[RequestT, ResponseT, ResultT]) -> ResultT:
         timeout_s = call.timeout_or(self._timeout_s)
         return call.parse(self._transport.call(call.method, call.request, timeout_s))
-
-
-class Index:
-    """A handle on one index. Every method raises a `ScanneryError` if it fails."""
-
-    def __init__(self, client: Client, name: str) -> None:
-        self._client = client
-        self.name = name
-
-    def search(self, query: QueryLike, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
-        """Return the k best datapoints for a query, best first; equal scores by id.
-
-        Args:
-            query: a text, which the index's encoder turns into a vector; a vector; or `Like(id)`.
-            k: hits wanted, 1 to 10,000. Fewer come back only if fewer are allowed.
-            options: see `SearchOptions`.
-
-        """
-        return self._client._run(calls.search(self.name, query, k, **self._fresh(options)))
-
-    def search_many(self, queries: Queries, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
-        """Return the hits of each query, in their order; far cheaper than one call each. At most 1,000 queries."""
-        return self._client._run(calls.search_many(self.name, queries, k, **self._fresh(options)))
-
-    @overload
-    def search_each(
-        self,
-        queries: QueryStream,
-        k: int = 10,
-        *,
-        batch_size: int = 100,
-        in_flight: int = 4,
-        progress: Progress = False,
-        errors: Literal["raise"] = "raise",
-        **options: Unpack[SearchOptions],
-    ) -> Iterator[Hits]: ...
-
-    @overload
-    def search_each(
-        self,
-        queries: QueryStream,
-        k: int = 10,
-        *,
-        batch_size: int = 100,
-        in_flight: int = 4,
-        progress: Progress = False,
-        errors: Literal["return"],
-        **options: Unpack[SearchOptions],
-    ) -> Iterator[Hits | ScanneryError]: ...
-
-    def search_each(
-        self,
-        queries: QueryStream,
-        k: int = 10,
-        *,
-        batch_size: int = 100,
-        in_flight: int = 4,
-        progress: Progress = False,
-        errors: Errors = "raise",
-        **options: Unpack[SearchOptions],
-    ) -> Any:
-        """Return the hits of any number of queries, in their order, as they come.
-
-        Batches are asked side by side, so that neither the server nor the wire ever waits for the other; batches are
-        read from `queries` only as fast as hits are taken.
-
-        Args:
-            queries: texts, vectors or `Like`; any iterable, or an array `(queries, dimensions)`.
-            k: hits wanted of each.
-            batch_size: queries in one call, 1 to 1,000.
-            in_flight: calls under way at once, 1 to 64.
-            progress: True for a progress bar, or a function that is told how many queries are answered.
-            errors: `return` gives the error of a query in the place of its hits, and goes on.
-            options: see `SearchOptions`.
-
-        """
-        parts = query_batches(queries, k, batch_size, in_flight, errors)
-        return search_batches(
-            lambda part: self.search_many(part, k, **options),
-            parts,
-            in_flight,
-            progress,
-            errors,
-            size_of(queries),
-        )
-
-    def get(
-        self,
-        ids: Sequence[str],
-        *,
-        fields: Sequence[str] | None = None,
-        vectors: bool = False,
-        timeout_s: float | None = None,
-    ) -> list[Datapoint | None]:
-        """Return the datapoints with these ids (at most 1,000), in their order; None for one that is not there."""
-        return self._client._run(
-            calls.get(
-                self.name,
-                ids,
-                fields=fields,
-                vectors=vectors,
-                min_sequence=self._client._sequences.get(self.name, 0),
-                timeout_s=timeout_s,
-            )
-        )
-
-    def upsert(
-        self,
-        points: Iterable[NewDatapoint],
-        *,
-        request_id: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Written:
-        """Insert or replace datapoints, 1 to 1,000: all of them or none. When this returns, they are durable.
-
-        Args:
-            points: see `NewDatapoint`. Where texts are cut into passages, all passages of a document are replaced.
-            request_id: makes a repetition harmless: the same id within an hour does nothing and gets the first answer.
-            timeout_s: of the call. After a timeout it is not known whether the datapoints were written.
-
-        """
-        return self._client._written(
-            self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
-        )
-
-    def upsert_many(
-        self,
-        points: Iterable[NewDatapoint],
-        *,
-        batch_size: int = 200,
-        in_flight: int = 4,
-        progress: Progress = False,
-        errors: Errors = "raise",
-        timeout_s: float | None = None,
-    ) -> BulkWritten:
-        """Insert or replace any number of datapoints, in batches of which several are under way at once.
-
-        Each batch is all or nothing, and is tried again without harm. Where an id comes twice, the later datapoint
-        wins. Points are read only as fast as they are written.
-
-        Args:
-            points: see `NewDatapoint`.
-            batch_size: datapoints in one call, 1 to 1,000.
-            in_flight: calls under way at once, 1 to 64.
-            progress: True for a progress bar, or a function that is told how many datapoints are done.
-            errors: `raise` ends at the first batch that fails, and what was written before stays; `return` writes all
-                that can be, and lists the others in `failed`.
-            timeout_s: of each call.
-
-        """
-        parts = write_batches(points, batch_size, in_flight, errors)
-
-        def write(batch: Sequence[NewDatapoint], request_id: str) -> Written:
-            return self.upsert(batch, request_id=request_id, timeout_s=timeout_s)
-
-        return write_all(write, parts, in_flight, progress, errors, size_of(points))
-
-    def update(
-        self,
-        points: Iterable[Update],
-        *,
-        request_id: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Written:
-        """Change some fields of existing datapoints, 1 to 1,000, without encoding them again: all of them or none."""
-        return self._client._written(
-            self.name, calls.update(self.name, points, request_id=request_id, timeout_s=timeout_s)
-        )
-
-    def delete(
-        self,
-        ids: Sequence[str] = (),
-        *,
-        document_ids: Sequence[str] = (),
-        if_revision: int | None = None,
-        request_id: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Deleted:
-        """Delete datapoints, or documents with all of their passages; what is not there is no error."""
-        return self._client._written(
-            self.name,
-            calls.delete(
-                self.name,
-                ids,
-                document_ids=document_ids,
-                if_revision=if_revision,
-                request_id=request_id,
-                timeout_s=timeout_s,
-            ),
-        )
-
-    def embed(
-        self, texts: Sequence[str], *, kind: TextKind = "query", timeout_s: float | None = None
-    ) -> np.ndarray:
-        """Return the vectors of texts in the space of the index, float32 (texts, dimensions); at most 1,000 texts."""
-        return self._client._run(calls.embed(texts, kind, index=self.name, timeout_s=timeout_s))
-
-    def stats(self, *, timeout_s: float | None = None) -> IndexInfo:
-        """Return what the index is: version, rows, dimensions, attributes, encoder, recall, segments, spec."""
-        return self._client._run(calls.get_index(self.name, timeout_s=timeout_s))
-
-    def _fresh(self, options: SearchOptions) -> SearchOptions:
-        return {"min_sequence": self._client._sequences.get(self.name, 0), **options}
-
-    def __repr__(self) -> str:
-        return f"Index({self.name!r})"

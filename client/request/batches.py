@@ -11,8 +11,21 @@ import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.queries import QueryLike
+from scannery.client.request.records import RecordReader, is_foreign
+from scannery.client.request.tables import is_table, row_count, table_rows
+from scannery.client.request.writes import Refused
 
-__all__ = ["Errors", "QueryStream", "WriteBatch", "must_wait", "query_batches", "size_of", "write_batches"]
+__all__ = [
+    "Errors",
+    "QueryStream",
+    "WriteBatch",
+    "has_foreign",
+    "must_wait",
+    "query_batches",
+    "read_batch",
+    "size_of",
+    "write_batches",
+]
 
 Errors: TypeAlias = Literal["raise", "return"]
 """What becomes of failures: `raise` ends at the first error, `return` gives each error in its place."""
@@ -55,16 +68,29 @@ def query_batches(
 def write_batches(
     points: Iterable[Any], batch_size: int, in_flight: int, errors: Errors
 ) -> Iterator[WriteBatch]:
-    """Return the datapoints in batches; no id comes twice in one batch.
+    """Return the datapoints, or the rows of a table, in batches; no id comes twice in one batch.
 
     Raises:
         InvalidArgumentError: a size is out of range.
 
     """
     _check_sizes(batch_size, in_flight, errors)
+    if is_table(points):
+        return _cut_writes(table_rows(points), batch_size)
     if isinstance(points, (str, bytes, Mapping)) or not isinstance(points, Iterable):
         raise InvalidArgumentError(f"points: must be many datapoints, got {points!r:.80}", field="points")
     return _cut_writes(points, batch_size)
+
+
+def has_foreign(batch: WriteBatch) -> bool:
+    """Return whether the batch has records that only the spec of the index explains."""
+    return any(map(is_foreign, batch.points))
+
+
+def read_batch(batch: WriteBatch, reader: RecordReader) -> list[WriteBatch]:
+    """Return the records of a batch as datapoints; in several batches if an id comes twice, as it then shows."""
+    points = map(reader.datapoint, batch.points)
+    return list(_cut_writes(points, len(batch.points), first=batch.first))
 
 
 def must_wait(batch: WriteBatch, under_way: Sequence[WriteBatch], in_flight: int) -> bool:
@@ -74,6 +100,8 @@ def must_wait(batch: WriteBatch, under_way: Sequence[WriteBatch], in_flight: int
 
 def size_of(items: object) -> int | None:
     """Return the number of items, None where it is not known beforehand."""
+    if is_table(items):
+        return row_count(items)
     return len(items) if isinstance(items, Sized) else None
 
 
@@ -98,10 +126,9 @@ def _cut_queries(queries: QueryStream, size: int) -> Iterator[Any]:
         yield batch
 
 
-def _cut_writes(points: Iterable[Any], size: int) -> Iterator[WriteBatch]:
+def _cut_writes(points: Iterable[Any], size: int, first: int = 0) -> Iterator[WriteBatch]:
     batch: list[Any] = []
     ids: set[str] = set()
-    first = 0
     for point in points:
         own = _ids(point)
         if batch and (len(batch) >= size or not ids.isdisjoint(own)):
@@ -116,4 +143,6 @@ def _cut_writes(points: Iterable[Any], size: int) -> Iterator[WriteBatch]:
 
 def _ids(point: Any) -> set[str]:
     # What is wrong with a datapoint shows when it is written. Passages of one document may share a batch.
+    if isinstance(point, Refused):
+        return {point.id} if point.id else set()
     return {str(point["id"])} if isinstance(point, Mapping) and "id" in point else set()

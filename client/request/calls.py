@@ -11,6 +11,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from scannery.client.errors import InvalidArgumentError
+from scannery.client.request.identifiers import as_identifier
 from scannery.client.request.queries import (
     Queries,
     QueryLike,
@@ -19,6 +20,7 @@ from scannery.client.request.queries import (
     build_queries,
     build_query,
 )
+from scannery.client.request.specs import build_dimensions, build_spec
 from scannery.client.request.unicode import refuses_surrogates
 from scannery.client.request.writes import build_updates, build_upserts, checked_revision
 from scannery.client.response.decoding import (
@@ -37,6 +39,7 @@ __all__ = [
     "Method",
     "TextKind",
     "checked_timeout",
+    "create_index",
     "delete",
     "embed",
     "get",
@@ -97,6 +100,10 @@ GET_INDEX = Method(
     "/scannery.v1.IndexService/GetIndex", index_pb2.GetIndexRequest, index_pb2.GetIndexResponse
 )
 
+CREATE_INDEX = Method(
+    "/scannery.v1.IndexService/CreateIndex", index_pb2.CreateIndexRequest, index_pb2.CreateIndexResponse
+)
+
 EMBED = Method("/scannery.v1.EmbeddingService/Embed", embedding_pb2.EmbedRequest, embedding_pb2.EmbedResponse)
 LIST_ENCODERS = Method(
     "/scannery.v1.EmbeddingService/ListEncoders",
@@ -138,7 +145,7 @@ def search_many(
 @refuses_surrogates
 def get(
     index: str,
-    ids: Sequence[str],
+    ids: Sequence[str | int],
     *,
     fields: Sequence[str] | None = None,
     vectors: bool = False,
@@ -146,15 +153,15 @@ def get(
     timeout_s: float | None = None,
 ) -> Call[search_pb2.GetRequest, search_pb2.GetResponse, list[Datapoint | None]]:
     """Return the call for datapoints by id."""
-    _check_ids(ids, "ids")
+    wanted = _identifiers(ids, "ids")
     request = search_pb2.GetRequest(
         index=index,
-        ids=ids,
+        ids=wanted,
         return_fields=build_fields(fields),
         return_vector=vectors,
         min_sequence=min_sequence,
     )
-    return Call(GET, request, lambda response: parse_get(ids, response), timeout_s)
+    return Call(GET, request, lambda response: parse_get(wanted, response), timeout_s)
 
 
 @refuses_surrogates
@@ -191,27 +198,36 @@ def _upsert(
 @refuses_surrogates
 def delete(
     index: str,
-    ids: Sequence[str],
+    ids: Sequence[str | int],
     *,
-    document_ids: Sequence[str] = (),
+    document_ids: Sequence[str | int] = (),
     if_revision: int | None = None,
     request_id: str | None = None,
     timeout_s: float | None = None,
 ) -> Call[index_pb2.DeleteRequest, index_pb2.DeleteResponse, Deleted]:
     """Return the call that deletes datapoints and documents."""
-    _check_ids(ids, "ids")
-    _check_ids(document_ids, "document_ids")
     request = index_pb2.DeleteRequest(
-        index=index, ids=ids, document_ids=document_ids, request_id=request_id or ""
+        index=index,
+        ids=_identifiers(ids, "ids"),
+        document_ids=_identifiers(document_ids, "document_ids"),
+        request_id=request_id or "",
     )
     if if_revision is not None:
         request.condition.if_revision = checked_revision(if_revision, "condition")
     return Call(DELETE, request, lambda answer: Deleted(answer.sequence, answer.deleted), timeout_s)
 
 
-def _check_ids(ids: Sequence[str], field: str) -> None:
-    if isinstance(ids, (str, bytes)) or not all(isinstance(identifier, str) for identifier in ids):
-        raise InvalidArgumentError(f"{field}: must be a list of strings, got {ids!r:.80}", field=field)
+def _identifiers(ids: Sequence[str | int], field: str) -> list[str]:
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        raise InvalidArgumentError(
+            f"{field}: must be a list of strings or integers, got {ids!r:.80}", field=field
+        )
+    return [as_identifier(identifier, f"{field}[{i}]") for i, identifier in enumerate(ids)]
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    if isinstance(texts, (str, bytes)) or not all(isinstance(text, str) for text in texts):
+        raise InvalidArgumentError(f"texts: must be a list of strings, got {texts!r:.80}", field="texts")
 
 
 @refuses_surrogates
@@ -225,7 +241,7 @@ def embed(
     timeout_s: float | None = None,
 ) -> Call[embedding_pb2.EmbedRequest, embedding_pb2.EmbedResponse, np.ndarray]:
     """Return the call for the vectors of texts."""
-    _check_ids(texts, "texts")
+    _check_texts(texts)
     if kind not in _KINDS:
         raise InvalidArgumentError(f"kind: must be 'query' or 'document', got {kind!r:.80}", field="kind")
     try:
@@ -252,6 +268,21 @@ def get_index(
     """Return the call for the description of an index."""
     request = index_pb2.GetIndexRequest(index=index)
     return Call(GET_INDEX, request, lambda response: parse_index(response.index), timeout_s)
+
+
+def create_index(
+    spec: str | Mapping[str, Any],
+    *,
+    dimensions: int | None,
+    request_id: str,
+    timeout_s: float | None = None,
+    **parts: Any,
+) -> Call[index_pb2.CreateIndexRequest, index_pb2.CreateIndexResponse, IndexInfo]:
+    """Return the call that creates an index; `parts` are keys of the spec, None where they are not given."""
+    request = index_pb2.CreateIndexRequest(
+        spec_json=build_spec(spec, **parts), dimensions=build_dimensions(dimensions), request_id=request_id
+    )
+    return Call(CREATE_INDEX, request, lambda response: parse_index(response.index), timeout_s)
 
 
 @refuses_surrogates

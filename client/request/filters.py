@@ -6,6 +6,7 @@ Here only the grammar is checked. What the index has, and of which type, is the 
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -145,6 +146,11 @@ def _float(value: Any, path: str) -> pb.Value:
     return pb.Value(float_value=float(value))
 
 
+def _decimal(value: Any, path: str) -> pb.Value:
+    is_whole = value.is_finite() and value == value.to_integral_value()
+    return _int(value, path) if is_whole else _float(value, path)
+
+
 def _string(value: Any, path: str) -> pb.Value:
     try:
         return pb.Value(string_value=value)
@@ -174,6 +180,7 @@ _BUILDERS: tuple[tuple[tuple[type, ...], Callable[[Any, str], pb.Value]], ...] =
     ((float, np.floating), _float),
     ((dt.datetime,), _datetime),
     ((dt.date,), _date),
+    ((decimal.Decimal,), _decimal),
 )
 
 

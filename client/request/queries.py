@@ -16,6 +16,7 @@ import numpy as np
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import Where, build_filter
+from scannery.client.request.identifiers import as_identifier
 from scannery.v1 import search_pb2 as pb
 from scannery.v1.types_pb2 import Matrix, SparseVector, Vector
 
@@ -42,7 +43,7 @@ Fusion = Literal["reciprocal_rank", "weighted_score"]
 class Like:
     """The query "more like this": the vector of a datapoint, which itself is not returned."""
 
-    id: str
+    id: str | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def build_query(query: QueryLike, *, path: str = "query") -> pb.Query:
     if isinstance(query, str):
         return pb.Query(text=_text(query, path))
     if isinstance(query, Like):
-        return pb.Query(id=_text(query.id, path))
+        return pb.Query(id=_text(as_identifier(query.id, path), path))
     if isinstance(query, Sparse):
         return _sparse(query, path)
     if isinstance(query, Blend):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
@@ -11,19 +13,29 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.filters import build_value
+from scannery.client.request.identifiers import as_identifier
 from scannery.client.request.queries import build_sparse
 from scannery.client.request.unicode import not_unicode
 from scannery.v1 import index_pb2 as pb
 from scannery.v1.types_pb2 import Datapoint, StringList, Value
 
-__all__ = ["NewDatapoint", "Update", "build_updates", "build_upserts"]
+__all__ = [
+    "DATAPOINT_KEYS",
+    "NewDatapoint",
+    "Refused",
+    "Update",
+    "as_list",
+    "build_updates",
+    "build_upserts",
+    "checked_revision",
+]
 
 
 class NewDatapoint(TypedDict, total=False):
     """A datapoint, or a whole document, to insert or replace."""
 
-    id: str
-    """Required. Where texts are cut into passages, the id of the document."""
+    id: str | int
+    """Required. Where texts are cut into passages, the id of the document. An integer becomes its digits."""
     text: str
     """What the index's encoder encodes. Text or vector is required."""
     vector: Any
@@ -31,7 +43,7 @@ class NewDatapoint(TypedDict, total=False):
     sparse_vector: Mapping[int, float]
     """Weights by dimension, where the spec names `source.sparse_vector`."""
     title: str | None
-    document_id: str
+    document_id: str | int
     """The document it is a passage of; default: the id."""
     attributes: Mapping[str, Any]
     payload: Any
@@ -49,7 +61,7 @@ class NewDatapoint(TypedDict, total=False):
 class Update(TypedDict, total=False):
     """Fields to change of an existing datapoint; None clears a field, and what is not named stays."""
 
-    id: str
+    id: str | int
     """Required."""
     title: str | None
     attributes: Mapping[str, Any]
@@ -58,11 +70,21 @@ class Update(TypedDict, total=False):
     """Change only if its revision is this one."""
 
 
+DATAPOINT_KEYS: frozenset[str] = frozenset(NewDatapoint.__annotations__)
 _NEW_KEYS = NewDatapoint.__annotations__
 _UPDATE_KEYS = Update.__annotations__
-_PLAIN = frozenset(
-    {"id", "document_id", "title", "text", "text_start", "text_end", "time_start_s", "time_end_s"}
-)
+_IDS = frozenset({"id", "document_id"})
+_PLAIN = frozenset({"title", "text", "text_start", "text_end", "time_start_s", "time_end_s"})
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Stands for a record that cannot be a datapoint, so that it fails in its place like any other."""
+
+    id: str
+    """Empty if it has none."""
+    message: str
+    field: str | None = None
 
 
 def build_upserts(points: Iterable[Mapping[str, Any]]) -> list[pb.Upsert]:
@@ -90,15 +112,24 @@ def build_updates(points: Iterable[Mapping[str, Any]]) -> list[pb.Upsert]:
     ]
 
 
-def _checked(
-    points: Iterable[Mapping[str, Any]], keys: Mapping[str, Any]
-) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def as_list(points: Any) -> list[Any]:
+    """Return the datapoints of a request; InvalidArgumentError if this is not many."""
     if isinstance(points, (str, bytes, Mapping)) or not isinstance(points, Iterable):
         raise InvalidArgumentError(
             f"upserts: must be a list of datapoints, got {points!r:.80}", field="upserts"
         )
-    for i, point in enumerate(points):
+    return points if isinstance(points, list) else list(points)
+
+
+def _checked(
+    points: Iterable[Mapping[str, Any]], keys: Mapping[str, Any]
+) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    for i, point in enumerate(as_list(points)):
         path = f"upserts[{i}]"
+        if isinstance(point, Refused):
+            raise InvalidArgumentError(
+                f"{path}: {point.message}", field=f"{path}.{point.field}" if point.field else path
+            )
         if not isinstance(point, Mapping):
             raise _invalid(path, f"must be a mapping, got {point!r:.80}")
         if not point.keys() <= keys.keys():
@@ -109,12 +140,12 @@ def _checked(
 
 def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
     message = Datapoint()
+    for name in _IDS & point.keys():
+        if point[name] is not None:
+            _set(message, name, as_identifier(point[name], f"{path}.datapoint.{name}"), path)
     for name in _PLAIN & point.keys():
         if point[name] is not None:
-            try:
-                setattr(message, name, point[name])
-            except (TypeError, ValueError, UnicodeEncodeError) as error:
-                raise _invalid(f"{path}.datapoint.{name}", str(error)) from error
+            _set(message, name, point[name], path)
     if point.get("vector") is not None:
         message.vector.packed = _packed(point["vector"], path)
     if point.get("sparse_vector") is not None:
@@ -136,6 +167,17 @@ def _datapoint(point: Mapping[str, Any], path: str) -> Datapoint:
         except UnicodeEncodeError as error:
             raise not_unicode(f"{path}.datapoint.payload_json", error) from error
     return message
+
+
+def _set(message: Datapoint, name: str, value: Any, path: str) -> None:
+    field = f"{path}.datapoint.{name}"
+    try:
+        setattr(message, name, value)
+    except UnicodeEncodeError as error:
+        raise not_unicode(field, error) from error
+    except (TypeError, ValueError) as error:
+        kind = "a string" if name in ("title", "text") else "a number"
+        raise _invalid(field, f"must be {kind}, got {value!r:.80}") from error
 
 
 def _packed(value: Any, path: str) -> bytes:
@@ -165,9 +207,18 @@ def _value(value: Any, path: str) -> Value:
 
 def _json(value: Any, path: str) -> str:
     try:
-        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+        return json.dumps(value, allow_nan=False, ensure_ascii=False, default=_jsonable)
     except (TypeError, ValueError, RecursionError) as error:
         raise _invalid(path, f"is not JSON: {error}") from error
+
+
+def _jsonable(value: Any) -> Any:
+    # What tables and frames hold beside JSON's own types.
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    if isinstance(value, (dt.date, dt.datetime)):
+        return value.isoformat()
+    raise TypeError(f"a {type(value).__name__} has no form in JSON")
 
 
 def _condition(point: Mapping[str, Any], path: str) -> pb.WriteCondition | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -30,6 +31,7 @@ __all__ = [
     "Write",
     "failed_queries",
     "failed_writes",
+    "located",
     "progress_reporter",
 ]
 
@@ -64,8 +66,24 @@ def failed_writes(points: Sequence[Any], first: int, error: ScanneryError) -> li
     """Return the outcomes of a batch that failed; None if its halves are to be written. Raises what concerns all."""
     if not _is_told(error, len(points)):
         return None
-    ids = [str(point.get("id", "")) if isinstance(point, Mapping) else "" for point in points]
-    return [NotWritten(first + i, identifier, error) for i, identifier in enumerate(ids)]
+    ids = [
+        str(point.get("id", "")) if isinstance(point, Mapping) else getattr(point, "id", "")
+        for point in points
+    ]
+    told = located(error, first)
+    return [NotWritten(first + i, identifier, told) for i, identifier in enumerate(ids)]
+
+
+def located(error: ScanneryError, first: int) -> ScanneryError:
+    """Return an error of a batch with the position of its datapoint among all that were given."""
+    if error.field is None or (found := _PLACE.match(error.field)) is None:
+        return error
+    here, there = found[0], f"upserts[{first + int(found[1])}]"
+    field = there + error.field[len(here) :]
+    return type(error)(error.message.replace(here, there, 1), field=field, retry_after_s=error.retry_after_s)
+
+
+_PLACE = re.compile(r"upserts\[([0-9]+)\]")
 
 
 def _is_told(error: ScanneryError, count: int) -> bool:

@@ -19,17 +19,21 @@ __all__ = [
     "BulkWritten",
     "Datapoint",
     "Deleted",
+    "Distance",
     "EncoderInfo",
     "Explanation",
     "Hit",
     "Hits",
     "IndexInfo",
+    "Indexes",
     "NotWritten",
     "RecallInfo",
     "SegmentInfo",
     "SegmentPlan",
     "Written",
 ]
+
+Distance: TypeAlias = Literal["cosine", "dot", "squared_l2"]
 
 AttributeValue: TypeAlias = str | list[str] | int | float | bool | dt.datetime
 """Timestamps are datetimes with the time zone UTC."""
@@ -59,6 +63,11 @@ class Datapoint:
     """Sequence of the mutation that wrote it; 0 where it came from a build."""
     vector: np.ndarray | None = field(default=None, compare=False, repr=False)
     """float32 `(dimensions,)`, read-only; only if asked for. Not part of the comparison of two objects."""
+
+    def _repr_html_(self) -> str:
+        from scannery.client.response.notebook import datapoint_view
+
+        return datapoint_view(self)
 
     if not TYPE_CHECKING:
 
@@ -150,6 +159,11 @@ class Hits(list[Hit]):
         """Return the hits as a data frame, with the columns of `to_arrow`. Needs `pandas`."""
         return self.to_arrow().to_pandas()
 
+    def _repr_html_(self) -> str:
+        from scannery.client.response.notebook import hits_view
+
+        return hits_view(self, self.version)
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -183,6 +197,8 @@ class BulkWritten:
     """Datapoints: passages, where texts are cut."""
     failed: tuple[NotWritten, ...]
     """By position; only with `errors="return"`."""
+    ignored: tuple[str, ...] = ()
+    """Names of fields that the index has no place for, sorted; what they held was not written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +258,7 @@ class IndexInfo:
     created_at: dt.datetime
     rows: int
     dimensions: int
-    distance: Literal["cosine", "dot", "squared_l2"]
+    distance: Distance
     attributes: dict[str, str]
     """Name → `string`, `string_list`, `int`, `float`, `bool` or `timestamp`."""
     lexical: bool
@@ -261,6 +277,20 @@ class IndexInfo:
     """Empty in a list of indexes."""
     problem: str = ""
     """What is wrong while the index answers: a later version that cannot be opened, say. Empty: nothing."""
+
+    def _repr_html_(self) -> str:
+        from scannery.client.response.notebook import index_view
+
+        return index_view(self)
+
+
+class Indexes(list[IndexInfo]):
+    """The indexes of a server or a store, by name."""
+
+    def _repr_html_(self) -> str:
+        from scannery.client.response.notebook import indexes_view
+
+        return indexes_view(self)
 
 
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Hit) if each.default is not MISSING}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from scannery.embed.devices.protocol import Device
 from scannery.embed.errors import InvalidArgumentError
+from scannery.embed.uncollected import uncollected
 
 __all__ = ["DTYPES", "device_kind", "open_device"]
 
@@ -45,7 +46,8 @@ def open_device(name: str, dtype: str, *, threads: int | None = None, max_tokens
 
 def device_kind(name: str) -> str:
     """Return the kind of the device called `name`; for `auto`, `cuda` if there is a CUDA device, else `cpu`."""
-    import torch
+    with uncollected():
+        import torch
 
     kind = name.partition(":")[0]
     if kind != "auto":

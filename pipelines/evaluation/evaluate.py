@@ -1,82 +1,114 @@
-"""Retrieval quality against relevance judgements: metrics, and differences between search modes.
+"""Retrieval quality against relevance judgements: the measures of each configuration, and what differs between two.
 
-The metrics are those of trec_eval, through `ir_measures` (the extra `eval`).
-
-Shapes: Q queries.
+Shapes: M measures, Q queries.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
-from scannery.pipelines.errors import CollectionError, MissingPackageError
+from scannery.pipelines.errors import CollectionError
 from scannery.pipelines.evaluation.judgements import Judgements
-from scannery.pipelines.evaluation.significance import Interval, interval_of
+from scannery.pipelines.evaluation.measures import (
+    MAIN_MEASURE,
+    Measure,
+    default_measures,
+    measured_values,
+    measuring_engine,
+)
+from scannery.pipelines.evaluation.significance import Interval, intervals_of, paired_bootstrap
 
-__all__ = ["Difference", "Evaluation", "evaluate", "largest_differences"]
+__all__ = ["Comparison", "Difference", "Evaluation", "compare", "evaluate", "largest_differences"]
 
-Search = Callable[[Sequence[str]], Sequence[Sequence[str]]]
-"""From Q texts to the ids found for each, best first."""
-
-MAIN_METRIC = "nDCG@10"
+QueryT = TypeVar("QueryT")
+Search = Callable[[Sequence[QueryT]], Sequence[Sequence[str]]]
+"""From Q queries to the ids found for each, best first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Metrics of one search mode."""
+    """Measures of one configuration of a search."""
 
     name: str
-    """Name of the mode."""
+    """Name of the configuration, such as a mode."""
 
     query_ids: tuple[str, ...]
     """Queries with a relevant document, in the order of the queries file."""
     values: Mapping[str, np.ndarray]
-    """By metric, the value of each query: float64 (Q,)."""
+    """By measure, the value of each query: float64 (Q,)."""
+    found: tuple[tuple[str, ...], ...]
+    """The ids found for each query, best first."""
     seconds: float
     """Time of all searches together."""
 
-    @property
+    @cached_property
     def means(self) -> dict[str, Interval]:
-        """The mean of each metric."""
-        return {metric: interval_of(values_Q) for metric, values_Q in self.values.items()}
+        """The mean of each measure, with its interval."""
+        intervals = intervals_of(np.stack(list(self.values.values())))
+        return dict(zip(self.values, intervals, strict=True))
+
+    @property
+    def empty(self) -> int:
+        """Number of queries without a hit."""
+        return sum(not documents for documents in self.found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The difference between two configurations in one measure, over the same queries."""
+
+    measure: str
+    difference: Interval
+    """Mean of the first minus the second, with the interval of a paired bootstrap."""
+    better: int
+    """Number of queries that the first answers better."""
+    worse: int
+    """Number of queries that the second answers better."""
+    equal: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A query that one search mode answers better than the other, with both values of the metric."""
+    """A query that one configuration answers better than the other, with both values of the measure."""
 
     query_id: str
     one: float
-    """Value of the metric in the first mode."""
+    """Value of the measure in the first configuration."""
 
     other: float
-    """Value in the second mode."""
+    """Value in the second."""
 
 
 def evaluate(
-    searches: Mapping[str, Search], queries: Mapping[str, str], judgements: Judgements, *, k: int = 100
+    searches: Mapping[str, Search[QueryT]],
+    queries: Mapping[str, QueryT],
+    judgements: Judgements,
+    *,
+    k: int = 100,
+    measures: Sequence[Measure] | None = None,
 ) -> list[Evaluation]:
-    """Return nDCG@10, MRR@10 and recall@k of each search mode.
+    """Return the measures of each search.
 
     Queries without a relevant document (a level above 0) are left out, since every answer to them scores 0.
 
     Args:
-        searches: by name; each returns up to k ids per text, best first.
-        queries: texts by id.
+        searches: by name; each returns up to k ids per query, best first.
+        queries: texts, or what the searches take, by id.
         judgements: by query id.
-        k: for the recall.
+        k: for the recall, if no measures are given.
+        measures: to compute; default: `default_measures(k)`.
 
     Raises:
         CollectionError: no query has a relevant document.
         MissingPackageError: `ir_measures` is not installed.
 
     """
-    measures = _measures(k)
     judged = {
         name: judgements[name]
         for name in queries
@@ -86,56 +118,61 @@ def evaluate(
         raise CollectionError(
             "qrels: no query has a relevant document; do the ids of both files match?", field="qrels"
         )
-    texts = [queries[name] for name in judged]
-    results = []
-    for name, search in searches.items():
-        started = time.perf_counter()
-        found = search(texts)
-        seconds = time.perf_counter() - started
-        values = _values(measures, judged, found)
-        results.append(Evaluation(name=name, query_ids=tuple(judged), values=values, seconds=seconds))
-    return results
+    wanted = default_measures(k) if measures is None else measures
+    measuring_engine()  # a missing package should show before the searches, not after them
+    asked = [queries[name] for name in judged]
+    return [_evaluated(name, search, asked, judged, wanted) for name, search in searches.items()]
+
+
+def _evaluated(
+    name: str,
+    search: Search[QueryT],
+    asked: Sequence[QueryT],
+    judged: Judgements,
+    measures: Sequence[Measure],
+) -> Evaluation:
+    started = time.perf_counter()
+    found = search(asked)
+    seconds = time.perf_counter() - started
+    return Evaluation(
+        name=name,
+        query_ids=tuple(judged),
+        values=measured_values(measures, judged, found),
+        found=tuple(map(tuple, found)),
+        seconds=seconds,
+    )
+
+
+def compare(one: Evaluation, other: Evaluation) -> list[Comparison]:
+    """Return the differences in each measure of two configurations that were asked the same queries."""
+    found = []
+    for measure, one_Q in one.values.items():
+        gaps_Q = one_Q - other.values[measure]
+        better, worse = int((gaps_Q > 0).sum()), int((gaps_Q < 0).sum())
+        found.append(
+            Comparison(
+                measure=measure,
+                difference=paired_bootstrap(one_Q, other.values[measure]),
+                better=better,
+                worse=worse,
+                equal=len(gaps_Q) - better - worse,
+            )
+        )
+    return found
 
 
 def largest_differences(
-    one: Evaluation, other: Evaluation, count: int, *, metric: str = MAIN_METRIC
+    one: Evaluation, other: Evaluation, count: int, *, measure: str = MAIN_MEASURE
 ) -> list[Difference]:
-    """Return the `count` queries with the largest differences in the metric, largest first."""
-    gaps_Q = np.abs(one.values[metric] - other.values[metric])
+    """Return the `count` queries with the largest differences in the measure, largest first."""
+    gaps_Q = np.abs(one.values[measure] - other.values[measure])
     order = np.argsort(-gaps_Q, kind="stable")[:count]
     return [
         Difference(
-            query_id=one.query_ids[i], one=float(one.values[metric][i]), other=float(other.values[metric][i])
+            query_id=one.query_ids[i],
+            one=float(one.values[measure][i]),
+            other=float(other.values[measure][i]),
         )
         for i in order.tolist()
         if gaps_Q[i] > 0
     ]
-
-
-def _measures(k: int) -> dict[str, Any]:
-    try:
-        import ir_measures
-    except ImportError as error:
-        raise MissingPackageError(
-            "evaluation needs the package `ir-measures`: pip install 'scannery[eval]'"
-        ) from error
-    names = {MAIN_METRIC: MAIN_METRIC, "MRR@10": "RR@10", f"recall@{k}": f"R@{k}"}
-    return {name: ir_measures.parse_measure(measure) for name, measure in names.items()}
-
-
-def _values(
-    measures: Mapping[str, Any], judged: Judgements, found: Iterable[Sequence[str]]
-) -> dict[str, np.ndarray]:
-    import ir_measures
-
-    # Ranks as scores, because trec_eval orders equal scores by its own rule.
-    run = {
-        name: {document: -float(rank) for rank, document in enumerate(documents)}
-        for name, documents in zip(judged, found, strict=True)
-    }
-    positions = {name: position for position, name in enumerate(judged)}
-    names = {measure: name for name, measure in measures.items()}
-    values = {name: np.zeros(len(judged)) for name in measures}
-    for item in ir_measures.iter_calc(list(measures.values()), judged, run):
-        values[names[item.measure]][positions[item.query_id]] = item.value
-    return values

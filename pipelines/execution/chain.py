@@ -1,4 +1,4 @@
-"""The Beam pipeline: one linear chain, which every runner executes the same way.
+"""The chain of stages, which every runner executes the same way, and the runner that is a loop in this process.
 
     units ─ embed ─▶ (shard, row group) ─ group ─▶ build segment ─▶ outcome ─ group ─▶ publish
 
@@ -8,17 +8,17 @@ id can be in two shards, `─ group ─▶ resolve duplicates ─▶` comes befo
 References to row groups are shuffled, not vectors: for a million vectors of 384 dimensions that takes 16 s instead of
 28 s, and a seventh of the memory. There are no tagged outputs, side inputs or branches, because some runners lose
 their data without an error; so dead letters are files, and counts travel in the records under the key COUNTS.
+
+Nothing here imports Beam, which takes a second; beam_pipeline.py makes the same stages a pipeline of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
-
-import apache_beam
-from apache_beam.utils import shared
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from scannery.embed import Encoder
 from scannery.indexer.errors import CorruptError, NotFoundError
@@ -36,73 +36,121 @@ from scannery.pipelines.state.stage_outputs import read_parent
 from scannery.pipelines.state.work_units import WorkUnit
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
 
-__all__ = ["BuildSegment", "EmbedUnit", "Publish", "add_build", "new_encoder_handle"]
+__all__ = [
+    "BuildSegment",
+    "EmbedUnit",
+    "EncoderHandle",
+    "Publish",
+    "ResolveDuplicates",
+    "Stage",
+    "first_elements",
+    "one_encoder",
+    "resolves",
+    "run_in_process",
+]
 
 _LOG = logging.getLogger(__name__)
 
-# Beam's types are partial: mypy would refuse every call of a transform as a call of an untyped function.
-beam: Any = apache_beam
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
 
 COUNTS = -1
 """Key in place of a shard number: its records are outcomes of units, for the last stage."""
 
 
-def add_build(
-    pipeline: Any,
-    job: Job,
-    units: Sequence[WorkUnit],
-    encoders: Any,
-    shard_changes: Mapping[int, ShardChange],
+class EncoderHandle(Protocol):
+    """Gives the encoder that all workers of a process share."""
+
+    def acquire(self, load: Callable[[], Encoder]) -> Encoder:
+        """Return the encoder; the first call loads it."""
+
+
+class Stage:
+    """One step of the chain. A runner makes one per worker, and gives it one element after another."""
+
+    def setup(self) -> None:
+        """Open what the stage needs, once per worker."""
+
+    def teardown(self) -> None:
+        """Close it."""
+
+    def process(self, element: Any) -> Iterator[Any]:
+        """Yield what becomes of one element."""
+        raise NotImplementedError
+
+
+def first_elements(units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange]) -> list[str]:
+    """Return the elements of the first stage: the units, and by shard the changes besides the units' rows."""
+    changes = (f"{shard} {change.to_json()}" for shard, change in sorted(shard_changes.items()))
+    return [*(unit.to_json() for unit in units), *changes]
+
+
+def resolves(job: Job) -> bool:
+    """Return whether the chain has the stage that resolves duplicates."""
+    return needs_resolving(job) or may_move(job)
+
+
+def run_in_process(
+    job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], encoders: EncoderHandle
 ) -> None:
-    """Add the whole build to a pipeline.
+    """Run the chain in this thread; a failed stage raises as a Beam runner would.
 
     Args:
-        pipeline: an empty `beam.Pipeline`.
         job: the build.
         units: the input.
-        encoders: from `new_encoder_handle`.
         shard_changes: by shard, changes besides the units' rows.
+        encoders: from `one_encoder`.
 
     """
-    work = [unit.to_json() for unit in units]
-    work += [f"{shard} {change.to_json()}" for shard, change in sorted(shard_changes.items())]
-    embedded = (
-        pipeline
-        | "Units" >> beam.Create(work)
-        | "Embed" >> beam.ParDo(EmbedUnit(job, encoders)).with_output_types(tuple[int, str])
-    )
-    if needs_resolving(job) or may_move(job):
-        embedded = (
-            embedded
-            | "Under one key" >> beam.Map(_under_one_key).with_output_types(tuple[str, tuple[int, str]])
-            | "Gather ids" >> beam.GroupByKey()
-            | "Resolve duplicates" >> beam.ParDo(ResolveDuplicates(job)).with_output_types(tuple[int, str])
-        )
-    outcomes = (
-        embedded
-        | "Group by shard" >> beam.GroupByKey()
-        | "Build segment" >> beam.ParDo(BuildSegment(job, encoders)).with_output_types(tuple[str, str])
-        | "Gather" >> beam.GroupByKey()
-    )
-    _ = outcomes | "Publish" >> beam.ParDo(Publish(job, encoders)).with_output_types(str)
+    pairs = _outputs(EmbedUnit(job, encoders), first_elements(units, shard_changes))
+    if resolves(job):
+        pairs = _outputs(ResolveDuplicates(job), [("", list(pairs))])
+    outcomes = _outputs(BuildSegment(job, encoders), _grouped(pairs))
+    for _ in _outputs(Publish(job, encoders), _grouped(outcomes)):
+        pass
 
 
-def new_encoder_handle() -> Any:
-    """Return a handle through which all workers of a process share one loaded encoder."""
-    handle: Any = shared.Shared
-    return handle()
+def _outputs(stage: Stage, elements: Iterable[Any]) -> Iterator[Any]:
+    stage.setup()
+    try:
+        for element in elements:
+            yield from stage.process(element)
+    finally:
+        stage.teardown()
 
 
-class EmbedUnit(beam.DoFn):
+def _grouped(pairs: Iterable[tuple[KeyT, ValueT]]) -> Iterable[tuple[KeyT, list[ValueT]]]:
+    groups: defaultdict[KeyT, list[ValueT]] = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return groups.items()
+
+
+class _OneEncoder:
+    def __init__(self) -> None:
+        self._encoder: Encoder | None = None
+
+    def acquire(self, load: Callable[[], Encoder]) -> Encoder:
+        if self._encoder is None:
+            self._encoder = load()
+        return self._encoder
+
+
+def one_encoder() -> EncoderHandle:
+    """Return the handle for a chain that runs in one thread."""
+    return _OneEncoder()
+
+
+class EmbedUnit(Stage):
     """Unit (JSON) → (shard, row group as JSON) for each shard in it, and (COUNTS, outcome as JSON).
 
     Args:
         job: the build.
-        encoders: from `new_encoder_handle`; the other stages take the same.
+        encoders: from `one_encoder` or beam_pipeline.py; the other stages take the same.
 
     """
 
-    def __init__(self, job: Job, encoders: Any) -> None:
+    def __init__(self, job: Job, encoders: EncoderHandle) -> None:
         self._job = job
         self._encoders = encoders
 
@@ -148,11 +196,7 @@ class EmbedUnit(beam.DoFn):
                 self._catalogue = self._open.enter_context(opened)
 
 
-def _under_one_key(pair: tuple[int, str]) -> tuple[str, tuple[int, str]]:
-    return "", pair
-
-
-class ResolveDuplicates(beam.DoFn):
+class ResolveDuplicates(Stage):
     """All pairs from EmbedUnit → the same, with the rows marked that are duplicates of records in other shards."""
 
     def __init__(self, job: Job) -> None:
@@ -177,10 +221,10 @@ class ResolveDuplicates(beam.DoFn):
                 yield shard, change.to_json()
 
 
-class BuildSegment(beam.DoFn):
+class BuildSegment(Stage):
     """(shard, its row groups) → ("shard", outcome as JSON); outcomes of units pass through as ("unit", …)."""
 
-    def __init__(self, job: Job, encoders: Any) -> None:
+    def __init__(self, job: Job, encoders: EncoderHandle) -> None:
         self._job = job
         self._encoders = encoders
 
@@ -216,10 +260,10 @@ class BuildSegment(beam.DoFn):
         return build_shard(key, shard, rows, job, store, encoder=encoder)
 
 
-class Publish(beam.DoFn):
+class Publish(Stage):
     """All outcomes → the status of the build."""
 
-    def __init__(self, job: Job, encoders: Any) -> None:
+    def __init__(self, job: Job, encoders: EncoderHandle) -> None:
         self._job = job
         self._encoders = encoders
 
@@ -237,6 +281,6 @@ class Publish(beam.DoFn):
             yield publish(self._job, self._job.open_store(), units, shards, encoder=encoder).status
 
 
-def _encoder_source(job: Job, encoders: Any) -> EncoderSource | None:
+def _encoder_source(job: Job, encoders: EncoderHandle) -> EncoderSource | None:
     spec = job.spec.encoder
     return None if spec is None else lambda: encoders.acquire(lambda: load_encoder(spec))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.errors import PipelineError, StageDamagedError
+from scannery.pipelines.execution.chain import EncoderHandle, one_encoder, run_in_process
 from scannery.pipelines.execution.failures import restored
 from scannery.pipelines.execution.runners import new_pipeline
 from scannery.pipelines.execution.up_to_date import publish_finished
@@ -25,13 +26,17 @@ __all__ = ["Engine", "execute"]
 ATTEMPTS = 3
 """Each run removes the damaged files that it meets; a run that still meets one after two repetitions fails."""
 
+MAX_BYTES_HERE = 2**24
+"""Without a named runner, input of at most this size is built by a loop in this process: Beam's import and start take
+a second, half of a small build. Beam's runner in this process has one worker, so it does no more at once."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Engine:
     """The runner of the chain, with its options and the encoder."""
 
     runner: str | None = None
-    """A name in runners.RUNNERS; None: `local`."""
+    """A name in runners.RUNNERS; None: a loop in this process for small input, else `local`."""
 
     options: Sequence[str] = ()
     """As on a command line."""
@@ -103,17 +108,9 @@ def _catalogue_removed(job: Job, store: Store) -> Iterator[None]:
 def _run(
     job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], engine: Engine
 ) -> None:
-    pipeline = new_pipeline(engine.runner, engine.options)
-    from scannery.pipelines.execution.chain import add_build, new_encoder_handle
-
-    encoders = new_encoder_handle()
-    loaded = engine.encoder.loaded if engine.encoder else None
-    if loaded is not None:
-        encoders.acquire(lambda: loaded)
-    add_build(pipeline, job, units, encoders, shard_changes)
+    run = _run_here if _runs_here(units, engine) else _run_by_beam
     try:
-        result = pipeline.run()
-        state = result.wait_until_finish()
+        run(job, units, shard_changes, engine)
     except Exception as failure:
         if str(failure).startswith("KeyboardInterrupt"):  # Beam wraps every exception of a stage
             raise KeyboardInterrupt from failure
@@ -121,5 +118,33 @@ def _run(
         if error is None:
             raise
         raise error from failure
+
+
+def _runs_here(units: Sequence[WorkUnit], engine: Engine) -> bool:
+    size_bytes = sum(part.size_bytes for unit in units for part in unit.parts)
+    return engine.runner is None and not engine.options and size_bytes <= MAX_BYTES_HERE
+
+
+def _run_here(
+    job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], engine: Engine
+) -> None:
+    run_in_process(job, units, shard_changes, _with_loaded(one_encoder(), engine))
+
+
+def _run_by_beam(
+    job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], engine: Engine
+) -> None:
+    pipeline = new_pipeline(engine.runner, engine.options)
+    from scannery.pipelines.execution.beam_pipeline import add_build, new_encoder_handle
+
+    add_build(pipeline, job, units, _with_loaded(new_encoder_handle(), engine), shard_changes)
+    state = pipeline.run().wait_until_finish()
     if state not in (None, "DONE"):
         raise PipelineError(f"the runner ended in state {state}")
+
+
+def _with_loaded(encoders: EncoderHandle, engine: Engine) -> EncoderHandle:
+    loaded = engine.encoder.loaded if engine.encoder else None
+    if loaded is not None:
+        encoders.acquire(lambda: loaded)
+    return encoders

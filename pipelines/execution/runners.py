@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import logging
 from collections.abc import Sequence
 from typing import Any
 
+from scannery.embed.uncollected import uncollected
 from scannery.pipelines.errors import RunnerError
 
 __all__ = ["RUNNERS", "check_engine", "check_runner", "import_beam", "new_pipeline"]
@@ -42,15 +42,11 @@ def import_beam() -> Any:
     """Return Beam, imported on first use: the import takes seconds, and its warnings about clouds are suppressed."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
-    # The import makes hundreds of thousands of objects, hardly any garbage; collection takes a quarter of its time.
-    if collects := gc.isenabled():
-        gc.disable()
     try:
-        import apache_beam
+        with uncollected():
+            import apache_beam
     finally:
         logging.disable(before)
-        if collects:
-            gc.enable()
     return apache_beam
 
 

@@ -11,11 +11,12 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from scannery.indexer import Manifest, OpenIndex, SegmentCache, Store, latest_version
+from scannery.indexer import IndexerError, Manifest, OpenIndex, SegmentCache, Store, latest_version
 from scannery.live.live_index import LiveIndex
 from scannery.live.log.database import check_sqlite
 from scannery.runtime.deadline import Deadline
@@ -29,6 +30,9 @@ from scannery.serving.snapshot.snapshot import Snapshot
 __all__ = ["BaseCatalog"]
 
 _LOG = logging.getLogger(__name__)
+
+OPEN_S = 5.0
+"""Most seconds that a request waits until other indexes are open."""
 
 
 class BaseCatalog(ABC):
@@ -64,7 +68,7 @@ class BaseCatalog(ABC):
 
         """
         check_sqlite()
-        self._store = store
+        self.store = self._store = store
         self.uri = store.uri
         """URI of the store."""
         self._only = None if only is None else frozenset(only)
@@ -117,6 +121,33 @@ class BaseCatalog(ABC):
     def states(self) -> dict[str, bool]:
         """Return whether each index is open, by name."""
         return {name: entry.snapshot is not None for name, entry in list(self._entries.items())}
+
+    def serves(self, name: str) -> bool:
+        """Return whether an index of this name would be served: all are, unless some were chosen."""
+        return self._only is None or name in self._only
+
+    def stored_count(self) -> int:
+        """Return the number of indexes of the store, served or not."""
+        return len(self._store.folders())
+
+    def manifests(self) -> Iterator[Manifest]:
+        """Yield the manifests of the indexes that the caller can see; without those that cannot be read."""
+        for name in self.names():
+            with suppress(IndexerError, UnknownIndexError):
+                yield self.manifest(name)
+
+    def open_created(self, name: str) -> None:
+        """Open an index that was just created; an error is kept in its entry.
+
+        Opening another index may take minutes: this one is then opened later.
+        """
+        if not self._lock.acquire(timeout=OPEN_S):
+            return
+        try:
+            self._check_open()
+            self._refresh_entry(name, known=True)
+        finally:
+            self._lock.release()
 
     def problem(self, name: str) -> str:
         """Return the current error of an index, which may still serve; empty: none."""
@@ -193,7 +224,7 @@ class BaseCatalog(ABC):
                 _LOG.info("index %s is gone", name)
 
     def _chosen(self) -> set[str]:
-        return {name for name in self._store.folders() if self._only is None or name in self._only}
+        return set(filter(self.serves, self._store.folders()))
 
     def _refresh_entry(self, name: str, *, known: bool = False) -> CatalogEntry | None:
         """Open the latest version of an index unless it is open. Errors are kept in the entry.
@@ -206,7 +237,7 @@ class BaseCatalog(ABC):
             if not entry.opening.due:
                 return entry
         try:
-            version = latest_version(self._store, name) if self._only is None or name in self._only else None
+            version = latest_version(self._store, name) if self.serves(name) else None
         except Exception as error:
             if entry is None and not known:
                 raise

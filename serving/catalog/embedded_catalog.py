@@ -36,8 +36,10 @@ class EmbeddedCatalog(BaseCatalog):
         """Return the manifest of an index without opening it; raises as `read_manifest`."""
         return read_manifest(self._store, name)
 
-    def open_snapshot(self, name: str) -> None:
-        """Return None: the open version may be outdated."""
+    def open_snapshot(self, name: str) -> Snapshot | None:
+        """Return the current snapshot of an index that is open, None of another; raises as `snapshot`."""
+        entry = self._entries.get(name)
+        return None if entry is None or entry.live is None else self.snapshot(name)
 
     def live(self, name: str) -> LiveIndex[Snapshot]:
         """Return the index with the current mutations of its log; raises as `snapshot`."""

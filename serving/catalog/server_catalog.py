@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from functools import cached_property
+from threading import Lock
+from typing import Any
 
-from scannery.indexer import LeaseHolder, Manifest
+from scannery.indexer import IndexerError, LeaseHolder, Manifest, Store, latest_version, read_manifest
 from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.catalog.entry import CatalogEntry
 from scannery.serving.snapshot.snapshot import Snapshot
 
 __all__ = ["ServerCatalog"]
 
+LOOK_WAIT_S = 0.25
+"""Most seconds that a request waits for its turn to look into the store for an index that is not known here."""
+
 
 class ServerCatalog(BaseCatalog):
     """Indexes as of the last `refresh`, which a `Watcher` calls. Safe to use from several threads."""
 
     finishes_maintenance = False
+
+    def __init__(self, store: Store, **options: Any) -> None:
+        """Prepare; arguments are those of `BaseCatalog`."""
+        super().__init__(store, **options)
+        self._looks = Lock()
+        """Held by the one request that looks for an unknown index: requests for such must not load the store."""
 
     @cached_property
     def _leases(self) -> LeaseHolder:
@@ -26,9 +38,9 @@ class ServerCatalog(BaseCatalog):
         """Return the manifest of the open version; raises as `snapshot`."""
         return self.snapshot(name).manifest
 
-    def open_snapshot(self, name: str) -> Snapshot:
-        """Return the current snapshot of an index; raises as `snapshot`."""
-        return self.snapshot(name)
+    def open_snapshot(self, name: str) -> Snapshot | None:
+        """Return the current snapshot of an index, None if it is not known here; raises as `snapshot`."""
+        return self.snapshot(name) if name in self._entries else None
 
     def written(self) -> None:
         """Do nothing: the watcher starts maintenance."""
@@ -60,7 +72,22 @@ class ServerCatalog(BaseCatalog):
         return [name for name, entry in list(self._entries.items()) if entry.snapshot]
 
     def _find(self, name: str) -> CatalogEntry | None:
-        return self._entries.get(name)
+        entry = self._entries.get(name)
+        if entry is None and self.serves(name) and self._looks.acquire(timeout=LOOK_WAIT_S):
+            # Another worker may have created it: whoever was told so may write to it at once.
+            try:
+                self._open_if_empty(name)
+            finally:
+                self._looks.release()
+            entry = self._entries.get(name)
+        return entry
+
+    def _open_if_empty(self, name: str) -> None:
+        """Open an index that was just created; what takes longer to open is left to `refresh`."""
+        with suppress(IndexerError):
+            version = latest_version(self._store, name)
+            if version == 1 and not read_manifest(self._store, name, version).segments:
+                self.open_created(name)
 
     def _refresh_index(self, name: str) -> None:
         entry = self._refresh_entry(name, known=True)

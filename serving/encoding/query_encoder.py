@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from scannery.indexer import ChunkSpec, Manifest
+from scannery.indexer import ChunkSpec, EncoderSpec, Manifest
 from scannery.runtime.bounded_cache import BoundedCache
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import EncoderUnavailableError, InvalidRequestError
@@ -31,7 +31,7 @@ from scannery.serving.telemetry.metrics import ServerMetrics
 from scannery.serving.telemetry.tracing import span
 
 if TYPE_CHECKING:
-    from scannery.embed import Chunker, Encoder
+    from scannery.embed import Chunker, Encoder, Fingerprint
     from scannery.serving.encoding.remote_encoder import EncoderProcess
 
 __all__ = ["EncoderPool", "Observer", "QueryEncoder", "TextEncoder", "load_encoder"]
@@ -269,6 +269,29 @@ class EncoderPool:
             if key not in self._encoders:
                 self._encoders[key] = self._loaded(key, manifest, field)
             return self._encoders[key]
+
+    def fingerprint_of(self, spec: EncoderSpec, *, field: str) -> Fingerprint:
+        """Return the fingerprint of an encoder that no index has yet, from its files or by loading it.
+
+        Raises:
+            EncoderUnavailableError: it cannot be loaded, or texts are encoded in another process.
+
+        """
+        if self._remote is not None:
+            raise EncoderUnavailableError(
+                f"{field}: this server encodes texts in an encoder process; name the encoder of a served index, with "
+                "the same options",
+                field=field,
+            )
+        from scannery.embed import EmbedError, Encoder
+
+        model = placed_model(spec.model, self._folder)
+        options = spec.model_dump(include={"dimensions", "query_prompt", "document_prompt", "max_tokens"})
+        try:
+            known = Encoder.known_fingerprint(model, **options)
+            return known or Encoder.load(model, device=self._device, **options).fingerprint
+        except (EmbedError, OSError) as error:
+            raise EncoderUnavailableError(f"{field}: {error}", field=field) from error
 
     def close(self) -> None:
         """Close the connection to the encoder process."""

@@ -63,7 +63,7 @@ class Server(BaseServer):
             preloaded=preloaded.indexes.get,
             log=Path(config.log) if config.log else None,
         )
-        service = Service(self._catalog, at_once=None if context.core is None else 1)
+        service = Service(self._catalog, models=config.models, at_once=None if context.core is None else 1)
         super().__init__(
             config,
             service,

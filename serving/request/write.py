@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from scannery.embed.text.transcripts import spoken_text
-from scannery.indexer import SPAN, Manifest, SizeLimits, validate
+from scannery.indexer import SPAN, Manifest, Rejected, SizeLimits, validate
 from scannery.live.write_request import Condition, Conditional, Deletion, PartialUpdate, Upserts
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving import limits
@@ -140,7 +140,7 @@ class _Batch:
             front = f"{_path(numbers[rejected.row])}.datapoint."
             self._errors.setdefault(
                 numbers[rejected.row],
-                InvalidRequestError(front + error.message, field=f"{front}{error.field}"),
+                InvalidRequestError(front + _all_of(rejected), field=f"{front}{error.field}"),
             )
         return valid.table
 
@@ -176,6 +176,11 @@ class _Batch:
 
     def _note(self, number: int, field: str, what: str) -> None:
         self._errors.setdefault(number, InvalidRequestError.at(f"{_path(number)}.{field}", what))
+
+
+def _all_of(rejected: Rejected) -> str:
+    """Return everything that is wrong with a datapoint."""
+    return "; ".join(error.message for error in (rejected.error, *rejected.others))
 
 
 def _path(number: int) -> str:

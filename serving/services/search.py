@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import numpy as np
@@ -36,6 +36,7 @@ from scannery.serving.request.query import (
 )
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
+from scannery.serving.services.creation import Creation
 from scannery.serving.services.embedding import Embedding, index_encoders
 from scannery.serving.services.index import Indexes
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
@@ -57,11 +58,14 @@ _RESULTS = search_pb2.SearchManyResponse.RESULTS_FIELD_NUMBER
 class Service(MethodRegistry):
     """Every RPC method, over one catalog. Safe to use from several threads."""
 
-    def __init__(self, catalog: BaseCatalog, *, at_once: int | None = None) -> None:
+    def __init__(
+        self, catalog: BaseCatalog, *, models: Collection[str] | None = (), at_once: int | None = None
+    ) -> None:
         """Register the handlers.
 
         Args:
             catalog: the indexes; closed by `close`.
+            models: that requests may name for new indexes, besides those of served indexes; None: any.
             at_once: limit of concurrent batches of coalesced searches; None: the number of cores.
 
         """
@@ -81,6 +85,7 @@ class Service(MethodRegistry):
             UPSERT: UnaryMethod(index_pb2.UpsertRequest, writes.upsert, "write"),
             f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, writes.delete, "write"),
             **Indexes(catalog).methods,
+            **Creation(catalog, models).methods,
             **Embedding(partial(index_encoders, catalog)).methods,
         }
         super().__init__(unary, streams={SEARCH_STREAM: "read", UPSERT_STREAM: "write"})

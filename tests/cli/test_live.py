@@ -63,8 +63,8 @@ def test_what_is_wrong_is_said_with_what_was_written(
     monkeypatch.setattr("sys.stdin", io.StringIO(lines(wrong)))
     status, _, err = run(capsys, "upsert", "-", *where, "--batch", "2")
     assert status == 2
-    assert "2 datapoints were written; these are 3 to 3" in err
-    assert "upserts[0].datapoint.vector: must have 16 dimensions, got 1" in err
+    assert "2 datapoints were written\n" in err
+    assert "error: standard input, line 3: vector: must have 16 dimensions, got 1" in err
     file = tmp_path / "broken.jsonl"
     file.write_text('{"id": "a"\n')
     status, _, err = run(capsys, "upsert", str(file), *where)

@@ -19,6 +19,7 @@ RNG = np.random.default_rng(0)
 VECTOR = RNG.normal(size=DIMENSIONS).astype(np.float32)
 VECTORS = RNG.normal(size=(5, DIMENSIONS))
 NUMBER: Any = 3
+FLOAT: Any = 3.0
 LIST: Any = [1]
 FRACTION: Any = {1: 1.0, 2.5: 1.0}
 NAN = np.where(np.arange(DIMENSIONS) == 3, np.nan, VECTOR)
@@ -159,7 +160,8 @@ FAILED = scannery.FailedPreconditionError
         (lambda i: i.search("\ud800"), INVALID, "query", "not valid Unicode"),
         (lambda i: i.search("words"), scannery.FailedPreconditionError, "query", "has no encoder"),
         (lambda i: i.search(Like("")), INVALID, "query", "must be 1 to 512 bytes"),
-        (lambda i: i.search(Like(NUMBER)), INVALID, "query", "must be a string"),
+        (lambda i: i.search(Like(FLOAT)), INVALID, "query", "must be a string or an integer"),
+        (lambda i: i.search(Like(NUMBER)), scannery.NotFoundError, "query", "no datapoint '3'"),
         (lambda i: i.search(Like("nobody")), scannery.NotFoundError, "query", "no datapoint 'nobody'"),
         (lambda i: i.search(VECTOR, where={"yaer": 1}), INVALID, "where.yaer", "did you mean year?"),
         (lambda i: i.search(VECTOR, where={"year": "x"}), INVALID, "where.year", "64-bit integer"),
@@ -225,7 +227,7 @@ FAILED = scannery.FailedPreconditionError
         (lambda i: i.get([]), INVALID, "ids", "must have 1 to 1000 items"),
         (lambda i: i.get(["x"] * 1001), INVALID, "ids", "must have 1 to 1000 items"),
         (lambda i: i.get("d1"), INVALID, "ids", "must be a list of strings"),
-        (lambda i: i.get([1]), INVALID, "ids", "must be a list of strings"),
+        (lambda i: i.get([True]), INVALID, "ids[0]", "must be a string or an integer"),
         (lambda i: i.get(["d1", "x" * 600]), INVALID, "ids[1]", "1 to 512 bytes"),
         (lambda i: i.get(["d1"], fields=["x"]), INVALID, "fields", "no such field"),
     ],

@@ -19,7 +19,7 @@ from google.protobuf import field_mask_pb2
 
 import scannery
 from scannery import serving
-from scannery.client import Index, NewDatapoint
+from scannery.client import Index, NewDatapoint, Written
 from scannery.indexer import AlreadyExistsError, Analyser, Store, parse_spec
 from scannery.live.log.forget import forget_log
 from scannery.live.log.sqlite_log import SqliteLog
@@ -283,9 +283,13 @@ def test_writes_that_wait_for_the_disk_leave_queries_their_permits(store: Path) 
         index = client.index("live")
         index.upsert([{"id": "a", "vector": VECTOR}])
         other = SqliteLog(store / "live" / "log")
+
+        def write(i: int) -> Written:
+            return index.upsert([{"id": f"b{i}", "vector": VECTOR}])
+
         with ThreadPoolExecutor(3) as pool:
             with other.transaction(after=0):
-                writes = [pool.submit(index.upsert, [{"id": f"b{i}", "vector": VECTOR}]) for i in range(3)]
+                writes = [pool.submit(write, i) for i in range(3)]
                 for _ in range(5):
                     assert index.search(VECTOR, 1, timeout_s=20)[0].id == "a"
                 assert not any(write.done() for write in writes)

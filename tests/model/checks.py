@@ -269,7 +269,8 @@ class Checker:
         mode, own = options["mode"], ""
         dense_query, words = query, query
         if isinstance(query, scannery.Like):
-            own, dense_query = query.id, oracle.rows[query.id].vector
+            own = str(query.id)
+            dense_query = oracle.rows[own].vector
         if isinstance(query, scannery.Sparse):
             dense_query = query.query
 

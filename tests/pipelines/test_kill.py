@@ -24,16 +24,21 @@ import json, sys
 from scannery.pipelines import build
 from scannery.pipelines.state import work_units as units
 units.MIN_UNIT_BYTES = units.MIN_VECTOR_UNIT_BYTES = int(sys.argv[4])
-build(json.loads(sys.argv[1]), [sys.argv[2]], sys.argv[3])
+build(json.loads(sys.argv[1]), [sys.argv[2]], sys.argv[3], runner=sys.argv[5] or None)
 """
 DEADLINE_S = 150
 
 
 def killed_when(
-    spec: Mapping[str, Any], path: str, store: Store, unit_bytes: int, moment: Callable[[], bool]
+    spec: Mapping[str, Any],
+    path: str,
+    store: Store,
+    unit_bytes: int,
+    moment: Callable[[], bool],
+    runner: str = "",
 ) -> bool:
     """Run a build in a process of its own and kill it at a moment; False if it was done before."""
-    arguments = [json.dumps(spec), path, store.uri, str(unit_bytes)]
+    arguments = [json.dumps(spec), path, store.uri, str(unit_bytes), runner]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT, *arguments], env=environment, stderr=subprocess.DEVNULL
@@ -61,7 +66,11 @@ def test_a_build_from_vectors_survives_kills_at_every_stage(store, write, tmp_pa
         lambda: files(store, "vectors/stage/segments", ".json") >= 2,
         lambda: files(store, "vectors/versions") >= 1,
     ]
-    killed = [killed_when(spec, path, store, 1 << 16, moment) for moment in moments]
+    # What the loop in the process left, Beam goes on with, and the other way round.
+    killed = [
+        killed_when(spec, path, store, 1 << 16, moment, runner)
+        for moment, runner in zip(moments, ["", "local"] * 3, strict=True)
+    ]
     print(killed)
     assert sum(killed) >= 3, killed
     report = run(store, path, spec=spec)
@@ -100,20 +109,25 @@ def test_a_build_from_texts_goes_on_where_it_was_killed(store, write, tmp_path):
         np.testing.assert_allclose(vector, theirs[identifier], atol=1e-5)
 
 
-def test_interrupting_a_build_is_an_interrupt(store, write):
+@pytest.mark.parametrize("runner", ["", "local"])
+def test_interrupting_a_build_is_an_interrupt(runner, store, write):
     script = (
         "import sys\n"
         "from scannery.pipelines import build\n"
         "from scannery.pipelines.stages import embed as embed_stage\n"
         "def interrupted(*_, **__): raise KeyboardInterrupt\n"
         "embed_stage.write_embeddings = interrupted\n"
-        "try: build({'index': 'v', 'source': {'vector': 'vector'}}, [sys.argv[1]], sys.argv[2])\n"
+        "try: build({'index': 'v', 'source': {'vector': 'vector'}}, [sys.argv[1]], sys.argv[2], "
+        "runner=sys.argv[3] or None)\n"
         "except KeyboardInterrupt: sys.exit(130)\n"
     )
     path = write("a.jsonl", vector_records(0, 10))
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        [sys.executable, "-c", script, path, store.uri], env=environment, check=False, timeout=DEADLINE_S
+        [sys.executable, "-c", script, path, store.uri, runner],
+        env=environment,
+        check=False,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 130
     assert list_versions(store, "vectors") == []
@@ -122,7 +136,7 @@ def test_interrupting_a_build_is_an_interrupt(store, write):
 def test_two_equal_builds_at_once_make_one_version(store, write):
     spec = VECTORS | {"scann": {"exact_below_rows": 1000}}  # ScaNN never trains the same twice
     path = write("a.jsonl", vector_records(0, 1100))
-    arguments = [json.dumps(spec), path, store.uri, str(1 << 24)]
+    arguments = [json.dumps(spec), path, store.uri, str(1 << 24), ""]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", SCRIPT, *arguments]
     twins = [subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) for _ in range(2)]

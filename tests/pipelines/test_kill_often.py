@@ -35,7 +35,7 @@ import json, os, sys
 from scannery.pipelines import building, compacting
 from scannery.pipelines.execution import runners
 from scannery.pipelines.state import work_units as units
-import scannery.pipelines.execution.chain
+import scannery.pipelines.execution.beam_pipeline
 units.MIN_UNIT_BYTES = units.MIN_VECTOR_UNIT_BYTES = 1 << 15
 for line in sys.stdin:
     task = json.loads(line)
@@ -43,9 +43,10 @@ for line in sys.stdin:
     if pid == 0:
         try:
             if task["kind"] == "compact":
-                compacting.compact("vectors", task["store"])
+                compacting.compact("vectors", task["store"], runner=task["runner"])
             else:
-                building.build(task["spec"], [task["input"]], task["store"], deletes=task["deletes"])
+                options = {"deletes": task["deletes"], "runner": task["runner"]}
+                building.build(task["spec"], [task["input"]], task["store"], **options)
             os._exit(0)
         except BaseException as error:
             print(error, file=sys.stderr)
@@ -104,11 +105,12 @@ def task_of(kind: str, folder: Path, write: Any) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(60 + 60 * KILLS)
+@pytest.mark.parametrize("runner", [None, "local"])
 @pytest.mark.parametrize("kind", ["build", "update", "compact"])
-def test_killed_at_random_moments(kind, forker, tmp_path, write):
+def test_killed_at_random_moments(kind, runner, forker, tmp_path, write):
     random_moments = random.Random(f"{SEED} {kind}")
     print(f"SCANNERY_SEED={SEED}")
-    task = task_of(kind, tmp_path / "start", write)
+    task = task_of(kind, tmp_path / "start", write) | {"runner": runner}
     shutil.copytree(tmp_path / "start", tmp_path / "undisturbed")
     status, whole_s = forker.run(task | {"store": str(tmp_path / "undisturbed")})
     assert status == 0

@@ -375,6 +375,62 @@ class GetIndexResponse(_message.Message):
 Global___GetIndexResponse: _TypeAlias = GetIndexResponse  # noqa: Y015
 
 @_typing.final
+class CreateIndexRequest(_message.Message):
+    """The index to create."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPEC_JSON_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    spec_json: _builtins.str
+    """The spec as JSON, with the keys of SPEC.yaml; at most 1 MiB. Its models must be those of an index that is served, or
+    of the server's options: a request never chooses what a server loads.
+    """
+    dimensions: _builtins.int
+    """Number of components of a vector, 1 to 16384. Required without an encoder; with one, 0 or that of the encoder."""
+    request_id: _builtins.str
+    """Makes a retry harmless: an index that was created by a request with the same id is returned. At most 64 bytes."""
+    def __init__(
+        self,
+        *,
+        spec_json: _builtins.str = ...,
+        dimensions: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "request_id", b"request_id", "spec_json", b"spec_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateIndexRequest: _TypeAlias = CreateIndexRequest  # noqa: Y015
+
+@_typing.final
+class CreateIndexResponse(_message.Message):
+    """The index is durable and takes writes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def index(self) -> Global___IndexInfo:
+        """The index as created."""
+
+    def __init__(
+        self,
+        *,
+        index: Global___IndexInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["index", b"index"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateIndexResponse: _TypeAlias = CreateIndexResponse  # noqa: Y015
+
+@_typing.final
 class IndexInfo(_message.Message):
     """Description of an index as served."""
 

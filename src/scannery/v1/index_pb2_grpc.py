@@ -60,6 +60,11 @@ class IndexServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_index__pb2.GetIndexRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_index__pb2.GetIndexResponse.FromString,
                 _registered_method=True)
+        self.CreateIndex = channel.unary_unary(
+                '/scannery.v1.IndexService/CreateIndex',
+                request_serializer=scannery_dot_v1_dot_index__pb2.CreateIndexRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.CreateIndexResponse.FromString,
+                _registered_method=True)
 
 
 class IndexServiceServicer(object):
@@ -101,6 +106,13 @@ class IndexServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateIndex(self, request, context):
+        """Creates an empty index, which takes writes at once. ALREADY_EXISTS if there is one of this name. Needs `admin`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IndexServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -128,6 +140,11 @@ def add_IndexServiceServicer_to_server(servicer, server):
                     servicer.GetIndex,
                     request_deserializer=scannery_dot_v1_dot_index__pb2.GetIndexRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_index__pb2.GetIndexResponse.SerializeToString,
+            ),
+            'CreateIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateIndex,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.CreateIndexRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.CreateIndexResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -266,6 +283,33 @@ class IndexService(object):
             '/scannery.v1.IndexService/GetIndex',
             scannery_dot_v1_dot_index__pb2.GetIndexRequest.SerializeToString,
             scannery_dot_v1_dot_index__pb2.GetIndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/CreateIndex',
+            scannery_dot_v1_dot_index__pb2.CreateIndexRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.CreateIndexResponse.FromString,
             options,
             channel_credentials,
             insecure,

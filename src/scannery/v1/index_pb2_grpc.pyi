@@ -43,6 +43,8 @@ class IndexServiceStub:
     """Returns the indexes that this server serves, by name."""
     GetIndex: _grpc.UnaryUnaryMultiCallable[_index_pb2.GetIndexRequest, _index_pb2.GetIndexResponse]
     """Returns one index with its statistics."""
+    CreateIndex: _grpc.UnaryUnaryMultiCallable[_index_pb2.CreateIndexRequest, _index_pb2.CreateIndexResponse]
+    """Creates an empty index, which takes writes at once. ALREADY_EXISTS if there is one of this name. Needs `admin`."""
 
 @_typing.type_check_only
 class IndexServiceAsyncStub(IndexServiceStub):
@@ -59,6 +61,8 @@ class IndexServiceAsyncStub(IndexServiceStub):
     """Returns the indexes that this server serves, by name."""
     GetIndex: _aio.UnaryUnaryMultiCallable[_index_pb2.GetIndexRequest, _index_pb2.GetIndexResponse]  # type: ignore[assignment]
     """Returns one index with its statistics."""
+    CreateIndex: _aio.UnaryUnaryMultiCallable[_index_pb2.CreateIndexRequest, _index_pb2.CreateIndexResponse]  # type: ignore[assignment]
+    """Creates an empty index, which takes writes at once. ALREADY_EXISTS if there is one of this name. Needs `admin`."""
 
 class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
     """Statuses are those of SearchService, and FAILED_PRECONDITION for a write condition that does not hold."""
@@ -102,5 +106,13 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_index_pb2.GetIndexResponse, _abc.Awaitable[_index_pb2.GetIndexResponse]]:
         """Returns one index with its statistics."""
+
+    @_abc_1.abstractmethod
+    def CreateIndex(
+        self,
+        request: _index_pb2.CreateIndexRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.CreateIndexResponse, _abc.Awaitable[_index_pb2.CreateIndexResponse]]:
+        """Creates an empty index, which takes writes at once. ALREADY_EXISTS if there is one of this name. Needs `admin`."""
 
 def add_IndexServiceServicer_to_server(servicer: IndexServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

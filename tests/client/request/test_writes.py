@@ -65,7 +65,7 @@ async def test_asynchronous(store: Path) -> None:
         ({"id": "a"}, "upserts"),
         (["a"], "upserts[0]"),
         ([{"id": "a", "vektor": VECTOR}], "upserts[0]"),
-        ([{"id": 3}], "upserts[0].datapoint.id"),
+        ([{"id": True}], "upserts[0].datapoint.id"),
         ([{"id": "a", "vector": [[1.0]]}], "upserts[0].datapoint.vector"),
         ([{"id": "a", "attributes": {"tags": [1]}}], "upserts[0].datapoint.attributes.tags"),
         ([{"id": "a", "payload": {1, 2}}], "upserts[0].datapoint.payload_json"),
@@ -77,6 +77,14 @@ def test_what_cannot_be_sent_is_named(store: Path, points: Any, field: str) -> N
     with scannery.connect(store) as client, pytest.raises(scannery.InvalidArgumentError) as caught:
         client.index("library").upsert(points)
     assert caught.value.field == field
+
+
+def test_all_that_is_wrong_with_a_datapoint_is_told_at_once(store: Path) -> None:
+    wrong: Any = {"id": "a", "vector": [1.0], "attributes": {"year": "soon", "live": "perhaps"}}
+    with scannery.connect(store) as client, pytest.raises(scannery.InvalidArgumentError) as caught:
+        client.index("library").upsert([wrong])
+    for part in ("upserts[0].datapoint.vector: ", "attributes.year: ", "attributes.live: "):
+        assert part in caught.value.message
 
 
 def test_a_stream_acknowledges_each_batch_and_ends_at_the_first_error(store: Path) -> None:

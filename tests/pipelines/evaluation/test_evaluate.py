@@ -85,6 +85,7 @@ def test_judgements_that_fit_no_query_are_an_error() -> None:
         "query-id\tcorpus-id\tscore\n1\ta b\t2\n1\tc\t0\n",
         "1\t0\ta b\t2\n1\t0\tc\t0\n",
         "\ufeff1\ta b\t2\r\n\r\n1\tc\t0\r\n",
+        '{"query-id": "1", "corpus-id": "a b", "score": 2}\n{"query_id": 1, "document_id": "c", "relevance": 0.0}\n',
     ],
 )
 def test_judgements_come_as_beir_and_trec_have_them(tmp_path: Path, text: str) -> None:
@@ -103,8 +104,13 @@ def test_trec_judgements_may_have_blanks(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("q1 d1\n", "line 1: must have 3 or 4 columns, got 2"),
-        ("q1 0 d1 1\nq1 0 d2 high\n", "line 2: the score must be an integer, got 'high'"),
+        ("q1 0 d1 1\n\nq1 0 d2 high\n", "line 3: the score must be an integer, got 'high'"),
+        ("q1 d1 high\n", "line 1: the score must be an integer, got 'high'"),
+        ("q1 d1 1.5\n", "line 1: the score must be an integer, got '1.5'"),
+        ('{"query-id": "q1", "score": 1}\n', "line 1: needs one of corpus-id, corpus_id"),
+        ("{\n", "line 1: is not JSON"),
         ("", "has no judgements"),
+        ("query-id\tcorpus-id\tscore\n", "has no judgements"),
     ],
 )
 def test_wrong_judgements_are_clear_errors(tmp_path: Path, text: str, message: str) -> None:
@@ -118,14 +124,48 @@ def test_wrong_judgements_are_clear_errors(tmp_path: Path, text: str, message: s
 def test_queries_are_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "queries.jsonl"
     path.write_text('{"_id": "a", "text": "x\\u2028y", "metadata": {}}\n\n{"id": 7, "text": "z"}\n')
-    assert read_queries(path) == {"a": "x\u2028y", "7": "z"}
+    found = read_queries(path)
+    assert {name: query.text for name, query in found.items()} == {"a": "x\u2028y", "7": "z"}
+
+
+def test_queries_may_have_vectors(tmp_path: Path) -> None:
+    path = tmp_path / "queries.jsonl"
+    path.write_text('{"_id": "a", "vector": [1, 2]}\n{"_id": "b", "text": "z", "vector": [3, 4]}\n')
+    one, both = read_queries(path).values()
+    assert (one.text, str(one), np.asarray(one.vector).tolist()) == (None, "(a vector)", [1, 2])
+    assert (both.text, np.asarray(both.vector).tolist()) == ("z", [3, 4])
+
+
+def test_queries_without_ids_have_those_of_a_file_of_texts(tmp_path: Path) -> None:
+    records, lines = tmp_path / "queries.jsonl", tmp_path / "queries.txt"
+    records.write_text('{"text": "chess"}\n{"query": "bread"}\n{"text": "chess"}\n')
+    lines.write_text("bread\nchess\n")
+    assert sorted(read_queries(records)) == sorted(read_queries(lines))
+
+
+def test_queries_in_columns_and_lines(tmp_path: Path) -> None:
+    table, lines = tmp_path / "queries.tsv", tmp_path / "queries.txt"
+    table.write_text("a\tmolten rock\nb\tchess\n")
+    assert {name: query.text for name, query in read_queries(table).items()} == {
+        "a": "molten rock",
+        "b": "chess",
+    }
+    lines.write_text("chess\n\nmolten rock\n chess \n")
+    names = {query.text: name for name, query in read_queries(lines).items()}
+    lines.write_text("first\nmolten rock\nchess\n")
+    moved = {query.text: name for name, query in read_queries(lines).items()}
+    assert names == {text: moved[text] for text in ("chess", "molten rock")}
+    table.write_text("a\tb\tc\n")
+    with pytest.raises(CollectionError, match="line 1: must have an id and a text"):
+        read_queries(table)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('{"_id": "a"}', "line 1: needs `text`"),
-        ('{"text": "a"}', "line 1: needs `_id`"),
+        ('{"vector": [1]}', "line 1: needs `_id`"),
+        ('{"_id": true, "text": "a"}', "line 1: `_id` must be a string, got True"),
         ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', "line 2: the id 'a' occurs twice"),
         ("{", "line 1: is not JSON"),
         ("[]", "must be a JSON object, got list"),

@@ -1,0 +1,281 @@
+"""Output of `scannery evaluate`: as JSON, or as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from scannery.cli.output import console
+
+if TYPE_CHECKING:
+    from scannery.pipelines.evaluation.collection_check import CollectionCheck
+    from scannery.pipelines.evaluation.derived_queries import Source
+    from scannery.pipelines.evaluation.evaluate import Comparison, Evaluation
+    from scannery.pipelines.evaluation.judgements import Query
+    from scannery.pipelines.evaluation.significance import Interval
+    from scannery.pipelines.evaluation.sweeps import Configuration
+
+__all__ = ["EvaluationReport", "evaluation_json", "print_evaluation"]
+
+MAX_WIDTH = 1000
+"""Characters: more than any table needs."""
+
+ALL_PAIRS = 3
+"""Up to so many configurations, each is compared with each; more are compared with one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationReport:
+    """What was measured."""
+
+    index: str
+    configurations: Sequence[Configuration]
+    results: Sequence[Evaluation]
+    """One for each configuration."""
+    queries: Mapping[str, Query]
+    """All of the file, also those that are left out."""
+    derived: Source | None
+    """What the queries are taken from, if they are derived from the index."""
+    check: CollectionCheck
+    snapshots: Sequence[tuple[str, int, int]]
+    """Each index, version and sequence that answered."""
+    baseline: str | None
+    """Name of the configuration that others are compared with; None: the best one."""
+    differences: int
+    """Queries to show for each pair."""
+
+    @property
+    def main_measure(self) -> str:
+        """The first measure: it orders the configurations."""
+        return next(iter(self.results[0].values))
+
+    @property
+    def left_out(self) -> int:
+        """Number of queries without a relevant document."""
+        return len(self.queries) - len(self.results[0].query_ids)
+
+    @property
+    def best(self) -> Evaluation:
+        """The configuration with the highest mean of the main measure; the first one of equals."""
+        return max(self.results, key=lambda result: result.means[self.main_measure].mean)
+
+    def pairs(self) -> list[tuple[Evaluation, Evaluation]]:
+        """Return the pairs to compare: all of up to ALL_PAIRS, else the baseline or the best with each other one."""
+        results = list(self.results)
+        if self.baseline is None and len(results) <= ALL_PAIRS:
+            return [(one, other) for number, one in enumerate(results) for other in results[number + 1 :]]
+        names = [result.name for result in results]
+        first = self.best if self.baseline is None else results[names.index(self.baseline)]
+        return [(first, other) for other in results if other is not first]
+
+    def swept_options(self) -> list[str]:
+        """Return the options that differ between configurations, and the mode."""
+        from scannery.pipelines.evaluation.sweeps import SWEPT
+
+        names = [name for name in SWEPT if any(name in one.options for one in self.configurations)]
+        values = {name: {one.options.get(name) for one in self.configurations} for name in names}
+        return [name for name in names if name == "mode" or len(values[name]) > 1]
+
+    def warnings(self) -> Iterator[str]:
+        """Yield a sentence for each thing that makes the figures less than they seem."""
+        yield from self.check.warnings()
+        for result in self.results:
+            if result.empty:
+                yield f"{result.name}: {result.empty:,} queries have no hit"
+        if len(self.snapshots) > len({name for name, _, _ in self.snapshots}):
+            yield "the index changed during the evaluation: configurations may have searched different contents"
+        if self.derived is not None:
+            yield (
+                f"queries are {self.derived}s of the index, which lexical search finds by their words: they are easier "
+                "than people's queries, and do not show which mode is better; `scannery judge` makes judgements that do"
+            )
+        if len(self.results) > ALL_PAIRS:
+            yield (
+                f"the best of {len(self.results)} configurations looks better than it is: confirm it with other queries"
+            )
+
+
+def evaluation_json(report: EvaluationReport) -> dict[str, Any]:
+    """Return the report as JSON values; docs/evaluate.md describes them."""
+    return {
+        "index": report.index,
+        "queries": len(report.results[0].query_ids),
+        "left_out": report.left_out,
+        "derived": report.derived,
+        "snapshots": [
+            {"index": name, "version": version, "sequence": sequence}
+            for name, version, sequence in report.snapshots
+        ],
+        "collection": asdict(report.check),
+        "warnings": list(report.warnings()),
+        "main_measure": report.main_measure,
+        "best": report.best.name,
+        "modes": {
+            result.name: _result_json(result, configuration)
+            for result, configuration in zip(report.results, report.configurations, strict=True)
+        },
+        "comparisons": [_comparison_json(one, other) for one, other in report.pairs()],
+        "differences": [_difference_json(report, one, other) for one, other in report.pairs()],
+    }
+
+
+def _result_json(result: Evaluation, configuration: Configuration) -> dict[str, Any]:
+    return {
+        "options": dict(configuration.options),
+        "metrics": {measure: asdict(interval) for measure, interval in result.means.items()},
+        "empty": result.empty,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def _comparison_json(one: Evaluation, other: Evaluation) -> dict[str, Any]:
+    from scannery.pipelines.evaluation.evaluate import compare
+
+    metrics = {
+        found.measure: {
+            **asdict(found.difference),
+            "better": found.better,
+            "worse": found.worse,
+            "equal": found.equal,
+        }
+        for found in compare(one, other)
+    }
+    return {"modes": [one.name, other.name], "metrics": metrics}
+
+
+def _difference_json(report: EvaluationReport, one: Evaluation, other: Evaluation) -> dict[str, Any]:
+    from scannery.pipelines.evaluation.evaluate import largest_differences
+
+    items = largest_differences(one, other, report.differences, measure=report.main_measure)
+    queries = [
+        {
+            "id": item.query_id,
+            "text": str(report.queries[item.query_id]),
+            one.name: item.one,
+            other.name: item.other,
+        }
+        for item in items
+    ]
+    return {"modes": [one.name, other.name], "queries": queries}
+
+
+def print_evaluation(report: EvaluationReport) -> None:
+    """Print the measures, the comparisons, the queries with the largest differences, and warnings."""
+    out = console()
+    pairs = report.pairs()
+    by_pairs = len(report.results) <= ALL_PAIRS and report.baseline is None
+    _print_means(out, report, differences=not by_pairs)
+    if report.left_out:
+        out.print(f"Left out, without a relevant document: {report.left_out:,}")
+    # Derived queries do not tell which mode is better, so a verdict would mislead.
+    if pairs and by_pairs and report.derived is None:
+        out.print()
+        out.print(_comparisons(report))
+    for one, other in pairs[:ALL_PAIRS]:
+        _print_differences(out, report, one, other)
+    warnings = list(report.warnings())
+    if warnings:
+        out.print()
+    for warning in warnings:
+        out.print(f"warning: {warning}", markup=False, soft_wrap=True)
+
+
+def _print_means(out: Console, report: EvaluationReport, *, differences: bool) -> None:
+    """Print the table of configurations; in a narrow terminal without the last measures."""
+    measures = list(report.results[0].values)
+    shown = len(measures)
+    table = _means(report, measures, differences=differences)
+    unbounded = out.options.update(width=MAX_WIDTH)
+    while shown > 1 and out.measure(table, options=unbounded).maximum > out.width:
+        shown -= 1
+        table = _means(report, measures[:shown], differences=differences)
+    out.print(table)
+    if shown < len(measures):
+        out.print(f"A wider terminal and --json also have {', '.join(measures[shown:])}", soft_wrap=True)
+
+
+def _means(report: EvaluationReport, measures: Sequence[str], *, differences: bool) -> Table:
+    """Return the table of configurations, with the difference from one of them or with intervals."""
+    what = {None: "queries", "title": "titles as queries", "sentence": "sentences as queries"}[report.derived]
+    note = "; ?: may be chance" if differences else ""
+    title = f"{len(report.results[0].query_ids):,} {what}; 95 % intervals{note}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    options = report.swept_options()
+    for option in options:
+        table.add_column(option, no_wrap=True)
+    for measure in measures:
+        table.add_column(measure, justify="right", no_wrap=True)
+    first = report.pairs()[0][0] if differences else None
+    if first is not None:
+        other = "best" if report.baseline is None else "baseline"
+        table.add_column(f"{report.main_measure} − {other}", justify="right", no_wrap=True)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    for configuration, result in zip(report.configurations, report.results, strict=True):
+        cells = [_option_text(configuration.options.get(option)) for option in options]
+        cells += [_mean_text(result.means[measure], alone=first is not None) for measure in measures]
+        if first is not None:
+            cells.append("" if result is first else _difference_from(first, result, report.main_measure))
+        table.add_row(*cells, f"{result.seconds:.1f}")
+    return table
+
+
+def _option_text(value: Any) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _mean_text(interval: Interval, *, alone: bool) -> str:
+    half = (interval.high - interval.low) / 2
+    return f"{interval.mean:.4f}" if alone else f"{interval.mean:.4f} ±{half:.3f}"
+
+
+def _difference_from(first: Evaluation, result: Evaluation, measure: str) -> str:
+    from scannery.pipelines.evaluation.significance import paired_bootstrap
+
+    found = paired_bootstrap(result.values[measure], first.values[measure])
+    mark = "" if found.excludes_zero else " ?"
+    return f"{found.mean:+.4f} ({found.low:+.3f} to {found.high:+.3f}){mark}"
+
+
+def _comparisons(report: EvaluationReport) -> Table:
+    from scannery.pipelines.evaluation.evaluate import compare
+
+    table = Table(title="Differences, query by query", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("first")
+    table.add_column("second")
+    for name in (f"{report.main_measure}, first − second", "better", "worse", "equal"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for one, other in report.pairs():
+        found = next(item for item in compare(one, other) if item.measure == report.main_measure)
+        counts = (f"{found.better:,}", f"{found.worse:,}", f"{found.equal:,}")
+        table.add_row(one.name, other.name, _difference_text(found), *counts, _verdict(found, one, other))
+    return table
+
+
+def _difference_text(found: Comparison) -> str:
+    interval = found.difference
+    return f"{interval.mean:+.4f} ({interval.low:+.3f} to {interval.high:+.3f})"
+
+
+def _verdict(found: Comparison, one: Evaluation, other: Evaluation) -> str:
+    if not found.difference.excludes_zero:
+        return "chance?"
+    return f"{(one if found.difference.mean > 0 else other).name} is better"
+
+
+def _print_differences(out: Console, report: EvaluationReport, one: Evaluation, other: Evaluation) -> None:
+    from scannery.pipelines.evaluation.evaluate import largest_differences
+
+    items = largest_differences(one, other, report.differences, measure=report.main_measure)
+    if items:
+        out.print(f"\nMost different {report.main_measure}, {one.name} against {other.name}:", markup=False)
+    for item in items:
+        text = "".join(char if char.isprintable() else " " for char in str(report.queries[item.query_id]))
+        out.print(
+            f"  {item.one:.3f}  {item.other:.3f}  {item.query_id}: {text:.100}", markup=False, soft_wrap=True
+        )

@@ -1,0 +1,296 @@
+# Generated from `_async` by tests/tools/generate_sync.py: edit that one, then `make sync`.
+"""One index: its methods name the calls that `scannery.client.request.calls` defines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+from typing_extensions import Unpack
+
+from scannery.client._sync.bulk_search import search_batches
+from scannery.client._sync.bulk_upsert import write_all
+from scannery.client.errors import InvalidArgumentError, ScanneryError
+from scannery.client.request import calls
+from scannery.client.request.batches import Errors, QueryStream, query_batches, size_of, write_batches
+from scannery.client.request.calls import TextKind
+from scannery.client.request.queries import Queries, QueryLike, SearchOptions
+from scannery.client.request.records import Extra, RecordReader, is_foreign
+from scannery.client.request.tables import Table, is_table
+from scannery.client.request.writes import NewDatapoint, Update, as_list
+from scannery.client.response.notebook import handle_view
+from scannery.client.response.outcomes import Progress
+from scannery.client.response.results import BulkWritten, Datapoint, Deleted, Hits, IndexInfo, Written
+
+if TYPE_CHECKING:
+    from scannery.client._sync.client import Client
+
+__all__ = ["Index"]
+
+
+class Index:
+    """A handle on one index. Every method raises a `ScanneryError` if it fails."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self.name = name
+
+    def search(self, query: QueryLike, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
+        """Return the k best datapoints for a query, best first; equal scores by id.
+
+        Args:
+            query: a text, which the index's encoder turns into a vector; a vector; or `Like(id)`.
+            k: hits wanted, 1 to 10,000. Fewer come back only if fewer are allowed.
+            options: see `SearchOptions`.
+
+        """
+        return self._client._run(calls.search(self.name, query, k, **self._fresh(options)))
+
+    def search_many(self, queries: Queries, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hits]:
+        """Return the hits of each query, in their order; far cheaper than one call each. At most 1,000 queries."""
+        return self._client._run(calls.search_many(self.name, queries, k, **self._fresh(options)))
+
+    @overload
+    def search_each(
+        self,
+        queries: QueryStream,
+        k: int = 10,
+        *,
+        batch_size: int = 100,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Literal["raise"] = "raise",
+        **options: Unpack[SearchOptions],
+    ) -> Iterator[Hits]: ...
+
+    @overload
+    def search_each(
+        self,
+        queries: QueryStream,
+        k: int = 10,
+        *,
+        batch_size: int = 100,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Literal["return"],
+        **options: Unpack[SearchOptions],
+    ) -> Iterator[Hits | ScanneryError]: ...
+
+    def search_each(
+        self,
+        queries: QueryStream,
+        k: int = 10,
+        *,
+        batch_size: int = 100,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Errors = "raise",
+        **options: Unpack[SearchOptions],
+    ) -> Any:
+        """Return the hits of any number of queries, in their order, as they come.
+
+        Batches are asked side by side, so that neither the server nor the wire ever waits for the other; batches are
+        read from `queries` only as fast as hits are taken.
+
+        Args:
+            queries: texts, vectors or `Like`; any iterable, or an array `(queries, dimensions)`.
+            k: hits wanted of each.
+            batch_size: queries in one call, 1 to 1,000.
+            in_flight: calls under way at once, 1 to 64.
+            progress: True for a progress bar, or a function that is told how many queries are answered.
+            errors: `return` gives the error of a query in the place of its hits, and goes on.
+            options: see `SearchOptions`.
+
+        """
+        parts = query_batches(queries, k, batch_size, in_flight, errors)
+        return search_batches(
+            lambda part: self.search_many(part, k, **options),
+            parts,
+            in_flight,
+            progress,
+            errors,
+            size_of(queries),
+        )
+
+    def get(
+        self,
+        ids: Sequence[str | int],
+        *,
+        fields: Sequence[str] | None = None,
+        vectors: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[Datapoint | None]:
+        """Return the datapoints with these ids (at most 1,000), in their order; None for one that is not there."""
+        return self._client._run(
+            calls.get(
+                self.name,
+                ids,
+                fields=fields,
+                vectors=vectors,
+                min_sequence=self._client._sequences.get(self.name, 0),
+                timeout_s=timeout_s,
+            )
+        )
+
+    @overload
+    def upsert(
+        self,
+        points: Iterable[NewDatapoint],
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Written: ...
+
+    @overload
+    def upsert(
+        self, points: Table, *, request_id: None = None, timeout_s: float | None = None
+    ) -> BulkWritten: ...
+
+    def upsert(
+        self, points: Any, *, request_id: str | None = None, timeout_s: float | None = None
+    ) -> Written | BulkWritten:
+        """Insert or replace datapoints. When this returns, they are durable.
+
+        A list of datapoints, 1 to 1,000, is written completely or not at all. A table (a frame of pandas or polars, an
+        Arrow table or record batch) has any number of rows: they are written in batches, as by `upsert_many`, and what
+        a failure leaves written stays.
+
+        Args:
+            points: see `NewDatapoint`; or records with the fields that the spec of the index names, as builds read
+                them (a type checker takes them as `Any`). A table has columns of either kind; null, NaN and NaT are
+                no values, and columns that the index has no place for are listed in the result's `ignored`. Where
+                texts are cut into passages, all passages of a document are replaced.
+            request_id: makes a repetition harmless: the same id within an hour does nothing and gets the first answer.
+                Not for tables, each batch of which has an id of its own.
+            timeout_s: of a call. After a timeout it is not known whether the datapoints were written.
+
+        """
+        if is_table(points):
+            if request_id is not None:
+                raise InvalidArgumentError("request_id: is not for tables", field="request_id")
+            return self._write_all(points, timeout_s=timeout_s, extra="ignore")
+        points = as_list(points)
+        if any(map(is_foreign, points)):
+            points = list(map((self._reader("refuse", timeout_s)).datapoint, points))
+        return self._upsert(points, request_id, timeout_s)
+
+    def upsert_many(
+        self,
+        points: Iterable[NewDatapoint] | Table,
+        *,
+        batch_size: int = 200,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Errors = "raise",
+        extra: Extra | None = None,
+        timeout_s: float | None = None,
+    ) -> BulkWritten:
+        """Insert or replace any number of datapoints, in batches of which several are under way at once.
+
+        Each batch is all or nothing, and is tried again without harm. Where an id comes twice, the later datapoint
+        wins. Points are read only as fast as they are written.
+
+        Args:
+            points: as in `upsert`.
+            batch_size: datapoints in one call, 1 to 1,000.
+            in_flight: calls under way at once, 1 to 64.
+            progress: True for a progress bar, or a function that is told how many datapoints are done.
+            errors: `raise` ends at the first batch that fails, and what was written before stays; `return` writes all
+                that can be, and lists the others in `failed`.
+            extra: what becomes of fields that the index has no place for: `refuse` refuses the record, `ignore` writes
+                the rest of it and lists them in `ignored`. Default: `ignore` for tables, else `refuse`.
+            timeout_s: of each call.
+
+        """
+        return self._write_all(
+            points,
+            batch_size=batch_size,
+            in_flight=in_flight,
+            progress=progress,
+            errors=errors,
+            extra=extra or ("ignore" if is_table(points) else "refuse"),
+            timeout_s=timeout_s,
+        )
+
+    def _write_all(
+        self,
+        points: Any,
+        *,
+        batch_size: int = 200,
+        in_flight: int = 4,
+        progress: Progress = False,
+        errors: Errors = "raise",
+        extra: Extra,
+        timeout_s: float | None,
+    ) -> BulkWritten:
+        parts = write_batches(points, batch_size, in_flight, errors)
+
+        def write(batch: Sequence[Any], request_id: str) -> Written:
+            return self._upsert(batch, request_id, timeout_s)
+
+        def reader_of() -> RecordReader:
+            return self._reader(extra, timeout_s)
+
+        return write_all(write, parts, in_flight, progress, errors, size_of(points), reader_of)
+
+    def _upsert(self, points: Iterable[Any], request_id: str | None, timeout_s: float | None) -> Written:
+        return self._client._written(
+            self.name, calls.upsert(self.name, points, request_id=request_id, timeout_s=timeout_s)
+        )
+
+    def _reader(self, extra: Extra, timeout_s: float | None) -> RecordReader:
+        return RecordReader((self.stats(timeout_s=timeout_s)).spec, extra=extra)
+
+    def update(
+        self,
+        points: Iterable[Update],
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Written:
+        """Change some fields of existing datapoints, 1 to 1,000, without encoding them again: all of them or none."""
+        return self._client._written(
+            self.name, calls.update(self.name, points, request_id=request_id, timeout_s=timeout_s)
+        )
+
+    def delete(
+        self,
+        ids: Sequence[str | int] = (),
+        *,
+        document_ids: Sequence[str | int] = (),
+        if_revision: int | None = None,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Deleted:
+        """Delete datapoints, or documents with all of their passages; what is not there is no error."""
+        return self._client._written(
+            self.name,
+            calls.delete(
+                self.name,
+                ids,
+                document_ids=document_ids,
+                if_revision=if_revision,
+                request_id=request_id,
+                timeout_s=timeout_s,
+            ),
+        )
+
+    def embed(
+        self, texts: Sequence[str], *, kind: TextKind = "query", timeout_s: float | None = None
+    ) -> np.ndarray:
+        """Return the vectors of texts in the space of the index, float32 (texts, dimensions); at most 1,000 texts."""
+        return self._client._run(calls.embed(texts, kind, index=self.name, timeout_s=timeout_s))
+
+    def stats(self, *, timeout_s: float | None = None) -> IndexInfo:
+        """Return what the index is: version, rows, dimensions, attributes, encoder, recall, segments, spec."""
+        return self._client._run(calls.get_index(self.name, timeout_s=timeout_s))
+
+    def _fresh(self, options: SearchOptions) -> SearchOptions:
+        return {"min_sequence": self._client._sequences.get(self.name, 0), **options}
+
+    def _repr_html_(self) -> str:
+        return handle_view(self.name, self.stats)
+
+    def __repr__(self) -> str:
+        return f"Index({self.name!r})"

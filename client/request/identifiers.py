@@ -1,0 +1,25 @@
+"""Ids as callers have them: strings, and integers, which become their digits as in builds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scannery.client.errors import InvalidArgumentError
+
+__all__ = ["as_identifier"]
+
+
+def as_identifier(value: object, field: str) -> str:
+    """Return an id as text.
+
+    Raises:
+        InvalidArgumentError: it is neither a string nor an integer; `field` names it.
+
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
+        return str(int(value))
+    raise InvalidArgumentError(
+        f"{field}: must be a string or an integer, got {type(value).__name__} {value!r:.80}", field=field
+    )

@@ -1,0 +1,231 @@
+"""Data frames and Arrow tables → records, one mapping for each row.
+
+A table is what offers the Arrow C stream interface: Arrow's tables, record batches and readers, and the frames of
+pandas and polars. These libraries are not imported, and `pyarrow`, which reads the interface, only for a table.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from scannery.client.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ArrowStream", "Table", "column_names", "is_table", "row_count", "table_rows"]
+
+READ_ROWS = 1024
+"""Rows that are made into Python's objects at once."""
+
+
+@runtime_checkable
+class ArrowStream(Protocol):
+    """An Arrow table or reader, or a frame of pandas or polars (the Arrow PyCapsule interface)."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return the stream as a capsule."""
+
+
+@runtime_checkable
+class ArrowArray(Protocol):
+    """An Arrow record batch."""
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]:
+        """Return schema and array as capsules."""
+
+
+Table: TypeAlias = ArrowStream | ArrowArray
+"""What `upsert` takes as a table."""
+
+
+def is_table(points: object) -> bool:
+    """Return whether this is a table, and not an iterable of datapoints."""
+    return isinstance(points, (ArrowStream, ArrowArray)) or _is_frame(points)
+
+
+def row_count(points: Any) -> int | None:
+    """Return the number of rows of a table, None where it is not known beforehand."""
+    try:
+        return len(points)
+    except TypeError:
+        return None
+
+
+def column_names(points: Any) -> list[str] | None:
+    """Return the names of a table's columns, None where only reading it tells them."""
+    names = getattr(points, "column_names", None) or getattr(points, "columns", None)
+    if names is None:
+        names = getattr(getattr(points, "schema", None), "names", None)
+    return None if names is None else [str(name) for name in names if not _is_index(str(name))]
+
+
+def table_rows(points: Any) -> Iterator[dict[str, Any]]:
+    """Yield each row as a mapping of the columns that have a value: null, NaN and NaT are left out.
+
+    Vectors are float32 arrays, timestamps datetimes, decimals integers where they are whole, else floats.
+
+    Raises:
+        InvalidArgumentError: it is no table of named columns.
+
+    """
+    reader = _reader(points)
+    if reader is None:
+        yield from (_plain_row(row) for row in _frame_rows(points))
+        return
+    for batch in reader:
+        for start in range(0, batch.num_rows, READ_ROWS):
+            yield from _batch_rows(batch.slice(start, READ_ROWS))
+
+
+def _is_frame(points: object) -> bool:
+    # Frames of pandas before 2.2 have no Arrow interface.
+    return not isinstance(points, Mapping) and hasattr(points, "to_dict") and hasattr(points, "iloc")
+
+
+def _reader(points: Any) -> Iterable[pa.RecordBatch] | None:
+    """Return the batches of a table; None for a frame whose columns Arrow cannot represent."""
+    import pyarrow as pa
+
+    try:
+        if isinstance(points, ArrowStream):
+            batches: Iterable[pa.RecordBatch] = _named(pa.RecordBatchReader.from_stream(points))
+            return batches
+        if not _is_frame(points):
+            one: pa.RecordBatch = _named(pa.record_batch(points))
+            return [one]
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        if not _is_frame(points):
+            raise InvalidArgumentError(
+                f"points: cannot be read as an Arrow table: {error}", field="points"
+            ) from error
+    # A column of objects of several types, say: such frames are read row by row.
+    return None
+
+
+def _named(table: Any) -> Any:
+    names = table.schema.names
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidArgumentError(f"points: two columns are called {twice!r}", field="points")
+    return table
+
+
+def _frame_rows(frame: Any) -> Iterator[dict[str, Any]]:
+    for start in range(0, len(frame), READ_ROWS):
+        yield from frame.iloc[start : start + READ_ROWS].to_dict("records")
+
+
+def _plain_row(row: Mapping[Any, Any]) -> dict[str, Any]:
+    plain = ((str(name), _plain(value)) for name, value in row.items())
+    return {name: value for name, value in plain if value is not None}
+
+
+def _batch_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    columns = {
+        name: _column(batch.column(place))
+        for place, name in enumerate(batch.schema.names)
+        if not _is_index(name)
+    }
+    for row in range(batch.num_rows):
+        values = ((name, values[row]) for name, values in columns.items())
+        yield {name: value for name, value in values if value is not None}
+
+
+def _column(array: pa.Array) -> list[Any]:
+    """Return the values of a column, None where there is none."""
+    import pyarrow as pa
+
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _column(array.storage)
+    if pa.types.is_dictionary(kind):
+        # Not by Arrow, which decodes no dictionary of string views (polars).
+        words = _column(array.dictionary)
+        return [None if place is None else words[place] for place in array.indices.to_pylist()]
+    if _is_list(kind) and pa.types.is_floating(kind.value_type):
+        return _vectors(array)
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        # Python's datetimes hold microseconds; the attribute does, too.
+        array = array.cast(pa.timestamp("us", kind.tz), safe=False)
+    if pa.types.is_map(kind):
+        return [None if pairs is None else _plain(dict(pairs)) for pairs in array.to_pylist()]
+    return [_plain(value) for value in array.to_pylist()]
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _vectors(array: pa.Array) -> list[Any]:
+    """Return lists of floats as float32 arrays, without making an object of each number."""
+    if array.null_count:
+        return [None if not value.is_valid else _vector(value.values) for value in array]
+    sizes = array.value_lengths().to_numpy(zero_copy_only=False)
+    flat = array.flatten()
+    numbers_F = flat.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+    return list(np.split(numbers_F, np.cumsum(sizes)[:-1])) if len(sizes) else []
+
+
+def _vector(values: pa.Array) -> np.ndarray:
+    vector_D: np.ndarray = values.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+    return vector_D
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as datapoints have it, None for what stands for nothing."""
+    for kinds, convert in _CONVERSIONS:
+        if isinstance(value, kinds):
+            return convert(value)
+    # pandas' NA and NaT have no common class; NaT is a datetime that is not equal to itself.
+    return None if type(value).__name__ in ("NAType", "NaTType") else value
+
+
+def _datetime(value: dt.datetime) -> dt.datetime | None:
+    if type(value).__name__ == "NaTType":
+        return None
+    return value.to_pydatetime(warn=False) if hasattr(value, "to_pydatetime") else value
+
+
+def _decimal(value: decimal.Decimal) -> int | float | None:
+    if not value.is_finite():
+        return None if value.is_nan() else float(value)
+    return int(value) if value == value.to_integral_value() else float(value)
+
+
+def _numpy(value: np.generic) -> Any:
+    if isinstance(value, np.datetime64):
+        return None if np.isnat(value) else value.astype("datetime64[us]").item()
+    return _plain(value.item())
+
+
+def _array(value: np.ndarray) -> Any:
+    # Arrays of numbers are vectors; others are lists, of strings say.
+    return value if value.dtype.kind in "fiu" else [_plain(item) for item in value.tolist()]
+
+
+_CONVERSIONS: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
+    ((str, bool, bytes), lambda value: value),
+    ((np.generic,), _numpy),
+    ((float,), lambda value: None if math.isnan(value) else value),
+    ((decimal.Decimal,), _decimal),
+    ((numbers.Integral,), int),
+    ((dt.datetime,), _datetime),
+    ((np.ndarray,), _array),
+    ((Mapping,), lambda value: {name: _plain(item) for name, item in value.items()}),
+    ((list, tuple), lambda value: [_plain(item) for item in value]),
+)
+
+
+def _is_index(name: str) -> bool:
+    # pandas' own index without a name.
+    return name.startswith("__index_level_")

@@ -1,0 +1,105 @@
+"""The chain as a Beam pipeline: one linear chain, which every runner of Beam executes the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam
+from apache_beam.utils import shared
+
+from scannery.pipelines.execution.chain import (
+    BuildSegment,
+    EmbedUnit,
+    EncoderHandle,
+    Publish,
+    ResolveDuplicates,
+    Stage,
+    first_elements,
+    resolves,
+)
+from scannery.pipelines.stages.update import ShardChange
+from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.work_units import WorkUnit
+
+__all__ = ["StageFn", "add_build", "new_encoder_handle"]
+
+# Beam's types are partial: mypy would refuse every call of a transform as a call of an untyped function.
+beam: Any = apache_beam
+
+
+def add_build(
+    pipeline: Any,
+    job: Job,
+    units: Sequence[WorkUnit],
+    encoders: EncoderHandle,
+    shard_changes: Mapping[int, ShardChange],
+) -> None:
+    """Add the whole build to a pipeline.
+
+    Args:
+        pipeline: an empty `beam.Pipeline`.
+        job: the build.
+        units: the input.
+        encoders: from `new_encoder_handle`.
+        shard_changes: by shard, changes besides the units' rows.
+
+    """
+    embedded = (
+        pipeline
+        | "Units" >> beam.Create(first_elements(units, shard_changes))
+        | "Embed" >> _stage(EmbedUnit(job, encoders)).with_output_types(tuple[int, str])
+    )
+    if resolves(job):
+        embedded = (
+            embedded
+            | "Under one key" >> beam.Map(_under_one_key).with_output_types(tuple[str, tuple[int, str]])
+            | "Gather ids" >> beam.GroupByKey()
+            | "Resolve duplicates" >> _stage(ResolveDuplicates(job)).with_output_types(tuple[int, str])
+        )
+    outcomes = (
+        embedded
+        | "Group by shard" >> beam.GroupByKey()
+        | "Build segment" >> _stage(BuildSegment(job, encoders)).with_output_types(tuple[str, str])
+        | "Gather" >> beam.GroupByKey()
+    )
+    _ = outcomes | "Publish" >> _stage(Publish(job, encoders)).with_output_types(str)
+
+
+def new_encoder_handle() -> EncoderHandle:
+    """Return a handle through which all workers of a process share one loaded encoder."""
+    handle: Any = shared.Shared
+    made: EncoderHandle = handle()
+    return made
+
+
+class StageFn(beam.DoFn):
+    """A stage as Beam wants it.
+
+    Args:
+        stage: pickled to every worker.
+
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def setup(self) -> None:
+        """Set the stage up, once per worker."""
+        self._stage.setup()
+
+    def teardown(self) -> None:
+        """Close what the stage opened."""
+        self._stage.teardown()
+
+    def process(self, element: Any) -> Iterator[Any]:
+        """Yield what becomes of one element."""
+        return self._stage.process(element)
+
+
+def _stage(stage: Stage) -> Any:
+    return beam.ParDo(StageFn(stage))
+
+
+def _under_one_key(pair: tuple[int, str]) -> tuple[str, tuple[int, str]]:
+    return "", pair

@@ -1,0 +1,150 @@
+"""The handler that creates indexes.
+
+A request chooses no model freely: a server loads only models that its operator or a served index names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from scannery.indexer import IndexSpec, InvalidSpecError, Manifest, create_index, parse_spec
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import (
+    EncoderUnavailableError,
+    InvalidRequestError,
+    OverloadedError,
+    PermissionDeniedError,
+)
+from scannery.serving import limits
+from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.catalog.description import index_info
+from scannery.serving.contract import CREATE_INDEX
+from scannery.serving.security.principal import CURRENT
+from scannery.serving.services.registry import UnaryMethod
+from scannery.v1 import index_pb2 as pb
+
+__all__ = ["Creation"]
+
+
+class _Space(NamedTuple):
+    """The vectors of an index."""
+
+    dimensions: int
+    fingerprint: dict[str, Any] | None
+    """Of the encoder."""
+
+
+class Creation:
+    """CreateIndex over one catalog. Safe to use from several threads."""
+
+    def __init__(self, catalog: BaseCatalog, models: Collection[str] | None) -> None:
+        """Create indexes in the store of a catalog.
+
+        Args:
+            catalog: the indexes.
+            models: names of models that a request may give besides those of served indexes; None: any (embedded, where
+                the caller owns the process).
+
+        """
+        self._catalog, self._models = catalog, models
+        self.methods = {CREATE_INDEX: UnaryMethod(pb.CreateIndexRequest, self.create, "admin")}
+
+    def create(self, request: pb.CreateIndexRequest, deadline: Deadline) -> pb.CreateIndexResponse:
+        """Create an empty index and open it here; other processes open it within a second."""
+        spec = _parsed(request.spec_json)
+        size = len(request.request_id.encode())
+        if size > limits.MAX_REQUEST_ID_BYTES:
+            raise InvalidRequestError.at(
+                "request_id", f"must have at most {limits.MAX_REQUEST_ID_BYTES} bytes, got {size}"
+            )
+        self._check_name(spec.index)
+        if spec.reranker is not None:
+            self._check_model(spec.reranker.model, "spec.reranker.model")
+        space = self._space(spec, request.dimensions)
+        deadline.check()
+        if self._catalog.stored_count() >= limits.MAX_INDEXES:
+            raise OverloadedError(f"the store has {limits.MAX_INDEXES} indexes, which is the limit")
+        manifest = create_index(
+            self._catalog.store,
+            spec,
+            dimensions=space.dimensions,
+            fingerprint=space.fingerprint,
+            request_id=request.request_id,
+        )
+        self._catalog.open_created(spec.index)
+        return pb.CreateIndexResponse(index=index_info(manifest, details=True))
+
+    def _check_name(self, name: str) -> None:
+        principal = CURRENT.get()
+        if (principal is not None and not principal.sees(name)) or not self._catalog.serves(name):
+            what = f"index {name!r} is not among those that these credentials and this server are for"
+            raise PermissionDeniedError(f"spec.index: {what}", field="spec.index")
+
+    def _space(self, spec: IndexSpec, dimensions: int) -> _Space:
+        """Return the space of the vectors; the encoder tells it, or the request."""
+        if spec.encoder is None:
+            if not 1 <= dimensions <= limits.MAX_DIMENSIONS:
+                raise InvalidRequestError.at(
+                    "dimensions",
+                    f"must be 1 to {limits.MAX_DIMENSIONS} for an index without an encoder, got {dimensions}",
+                )
+            return _Space(dimensions, None)
+        found = self._of_served(spec) or self._of_model(spec)
+        if dimensions not in (0, found.dimensions):
+            raise InvalidRequestError.at(
+                "dimensions", f"must be those of {spec.encoder.model}, {found.dimensions}, got {dimensions}"
+            )
+        return found
+
+    def _of_served(self, spec: IndexSpec) -> _Space | None:
+        """Return the space of an index with the same encoder, so that no model is loaded."""
+        for manifest in self._visible():
+            if manifest.encoder is not None and _options(manifest.spec) == _options(spec):
+                return _Space(manifest.dimensions, manifest.encoder)
+        return None
+
+    def _of_model(self, spec: IndexSpec) -> _Space:
+        assert spec.encoder is not None
+        self._check_model(spec.encoder.model, "spec.encoder.model")
+        fingerprint = self._catalog.encoders.fingerprint_of(spec.encoder, field="spec.encoder.model")
+        return _Space(fingerprint.dimensions, fingerprint.to_dict())
+
+    def _check_model(self, model: str, field: str) -> None:
+        if self._models is None or model in self._models:
+            return
+        named = {
+            part.model
+            for manifest in self._visible()
+            for part in (manifest.spec.encoder, manifest.spec.reranker)
+            if part is not None
+        }
+        if model not in named:
+            known = ", ".join(sorted({*named, *self._models})) or "none"
+            raise EncoderUnavailableError(
+                f"{field}: {model!r:.200} is not among the models of this server ({known}); its operator can add it "
+                "with --model",
+                field=field,
+            )
+
+    def _visible(self) -> Iterator[Manifest]:
+        return self._catalog.manifests()
+
+
+def _parsed(text: str) -> IndexSpec:
+    if len(text.encode()) > limits.MAX_SPEC_BYTES:
+        raise InvalidRequestError.at("spec_json", f"must have at most {limits.MAX_SPEC_BYTES} bytes")
+    try:
+        return parse_spec(json.loads(text))
+    except InvalidSpecError as error:
+        raise InvalidRequestError(
+            f"spec: {error.message}", field=f"spec.{error.field}" if error.field else "spec"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError.at("spec_json", f"is not JSON: {error}") from error
+
+
+def _options(spec: IndexSpec) -> dict[str, Any] | None:
+    """Return what determines the vectors of texts."""
+    return None if spec.encoder is None else spec.encoder.model_dump(exclude={"device", "dtype"})

@@ -1,0 +1,67 @@
+"""What the commands import: names of modules are guarded, since times depend on the machine (benchmarks/startup.py)."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+
+from scannery.cli.main import main
+from scannery.pipelines import build
+from tests.startup import imported_modules
+
+DIMENSIONS = 8
+SEARCH = (
+    "import sys; from scannery.cli.main import main; status = main(sys.argv[1:]); assert status == 0, status"
+)
+
+NEEDLESS = {
+    "torch", "tokenizers", "apache_beam", "scann", "scipy.linalg", "uvloop", "rich.table", "scannery.embed.encoder",
+    "scannery.pipelines", "scannery.client.aio", "scannery.serving.process", "scannery.serving.transport",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("startup")
+    records = [{"id": f"d{row}", "vector": [float(row == i) for i in range(DIMENSIONS)]} for row in range(8)]
+    (folder / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    spec = {"index": "vectors", "source": {"vector": "vector"}}
+    build(spec, [str(folder / "a.jsonl")], str(folder / "store"))
+    return folder / "store"
+
+
+def test_a_search_by_vector_in_this_process_imports_no_encoder_no_server_and_no_blas(store):
+    vector = json.dumps([1.0] * DIMENSIONS)
+    loaded = imported_modules(SEARCH, "search", "-i", "vectors", "-s", str(store), "--vector", vector)
+    assert "numba" in loaded
+    assert not loaded & NEEDLESS
+
+
+def test_a_client_over_http_imports_no_grpc_and_no_engine():
+    loaded = imported_modules("import scannery; scannery.connect('http://127.0.0.1:9')")
+    assert not loaded & {"grpc", "pyarrow", "numba", "pydantic", "scannery.serving", "scannery.client.aio"}
+
+
+def test_numba_is_imported_without_blas_once_and_scipy_is_left_as_it_was():
+    code = (
+        "from scannery.indexer.kernels.import_numba import import_numba_without_blas as quick; quick(); quick()\n"
+        "import sys; assert 'numba.np.arraymath' in sys.modules and 'scipy.linalg' not in sys.modules\n"
+        "import scipy.linalg.cython_blas"
+    )
+    assert "scipy.linalg.cython_blas" in imported_modules(code)
+
+
+def test_a_brief_command_collects_no_garbage_and_turns_collection_on_again(store, monkeypatch, capsys):
+    from scannery.cli.commands import search
+
+    collects = []
+    monkeypatch.setattr(search, "print_json", lambda _: collects.append(gc.isenabled()))
+    vector = json.dumps([1.0] * DIMENSIONS)
+    assert main(["search", "-i", "vectors", "-s", str(store), "--vector", vector, "--json"]) == 0
+    assert collects == [False]
+    assert gc.isenabled()
+    assert main(["search", "-i", "absent", "-s", str(store), "--vector", vector, "--json"]) == 3
+    assert gc.isenabled()
