@@ -226,9 +226,12 @@ def _check_log(job: Job, store: Store, parent: Manifest | None, manifest: Manife
 
 
 def _is_same(one: Manifest, other: Manifest) -> bool:
-    names = ("spec", "encoder", "dimensions", "shards")
+    names = ("encoder", "dimensions", "shards")
     keys = [sorted(entry.keys for entry in manifest.segments) for manifest in (one, other)]
-    return keys[0] == keys[1] and all(getattr(one, name) == getattr(other, name) for name in names)
+    if keys[0] != keys[1] or any(getattr(one, name) != getattr(other, name) for name in names):
+        return False
+    # As stored: a default that a build has filled in may be one that a manifest leaves out.
+    return one.spec.model_dump(mode="json") == other.spec.model_dump(mode="json")
 
 
 def _too_many(counts: Counts, limit: float | None) -> bool:
