@@ -74,9 +74,12 @@ def with_fusion_weight(
 
     """
     weight = None
-    if _is_needed(manifest.spec) and encoder is not None:
+    if _is_needed(manifest.spec):
         known = parent.fusion if parent is not None else None
-        weight = known if _still_holds(known, manifest) else _measured(manifest, store, encoder)
+        if _still_holds(known, manifest):
+            weight = known
+        elif encoder is not None:
+            weight = _measured(manifest, store, encoder)
     return manifest.model_copy(update={"fusion": weight})
 
 
