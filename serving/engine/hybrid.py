@@ -7,6 +7,9 @@
 
 A lexical ranking without the row adds nothing, a dense ranking without it the least that it has, at most 0.
 
+The best 200 rows of both rankings are fused. Where more hits are wanted, rows that only the best 800 have follow them,
+then those of the best 3,200, and so on. So an answer is the beginning of every longer one, and pages fit together.
+
 Shapes: H rows of both rankings.
 """
 
@@ -25,13 +28,13 @@ __all__ = ["fuse", "fusion_depth"]
 
 RANK_CONSTANT = 60
 DEEPER = 4
+LEAST_WEIGHT = 5e-8
+"""The weight of a ranking whose weight is 0: it orders rows that the other one leaves equal, as those without any word
+of the query where `alpha` is 0. Half a step of float32 below 1, so it changes nothing else."""
 
 
 def fusion_depth(wanted: int) -> int:
-    """Return how many rows of each ranking to fuse for `wanted` hits: 200, 800, 3,200 and so on.
-
-    In steps, because the rows fused decide on the scores: the pages of one answer should mostly agree.
-    """
+    """Return how many rows of each ranking to fuse for `wanted` hits: 200, 800, 3,200 and so on."""
     depth = FUSED_ROWS
     while depth < wanted:
         depth *= DEEPER
@@ -39,15 +42,42 @@ def fusion_depth(wanted: int) -> int:
 
 
 def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, segments: Sequence[Segment]) -> Ranking:
-    """Return all rows of both rankings by fused score, then by id, with their scores in both."""
+    """Return all rows of both rankings by fused score, then by id, with their scores in both.
+
+    Rows after the first 200 of both follow the fused ones of these, with lower scores.
+    """
+    depth, longest = FUSED_ROWS, max(len(dense), len(lexical))
+    fused = _fused(dense.within(0, depth), lexical.within(0, depth), fusion, segments)
+    while depth < longest:
+        depth *= DEEPER
+        deeper = _fused(dense.within(0, depth), lexical.within(0, depth), fusion, segments)
+        fused = _followed(fused, deeper, segments)
+    return fused
+
+
+def _followed(first: Ranking, deeper: Ranking, segments: Sequence[Segment]) -> Ranking:
+    """Return a ranking, and after it the other rows of a deeper one, whose scores are moved below the last one."""
+    rest = deeper.at(~np.isin(_keys(deeper), _keys(first)))
+    if not len(rest):
+        return first
+    below = float(np.nextafter(first.scores[-1], np.float32(-np.inf)))
+    moved_H = rest.scores - max(0.0, float(rest.scores[0]) - below)
+    both = [(getattr(first, part), getattr(rest, part)) for part in ("segments", "rows", "dense", "lexical")]
+    numbers, rows, dense, lexical = map(np.concatenate, both)
+    scores = np.concatenate([first.scores, np.minimum(moved_H, below).astype(np.float32)])
+    return by_score_and_id(Ranking(numbers, rows, scores, dense=dense, lexical=lexical), segments)
+
+
+def _fused(dense: Ranking, lexical: Ranking, fusion: Fusion, segments: Sequence[Segment]) -> Ranking:
     keys_H, places = np.unique(np.concatenate([_keys(dense), _keys(lexical)]), return_inverse=True)
     dense_at, lexical_at = places[: len(dense)], places[len(dense) :]
     dense_gain, lexical_gain = _GAINS[fusion.method]
+    alpha = min(max(fusion.alpha, LEAST_WEIGHT), 1 - LEAST_WEIGHT)
     gains_H = dense_gain(dense.scores)
     scores_H = np.full(len(keys_H), min(0.0, gains_H[-1]) if len(gains_H) else 0.0)
     scores_H[dense_at] = gains_H
-    scores_H *= fusion.alpha
-    scores_H[lexical_at] += (1 - fusion.alpha) * lexical_gain(lexical.scores)
+    scores_H *= alpha
+    scores_H[lexical_at] += (1 - alpha) * lexical_gain(lexical.scores)
     fused = Ranking(
         keys_H >> _ROW_BITS,
         keys_H & ((1 << _ROW_BITS) - 1),
