@@ -23,8 +23,6 @@ __all__ = ["Checker", "random_filter"]
 
 GROUPS = [None, "show", "year", "live"]
 CLOSE = 1e-5
-FUSED = 200
-"""Hits up to which hybrid search fuses the same rows (docs/searching.md)."""
 WIDENING = 4
 """As many times more candidates are looked at where too few of them are hits."""
 NEAR = 1e-6
@@ -150,8 +148,6 @@ class Checker:
             seen += [hit.id for hit in hits]
             if len(hits) < size or len(seen) >= 5 * size:
                 break
-            if mode == "hybrid" and len(seen) + size > FUSED:
-                break  # more rows are fused for the next page, which may move hits
         whole = actor.index.search(query, k=max(1, len(seen)), mode=mode, **options)
         check(seen == [hit.id for hit in whole] or not seen, f"pages of {mode} differ from the whole")
         check(len(set(seen)) == len(seen), f"pages of {mode} repeat")

@@ -25,6 +25,7 @@ K1, B = 1.2, 0.75
 RANK_CONSTANT = 60
 LEAST_DEPTH = 200
 DEEPER = 4
+LEAST_WEIGHT = 5e-8
 
 
 def matches(row: Row, where: Mapping[str, Any]) -> bool:
@@ -139,11 +140,25 @@ class Oracle:
         ]
 
     def fused(self, dense: Ranked, lexical: Ranked, wanted: int, alpha: float, method: str) -> Ranked:
-        """Return both rankings as one."""
-        depth = LEAST_DEPTH
+        """Return both rankings as one: the fused first rows, and below them those of the next depths."""
+        depth, ranked = LEAST_DEPTH, self._fused(dense, lexical, LEAST_DEPTH, alpha, method)
         while depth < wanted:
             depth *= DEEPER
+            known = {name for name, _ in ranked}
+            rest = [
+                pair for pair in self._fused(dense, lexical, depth, alpha, method) if pair[0] not in known
+            ]
+            if rest:
+                below = float(np.nextafter(np.float32(ranked[-1][1]), np.float32(-np.inf)))
+                moved = max(0.0, rest[0][1] - below)
+                ranked += self._ordered(
+                    {name: float(np.float32(min(score - moved, below))) for name, score in rest}
+                )
+        return ranked
+
+    def _fused(self, dense: Ranked, lexical: Ranked, depth: int, alpha: float, method: str) -> Ranked:
         dense, lexical = dense[:depth], lexical[:depth]
+        alpha = min(max(alpha, LEAST_WEIGHT), 1 - LEAST_WEIGHT)
         if method == "reciprocal_rank":
             sides = [
                 {name: 1 / (RANK_CONSTANT + 1 + i) for i, (name, _) in enumerate(x)} for x in (dense, lexical)

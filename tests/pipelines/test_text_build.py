@@ -70,6 +70,13 @@ def test_passages_are_cut_embedded_and_found_by_meaning(store, write, encoder):
     ]  # fmt: skip
 
 
+def test_a_rebuild_that_changes_nothing_publishes_nothing(store, write):
+    path = write("a.jsonl", records())
+    run(store, path, spec=SPEC)
+    again = run(store, path, spec=SPEC)
+    assert (again.version, again.up_to_date, again.embedded) == (1, True, 0)
+
+
 def test_vectors_are_those_of_title_and_passage(store, write, encoder):
     run(store, write("a.jsonl", records()), spec=SPEC)
     vectors = rows_of(store, "talks")

@@ -10,7 +10,10 @@ import pytest
 import scannery
 from scannery.client import Explanation
 from scannery.indexer import Store
+from scannery.indexer.maintenance import rollback
 from scannery.indexer.manifest import FusionWeight, Manifest
+from scannery.live.maintenance.seal import seal
+from scannery.pipelines import compact
 from scannery.pipelines.tuning import fusion_weight
 from scannery.pipelines.tuning.fusion_weight import WEIGHTS, best_weight
 from tests.pipelines.conftest import manifest_of, run
@@ -101,6 +104,17 @@ def test_a_build_measures_the_weight_and_searches_use_it(store, write):
     assert (report.alpha, report.alpha_questions) == (0.25, 0)
     hits = scannery.connect(store.uri).index("talks").search("a volcano erupts", 5, explain=True)
     assert explained(hits).alpha == 0.25
+
+
+def test_a_compaction_that_finds_its_segments_keeps_the_weight(store, write):
+    run(store, write("a.jsonl", records(0, 80)), spec=SPEC)
+    weight = weight_of(store)
+    with scannery.connect(store.uri) as client:
+        client.index("talks").delete(["d1"])
+    seal(store, "talks")
+    assert [compact("talks", store.uri).version, weight_of(store)] == [3, weight]
+    rollback(store, "talks", 2)
+    assert [compact("talks", store.uri).version, weight_of(store)] == [5, weight]
 
 
 def test_versions_without_a_measured_weight_count_both_rankings_the_same(store, write):

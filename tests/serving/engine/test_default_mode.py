@@ -20,7 +20,11 @@ from scannery.v1 import search_pb2 as pb
 
 WORDS = ["lava", "cat", "car", "bank", "river", "cloud"]
 DOCUMENTS = [
-    {"id": f"d{row}", "text": f"{WORDS[row % 6]} {WORDS[row % 5]} w{row % 7}", "attributes": {"n": row}}
+    {
+        "id": f"d{row}",
+        "text": f"{WORDS[row % 6]} {WORDS[row % 5]} w{row % 7}",
+        "attributes": {"n": row, "m": row % 29},
+    }
     for row in range(300)
 ]
 SPEC: dict[str, Any] = {
@@ -162,5 +166,18 @@ def test_pages_of_a_default_search_agree(index: scannery.Index) -> None:
     whole = [hit.id for hit in index.search("lava river", 200)]
     pages = [hit.id for at in range(0, 200, 50) for hit in index.search("lava river", 50, offset=at)]
     assert pages == whole
+    for options in ({}, {"max_per_group": 20, "group_by": "m"}, {"fusion": "reciprocal_rank"}):
+        longest = index.search("lava river", 300, **options)
+        for size in (70, 110):
+            many = [index.search("lava river", size, offset=at, **options) for at in range(0, 300, size)]
+            assert [(hit.id, hit.score) for hits in many for hit in hits] == [
+                (hit.id, hit.score) for hit in longest
+            ]
     filtered = index.search("lava river", 300, where={"n": {"$lt": 3}})
     assert sorted(hit.id for hit in filtered) == ["d0", "d1", "d2"]
+
+
+def test_a_weight_of_0_orders_what_words_leave_equal_by_vector(index: scannery.Index) -> None:
+    dense = [hit.id for hit in index.search("no such words", 20, mode="dense")]
+    assert [hit.id for hit in index.search("no such words", 20, alpha=0)] == dense
+    assert {hit.lexical_score for hit in index.search("cloud", 20, alpha=0)} != {None}
