@@ -168,7 +168,9 @@ def _id_score(profile: FieldProfile) -> int:
     return max(1, by_name + by_values + (5 if profile.place == 0 else 0) - 4 * profile.depth)
 
 
-_AMOUNT = re.compile(r"[^\w]{0,3}[A-Z]{0,3} ?\(?[+-]?\d[\d.,' \u00a0\u202f]*\)?(?: ?(?:[^\w\s/-]|[A-Z]{3}\b).{0,3})?")
+_SIGN = r"(?:[€$£¥₽₹₩₺%円元]|EUR|USD|GBP|CHF|JPY|CNY|SEK|NOK|DKK|PLN|CZK|INR|AUD|CAD|BRL|kr|zł|Kč|Ft)"
+_DIGITS = r"\(?[+-]?\d[\d.,' \u00a0\u202f]*\)?"
+_AMOUNT = re.compile(rf"-?{_SIGN}\s?{_DIGITS}|{_DIGITS}\s?{_SIGN}")
 _MEASURE = re.compile(
     r".*\b(zip|zipcode|postcode|postal|plz|phone|tel|telefon|fax|mobile|salary|price|preis|prix|precio|prezzo|amount|betrag|"
     r"total|revenue|umsatz|sum|summe|cost|kosten|share|anteil|units|qty|quantity|menge|score|rating|size|count|year|jahr|"
@@ -178,12 +180,13 @@ _MEASURE = re.compile(
 
 def _is_amount(profile: FieldProfile) -> bool:
     """Return whether texts are amounts, such as `$3,400.50`, `12%` and `9,99 €`."""
-    texts = profile.values
-    return profile.is_text and all(_AMOUNT.fullmatch(text) and not text.isalnum() for text in texts)
+    return profile.is_text and all(_AMOUNT.fullmatch(text) for text in profile.values)
 
 
 def _measures(profile: FieldProfile) -> bool:
     """Return whether a field measures or describes: other records may have the same value by chance."""
+    if any(pattern.fullmatch(profile.name) for pattern, _ in _ID_NAMES[:2]):
+        return False
     return _MEASURE.fullmatch(re.sub(r"[\W_]+|(?<=[a-z])(?=[A-Z])", " ", profile.name)) is not None
 
 
@@ -193,7 +196,8 @@ def _can_identify(profile: FieldProfile) -> bool:
         return False
     are_plain = all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in profile.values)
     is_other = profile.guess is not None and profile.guess.kind not in ("string", "int")
-    if _is_amount(profile) or _measures(profile):
+    is_text = bool(_TEXT_NAMES.fullmatch(profile.name)) and profile.is_text
+    if _is_amount(profile) or _measures(profile) or is_text:
         return False
     return are_plain and not is_other and profile.longest <= MAX_ID_CHARS
 

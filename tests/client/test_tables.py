@@ -220,8 +220,8 @@ def test_what_pandas_has_beside_arrows_types_keeps_its_values() -> None:
     some = uuid.UUID(int=5)
     months = pd.DataFrame({"id": [7.0, 8.0], "month": pd.period_range("2024-01", periods=2, freq="M")})
     assert list(table_rows(months)) == [
-        {"id": 7, "month": dt.datetime(2024, 1, 1)},  # noqa: DTZ001 -- as pandas has it
-        {"id": 8, "month": dt.datetime(2024, 2, 1)},  # noqa: DTZ001
+        {"id": 7, "month": dt.datetime(2024, 1, 1)},
+        {"id": 8, "month": dt.datetime(2024, 2, 1)},
     ]
     assert list(table_rows(pd.DataFrame({"id": [some, None]}))) == [{"id": str(some)}, {}]
     payloads = pd.DataFrame({"id": ["a", "b"], "payload": [{"x": 1}, {"y": [2]}]})
