@@ -41,6 +41,9 @@ _MAIL_WORDS = frozenset({
     "ut", "utc", "gmt", "z", "est", "edt", "cst", "cdt", "mst", "mdt", "pst", "pdt",
 })  # fmt: skip
 """Names of days, months and zones that `email.utils` knows. It takes other words, such as CET or PM, for no zone."""
+_ZONES = {"cet": "+0100", "mez": "+0100", "cest": "+0200", "mesz": "+0200", "wet": "+0000", "west": "+0100",
+          "eet": "+0200", "eest": "+0300", "msk": "+0300", "jst": "+0900", "aest": "+1000", "aedt": "+1100"}  # fmt: skip
+"""Zones that are known by one meaning only, unlike BST and IST."""
 _GROUPED = {
     ",": re.compile(r"[+-]?(?:\d{1,3}(?:[. '\u00a0\u202f’]\d{3})+|\d+)?(?:,\d+)?"),
     ".": re.compile(r"[+-]?(?:\d{1,3}(?:[, '\u00a0\u202f’]\d{3})+|\d+)?(?:\.\d+)?"),
@@ -166,7 +169,11 @@ def time_in_text(text: str) -> dt.datetime:
 
 
 def _mailed_time(text: str) -> dt.datetime:
-    """Return the time as mails and feeds write it; ValueError if a word in it is no day, month or known zone."""
+    """Return the time as mails and feeds write it; ValueError if a word in it is no day, month or known zone.
+
+    `email.utils` ignores words that it does not know: CET would be UTC, and 10:00 PM the morning.
+    """
+    text = re.sub(r"\b[A-Za-z]{3,4}\b", lambda word: _ZONES.get(word[0].lower(), word[0]), text)
     words = re.findall(r"[^\W\d_]+", re.sub(r"\([^()]*\)", " ", text))
     if any(word.lower() not in _MAIL_WORDS for word in words):
         raise ValueError(f"an unknown word in {text!r}")
