@@ -107,7 +107,7 @@ def _has_mappings(points: Any) -> bool:
     """Return whether a frame has mappings, such as payloads: Arrow gives each of them the keys of all."""
     if not _is_frame(points):
         return False
-    columns = (points[name] for name, kind in points.dtypes.items() if kind == object)
+    columns = (points[name] for name, kind in points.dtypes.items() if str(kind) == "object")
     return any(isinstance(value, Mapping) for column in columns for value in column)
 
 

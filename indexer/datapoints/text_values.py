@@ -42,7 +42,8 @@ _MAIL_WORDS = frozenset({
 })  # fmt: skip
 """Names of days, months and zones that `email.utils` knows. It takes other words, such as CET or PM, for no zone."""
 _ZONES = {"cet": "+0100", "mez": "+0100", "cest": "+0200", "mesz": "+0200", "wet": "+0000", "west": "+0100",
-          "eet": "+0200", "eest": "+0300", "msk": "+0300", "jst": "+0900", "aest": "+1000", "aedt": "+1100"}  # fmt: skip
+          "eet": "+0200", "eest": "+0300",
+          "msk": "+0300", "jst": "+0900", "aest": "+1000", "aedt": "+1100"}  # fmt: skip
 """Zones that are known by one meaning only, unlike BST and IST."""
 _GROUPED = {
     ",": re.compile(r"[+-]?(?:\d{1,3}(?:[. '\u00a0\u202f’]\d{3})+|\d+)?(?:,\d+)?"),

@@ -64,7 +64,9 @@ class FieldProfile:
         """The type of an attribute; None if no attribute can hold the values, or there are none."""
         if not self.values:
             return None
-        return guess_type(self.name, self.values, has_missing=len(self.values) < self.records, has_commas=self.has_commas)
+        return guess_type(
+            self.name, self.values, has_missing=len(self.values) < self.records, has_commas=self.has_commas
+        )
 
     @cached_property
     def distinct(self) -> int:

@@ -99,7 +99,9 @@ def guess_type(  # noqa: PLR0911 -- one return for each type of values
     """
     kinds = {type(value) for value in values}
     if kinds <= {str}:
-        return _of_texts(name, [value.strip() for value in values], has_missing=has_missing, has_commas=has_commas)
+        return _of_texts(
+            name, [value.strip() for value in values], has_missing=has_missing, has_commas=has_commas
+        )
     if kinds <= {bool}:
         return TypeGuess("bool", "true or false")
     if kinds <= {int}:
@@ -172,17 +174,19 @@ def _number(name: str, texts: Sequence[str], *, has_missing: bool) -> TypeGuess 
         return TypeGuess("int", "whole numbers, written as 7.0 beside missing ones")
     if _all(_NUMBER, texts):
         return TypeGuess("float", _number_why(texts))
-    if _all(_POINT_GROUPS, texts):  # 1.234.567
-        return _point_groups(texts)
     if _all(_THOUSANDS, texts):
         kind: AttributeType = "float" if any("." in text for text in texts) else "int"
         return TypeGuess(kind, "numbers with commas between thousands", {"decimal": "."})
-    return _with_comma(texts)
+    return _with_comma(texts) or _point_groups(texts)  # 1.234.567
 
 
 def _number_why(texts: Sequence[str]) -> str:
     are_unclear = _all(_POINT_GROUPS, texts) and any("." in text for text in texts)
-    return "numbers; if the points stand between thousands: {type: int, decimal: ','}" if are_unclear else "numbers"
+    return (
+        "numbers; if the points stand between thousands: {type: int, decimal: ','}"
+        if are_unclear
+        else "numbers"
+    )
 
 
 def _point_groups(texts: Sequence[str]) -> TypeGuess | None:

@@ -39,7 +39,7 @@ ATOM = """<feed xmlns="http://www.w3.org/2005/Atom" xml:lang="de"><title>Notes</
 RELATIVE = """<feed xmlns="http://www.w3.org/2005/Atom" xml:base="https://example.org/blog/"><title>Blog</title>
 <entry><id>1</id><title type="html">Tea &amp;amp; &lt;b&gt;Cakes&lt;/b&gt;</title><link href="tea.html"/></entry>
 <entry xml:base="archive/"><id>2</id><title>a &lt; b</title><link rel="self" href="x"/><link href="snow.html"/></entry>
-<entry><id>3</id><title>Zones</title><link href="/3"/><published>Fri, 01 Mar 2024 06:00:00 CET</published></entry></feed>"""
+<entry><id>3</id><title>Zones</title><link href="/3"/><published>Fri, 01 Mar 2024 06:00:00 CET</published></entry></feed>"""  # noqa: E501
 
 VTT = "WEBVTT\n\n00:01.000 --> 00:02.000\n<v Ann>Lava is hot.\n"
 
