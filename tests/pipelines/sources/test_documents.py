@@ -293,8 +293,14 @@ def test_markdown_has_fields_of_its_front_matter(tmp_path):
 def test_front_matter_that_is_not_plain_has_no_fields(tmp_path, matter):
     (tmp_path / "a.md").write_text(f"---\n{matter}\n---\ntext")
     assert set(fields(tmp_path / "a.md")) == {"id", "path", "name", "folder", "title", "text"}
+
+
+def test_front_matter_that_cannot_be_read_is_counted(tmp_path):
+    (tmp_path / "a.md").write_text("---\ntitle: Notes: on ice\ntags: x\n---\nGlaciers move.")
     [record], _ = read(tmp_path / "a.md")
-    assert record.ignored == ("front matter that is not valid YAML",)
+    assert (record.fields["title"], record.ignored) == (None, ("front matter that is not valid YAML",))
+    (tmp_path / "a.md").write_text("---\n---\nGlaciers move.")
+    assert read(tmp_path / "a.md")[0][0].ignored == ()
 
 
 def test_a_notebook_has_texts_and_code(tmp_path):
