@@ -115,7 +115,7 @@ _INTRODUCTION = """# The spec, key by key
 
 A spec is a YAML file that says what to build. `scannery spec init DATA` writes one for your data, with comments;
 `scannery spec check SPEC.yaml --input DATA` shows what becomes of the data before you build
-([the first hour](first-hour.md)). An unknown key is an error. `scannery spec schema` prints the same as JSON Schema
+([quickstart](quickstart.md)). An unknown key is an error. `scannery spec schema` prints the same as JSON Schema
 ([spec.schema.json](spec.schema.json)), with which editors complete and check keys.
 
 ```yaml
