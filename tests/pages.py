@@ -54,12 +54,18 @@ def commands(text: str) -> list[str]:
     return found
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @dataclass
 class Reader:
     """Runs blocks in the current folder; commands of Scannery in this process, servers in processes of their own."""
 
     capsys: pytest.CaptureFixture[str]
-    port: int = field(default_factory=lambda: _free_port())
+    port: int = field(default_factory=_free_port)
     """In place of 7077."""
     outputs: dict[str, str] = field(default_factory=dict)
     """What commands printed."""
@@ -117,9 +123,3 @@ class Reader:
         for server in self.servers:
             server.terminate()
             server.communicate(timeout=60)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

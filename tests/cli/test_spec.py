@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,6 @@ import yaml
 
 from scannery.cli.main import main
 from scannery.indexer import parse_spec, spec_json_schema
-from tests.data import ROOT
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 SPEC = f"""index: notes
