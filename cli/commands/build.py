@@ -59,7 +59,11 @@ def build(
     ] = None,
     runner: Annotated[
         str | None,
-        typer.Option(help="local (default), portable, dask, dataflow, flink or spark.", show_default=False),
+        typer.Option(
+            help="Default: this process, without Beam up to 16 MiB of input. local: Beam in this process. Others: "
+            "portable, dask, dataflow, flink, spark.",
+            show_default=False,
+        ),
     ] = None,
     allow_errors: Annotated[
         str | None,
