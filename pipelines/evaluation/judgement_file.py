@@ -141,7 +141,10 @@ class JudgementFile:
         is_own = True
         if not before.strip():
             begins = [_HEADER, '{"query-id": ']
-            is_own = any(one.startswith(last) or last.startswith(one) for one in begins)
+            # A line of TREC begins with an id; then the name of the file tells.
+            is_own = self._format == "trec" or any(
+                one.startswith(last) or last.startswith(one) for one in begins
+            )
         elif before != _HEADER.encode():
             with tempfile.NamedTemporaryFile() as lines:
                 lines.write(before)
