@@ -9,7 +9,7 @@ from typing import Any
 from scannery.embed.text.markdown import find_structure, front_matter_end
 from scannery.pipelines.sources.documents.document import Block, Document, DocumentError, joined
 
-__all__ = ["front_matter", "markdown_title", "read_notebook"]
+__all__ = ["front_matter", "has_bad_front_matter", "markdown_title", "read_notebook"]
 
 MOST_FIELDS = 256
 MOST_DEPTH = 32
@@ -18,6 +18,16 @@ MOST_DEPTH = 32
 
 def front_matter(text: str) -> dict[str, Any]:
     """Return the fields of the YAML front matter of a Markdown text; none if it is not a YAML mapping."""
+    return _front_matter(text) or {}
+
+
+def has_bad_front_matter(text: str) -> bool:
+    """Return whether a Markdown text has front matter that is not a YAML mapping, such as `title: Notes: on ice`."""
+    return _front_matter(text) is None
+
+
+def _front_matter(text: str) -> dict[str, Any] | None:
+    """Return the fields of front matter, None if they cannot be read."""
     import yaml
 
     end = front_matter_end(text)
@@ -26,12 +36,14 @@ def front_matter(text: str) -> dict[str, Any]:
     content = text[:end].strip("\ufeff").strip().strip("-.")
     try:
         if not _is_simple(content):
-            return {}
+            return None
         fields = yaml.load(content, Loader=_loader())
     except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+    if fields is None:
         return {}
     if not isinstance(fields, dict):
-        return {}
+        return None
     return {str(key): _plain(value) for key, value in [*fields.items()][:MOST_FIELDS]}
 
 

@@ -314,6 +314,8 @@ def test_markdown_has_fields_of_its_front_matter(tmp_path):
 def test_front_matter_that_is_not_plain_has_no_fields(tmp_path, matter):
     (tmp_path / "a.md").write_text(f"---\n{matter}\n---\ntext")
     assert set(fields(tmp_path / "a.md")) == {"id", "path", "name", "folder", "title", "text"}
+    [record], _ = read(tmp_path / "a.md")
+    assert record.ignored == ("front matter that is not valid YAML",)
 
 
 def test_a_notebook_has_texts_and_code(tmp_path):

@@ -40,6 +40,11 @@ ATOM = """<feed xmlns="http://www.w3.org/2005/Atom" xml:lang="de"><title>Notes</
 <content type="xhtml"><div xmlns="http://www.w3.org/1999/xhtml"><p>Text <b>here</b>.</p></div></content></entry>
 <entry><id>urn:2</id><title>Two</title><summary type="text">a &lt; b</summary></entry></feed>"""
 
+RELATIVE = """<feed xmlns="http://www.w3.org/2005/Atom" xml:base="https://example.org/blog/"><title>Blog</title>
+<entry><id>1</id><title type="html">Tea &amp;amp; &lt;b&gt;Cakes&lt;/b&gt;</title><link href="tea.html"/></entry>
+<entry xml:base="archive/"><id>2</id><title>a &lt; b</title><link rel="self" href="x"/><link href="snow.html"/></entry>
+<entry><id>3</id><title>Zones</title><link href="/3"/><published>Fri, 01 Mar 2024 06:00:00 CET</published></entry></feed>"""  # noqa: E501
+
 VTT = "WEBVTT\n\n00:01.000 --> 00:02.000\n<v Ann>Lava is hot.\n"
 
 
@@ -87,6 +92,18 @@ def test_atom_by_format_whatever_the_ending(tmp_path):
         "urn:1", "https://example.com/one", "2024-03-01T05:00:00+00:00",
     )  # fmt: skip
     assert (first["language"], first["author"], first["podcast"]) == ("de", "Bo", "Notes")
+
+
+def test_relative_links_marked_titles_and_zones_are_resolved(tmp_path):
+    (tmp_path / "blog.atom").write_text(RELATIVE)
+    records, letters = read(tmp_path / "blog.atom")
+    fields = [one.fields for one in records]
+    assert not letters
+    assert [one["title"] for one in fields] == ["Tea & Cakes", "a < b", "Zones"]
+    assert [one["link"] for one in fields] == [
+        "https://example.org/blog/tea.html", "https://example.org/blog/archive/snow.html", "https://example.org/3",
+    ]  # fmt: skip
+    assert fields[2]["published"] == "2024-03-01T06:00:00+01:00"
 
 
 def test_entities_of_html_and_bare_ampersands_are_read(tmp_path):
