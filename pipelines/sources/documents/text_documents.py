@@ -12,6 +12,8 @@ from scannery.pipelines.sources.documents.document import Block, Document, Docum
 __all__ = ["front_matter", "has_bad_front_matter", "markdown_title", "read_notebook"]
 
 MOST_FIELDS = 256
+MOST_DEPTH = 32
+"""Nesting of front matter."""
 
 
 def front_matter(text: str) -> dict[str, Any]:
@@ -33,8 +35,8 @@ def _front_matter(text: str) -> dict[str, Any] | None:
         return {}
     content = text[:end].strip("\ufeff").strip().strip("-.")
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(content, Loader=_loader())):
-            return None  # aliases of aliases grow exponentially
+        if not _is_simple(content):
+            return None
         fields = yaml.load(content, Loader=_loader())
     except (yaml.YAMLError, ValueError, RecursionError):
         return None
@@ -43,6 +45,21 @@ def _front_matter(text: str) -> dict[str, Any] | None:
     if not isinstance(fields, dict):
         return None
     return {str(key): _plain(value) for key, value in [*fields.items()][:MOST_FIELDS]}
+
+
+def _is_simple(content: str) -> bool:
+    """Return whether YAML has no aliases and does not nest deep: it could grow exponentially, or take long."""
+    import yaml
+
+    opening = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken, yaml.BlockSequenceStartToken,
+               yaml.BlockMappingStartToken)  # fmt: skip
+    closing = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
+    depth = 0
+    for token in yaml.scan(content, Loader=_loader()):
+        depth += isinstance(token, opening) - isinstance(token, closing)
+        if depth > MOST_DEPTH or isinstance(token, yaml.AliasToken):
+            return False
+    return True
 
 
 def _plain(value: Any) -> Any:
