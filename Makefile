@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What builds a package is constrained, too: older versions of pip read the first of these for it, newer ones the second.
 CONSTRAINED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
-.PHONY: demo test test-long torture model kills test-xla check proto spec-docs sync bench clean
+.PHONY: demo wheel test test-long torture model kills test-xla check proto spec-docs sync bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +16,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 demo: $(VENV)/.ready  ## Build and query the sample corpus, end to end.
 	$(BIN)/scannery demo
+
+wheel: $(VENV)/.ready  ## dist/scannery-VERSION-py3-none-any.whl, to install elsewhere.
+	rm -f dist/scannery-*.whl
+	$(CONSTRAINED) $(BIN)/python -m build --wheel --no-isolation
 
 test: $(VENV)/.ready  ## Two tests at a time: most of the time of one goes into waiting for processes.
 	$(BIN)/python -m pytest -n 2 --dist loadfile

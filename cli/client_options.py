@@ -50,9 +50,7 @@ def connected(target: str | None, store: str | None, *, timeout_s: float) -> Cli
         raise typer.BadParameter("give either --target HOST:PORT or --store URI")
     if target is not None:
         if "://" not in target and ":" not in target:
-            raise typer.BadParameter(
-                f"--target must be HOST:PORT, got {target!r}; a folder goes with --store"
-            )
+            raise typer.BadParameter(f"--target must be HOST:PORT, got {target!r}; for a folder, use --store")
         return connect(target, timeout_s=timeout_s, **remote_options())
     from scannery.indexer.kernels.import_numba import import_numba_without_blas
 

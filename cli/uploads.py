@@ -12,6 +12,11 @@ import typer
 
 from scannery.cli.records import FileRecord, Places, read_records
 from scannery.client import Index, InvalidArgumentError, PermissionDeniedError, ScanneryError
+from scannery.client.errors import (
+    DeadlineExceededError,
+    InternalError,
+    UnavailableError,
+)
 from scannery.client.request.records import RecordReader
 from scannery.client.request.writes import DATAPOINT_KEYS, Refused
 
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Failure", "Upload", "Uploaded", "identifiers"]
 
 IN_FLIGHT = 4
+_OF_SERVER = (UnavailableError, DeadlineExceededError, InternalError)
 _PLACE = re.compile(r"upserts\[([0-9]+)\](\.datapoint)?[.:]? ?")
 
 
@@ -90,7 +96,8 @@ class Upload:
             skips: write the others where some are refused; else the first refused one ends it.
 
         Raises:
-            ScanneryError: a record is refused, and the message names its place; or no record can be written.
+            ScanneryError: a record is refused, and the message names its place; or the server failed, with or
+                without `skips`.
 
         """
         try:
@@ -104,6 +111,10 @@ class Upload:
             )
         except ScanneryError as error:
             raise self._explained(error) from error
+        for one in done.failed:
+            if isinstance(one.error, _OF_SERVER):  # the record is not the cause: it may be written later
+                typer.echo(f"{done.written:,} rows were written", err=True)
+                raise one.error
         failures = [
             Failure(self._places.of(one.position), one.id, _problem(one.error)) for one in done.failed
         ]

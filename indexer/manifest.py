@@ -190,7 +190,7 @@ class Manifest(_Record):
 
     @property
     def builds(self) -> tuple[str, ...]:
-        """Names of the builds that its documents come from, as far as they are known."""
+        """Names of the builds that its documents come from; those that are known."""
         known = self.statistics.get("builds") or [self.statistics.get("build_id")]
         return tuple(build for build in known if build)
 

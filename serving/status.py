@@ -45,6 +45,7 @@ _CODES: tuple[tuple[type[Exception], StatusCode], ...] = (
     (indexer.InvalidRecordError, StatusCode.INVALID_ARGUMENT),
     (indexer.NotFoundError, StatusCode.NOT_FOUND),
     (indexer.AlreadyExistsError, StatusCode.ALREADY_EXISTS),
+    (indexer.InUseError, StatusCode.FAILED_PRECONDITION),
     (indexer.CorruptError, StatusCode.DATA_LOSS),
     (WrongLogError, StatusCode.FAILED_PRECONDITION),
     (LogReplacedError, StatusCode.UNAVAILABLE),

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from scannery.cli.main import main
 from scannery.indexer import Store, parse_spec, read_manifest
 from scannery.pipelines.evaluation.measures import parse_measures
 from scannery.pipelines.evaluation.sweeps import SWEPT
 from tests.cli.test_judge import typed
 from tests.data import ROOT
+from tests.pages import Reader, blocks
 from tests.served import make_text_store
 from tests.test_docs import rows
 
-PAGE = (ROOT / "docs" / "evaluate.md").read_text()
-COMMANDS = [block.strip().replace("\\\n", " ") for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)]
+PATH = "docs/evaluate.md"
+PAGE = (ROOT / PATH).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +48,11 @@ def test_the_commands_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    assert len(COMMANDS) == 8
-    for command in COMMANDS:
-        if not command.startswith("scannery "):
-            subprocess.run(["bash", "-c", command], check=True)
-            continue
-        words = shlex.split(command)[1:]
-        target = Path(words.pop()) if words[-2] == ">" else None
+    reader = Reader(capsys)
+    for block in blocks(PATH):
         with typed(b"23100" * 20):
-            status = main(words[:-1] if target else words)
-        captured = capsys.readouterr()
-        assert (status, captured.err if words[0] != "judge" else "") == (0, ""), command
-        if target:
-            target.write_text(captured.out)
+            reader.run(block)
+    assert len(reader.outputs) == 7
     assert {path.name for path in folder.iterdir()} >= {
         "qrels.tsv", "alpha.png", "queries.csv", "run.dense.trec", "run.hybrid.trec", "evaluation.json",
     }  # fmt: skip

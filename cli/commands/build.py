@@ -59,7 +59,11 @@ def build(
     ] = None,
     runner: Annotated[
         str | None,
-        typer.Option(help="local (default), portable, dask, dataflow, flink or spark.", show_default=False),
+        typer.Option(
+            help="Default: this process, without Beam up to 16 MiB of input. local: Beam in this process. Others: "
+            "portable, dask, dataflow, flink, spark.",
+            show_default=False,
+        ),
     ] = None,
     allow_errors: Annotated[
         str | None,
@@ -205,7 +209,7 @@ def _print(report: BuildReport, store: str, *, query: str, records: str) -> None
     if report.ignored:
         names = ", ".join(f"{name} ({count:,})" for name, count in report.ignored.items())
         out.print(
-            f"[yellow]![/yellow] left out, because the spec does not name them: {escape(names)}",
+            f"[yellow]![/yellow] left out, as the spec does not name it or it cannot be read: {escape(names)}",
             soft_wrap=True,
         )
     if report.not_in_input and report.files:
@@ -252,13 +256,15 @@ def _warnings(report: BuildReport) -> Iterator[str]:
         names = "; ".join(f"{name} ({count:,})" for name, count in report.converted.items())
         yield f"values were converted in a way that could be wrong: {names}"
     if report.foreign_texts:
+        from scannery.embed.models.recommended_models import MULTILINGUAL
+
         shares = ", ".join(
             f"{language.capitalize()} ({count / report.sampled_texts:.0%})"
             for language, count in report.foreign_texts.items()
         )
         yield (
             f"the encoder is not made for the languages of some texts: {shares} of {report.sampled_texts:,} sampled. "
-            "A multilingual encoder is, such as intfloat/multilingual-e5-small or BAAI/bge-m3"
+            f"A multilingual encoder is, such as {MULTILINGUAL.name}"
         )
 
 

@@ -192,7 +192,11 @@ def compact_command(
         list[str] | None, typer.Argument(metavar="[-- RUNNER OPTIONS]", help="Options for the runner.")
     ] = None,
     runner: Annotated[
-        str | None, typer.Option(help="local (default), portable, dask, dataflow, flink or spark.")
+        str | None,
+        typer.Option(
+            help="Default: this process, without Beam. local: Beam in this process. Others: portable, dask, "
+            "dataflow, flink, spark."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -137,7 +137,7 @@ def search(
     if queries is not None:
         if any(given is not None for given in (query, also, like, vector, sparse, weights)):
             raise typer.BadParameter(
-                "--queries goes without QUERY, --also, --like, --vector, --sparse, --weights"
+                "--queries cannot be combined with QUERY, --also, --like, --vector, --sparse, --weights"
             )
         with connected(target, store, timeout_s=timeout) as client:
             answer_queries(client.index(index), queries, k, options)

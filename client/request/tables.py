@@ -10,6 +10,7 @@ import datetime as dt
 import decimal
 import math
 import numbers
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -70,24 +71,53 @@ def column_names(points: Any) -> list[str] | None:
 def table_rows(points: Any) -> Iterator[dict[str, Any]]:
     """Yield each row as a mapping of the columns that have a value: null, NaN and NaT are left out.
 
-    Vectors are float32 arrays, timestamps datetimes, decimals integers where they are whole, else floats.
+    Vectors are float32 arrays, timestamps datetimes, periods the time when they begin, UUIDs texts, decimals integers
+    where they are whole, else floats. A named index is a column.
 
     Raises:
         InvalidArgumentError: it is no table of named columns.
 
     """
-    reader = _reader(points)
+    points = _with_index(points) if _is_frame(points) else points
+    reader = None if _has_mappings(points) else _reader(points)
     if reader is None:
-        yield from (_plain_row(row) for row in _frame_rows(points))
+        yield from (_identified(_plain_row(row)) for row in _frame_rows(points))
         return
     for batch in reader:
         for start in range(0, batch.num_rows, READ_ROWS):
-            yield from _batch_rows(batch.slice(start, READ_ROWS))
+            yield from map(_identified, _batch_rows(batch.slice(start, READ_ROWS)))
 
 
 def _is_frame(points: object) -> bool:
     # Frames of pandas before 2.2 have no Arrow interface.
     return not isinstance(points, Mapping) and hasattr(points, "to_dict") and hasattr(points, "iloc")
+
+
+def _with_index(frame: Any) -> Any:
+    """Return a frame whose index, if it has a name, is a column: Arrow drops ranges, and `to_dict` any index."""
+    columns = [str(name) for name in frame.columns]
+    if twice := next((name for name in columns if columns.count(name) > 1), None):
+        raise InvalidArgumentError(f"points: two columns are called {twice!r}", field="points")
+    names = getattr(getattr(frame, "index", None), "names", ())
+    levels = [place for place, name in enumerate(names) if name is not None and str(name) not in columns]
+    return frame.reset_index(level=levels) if levels else frame
+
+
+def _has_mappings(points: Any) -> bool:
+    """Return whether a frame has mappings, such as payloads: Arrow gives each of them the keys of all."""
+    if not _is_frame(points):
+        return False
+    columns = (points[name] for name, kind in points.dtypes.items() if str(kind) == "object")
+    return any(isinstance(value, Mapping) for column in columns for value in column)
+
+
+def _identified(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with whole ids as integers: pandas makes floats of them beside missing ones."""
+    for name in ("id", "document_id"):
+        value = row.get(name)
+        if isinstance(value, float) and value.is_integer():
+            row[name] = int(value)
+    return row
 
 
 def _reader(points: Any) -> Iterable[pa.RecordBatch] | None:
@@ -145,7 +175,7 @@ def _column(array: pa.Array) -> list[Any]:
 
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        return _column(array.storage)
+        return _extension_column(array)
     if pa.types.is_dictionary(kind):
         # Not by Arrow, which decodes no dictionary of string views (polars).
         words = _column(array.dictionary)
@@ -158,6 +188,20 @@ def _column(array: pa.Array) -> list[Any]:
     if pa.types.is_map(kind):
         return [None if pairs is None else _plain(dict(pairs)) for pairs in array.to_pylist()]
     return [_plain(value) for value in array.to_pylist()]
+
+
+def _extension_column(array: pa.Array) -> list[Any]:
+    """Return the values of a column of a type that Arrow does not have itself."""
+    name = array.type.extension_name
+    if name == "arrow.uuid":
+        values = array.storage.to_pylist()
+        return [None if value is None else str(uuid.UUID(bytes=value)) for value in values]
+    if name == "pandas.period":  # stored as a count of periods since 1970, not of seconds
+        import pandas as pd
+
+        places, freq = array.storage.to_pylist(), array.type.freq
+        return [None if place is None else _plain(pd.Period(ordinal=place, freq=freq)) for place in places]
+    return _column(array.storage)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -183,6 +227,8 @@ def _vector(values: pa.Array) -> np.ndarray:
 
 def _plain(value: Any) -> Any:
     """Return a value as datapoints have it, None for what stands for nothing."""
+    if type(value).__name__ == "Period" and hasattr(value, "start_time"):
+        value = value.start_time
     for kinds, convert in _CONVERSIONS:
         if isinstance(value, kinds):
             return convert(value)
@@ -219,6 +265,7 @@ _CONVERSIONS: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
     ((float,), lambda value: None if math.isnan(value) else value),
     ((decimal.Decimal,), _decimal),
     ((numbers.Integral,), int),
+    ((uuid.UUID,), str),
     ((dt.datetime,), _datetime),
     ((np.ndarray,), _array),
     ((Mapping,), lambda value: {name: _plain(item) for name, item in value.items()}),

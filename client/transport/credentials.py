@@ -67,7 +67,7 @@ class Credentials:
         if (self.cert is None) != (self.key is None):
             raise InvalidArgumentError("cert: needs key, and key needs cert", field="cert")
         if self.tls is False and (self.ca is not None or self.cert is not None):
-            raise InvalidArgumentError("tls: False goes with neither ca nor cert", field="tls")
+            raise InvalidArgumentError("tls: False cannot be combined with ca or cert", field="tls")
         for name in ("ca", "cert", "key"):
             # They are read again at every new connection, and the process may go to another folder.
             if (path := getattr(self, name)) is not None:

@@ -138,6 +138,8 @@ def _int(value: object) -> Converted:
     if isinstance(value, str):
         try:
             number = int(value)
+            if "_" in value:  # Python takes 1_000; in data it is a code
+                raise TypeError
         except ValueError:
             number, note = _whole(_decimal(value)), WHOLE_AS_INT
     elif isinstance(value, (float, Decimal)):
@@ -168,9 +170,13 @@ def _whole(value: float | Decimal) -> int:
 def _float(value: object) -> Converted:
     if isinstance(value, bool) or not isinstance(value, (str, int, float, Decimal)):
         raise TypeError
+    if isinstance(value, str) and "_" in value:
+        raise ValueError  # Python takes 1_000; in data it is a code
     number = float(value)
     if math.isnan(number):
         raise ValueError  # NaN has no order, so no filter could find it
+    if math.isinf(number) and isinstance(value, str) and any(char.isdigit() for char in value):
+        raise OverflowError  # 1e400
     is_cut = isinstance(value, Decimal) and Decimal(repr(number)) != value
     return Converted(number, LONG_DECIMAL if is_cut else None)
 

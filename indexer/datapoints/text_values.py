@@ -6,9 +6,12 @@ import ast
 import csv
 import datetime as dt
 import email.utils
+import io
+import itertools
 import json
 import math
 import re
+import tokenize
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -30,6 +33,18 @@ _ZULU = re.compile(r"\s*(?:[Zz]|UTC|GMT)$")
 _SHORT_OFFSET = re.compile(r"([+-]\d\d)(\d\d)?$")
 _POINTED = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})(?:,? +(\d{1,2}:\d\d(?::\d\d)?))?")
 _SLASHED = re.compile(r"(\d{4})/(\d{1,2})/(\d{1,2})(?:[ T](.+))?")
+_MAILED = re.compile(r"(?:[A-Za-z]{3,9},? |\d{1,2} [A-Za-z]{3,9} )")
+_MAIL_WORDS = frozenset({
+    "mon", "tue", "wed", "thu", "fri", "sat", "sun", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday",
+    "sunday", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec", "january", "february",
+    "march", "april", "june", "july", "august", "september", "october", "november", "december",
+    "ut", "utc", "gmt", "z", "est", "edt", "cst", "cdt", "mst", "mdt", "pst", "pdt",
+})  # fmt: skip
+"""Names of days, months and zones that `email.utils` knows. It takes other words, such as CET or PM, for no zone."""
+_ZONES = {"cet": "+0100", "mez": "+0100", "cest": "+0200", "mesz": "+0200", "wet": "+0000", "west": "+0100",
+          "eet": "+0200", "eest": "+0300",
+          "msk": "+0300", "jst": "+0900", "aest": "+1000", "aedt": "+1100"}  # fmt: skip
+"""Zones that are known by one meaning only, unlike BST and IST."""
 _GROUPED = {
     ",": re.compile(r"[+-]?(?:\d{1,3}(?:[. '\u00a0\u202f’]\d{3})+|\d+)?(?:,\d+)?"),
     ".": re.compile(r"[+-]?(?:\d{1,3}(?:[, '\u00a0\u202f’]\d{3})+|\d+)?(?:\.\d+)?"),
@@ -66,15 +81,27 @@ def list_in_text(text: str) -> list[Any] | None:
         try:
             found = json.loads(text)
         except ValueError:
-            try:
-                found = ast.literal_eval(text)
-            except (ValueError, SyntaxError, MemoryError):
-                return None
+            found = _python_list(text)
         return found if isinstance(found, list) else None
     if text.startswith("{") and text.endswith("}") and ":" not in text:
         items = next(csv.reader([text[1:-1]], escapechar="\\", doublequote=False), [])
         return [item for item in items if item != "NULL"]
     return None
+
+
+def _python_list(text: str) -> object:
+    """Return the value that Python's source text stands for, None for other text.
+
+    `['a' 'b']`, as NumPy writes two texts, is none: Python would read it as the one text `ab`.
+    """
+    try:
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        kinds = [token.type for token in tokens if token.type != tokenize.NL]
+        if (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds):
+            return None
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, tokenize.TokenError):
+        return None
 
 
 def formatted_time(text: str, format: str) -> dt.datetime | None:
@@ -133,13 +160,25 @@ def time_in_text(text: str) -> dt.datetime:
     elif found := _SLASHED.fullmatch(text):
         year, month, day, time = found.groups()
         text = f"{year}-{month:0>2}-{day:0>2}" + (f" {time}" if time else "")
-    elif text[:3].isalpha():
-        try:
-            return email.utils.parsedate_to_datetime(text)
-        except (TypeError, IndexError) as error:
-            raise ValueError(str(error)) from error
+    elif _MAILED.match(text):
+        return _mailed_time(text)
     if found := _ZULU.search(text):
         text = text[: found.start()] + "+00:00"
     elif ":" in text and (found := _SHORT_OFFSET.search(text)):
         text = f"{text[: found.start()].rstrip()}{found[1]}:{found[2] or '00'}"
     return dt.datetime.fromisoformat(text)
+
+
+def _mailed_time(text: str) -> dt.datetime:
+    """Return the time as mails and feeds write it; ValueError if a word in it is no day, month or known zone.
+
+    `email.utils` ignores words that it does not know: CET would be UTC, and 10:00 PM the morning.
+    """
+    text = re.sub(r"\b[A-Za-z]{3,4}\b", lambda word: _ZONES.get(word[0].lower(), word[0]), text)
+    words = re.findall(r"[^\W\d_]+", re.sub(r"\([^()]*\)", " ", text))
+    if any(word.lower() not in _MAIL_WORDS for word in words):
+        raise ValueError(f"an unknown word in {text!r}")
+    try:
+        return email.utils.parsedate_to_datetime(text)
+    except (TypeError, IndexError) as error:
+        raise ValueError(str(error)) from error

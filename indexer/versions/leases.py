@@ -71,21 +71,24 @@ class LeaseHolder:
         """
         self._store = store
         self._clock = clock or _now
-        self._held: dict[str, tuple[frozenset[int], datetime]] = {}
+        self._held: dict[str, tuple[tuple[str | None, frozenset[int]] | None, datetime]] = {}
         self._process = 0
         self._name = ""
         self._failing = False
 
-    def hold(self, index: str, versions: Collection[int]) -> None:
-        """Lease exactly these versions of an index; writes only a lease that changed or is due for renewal."""
+    def hold(self, index: str, versions: Collection[int], index_id: str | None = None) -> None:
+        """Lease exactly these versions of an index; writes only a lease that changed or is due for renewal.
+
+        `index_id` tells an index from an earlier one of the same name, whose leases were removed with it.
+        """
         if self._process != os.getpid():  # after a fork, the leases are those of the parent
             self._process, self._held = os.getpid(), {}
             self._name = _new_name()
-        now, wanted = self._clock(), frozenset(versions)
-        before, written = self._held.get(index, (frozenset(), now - LIFETIME))
+        now, wanted = self._clock(), (index_id, frozenset(versions))
+        before, written = self._held.get(index, (None, now - LIFETIME))
         if wanted == before and now - written < LIFETIME / 3:
             return
-        lease = {"versions": sorted(wanted), "expires_at": (now + LIFETIME).isoformat()}
+        lease = {"versions": sorted(versions), "expires_at": (now + LIFETIME).isoformat()}
         try:
             self._store.write(self._key(index), json.dumps(lease).encode())
             self._held[index], self._failing = (wanted, now), False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 from scannery.indexer import Store
 from scannery.indexer.errors import CorruptError
 from scannery.indexer.versions.dropping import DropReport, drop_index
+from scannery.live.log.files import DRAFT_FILE, files_of_log
 from scannery.live.log.location import log_folder
 from scannery.live.log.registry import registered
 
@@ -45,11 +46,20 @@ def drop(
 
     def remove_logs() -> None:
         for folder in outside:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_log(folder)
 
     report = drop_index(store, index, force=force, also=remove_logs, progress=progress)
     is_elsewhere = known is not None and known.path is not None and not outside
     return report, known.where if known is not None and is_elsewhere else None
+
+
+def _remove_log(folder: Path) -> None:
+    """Remove the files of a log, and its folder if nothing else is in it: it comes from a file of the store."""
+    with contextlib.suppress(OSError):
+        for name in files_of_log(folder):
+            (folder / name).unlink()
+        (folder / DRAFT_FILE).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _is_in(folder: Path, store: Store) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -126,12 +127,34 @@ class JudgementFile:
         if not data or data.endswith(b"\n"):
             return False
         start = data.rfind(b"\n") + 1
-        if self._is_whole(data[start:].decode(errors="replace")):
+        last = data[start:].decode(errors="replace")
+        if self._is_whole(last):
             os.lseek(self._file, 0, os.SEEK_END)
             _write_all(self._file, b"\n")
             return False
+        self._check_own(data[:start], last)
         os.ftruncate(self._file, start)
         return True
+
+    def _check_own(self, before: bytes, last: str) -> None:
+        """Raise CollectionError unless an unfinished line is one of judgements: other files must not be cut."""
+        is_own = True
+        if not before.strip():
+            begins = [_HEADER, '{"query-id": ']
+            # A line of TREC begins with an id; then the name of the file tells.
+            is_own = self._format == "trec" or any(
+                one.startswith(last) or last.startswith(one) for one in begins
+            )
+        elif before != _HEADER.encode():
+            with tempfile.NamedTemporaryFile() as lines:
+                lines.write(before)
+                lines.flush()
+                try:
+                    read_judgement_lines(lines.name)
+                except CollectionError:
+                    is_own = False
+        if not is_own:
+            raise CollectionError(f"output: {self.path} has other content than judgements", field="output")
 
     def _is_whole(self, line: str) -> bool:
         if self._format == "jsonl":

@@ -38,6 +38,11 @@ CHUNK = {"max_tokens": 128, "overlap_tokens": 16}
 MAX_ATTRIBUTES = 100
 WIDTH = 110
 """Of a line of the spec, in characters; longer comments stand above."""
+_READING = {
+    "format": "the files are tables",
+    "records": "the list of records in each file",
+    "csv": "how the files are written",
+}
 _GENERIC = frozenset({"name", "value", "id", "rendered", "type", "key", "label", "count", "date", "time"})
 
 
@@ -97,7 +102,7 @@ def draft_spec(
     """
     profiles = profile_fields([record.fields for record in sample.records])
     roles = find_roles(profiles, given, is_whole=sample.is_whole)
-    _check_roles(roles, profiles)
+    _check_roles(roles, profiles, sample)
     refused: dict[str, list[str]] = {}
     while True:
         lines = _Drafting(sample, roles, encoder, source or {}, refused).lines()
@@ -132,7 +137,12 @@ def attribute_name(profile: FieldProfile, taken: Iterable[str]) -> str:
     return next(name for name in names if ATTRIBUTE_NAME.fullmatch(name) and name not in used)
 
 
-def _check_roles(roles: Roles, profiles: Sequence[FieldProfile]) -> None:
+def _check_roles(roles: Roles, profiles: Sequence[FieldProfile], sample: Sample) -> None:
+    if not sample.records:
+        letter = sample.letters[0]
+        raise SpecConflictError(
+            f"no record can be read; the first fault: {letter.message} ({letter.source})", field="input"
+        )
     names = ", ".join(profile.path for profile in profiles[:20]) or "none"
     if roles.id is None and roles.id_template is None:
         raise SpecConflictError(
@@ -195,7 +205,7 @@ class _Drafting:
         return sections
 
     def _source(self) -> list[_Line]:
-        roles, why = self._roles, {"format": "the files are tables", "csv": "how the files are written"}
+        roles, why = self._roles, _READING
         lines = [_Line(key, value, why.get(key, "")) for key, value in self._reading.items()]
         if roles.id is not None:
             lines.append(_role_line("id", roles.id))

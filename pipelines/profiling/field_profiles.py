@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scannery.pipelines.profiling.value_types import TypeGuess, guess_type, is_missing
+from scannery.pipelines.profiling.value_types import TypeGuess, guess_type, has_decimal_commas, is_missing
 
 __all__ = ["FieldProfile", "flattened", "profile_fields"]
 
@@ -41,6 +41,9 @@ class FieldProfile:
     values: Sequence[Any]
     """Those of the records that have one, in order. Texts such as `NULL` count as none."""
 
+    has_commas: bool = False
+    """Whether numbers of the sample have decimal commas."""
+
     @property
     def name(self) -> str:
         """The field's own name."""
@@ -61,7 +64,9 @@ class FieldProfile:
         """The type of an attribute; None if no attribute can hold the values, or there are none."""
         if not self.values:
             return None
-        return guess_type(self.name, self.values, has_missing=len(self.values) < self.records)
+        return guess_type(
+            self.name, self.values, has_missing=len(self.values) < self.records, has_commas=self.has_commas
+        )
 
     @cached_property
     def distinct(self) -> int:
@@ -109,8 +114,9 @@ def profile_fields(records: Sequence[Mapping[str, Any]]) -> list[FieldProfile]:
                 found = values.setdefault(parts, [])
                 if not is_missing(value):
                     found.append(str(value) if isinstance(value, uuid.UUID) else value)
+    has_commas = has_decimal_commas(text for one in values.values() for text in one if isinstance(text, str))
     return [
-        FieldProfile(".".join(parts), parts, place, len(records), found)
+        FieldProfile(".".join(parts), parts, place, len(records), found, has_commas)
         for place, (parts, found) in enumerate(values.items())
     ]
 

@@ -104,6 +104,8 @@ def find_roles(
     id = named.get("id") or _id(rest)
     text = named.get("text") or _text(rest, id)
     title = named.get("title") or _title(rest, text, id)
+    if text is None and vector is None and "text" not in given:
+        text = _short_text(rest, title, id)
     if text is None and vector is None and title is not None:
         text, title = title, None  # a list of names: they are what is searched
     document_id = next((_role(p, "groups passages") for p in rest if _groups(p)), None)
@@ -166,12 +168,37 @@ def _id_score(profile: FieldProfile) -> int:
     return max(1, by_name + by_values + (5 if profile.place == 0 else 0) - 4 * profile.depth)
 
 
+_SIGN = r"(?:[€$£¥₽₹₩₺%円元]|EUR|USD|GBP|CHF|JPY|CNY|SEK|NOK|DKK|PLN|CZK|INR|AUD|CAD|BRL|kr|zł|Kč|Ft)"
+_DIGITS = r"\(?[+-]?\d[\d.,' \u00a0\u202f]*\)?"
+_AMOUNT = re.compile(rf"-?{_SIGN}\s?{_DIGITS}|{_DIGITS}\s?{_SIGN}")
+_MEASURE = re.compile(
+    r".*\b(zip|zipcode|postcode|postal|plz|phone|tel|telefon|fax|mobile|salary|price|preis|prix|precio|prezzo|amount|betrag|"
+    r"total|revenue|umsatz|sum|summe|cost|kosten|share|anteil|units|qty|quantity|menge|score|rating|size|count|year|jahr|"
+    r"lat|latitude|lon|lng|longitude|age|width|height|weight)\b.*", re.I
+)  # fmt: skip
+
+
+def _is_amount(profile: FieldProfile) -> bool:
+    """Return whether texts are amounts, such as `$3,400.50`, `12%` and `9,99 €`."""
+    return profile.is_text and all(_AMOUNT.fullmatch(text) for text in profile.values)
+
+
+def _measures(profile: FieldProfile) -> bool:
+    """Return whether a field measures or describes: other records may have the same value by chance."""
+    if any(pattern.fullmatch(profile.name) for pattern, _ in _ID_NAMES[:2]):
+        return False
+    return _MEASURE.fullmatch(re.sub(r"[\W_]+|(?<=[a-z])(?=[A-Z])", " ", profile.name)) is not None
+
+
 def _can_identify(profile: FieldProfile) -> bool:
     """Return whether every record has a short text or an integer in a field, which is no time or the like."""
     if profile.share < 1 or not profile.values or not profile.path or profile.words >= TEXT_WORDS:
         return False
     are_plain = all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in profile.values)
     is_other = profile.guess is not None and profile.guess.kind not in ("string", "int")
+    is_text = bool(_TEXT_NAMES.fullmatch(profile.name)) and profile.is_text
+    if _is_amount(profile) or _measures(profile) or is_text:
+        return False
     return are_plain and not is_other and profile.longest <= MAX_ID_CHARS
 
 
@@ -191,6 +218,21 @@ def _text(profiles: Sequence[FieldProfile], id: Role | None) -> Role | None:
         return None
     why = f"{round(found[0].words):,} words on average, at most {found[0].longest:,} characters"
     return Role(found[0], why, _paths(found[1:]))
+
+
+def _short_text(profiles: Sequence[FieldProfile], title: Role | None, id: Role | None) -> Role | None:
+    """Return the text where all texts are short: a field that is named as texts are, or has twice the title's words."""
+    taken = {role.field.path for role in (title, id) if role is not None}
+    least = 2 if title is None else max(2, 2 * title.field.words)
+
+    def can_be(profile: FieldProfile) -> bool:
+        named = _is_named(profile, _TEXT_NAMES) and not _is_named(profile, _TITLE_NAMES)
+        is_long = profile.words >= (1.5 if named else least) and _is_telling(profile, 0.5)
+        is_text = profile.is_text and not _is_code(profile) and not _is_amount(profile)
+        return is_text and is_long and profile.path not in taken
+
+    found = sorted(filter(can_be, profiles), key=lambda p: (not _is_named(p, _TEXT_NAMES), -p.words, p.place))
+    return Role(found[0], "short texts; the longest ones", _paths(found[1:])) if found else None
 
 
 def _title(profiles: Sequence[FieldProfile], text: Role | None, id: Role | None) -> Role | None:

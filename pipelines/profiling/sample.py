@@ -12,7 +12,8 @@ from typing import Any
 from scannery.indexer.spec.spec import CsvSpec, IndexSpec, SourceSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import NothingToIndexError
-from scannery.pipelines.profiling.field_profiles import profile_fields
+from scannery.pipelines.profiling.field_profiles import flattened, profile_fields
+from scannery.pipelines.profiling.field_roles import TEXT_WORDS
 from scannery.pipelines.profiling.value_types import is_missing
 from scannery.pipelines.sources import (
     Fields,
@@ -113,6 +114,9 @@ def init_sample(inputs: Sequence[str], limit: int = SAMPLE_RECORDS) -> tuple[Sam
     if _are_tables(find_files(inputs)):
         source = SourceSpec(id="id", vector="vector", format="csv")
     sample = read_sample(inputs, source, limit)
+    if path := _path_of_records(sample):
+        source = source.model_copy(update={"records": path})
+        sample = read_sample(inputs, source, limit)
     parts = [part for file in sample.files[:MAX_FILES] for part in itertools.islice(_parts(file), 1)]
     tables = [part for part in parts if part.format in DELIMITERS]
     csv = _common_dialect(tables)
@@ -121,7 +125,26 @@ def init_sample(inputs: Sequence[str], limit: int = SAMPLE_RECORDS) -> tuple[Sam
         given = CsvSpec(missing=words)
         sample = read_sample(inputs, source.model_copy(update={"csv": given}), limit)
     reading: dict[str, Any] = {} if source.format == "auto" else {"format": source.format}
+    reading |= {"records": path} if path else {}
     return sample, reading | ({"csv": csv} if csv else {})
+
+
+def _path_of_records(sample: Sample) -> str | None:
+    """Return the path of the longest list of objects, if each file is one object of JSON around it; else None."""
+    records = [record.fields for record in sample.records]
+    are_json = all(".json" in PurePosixPath(file.path).suffixes for file in sample.files)
+    if not are_json or len(records) != sample.read_files or sample.letters:
+        return None
+    if any(profile.words >= TEXT_WORDS for profile in profile_fields(records)):
+        return None  # each object is a record itself, such as a mail with its recipients
+    found: dict[str, int] = {}
+    for record in records:
+        for parts, value in flattened(record):
+            if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+                path = ".".join(parts)
+                found[path] = found.get(path, 0) + len(value)
+    best = max(found, key=lambda path: found[path], default=None)
+    return best if best is not None and found[best] > len(records) else None
 
 
 def _words_for_nothing(sample: Sample) -> list[str]:

@@ -12,13 +12,13 @@ import datetime as dt
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from scannery.indexer.spec.spec import AttributeType
 
-__all__ = ["TypeGuess", "guess_type", "is_missing"]
+__all__ = ["TypeGuess", "guess_type", "has_decimal_commas", "is_missing"]
 
 MISSING = frozenset({"", "null", "none", "nan", "n/a", "na", "nil", "\\n", "#n/a", "-"})
 """Texts that stand for no value, in lower case."""
@@ -32,6 +32,9 @@ _WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,15})\.0+")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _LEADING_ZERO = re.compile(r"[+-]?0\d")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})*(\.\d+)?")
+_POINT_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})*|0")
+_COMMA_NUMBER = re.compile(r"(?:[^\w,.]{0,3}|[A-Z]{3} )-?\d{1,3}(\.?\d{3})*,(\d\d?|-+)(?: ?[^\d,.]{0,4})")
+_POINT_NUMBER = re.compile(r"(?:[^\w,.]{0,3}|[A-Z]{3} )-?\d{1,3}(,?\d{3})*\.\d\d?(?: ?[^\d,.]{0,4})")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}([.\s']\d{3})*|\d+)(,\d+)?")
 _ISO_TIME = re.compile(
     r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d([.,]\d{1,9})?)?\s?(Z|z|UTC|[+-]\d\d(:?\d\d)?)?)?"
@@ -63,6 +66,16 @@ class TypeGuess:
     """Further keys of the attribute in the spec: `split`, `unit`, `format`, `decimal`."""
 
 
+def has_decimal_commas(texts: Iterable[str]) -> bool:
+    """Return whether numbers and prices in texts have decimal commas (`1.299,00 €`), and none a decimal point."""
+    found = False
+    for text in texts:
+        if _POINT_NUMBER.fullmatch(text.strip()):
+            return False
+        found = found or _COMMA_NUMBER.fullmatch(text.strip()) is not None
+    return found
+
+
 def is_missing(value: object) -> bool:
     """Return whether a value stands for none: null, a blank text, NaN, or a word such as NULL."""
     if value is None:
@@ -73,7 +86,7 @@ def is_missing(value: object) -> bool:
 
 
 def guess_type(  # noqa: PLR0911 -- one return for each type of values
-    name: str, values: Sequence[Any], *, has_missing: bool = False
+    name: str, values: Sequence[Any], *, has_missing: bool = False, has_commas: bool = False
 ) -> TypeGuess | None:
     """Return the type of a field; None if no attribute can hold its values (mappings, bytes, lists of numbers).
 
@@ -81,11 +94,14 @@ def guess_type(  # noqa: PLR0911 -- one return for each type of values
         name: of the field; tells times and truth values from numbers.
         values: of the field, without those that are missing; at least one.
         has_missing: whether some records have none.
+        has_commas: whether numbers of the same records have decimal commas: `1.002` is then a thousand and two.
 
     """
     kinds = {type(value) for value in values}
     if kinds <= {str}:
-        return _of_texts(name, [value.strip() for value in values], has_missing=has_missing)
+        return _of_texts(
+            name, [value.strip() for value in values], has_missing=has_missing, has_commas=has_commas
+        )
     if kinds <= {bool}:
         return TypeGuess("bool", "true or false")
     if kinds <= {int}:
@@ -128,9 +144,10 @@ def _of_lists(values: Sequence[Sequence[Any]]) -> TypeGuess | None:
     return None
 
 
-def _of_texts(name: str, texts: Sequence[str], *, has_missing: bool) -> TypeGuess:
+def _of_texts(name: str, texts: Sequence[str], *, has_missing: bool, has_commas: bool) -> TypeGuess:
     guesses: tuple[Callable[[], TypeGuess | None], ...] = (
         lambda: _truth(name, texts),
+        lambda: _point_groups(texts) if has_commas else None,
         lambda: _number(name, texts, has_missing=has_missing),
         lambda: _time(texts),
         lambda: _list(texts),
@@ -156,11 +173,26 @@ def _number(name: str, texts: Sequence[str], *, has_missing: bool) -> TypeGuess 
     if has_missing and all(_WHOLE.fullmatch(text) or _INTEGER.fullmatch(text) for text in texts):
         return TypeGuess("int", "whole numbers, written as 7.0 beside missing ones")
     if _all(_NUMBER, texts):
-        return TypeGuess("float", "numbers")
+        return TypeGuess("float", _number_why(texts))
     if _all(_THOUSANDS, texts):
         kind: AttributeType = "float" if any("." in text for text in texts) else "int"
         return TypeGuess(kind, "numbers with commas between thousands", {"decimal": "."})
-    return _with_comma(texts)
+    return _with_comma(texts) or _point_groups(texts)  # 1.234.567
+
+
+def _number_why(texts: Sequence[str]) -> str:
+    are_unclear = _all(_POINT_GROUPS, texts) and any("." in text for text in texts)
+    return (
+        "numbers; if the points stand between thousands: {type: int, decimal: ','}"
+        if are_unclear
+        else "numbers"
+    )
+
+
+def _point_groups(texts: Sequence[str]) -> TypeGuess | None:
+    if _all(_POINT_GROUPS, texts) and any("." in text for text in texts):
+        return TypeGuess("int", "numbers with points between thousands", {"decimal": ","})
+    return None
 
 
 def _with_comma(texts: Sequence[str]) -> TypeGuess | None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.column_rules import Values
 from scannery.indexer.datapoints.field_mapping import FieldMapping
+from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
 from scannery.indexer.datapoints.schema import vector_value
 from scannery.indexer.datapoints.validation import Field, Rejected, Validated, validate
 from scannery.indexer.errors import InvalidRecordError
@@ -88,7 +89,12 @@ def _validated(
     embeds = spec.source.vector is None
     valid = validate(rows, fields, spec, dimensions, embeds=embeds, spoken=spoken)
     if given is not None:
-        given.update({field.name: _count(field.values) for field in fields.values()})
+        passages = {
+            name for name, kind in PASSAGE_ATTRIBUTES.items() if embeds and spec.attributes.get(name) == kind
+        }  # their values come from the cut texts, so no record needs them
+        given.update({
+            field.name: _count(field.values) for column, field in fields.items() if column not in passages
+        })  # fmt: skip
     return valid
 
 

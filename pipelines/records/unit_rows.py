@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from scannery.embed import Encoder
 from scannery.indexer.datapoints.field_mapping import FieldMapping
+from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
 from scannery.indexer.datapoints.validation import Validated
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
@@ -89,8 +90,16 @@ def embedded_rows(
     letters = _named(found.letters, spec) + embedded.refused
     return UnitRows(
         embedded.table, embedded.documents, letters, found.ignored, embedded.work, read_s,
-        found.given, found.others + others, found.converted,
+        _without_passages(found.given, spec), found.others + others, found.converted,
     )  # fmt: skip
+
+
+def _without_passages(given: Counter[str], spec: IndexSpec) -> Counter[str]:
+    """Return counts without attributes that no record has because passages do: headings, pages, speakers."""
+    if spec.source.chunk is None:
+        return given
+    of_passages = {name for name, kind in PASSAGE_ATTRIBUTES.items() if spec.attributes.get(name) == kind}
+    return Counter({name: count for name, count in given.items() if count or name not in of_passages})
 
 
 def _noting_others(items: Iterable[Item], others: Counter[str]) -> Iterator[Item]:

@@ -193,7 +193,7 @@ def _npy_layout(raw: BinaryIO) -> _Layout:
         raise DamagedError(f"not a readable .npy file: {error}") from error
     if len(shape) != 2 or shape[1] < 1:
         raise _UnfitError(f"the array must have two dimensions, rows × components, got shape {shape}")
-    if component.kind not in "fiu":  # above all objects, which are pickles
+    if component.kind not in "fiu":  # especially objects, which are pickles
         raise _UnfitError(f"the array must hold numbers, got {component}")
     return _Layout(raw.tell(), shape[0], shape[1], component, by_column=by_column)
 

@@ -11,7 +11,7 @@ from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.sources.dialects import DELIMITERS, Dialect, find_dialect, transcoded
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
-from scannery.pipelines.sources.streams import lines_of, read_blocks, section_of
+from scannery.pipelines.sources.streams import read_blocks, section_of, sized_lines_of
 
 __all__ = ["DELIMITERS", "read", "split"]
 
@@ -27,14 +27,16 @@ class _Rows:
     Bytes that are not of the encoding become lone surrogates, so that they fail one row and not the file.
 
     Args:
-        lines: of the file, with their newlines.
+        lines: of the file, with their newlines, and the bytes of each in the file.
         dialect: of the file.
         offset: byte offset of the first line.
         line: number of the first line.
 
     """
 
-    def __init__(self, lines: Iterator[bytes], dialect: Dialect, *, offset: int = 0, line: int = 1) -> None:
+    def __init__(
+        self, lines: Iterator[tuple[bytes, int]], dialect: Dialect, *, offset: int = 0, line: int = 1
+    ) -> None:
         self.offset = offset
         self.line = line
         self.digest = blake2b(digest_size=16)
@@ -42,9 +44,9 @@ class _Rows:
         csv.field_size_limit(MAX_CELL_CHARACTERS)
         self._reader = dialect.reader(self._decoded(lines))
 
-    def _decoded(self, lines: Iterator[bytes]) -> Iterator[str]:
-        for line in lines:
-            self.offset += len(line)
+    def _decoded(self, lines: Iterator[tuple[bytes, int]]) -> Iterator[str]:
+        for line, size in lines:
+            self.offset += size  # of a line that is too long, only the begin is read
             self.line += 1
             self.digest.update(line)
             is_marked = self.line == 2 and self._encoding == "utf-8"
@@ -65,7 +67,7 @@ def split(file: InputFile, kind: str, compression: str, limit: int) -> Iterator[
     dialect = find_dialect(read_blocks(file.base, file.path, compression), kind, file.csv, file.source)
     if dialect.is_wide:
         limit = max(limit, file.size_bytes // MAX_WIDE_PARTS)
-    rows = _Rows(lines_of(_blocks(file.base, file.path, compression, dialect)), dialect)
+    rows = _Rows(sized_lines_of(_blocks(file.base, file.path, compression, dialect)), dialect)
     above, count, written = dialect.rows_above, 0, dialect.to_text(kind)
     start, first, header = 0, 1, b""
 
@@ -101,7 +103,7 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
         dialect = Dialect.of(part.dialect, part.format)
         header = _header(part, dialect, fields)
         blocks = _blocks(part.base, part.path, part.compression, dialect, part.start, part.end)
-        rows = _Rows(lines_of(blocks), dialect, line=part.first)
+        rows = _Rows(sized_lines_of(blocks), dialect, line=part.first)
         yield from _records(rows, part, header, dialect)
     except (DamagedError, csv.Error) as error:  # before the end of the first row
         yield DeadLetter(reason="damaged_file", source=part.source, line=1, message=f"no header: {error}")
@@ -120,7 +122,7 @@ def _header(part: Part, dialect: Dialect, fields: Fields) -> list[str]:
     """Return the names of the columns, without the spaces around them that the spec's names do not have."""
     if dialect.names:
         return list(dialect.names)
-    rows = _Rows(lines_of(_blocks(part.base, part.path, part.compression, dialect)), dialect)
+    rows = _Rows(sized_lines_of(_blocks(part.base, part.path, part.compression, dialect)), dialect)
     try:
         for _ in range(dialect.above):
             rows.next()

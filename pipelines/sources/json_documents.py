@@ -125,7 +125,10 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
     row = part.first
     blocks = read_blocks(part.base, part.path, part.compression, part.start, part.end)
     try:
-        for _, text in _elements(_Scanner(blocks, part.start), stream=part.dialect == _STREAM):
+        elements = _elements(
+            _Scanner(blocks, part.start), stream=part.dialect == _STREAM, is_whole=part.end is None
+        )
+        for _, text in elements:
             item = lines.json_record(text.encode("latin-1"), part.source, row)
             yield dataclasses.replace(item, line=None, row=row)
             row += 1
@@ -146,7 +149,9 @@ def _parts(
                     dialect=_STREAM if stream else "")  # fmt: skip
 
     try:
-        for begin, text in _elements(scanner, stream=stream):
+        for begin, text in _elements(
+            scanner, stream=stream, is_whole=True, is_inner=file.records is not None
+        ):
             if count and end - start >= limit:
                 yield part(end)
                 start, first, count, digest = begin, first + count, 0, blake2b(digest_size=16)
@@ -161,8 +166,21 @@ def _parts(
         yield part(end)
 
 
-def _elements(scanner: _Scanner, *, stream: bool) -> Iterator[tuple[int, str]]:
-    """Yield position and text of each element from the next one on, to the end of the list or of the bytes."""
+def _elements(
+    scanner: _Scanner, *, stream: bool, is_whole: bool, is_inner: bool = False
+) -> Iterator[tuple[int, str]]:
+    """Yield position and text of each element from the next one on, to the end of the list or of the bytes.
+
+    Args:
+        scanner: at an element.
+        stream: there is no list around the elements.
+        is_whole: the bytes go to the end of the file, where a list must end and nothing may follow.
+        is_inner: the list is inside of an object, which goes on behind it.
+
+    Raises:
+        DamagedError: an element is not JSON; the list does not end, or the file goes on behind it.
+
+    """
     while scanner.peek() not in ("", "]"):
         begin = scanner.offset
         yield begin, scanner.value()
@@ -171,6 +189,12 @@ def _elements(scanner: _Scanner, *, stream: bool) -> Iterator[tuple[int, str]]:
         following = scanner.peek()
         if following == "," or following not in ("", "]"):
             scanner.take(",")
+    if not is_whole:
+        return
+    if not stream:
+        scanner.take("]")
+    if not is_inner and scanner.peek():
+        raise DamagedError(f"the file goes on behind the end of its records, at byte {scanner.offset}")
 
 
 def _text_blocks(base: str, path: str, compression: str) -> Iterator[bytes]:

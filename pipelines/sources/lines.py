@@ -88,7 +88,13 @@ def json_record(line: bytes, source: str, number: int) -> Record | DeadLetter:
     except UnicodeDecodeError as error:
         return reject("encoding", f"not UTF-8: {error.reason} at byte {error.start} of the line")
     except (ValueError, RecursionError) as error:
-        return reject("malformed", f"not JSON: {error}")
+        reason = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            # The line's end counts as another line there.
+            reason = f"{error.msg} at column {min(error.pos, len(error.doc.rstrip())) + 1}"
+        is_list = number == 1 and line.lstrip(b"\xef\xbb\xbf \t").startswith(b"[")
+        hint = "; a JSON list is read from a file that ends with .json" if is_list else ""
+        return reject("malformed", f"not JSON: {reason}{hint}")
     if not isinstance(record, dict):
         return reject("malformed", f"must be a JSON object, got {type(record).__name__}")
     return Record(record, source, line=number)

@@ -104,16 +104,23 @@ def open_bytes(base: str, path: str) -> BinaryIO:
     """Return a seekable reader of the file's bytes.
 
     Raises:
-        OSError: the file cannot be opened.
+        OSError: the file cannot be opened, or is not a regular one.
 
     """
     if not _SCHEME.match(base):
-        return (Path(base) / path).open("rb")
+        return _open_local(Path(base) / path)
     try:
         reader = obstore.open_reader(object_store(base), path)
     except Exception as error:
         raise OSError(f"{base}/{path}: {error}") from error
     return io.BufferedReader(_RemoteFile(reader), 1 << 16)
+
+
+def _open_local(path: Path) -> BinaryIO:
+    if not path.is_file():  # to open a named pipe would wait for a writer, without an end
+        path.stat()
+        raise OSError(f"{path} is not a regular file")
+    return path.open("rb")
 
 
 class _RemoteFile(io.RawIOBase):

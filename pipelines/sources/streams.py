@@ -13,7 +13,7 @@ from scannery.pipelines.sources.locations import open_bytes
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError
 from scannery.pipelines.sources.zstd_blocks import zstd_pieces
 
-__all__ = ["BLOCK_BYTES", "lines_of", "read_blocks", "section_of"]
+__all__ = ["BLOCK_BYTES", "lines_of", "read_blocks", "section_of", "sized_lines_of"]
 
 BLOCK_BYTES = 1 << 20
 
@@ -47,18 +47,23 @@ def section_of(blocks: Iterator[bytes], start: int, end: int | None) -> Iterator
 
 def lines_of(blocks: Iterator[bytes], limit: int = MAX_RECORD_BYTES) -> Iterator[bytes]:
     """Yield lines with their newline; of a line longer than `limit` only the first `limit` + 1 bytes."""
+    return (line for line, _ in sized_lines_of(blocks, limit))
+
+
+def sized_lines_of(blocks: Iterator[bytes], limit: int = MAX_RECORD_BYTES) -> Iterator[tuple[bytes, int]]:
+    """Yield lines as `lines_of`, each with the bytes that it has in the file."""
     pending: list[bytes] = []
     size = 0
     for block in blocks:
         for piece in io.BytesIO(block):  # splits at b"\n" only, as bytes.splitlines does not
             if size <= limit:
                 pending.append(piece[: limit + 1 - size])
-                size += len(pending[-1])
+            size += len(piece)
             if piece.endswith(b"\n"):
-                yield b"".join(pending)
+                yield b"".join(pending), size
                 pending, size = [], 0
     if pending:
-        yield b"".join(pending)
+        yield b"".join(pending), size
 
 
 class _Decoder(Protocol):

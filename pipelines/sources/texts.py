@@ -5,16 +5,19 @@ Markdown also has the fields of its front matter, and a `title`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from hashlib import blake2b
 
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
-from scannery.pipelines.sources.documents import document_record, markdown_fields
+from scannery.pipelines.sources.documents import document_record, has_bad_front_matter, markdown_fields
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.streams import read_blocks
 
 __all__ = ["read", "split"]
+
+BAD_FRONT_MATTER = "front matter that is not valid YAML"
 
 
 def split(file: InputFile, format: str, compression: str) -> Iterator[Part]:
@@ -46,7 +49,11 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
     except UnicodeDecodeError as error:
         yield _reject(part, "encoding", f"not UTF-8: {error.reason} at byte {error.start}", data)
         return
-    yield document_record(part, markdown_fields(text) if part.format == "markdown" else {"text": text})
+    if part.format != "markdown":
+        yield document_record(part, {"text": text})
+        return
+    record = document_record(part, markdown_fields(text))
+    yield dataclasses.replace(record, ignored=(BAD_FRONT_MATTER,)) if has_bad_front_matter(text) else record
 
 
 def _content(part: Part) -> bytes:

@@ -90,7 +90,7 @@ class CatalogEntry:
             versions: Collection[int] = {snapshot.manifest.version}
             self._lease.run(
                 f"index {self.name}: version {snapshot.manifest.version} cannot be announced as open",
-                partial(leases.hold, self.name, versions),
+                partial(leases.hold, self.name, versions, snapshot.manifest.index_id),
             )
 
     def close(self, *, finish: bool = False) -> None:

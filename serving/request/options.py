@@ -150,7 +150,7 @@ class Options:
 
     @property
     def cost_class(self) -> CostClass:
-        """What a search with these costs, as far as they tell."""
+        """The estimated cost of a search with these options."""
         if self.mode != "dense" or self.rerank is not None or self.explain:
             return CostClass.STAGED
         return CostClass.INDEXED if self.where is None and not self.exact else CostClass.SCANNED

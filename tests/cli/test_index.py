@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -196,6 +197,20 @@ def test_drop_needs_yes_and_removes_index_and_log(
     assert list(logs.rglob("*.sqlite")) == []
     assert run(capsys, "list", "--store", store)[1].startswith("There is no index")
     assert run(capsys, "drop", "pods", "--yes", "--store", store)[0] == 3
+
+
+def test_drop_removes_nothing_but_logs_outside_the_store(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    for name in ("log.sqlite", "log.sqlite-wal", "turn.lock", "thesis.txt"):
+        (folder / name).write_text("")
+    # The registration is a file of the store, which may come from elsewhere.
+    registration = {"log_id": "0" * 32, "path": str(folder), "host": socket.gethostname(), "created_at": ""}
+    (Path(store) / "pods" / "log.json").write_text(json.dumps(registration))
+    assert run(capsys, "drop", "pods", "--yes", "--store", store)[0] == 0
+    assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
 
 
 def test_what_a_failed_build_left_is_cleaned(store: str, capsys: pytest.CaptureFixture[str]) -> None:

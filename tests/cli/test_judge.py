@@ -251,7 +251,7 @@ def test_a_terminal_takes_single_keys_and_kill_loses_nothing(library: Path, tmp_
         terminal.press(b"2")
         terminal.wait_for("> ", count=2)
         terminal.process.send_signal(signal.SIGINT)
-        assert terminal.process.wait(20) == 130
+        assert terminal.process.wait(120) == 130
     finally:
         terminal.close()
     [levels] = read_judgements(output).values()

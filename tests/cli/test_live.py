@@ -68,11 +68,14 @@ def test_what_is_wrong_is_said_with_what_was_written(
     file = tmp_path / "broken.jsonl"
     file.write_text('{"id": "a"\n')
     status, _, err = run(capsys, "upsert", str(file), *where)
-    assert (status, "broken.jsonl, line 1, column 11: not JSON" in err) == (2, True)
+    assert (status, "broken.jsonl, line 1: not JSON: Expecting ',' delimiter at column 11" in err) == (
+        2,
+        True,
+    )
     assert "--help" not in err
     file.write_text('[\n{"id": "a"}\n]')
     status, _, err = run(capsys, "upsert", str(file), *where)
-    assert (status, "a JSON array becomes lines" in err) == (2, True)
+    assert (status, "a JSON list is read from a file that ends with .json" in err) == (2, True)
     status, _, err = run(capsys, "delete", *where)
     assert (status, "at least one id" in err) == (2, True)
 

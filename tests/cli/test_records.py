@@ -15,6 +15,7 @@ import pytest
 
 import scannery
 from scannery.cli.main import main
+from scannery.cli.uploads import Upload
 from scannery.pipelines import build
 from tests.served import serving
 
@@ -206,3 +207,12 @@ def test_queries_come_from_a_file(store: Path, tmp_path: Path, capsys: pytest.Ca
         file.write_text(lines([{"id": "q", **wrong}]))
         status, _, err = run(capsys, "search", "--queries", str(file), *where)
         assert (status, f"queries.jsonl, line 1: {told}" in err) == (2, True)
+
+
+def test_a_server_that_goes_away_is_not_a_refused_record(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "more.jsonl"
+    file.write_text(lines([record(number % 12) for number in range(60)]))
+    with serving(store) as server, scannery.connect(server.address, timeout_s=2) as client:
+        upload = Upload(client.index("shop"), [str(file)], 2, lambda _: server.stop())
+        with pytest.raises((scannery.UnavailableError, scannery.DeadlineExceededError)):
+            upload.upsert(skips=True)

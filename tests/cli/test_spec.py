@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +12,6 @@ import yaml
 
 from scannery.cli.main import main
 from scannery.indexer import parse_spec, spec_json_schema
-from tests.data import ROOT
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 SPEC = f"""index: notes
@@ -230,25 +225,3 @@ def test_a_sample_of_a_large_input_says_so(tmp_path, capsys, spec):
 def test_the_schema(capsys):
     status, out = run(capsys, "schema")
     assert (status, json.loads(out)) == (0, spec_json_schema())
-
-
-def test_the_page_of_the_first_hour(tmp_path):
-    page = (ROOT / "docs" / "first-hour.md").read_text()
-    commands = "\n".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL))
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-eu", "-c", commands],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    out = done.stdout
-    assert "1 of 4 records would be refused" in out
-    assert "Books.csv line 3" in out
-    assert "looked at all 4 records of 1 file(s)" in out
-    honey, trains = out.split("Quiet Hives")[-1], out.split("Iron Roads")[-1]
-    assert "Keeping bees" in honey
-    assert "first railways" in trains

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 import scannery
 from scannery import Like
+from scannery.client.request.tables import table_rows
 from tests.served import DIMENSIONS, copied, serving
 
 VECTORS = np.random.default_rng(3).normal(size=(1500, DIMENSIONS)).astype(np.float32)
@@ -212,3 +214,28 @@ def test_json_of_an_export_is_a_record(local: scannery.Index) -> None:
     [found] = local.get(["x"])
     assert found is not None
     assert found.attributes == {"year": 5, "published": WHEN}
+
+
+def test_what_pandas_has_beside_arrows_types_keeps_its_values() -> None:
+    some = uuid.UUID(int=5)
+    months = pd.DataFrame({"id": [7.0, 8.0], "month": pd.period_range("2024-01", periods=2, freq="M")})
+    assert list(table_rows(months)) == [
+        {"id": 7, "month": dt.datetime(2024, 1, 1)},
+        {"id": 8, "month": dt.datetime(2024, 2, 1)},
+    ]
+    assert list(table_rows(pd.DataFrame({"id": [some, None]}))) == [{"id": str(some)}, {}]
+    payloads = pd.DataFrame({"id": ["a", "b"], "payload": [{"x": 1}, {"y": [2]}]})
+    assert [row["payload"] for row in table_rows(payloads)] == [{"x": 1}, {"y": [2]}]
+
+
+@pytest.mark.parametrize("values", [[1, 2], [1, "x"]], ids=["Arrow", "rows"])
+@pytest.mark.parametrize("ids", [pd.RangeIndex(2, name="id"), pd.Index([0, 1], name="id")])
+def test_a_named_index_is_a_column(ids: pd.Index, values: list[Any]) -> None:
+    rows = list(table_rows(pd.DataFrame({"n": values}, index=ids)))
+    assert rows == [{"id": 0, "n": values[0]}, {"id": 1, "n": values[1]}]
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    twice = pd.DataFrame([["a", 1, 2]], columns=["id", "n", "n"])
+    with pytest.raises(scannery.InvalidArgumentError, match="two columns are called 'n'"):
+        list(table_rows(twice))

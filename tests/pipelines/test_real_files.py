@@ -38,7 +38,7 @@ def test_a_german_spreadsheet(store, tmp_path):
     path = tmp_path / "Artikel.csv"
     lines = ["Lagerliste 2024;;;;;;", "Nr.;Bezeichnung;Preis (€);Bestand;Aktiv;Datum;Vektor",
              "1;Bürste, groß;1.234,50;7,0;1;03.02.2024;[1, 2]", "2;Käse;0,99;;0;;[2, 1]",
-             "3;;zwölf;viele;nein;32.1.2024;[1, 1]"]  # fmt: skip
+             "3;;zwölf;viele;kaum;32.1.2024;[1, 1]"]  # fmt: skip
     path.write_bytes("\r\n".join(lines).encode("cp1252"))
     own = {"type": "float", "from": "Preis (€)", "decimal": ","}
     attributes = {

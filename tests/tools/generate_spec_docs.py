@@ -113,10 +113,14 @@ _INTRODUCTION = """# The spec, key by key
 
 <!-- Made from indexer/spec by `make spec-docs`; do not edit. -->
 
+```sh
+scannery spec schema > spec.schema.json
+```
+
+prints the JSON Schema of specs, with which editors complete and check keys ([spec.schema.json](spec.schema.json)).
 A spec is a YAML file that says what to build. `scannery spec init DATA` writes one for your data, with comments;
 `scannery spec check SPEC.yaml --input DATA` shows what becomes of the data before you build
-([the first hour](first-hour.md)). An unknown key is an error. `scannery spec schema` prints the same as JSON Schema
-([spec.schema.json](spec.schema.json)), with which editors complete and check keys.
+([quickstart](quickstart.md)). An unknown key is an error.
 
 ```yaml
 index: podcasts

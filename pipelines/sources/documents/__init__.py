@@ -14,12 +14,25 @@ from scannery.pipelines.sources.documents.docx_files import read_docx
 from scannery.pipelines.sources.documents.epub_files import read_epub
 from scannery.pipelines.sources.documents.html_pages import read_html
 from scannery.pipelines.sources.documents.pdf_files import read_pdf
-from scannery.pipelines.sources.documents.text_documents import front_matter, markdown_title, read_notebook
+from scannery.pipelines.sources.documents.text_documents import (
+    front_matter,
+    has_bad_front_matter,
+    markdown_title,
+    read_notebook,
+)
 from scannery.pipelines.sources.locations import open_bytes
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Part, Record
 from scannery.pipelines.sources.streams import read_blocks
 
-__all__ = ["FORMATS", "TEXT_SHARE", "check_packages", "document_record", "markdown_fields", "read"]
+__all__ = [
+    "FORMATS",
+    "TEXT_SHARE",
+    "check_packages",
+    "document_record",
+    "has_bad_front_matter",
+    "markdown_fields",
+    "read",
+]
 
 TEXT_SHARE = {"html": 0.2, "pdf": 0.05, "docx": 0.1, "epub": 0.3, "notebook": 0.3}
 """About how much of a file is its text, for estimates."""

@@ -17,6 +17,8 @@ MAX_ENTRY_BYTES = 64 * 2**20
 MAX_READ_BYTES = 256 * 2**20
 """Most bytes read of one archive, after decompression."""
 MAX_XML_TAGS = 4_000_000
+_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+"""Those of DOCX and EPUB. `zipfile` decompresses others without a bound: 750 bytes of bzip2 may be gigabytes."""
 
 
 class Archive:
@@ -38,13 +40,13 @@ class Archive:
             self._zip = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise DocumentError("malformed", f"not a {kind} file: {error}") from error
-        self._sizes = {one.filename: one.file_size for one in self._zip.infolist()}
-        if len(self._sizes) > MAX_ENTRIES:
+        self._methods = {one.filename: one.compress_type for one in self._zip.infolist()}
+        if len(self._methods) > MAX_ENTRIES:
             raise DocumentError("too_large", f"the archive has more than {MAX_ENTRIES} files")
         self._left = MAX_READ_BYTES
 
     def __contains__(self, name: str) -> bool:
-        return name in self._sizes
+        return name in self._methods
 
     def read(self, name: str) -> bytes:
         """Return the content of an entry.
@@ -53,15 +55,17 @@ class Archive:
             DocumentError: there is none, it is damaged, encrypted or too large.
 
         """
-        if name not in self._sizes:
+        if name not in self._methods:
             raise DocumentError("malformed", f"not a {self.kind} file: it has no {name}")
+        if self._methods[name] not in _METHODS:
+            raise DocumentError("malformed", f"{name} is not compressed as in a {self.kind} file")
         try:
             with self._zip.open(name) as entry:
                 # Sizes in the directory may be wrong: what is read counts.
                 data = entry.read(min(MAX_ENTRY_BYTES, self._left) + 1)
         except RuntimeError as error:  # the password
             raise DocumentError("encrypted", f"{name} is encrypted") from error
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
             raise DocumentError("damaged_file", f"{name}: {error}") from error
         self._left -= len(data)
         if len(data) > MAX_ENTRY_BYTES or self._left < 0:

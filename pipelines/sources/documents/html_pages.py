@@ -5,6 +5,7 @@ Everything takes time linear in the page. Elements are visited by iteration, sin
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -45,6 +46,11 @@ _HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _CHARSET = re.compile(
     rb"""<(?:meta|\?xml)[^>]{0,500}?(?:charset|encoding)\s{0,9}=\s{0,9}["']?\s{0,9}([\w.:-]{1,40})""", re.I
 )
+_CHARSETS = re.compile(
+    r"ascii|utf-(?:8|16|32).*|cp\d+|iso8859-\d+|koi8-.|kz1048|ptcp154|tis-620|mac-.+|big5.*|gb.+|hz|johab|"
+    r"euc_.+|shift_jis.*|iso2022_.+"
+)
+"""Codecs for text. Others take quadratic time (punycode), or do not replace what they cannot read (idna)."""
 _BREAK = "\x00"
 """A line break in the text of a block; the parser leaves none in texts."""
 # Aliases that browsers read as the first, which has more characters.
@@ -128,9 +134,10 @@ def _decoded(data: bytes, encoding: str | None) -> str:
         named = _CHARSET.search(data[:4096])
         name = named[1].decode("ascii").lower() if named else "cp1252"
     try:
-        return data.decode(_WINDOWS.get(name, name), "replace")
+        codec = codecs.lookup(_WINDOWS.get(name, name)).name
     except LookupError:
-        return data.decode("cp1252", "replace")
+        codec = "cp1252"
+    return data.decode(codec if _CHARSETS.fullmatch(codec) else "cp1252", "replace")
 
 
 def _metas(root: Any) -> dict[str, str]:

@@ -9,13 +9,25 @@ from typing import Any
 from scannery.embed.text.markdown import find_structure, front_matter_end
 from scannery.pipelines.sources.documents.document import Block, Document, DocumentError, joined
 
-__all__ = ["front_matter", "markdown_title", "read_notebook"]
+__all__ = ["front_matter", "has_bad_front_matter", "markdown_title", "read_notebook"]
 
 MOST_FIELDS = 256
+MOST_DEPTH = 32
+"""Nesting of front matter."""
 
 
 def front_matter(text: str) -> dict[str, Any]:
     """Return the fields of the YAML front matter of a Markdown text; none if it is not a YAML mapping."""
+    return _front_matter(text) or {}
+
+
+def has_bad_front_matter(text: str) -> bool:
+    """Return whether a Markdown text has front matter that is not a YAML mapping, such as `title: Notes: on ice`."""
+    return _front_matter(text) is None
+
+
+def _front_matter(text: str) -> dict[str, Any] | None:
+    """Return the fields of front matter, None if they cannot be read."""
     import yaml
 
     end = front_matter_end(text)
@@ -23,14 +35,31 @@ def front_matter(text: str) -> dict[str, Any]:
         return {}
     content = text[:end].strip("\ufeff").strip().strip("-.")
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(content, Loader=_loader())):
-            return {}  # aliases of aliases grow exponentially
+        if not _is_simple(content):
+            return None
         fields = yaml.load(content, Loader=_loader())
     except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+    if fields is None:
         return {}
     if not isinstance(fields, dict):
-        return {}
+        return None
     return {str(key): _plain(value) for key, value in [*fields.items()][:MOST_FIELDS]}
+
+
+def _is_simple(content: str) -> bool:
+    """Return whether YAML has no aliases and does not nest deep: it could grow exponentially, or take long."""
+    import yaml
+
+    opening = (yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken, yaml.BlockSequenceStartToken,
+               yaml.BlockMappingStartToken)  # fmt: skip
+    closing = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
+    depth = 0
+    for token in yaml.scan(content, Loader=_loader()):
+        depth += isinstance(token, opening) - isinstance(token, closing)
+        if depth > MOST_DEPTH or isinstance(token, yaml.AliasToken):
+            return False
+    return True
 
 
 def _plain(value: Any) -> Any:

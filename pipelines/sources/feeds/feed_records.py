@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
+from datetime import timezone
 from html import unescape
 from typing import Any
+from urllib.parse import urljoin
 
+from scannery.indexer.datapoints.text_values import time_in_text
 from scannery.pipelines.sources.documents.archives import xml_root
 from scannery.pipelines.sources.documents.document import DocumentError, one_line
 from scannery.pipelines.sources.documents.html_pages import markdown_of
@@ -19,6 +20,7 @@ _BEGINNINGS = (b"<rss", b"<feed", b"<rdf:rdf")
 _CONTENT = ("{http://purl.org/rss/1.0/modules/content/}encoded", "content", "description", "summary",
             "{http://www.itunes.com/dtds/podcast-1.0.dtd}summary")  # fmt: skip
 _ENTITY = re.compile(rb"&(?:#?[A-Za-z0-9]{1,31};)?")
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _ITUNES = "{http://www.itunes.com/dtds/podcast-1.0.dtd}"
 _DC = "{http://purl.org/dc/elements/1.1/}"
 _NAMESPACES = ("http://www.w3.org/2005/Atom", "http://purl.org/rss/1.0/", "http://backend.userland.com/rss2",
@@ -70,7 +72,8 @@ def entries_of(data: bytes, name: str) -> tuple[list[Entry], str | None]:
         "podcast_author": _text(channel, f"{_ITUNES}author") or _author(channel),
     }
     about = {key: value for key, value in about.items() if value}
-    return [_entry(entry, about) for entry in root.iter("item", "entry")], problem
+    site = _link(channel)
+    return [_entry(entry, about, site) for entry in root.iter("item", "entry")], problem
 
 
 def _parsed(data: bytes, name: str) -> tuple[Any, str | None]:
@@ -105,17 +108,17 @@ def _own_name(tag: str) -> str:
     return name if namespace in _NAMESPACES else tag
 
 
-def _entry(entry: Any, about: dict[str, Any]) -> Entry:
+def _entry(entry: Any, about: dict[str, Any], site: str | None) -> Entry:
     enclosure = entry.find("enclosure")
     if enclosure is None:
         enclosure = next((one for one in entry.iterfind("link") if one.get("rel") == "enclosure"), {})
-    link = _link(entry)
+    link = _link(entry, site)
     url = enclosure.get("url") or enclosure.get("href")
     description = _description(entry)
     fields = {
         **about,
         "id": _text(entry, "guid") or _text(entry, "id") or link or url,
-        "title": _text(entry, "title") or _text(entry, f"{_ITUNES}title"),
+        "title": _title(entry) or _text(entry, f"{_ITUNES}title"),
         "text": description,
         "description": description,
         "link": link,
@@ -185,12 +188,29 @@ def _description(entry: Any) -> str:
     return best
 
 
-def _link(entry: Any) -> str | None:
-    links = [*entry.iterfind("link")]
-    for one in links:
+def _title(entry: Any) -> str | None:
+    found = entry.find("title")
+    if found is None or found.get("type") != "html":
+        return _text(entry, "title")
+    return one_line(unescape(_TAG.sub("", _content(found)))) or None
+
+
+def _link(element: Any, site: str | None = None) -> str | None:
+    """Return the page of an entry or feed; a relative one from `xml:base`, else from the feed's own page."""
+    for one in element.iterfind("link"):
         if one.get("href") and one.get("rel", "alternate") == "alternate":
-            return str(one.get("href"))
-    return next((text for one in links if (text := one_line(one.text or ""))), None)
+            return _absolute(one.get("href"), one.base or site)
+    texts = ((one_line(one.text or ""), one.base) for one in element.iterfind("link"))
+    return next((_absolute(text, base or site) for text, base in texts if text), None)
+
+
+def _absolute(link: str, base: str | None) -> str:
+    if not base or not base.startswith(("http://", "https://")):
+        return link
+    try:
+        return urljoin(base, link)
+    except ValueError:
+        return link
 
 
 def _time(entry: Any, *names: str) -> str | None:
@@ -200,12 +220,9 @@ def _time(entry: Any, *names: str) -> str | None:
         if text is None:
             continue
         try:
-            found = parsedate_to_datetime(text)
-        except (TypeError, ValueError, IndexError):
-            try:
-                found = datetime.fromisoformat(text.replace("Z", "+00:00"))
-            except ValueError:
-                return text
+            found = time_in_text(text)
+        except ValueError:
+            return text
         return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).isoformat()
     return None
 

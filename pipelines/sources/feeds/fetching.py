@@ -5,6 +5,7 @@ Only addresses that were checked are connected to.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import socket
@@ -58,14 +59,15 @@ def fetch(url: str, allowed: Sequence[str], most_bytes: int) -> bytes:
 
 def _fetched(url: str, allowed: Sequence[str], most_bytes: int) -> bytes:
     until = time.monotonic() + FETCH_S
-    first = urlsplit(url)
+    first = _split(url)
     for _ in range(MOST_REDIRECTS + 1):
-        parts = urlsplit(url)
+        parts = _split(url)
         if parts.hostname != first.hostname:
             raise FetchError(f"{first.hostname} redirects to {parts.hostname}")
         try:
             location, data = _get(parts, allowed, most_bytes, until)
         except (OSError, http.client.HTTPException, ValueError) as error:
+            _check_time(parts, until)
             raise FetchError(f"{parts.hostname} cannot be reached: {error}") from error
         if location is None:
             return data
@@ -80,10 +82,16 @@ def _get(
     if parts.scheme not in ("http", "https") or not _is_allowed(parts, allowed):
         raise FetchError(f"{parts.netloc} is not in source.fetch")
     connection = _connected(parts, allowed, until)
+    # A handshake or the head of a response may come byte by byte, each in time.
+    alarm = threading.Timer(max(0.0, until - time.monotonic()), _shut, [connection.sock])
+    alarm.start()
     try:
+        if isinstance(connection.sock, ssl.SSLSocket):
+            connection.sock.do_handshake()
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection.request("GET", path, headers={"User-Agent": "scannery", "Accept-Encoding": "identity"})
         response = connection.getresponse()
+        _check_time(parts, until)
         if response.status in (301, 302, 303, 307, 308):
             return response.getheader("Location") or "", b""
         if response.status != 200:
@@ -96,11 +104,32 @@ def _get(
             size += len(piece)
             if size > most_bytes:
                 raise FetchError(f"{parts.hostname} sends more than {most_bytes >> 20} MiB")
-            if time.monotonic() > until:
-                raise FetchError(f"{parts.hostname} takes more than {FETCH_S:g} s")
+            _check_time(parts, until)
+        _check_time(parts, until)  # what came may have been cut off
         return None, b"".join(pieces)
     finally:
+        alarm.cancel()
         connection.close()
+
+
+def _shut(sock: socket.socket) -> None:
+    """End what waits for a socket, in another thread."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(
+            sock, socket.SHUT_RDWR
+        )  # that of a TLS socket forgets its state, which is in use
+
+
+def _check_time(parts: SplitResult, until: float) -> None:
+    if time.monotonic() > until:
+        raise FetchError(f"{parts.hostname} takes more than {FETCH_S:g} s")
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        raise FetchError(f"not a URL: {error}") from error
 
 
 def _is_allowed(parts: SplitResult, allowed: Sequence[str]) -> bool:
@@ -116,20 +145,38 @@ def _connected(parts: SplitResult, allowed: Sequence[str], until: float) -> http
     timeout_s = max(0.01, min(CONNECT_S, until - time.monotonic()))
     addresses = [found[4][0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     if not _is_address(host) and host.lower() != "localhost":
-        private = [one for one in addresses if not ipaddress.ip_address(str(one)).is_global]
+        private = [one for one in addresses if not _is_public(str(one))]
         if private:
             raise FetchError(f"{host} has the private address {private[0]}; put the address in source.fetch")
     # To the address that was checked: another look-up could give another one.
     sock = socket.create_connection((str(addresses[0]), port), timeout_s)
     if parts.scheme == "https":
         try:
-            sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+            context = ssl.create_default_context()
+            sock = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
         except OSError:
             sock.close()
             raise
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     connection.sock = sock
     return connection
+
+
+_EMBEDDED = {"64:ff9b::/96": 0, "2002::/16": 80, "::/96": 0}
+"""Networks of IPv6 whose addresses stand for one of IPv4 (NAT64, 6to4, compatible), and the bits behind that."""
+
+
+def _is_public(address: str) -> bool:
+    found = ipaddress.ip_address(address)
+    if isinstance(found, ipaddress.IPv6Address):
+        for network, shift in _EMBEDDED.items():
+            if found in ipaddress.ip_network(network):
+                found = ipaddress.IPv4Address(int(found) >> shift & 0xFFFFFFFF)
+                break
+        else:
+            if found.is_site_local:
+                return False
+    return found.is_global and not found.is_multicast
 
 
 def _is_address(host: str) -> bool:

@@ -6,7 +6,7 @@ import json
 import posixpath
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from scannery.pipelines.sources.documents.document import DocumentError
 from scannery.pipelines.sources.documents.html_pages import read_html
@@ -67,18 +67,40 @@ def transcript_of(transcripts: Sequence[Transcript], base: str, feed: str, allow
 
 
 def local_path(url: str, feed: str) -> str | None:
-    """Return the path below the input's folder that a transcript has; None if it is elsewhere."""
-    parts = urlsplit(url)
-    if parts.scheme or parts.netloc or parts.path.startswith("/") or "\\" in parts.path or "\0" in url:
+    """Return the path below the input's folder that a transcript has; None if it is elsewhere.
+
+    Also None for hidden files, and for files with another ending than those of transcripts.
+    """
+    parts = _parts(url)
+    if parts is None or parts.scheme or parts.netloc or not _ending(parts):
         return None
-    path = posixpath.normpath(posixpath.join(posixpath.dirname(feed), unquote(parts.path)))
-    return None if path.startswith(("../", "/")) or path in (".", "..") else path
+    named = unquote(parts.path)
+    if named.startswith("/") or "\\" in named or "\0" in named:
+        return None
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(feed), named))
+    own = posixpath.relpath(path, posixpath.dirname(feed) or ".")
+    # Hidden names are no input, and have keys and passwords of tools: a feed may come from anybody.
+    is_hidden = any(part.startswith(".") and part != ".." for part in own.split("/"))
+    return None if is_hidden or path.startswith(("../", "/")) or path in (".", "..") else path
 
 
 def _kind(transcript: Transcript) -> str:
     known = _TYPES.get(transcript.type.partition(";")[0].strip())
-    ending = posixpath.splitext(urlsplit(transcript.url).path)[1].lower()
-    return known or _ENDINGS.get(ending, "txt")
+    parts = _parts(transcript.url)
+    return known or ("txt" if parts is None else _ENDINGS.get(_ending(parts), "txt"))
+
+
+def _parts(url: str) -> SplitResult | None:
+    try:
+        return urlsplit(url)
+    except ValueError:  # brackets without an address of IPv6 in them
+        return None
+
+
+def _ending(parts: SplitResult) -> str:
+    """Return the ending of a URL's path if it is one of transcripts; else an empty text."""
+    ending = posixpath.splitext(parts.path)[1].lower()
+    return ending if ending in _ENDINGS else ""
 
 
 def _content(transcript: Transcript, base: str, feed: str, allowed: Sequence[str]) -> bytes:
@@ -86,7 +108,7 @@ def _content(transcript: Transcript, base: str, feed: str, allowed: Sequence[str
         return fetch(transcript.url, allowed, MAX_TRANSCRIPT_BYTES)
     path = local_path(transcript.url, feed)
     if path is None:
-        raise FetchError("not below the folder of the input")
+        raise FetchError("not a file with the ending of a transcript below the folder of the input")
     with open_bytes(base, path) as file:
         data = file.read(MAX_TRANSCRIPT_BYTES + 1)
     if len(data) > MAX_TRANSCRIPT_BYTES:

@@ -59,6 +59,11 @@ DAY = dt.datetime(2024, 3, 3, tzinfo=dt.timezone.utc)
         ("timestamp", "2024-03-03 00:00:00+00", DAY, False),
         ("timestamp", "2024-03-03 00:00:00 UTC", DAY, False),
         ("timestamp", "Sun, 03 Mar 2024 00:00:00 GMT", DAY, False),
+        ("timestamp", "3 Mar 2024 01:00 +0100", DAY, False),
+        ("timestamp", "Sun, 03 Mar 2024 01:00:00 CET", DAY, False),
+        ("timestamp", "Sun Mar 3 02:00:00 CEST 2024", DAY, False),
+        ("timestamp", "Sat, 02 Mar 2024 16:00:00 -0800 (PST)", DAY, False),
+        ("timestamp", "Sun Mar  3 00:00:00 2024", DAY, False),
         ("timestamp", "20240303", DAY, False),
         ("timestamp", "20240303000000", DAY, False),
         ("timestamp", "03.03.2024", DAY, False),
@@ -91,6 +96,23 @@ def test_what_is_refused_says_how_it_is_taken(kind, value, hint):
         attribute_value(value, kind, field="x")
     assert hint in caught.value.message
     assert repr(value) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("timestamp", "Wed, 06 Mar 2024 09:00:00 BST"),  # `email.utils` reads it as UTC
+        ("timestamp", "Mar 5, 2024 10:00 PM"),  # and this as ten in the morning
+        ("string_list", "['a' 'b']"),  # NumPy's; Python reads one text, `ab`
+        ("string_list", "['a'\n 'b']"),
+        ("int", "1_000"),
+        ("float", "1_000"),
+        ("float", "1e400"),
+    ],
+)
+def test_text_that_python_reads_as_another_value_is_refused(kind, value):
+    with pytest.raises(InvalidRecordError):
+        attribute_value(value, kind, field="x")
 
 
 @pytest.mark.parametrize("value", [7.0, np.float64(7), Decimal("7"), np.int64(7), 7])

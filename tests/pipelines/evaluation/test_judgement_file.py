@@ -154,3 +154,16 @@ def test_other_files_are_not_written_to(tmp_path: Path) -> None:
     with pytest.raises(CollectionError, match="line 1: must have 3 or 4 columns"):
         JudgementFile(path)
     assert path.read_text() == "buy milk\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"my only copy", b'{"a": 1}', b"a line\nanother", b"\x89PNG\n\x00\x01", b'{"id": 1}\n{"id": 2'],
+)
+@pytest.mark.parametrize("name", ["notes.txt", "a.jsonl"])
+def test_a_file_of_something_else_is_refused_and_not_cut(tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(CollectionError):
+        JudgementFile(path)
+    assert path.read_bytes().removesuffix(b"\n") == content  # a whole line of JSON gets its line feed

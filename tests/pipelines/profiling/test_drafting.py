@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from scannery.pipelines.profiling.drafting import attribute_name, index_name
+from scannery.pipelines.errors import SpecConflictError
+from scannery.pipelines.profiling.drafting import attribute_name, draft_spec, index_name
 from scannery.pipelines.profiling.field_profiles import FieldProfile
+from scannery.pipelines.profiling.sample import init_sample
 
 
 def profile(*parts: str) -> FieldProfile:
@@ -46,3 +48,10 @@ def test_names_of_attributes(parts: tuple[str, ...], taken: list[str], name: str
 )
 def test_names_of_indexes(given: str, name: str):
     assert index_name([given]) == name
+
+
+def test_an_input_without_a_readable_record_tells_the_first_fault(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes('{"id": 1, "text": "a text"}\n'.encode("utf-16"))
+    sample, source = init_sample([str(tmp_path)])
+    with pytest.raises(SpecConflictError, match="no record can be read; the first fault: not UTF-8"):
+        draft_spec(sample, [str(tmp_path)], given={}, source=source)

@@ -48,6 +48,32 @@ def test_a_name_decides_between_unique_fields():
     assert paths(foreign_key)["id"] == "nr"
 
 
+def test_amounts_and_measures_are_no_ids():
+    columns: dict[str, list[Any]] = {
+        "price": ["$3,400.50", "$120.00", "$12,000.00", "$7"],
+        "ZIP code": ["02139", "90210", "10001", "10002"],
+        "item": ["SKU-1", "SKU-2", "SKU-3", "SKU-4"],
+        "body": TEXTS,
+    }
+    assert paths(roles_of(rows(**columns)))["id"] == "item"
+    del columns["item"]
+    assert roles_of(rows(**columns)).id is None
+
+
+def test_short_descriptions_are_texts_rather_than_names():
+    found = roles_of(
+        rows(
+            id=[1, 2, 3],
+            name=["Bike", "Helmet", "Bell"],
+            price=["5 €", "7 €", "9,50 €"],
+            description=["light and fast", "protects your head", "loud"],
+        )
+    )
+    assert (paths(found)["text"], paths(found)["title"]) == ("description", "name")
+    names = roles_of(rows(id=[1, 2, 3], name=["Ann Lee", "Bo Chu", "Cy Dee"], city=["Ulm", "Graz", "Bern"]))
+    assert paths(names)["text"] == "name"
+
+
 def test_two_fields_identify_where_none_does():
     found = roles_of(rows(show=["a", "a", "b", "b"], number=[1, 2, 1, 2], body=TEXTS))
     assert (found.id, found.id_template) == (None, "{show}-{number}")

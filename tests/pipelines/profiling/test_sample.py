@@ -95,3 +95,21 @@ def test_words_that_a_text_may_be_are_values(tmp_path):
     assert init_sample([str(tmp_path)])[1] == {"csv": {"missing": ["NULL", "n/a"]}}
     (tmp_path / "t.csv").write_text("id,country,stars\n1,NA,4\n2,DE,5\n")
     assert init_sample([str(tmp_path)])[1] == {}
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_the_list_in_the_object_of_an_api_is_found(tmp_path, indent):
+    for page in (1, 2):
+        items = [{"node": {"id": page * 10 + n, "text": "A text of five words"}} for n in range(3)]
+        content = {"meta": {"page": page, "links": [{"rel": "next"}]}, "result": {"data": {"items": items}}}
+        (tmp_path / f"page{page}.json").write_text(json.dumps(content, indent=indent))
+    sample, source = init_sample([str(tmp_path)])
+    assert source == {"records": "result.data.items"}
+    assert len(sample.records) == 6
+
+
+def test_an_object_with_a_text_is_a_record_itself(tmp_path):
+    mail = {"id": 1, "body": "The ship leaves on Tuesday evening.", "to": [{"name": "a"}, {"name": "b"}]}
+    (tmp_path / "mail.json").write_text(json.dumps(mail))
+    sample, source = init_sample([str(tmp_path)])
+    assert (len(sample.records), source) == (1, {})

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scannery.pipelines.profiling.field_profiles import profile_fields
 from scannery.pipelines.profiling.value_types import guess_type, is_missing
 
 
@@ -19,6 +20,8 @@ from scannery.pipelines.profiling.value_types import guess_type, is_missing
         ("price", ["1.234,50", "12,00"], "float", {"decimal": ","}),
         ("value", ["84,000", "1,250,000", "300"], "int", {"decimal": "."}),
         ("value", ["84,000.5", "300"], "float", {"decimal": "."}),
+        ("value", ["1.234.567", "300"], "int", {"decimal": ","}),
+        ("pages", ["1.002", "768"], "float", {}),
         ("done", ["true", "False"], "bool", {}),
         ("done", ["Yes", "No"], "bool", {}),
         ("done", ["t", "f"], "bool", {}),
@@ -54,6 +57,17 @@ def test_types(name: str, values: list[Any], kind: str, options: dict[str, Any])
     guess = guess_type(name, values)
     assert guess is not None
     assert (guess.kind, dict(guess.options)) == (kind, options)
+
+
+def test_points_stand_between_thousands_where_other_numbers_have_decimal_commas():
+    records = [{"pages": "1.002", "price": "1.299,00 €"}, {"pages": "768", "price": "9,-"}]
+    pages, _ = profile_fields(records)
+    assert pages.guess is not None
+    assert (pages.guess.kind, pages.guess.options) == ("int", {"decimal": ","})
+    pages, _ = profile_fields([*records, {"pages": "3", "price": "2.50"}])
+    assert pages.guess is not None
+    assert (pages.guess.kind, pages.guess.options) == ("float", {})
+    assert "between thousands" in pages.guess.why
 
 
 def test_whole_floats_beside_missing_values_are_integers():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import resource
 import signal
 import time
 import zipfile
@@ -22,6 +23,7 @@ from scannery.pipelines.errors import MissingPackageError
 from scannery.pipelines.sources import Fields, Record, arrange, find_files, read_part, split_file
 from scannery.pipelines.sources.documents import pdf_files
 from scannery.pipelines.sources.documents.html_pages import markdown_of, read_html
+from scannery.pipelines.sources.documents.text_documents import front_matter
 
 SPEC = parse_spec({"index": "i", "source": {"text": "text"}, "encoder": {"model": "m"}})
 
@@ -99,6 +101,7 @@ def test_html_is_the_main_content_as_markdown(tmp_path, name):
         "<p>Käse</p>".encode("cp1252"), '<meta charset="utf-8"><p>Käse</p>'.encode(), "<p>Käse</p>".encode("utf-16"),
         '<meta charset="iso-8859-1"><p>Käse</p>'.encode("cp1252"), b'<meta charset="no-such"><p>K\xe4se</p>',
         "\ufeff<p>Käse</p>".encode(),
+        *(f"<meta charset={name}><p>Käse".encode("cp1252") for name in ("idna", "punycode", "undefined", "zlib")),
     ],
 )  # fmt: skip
 def test_the_encoding_of_a_page_is_found(data):
@@ -138,6 +141,13 @@ def test_hostile_pages_take_linear_time(piece):
     except Exception as error:  # noqa: BLE001
         assert type(error).__name__ == "DocumentError"
     assert time.thread_time() - started < 4
+
+
+def test_front_matter_that_nests_takes_linear_time():
+    started = time.thread_time()
+    assert front_matter(f"---\na: {'[' * 200_000}\n---\ntext") == {}
+    assert front_matter(f"---\na: {'[' * 900}{']' * 900}\n---\ntext") == {}
+    assert time.thread_time() - started < 2
 
 
 def test_a_page_of_tags_is_refused(tmp_path):
@@ -247,6 +257,17 @@ def test_hostile_archives_are_refused(tmp_path):
     assert refused(tmp_path / "no.docx").reason == "malformed"
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_compression_that_cannot_be_read_in_pieces_is_refused(tmp_path, method):
+    path = tmp_path / "a.docx"
+    with zipfile.ZipFile(path, "w", method) as made:
+        made.writestr("word/document.xml", " " * (150 << 20))
+    assert path.stat().st_size < 1 << 20
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert refused(path).reason == "malformed"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
 def book(path: Path, **more: str) -> Path:
     container = '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles><rootfile full-path="O/p.opf"/></rootfiles></container>'  # noqa: E501  # fmt: skip
     package = """<package xmlns="http://www.idpf.org/2007/opf"><metadata xmlns:dc="http://purl.org/dc/elements/1.1/">
@@ -293,6 +314,14 @@ def test_markdown_has_fields_of_its_front_matter(tmp_path):
 def test_front_matter_that_is_not_plain_has_no_fields(tmp_path, matter):
     (tmp_path / "a.md").write_text(f"---\n{matter}\n---\ntext")
     assert set(fields(tmp_path / "a.md")) == {"id", "path", "name", "folder", "title", "text"}
+
+
+def test_front_matter_that_cannot_be_read_is_counted(tmp_path):
+    (tmp_path / "a.md").write_text("---\ntitle: Notes: on ice\ntags: x\n---\nGlaciers move.")
+    [record], _ = read(tmp_path / "a.md")
+    assert (record.fields["title"], record.ignored) == (None, ("front matter that is not valid YAML",))
+    (tmp_path / "a.md").write_text("---\n---\nGlaciers move.")
+    assert read(tmp_path / "a.md")[0][0].ignored == ()
 
 
 def test_a_notebook_has_texts_and_code(tmp_path):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,6 +39,11 @@ ATOM = """<feed xmlns="http://www.w3.org/2005/Atom" xml:lang="de"><title>Notes</
 <entry><id>urn:1</id><title>One</title><link rel="alternate" href="https://example.com/one"/><updated>2024-03-01T05:00:00Z</updated>
 <content type="xhtml"><div xmlns="http://www.w3.org/1999/xhtml"><p>Text <b>here</b>.</p></div></content></entry>
 <entry><id>urn:2</id><title>Two</title><summary type="text">a &lt; b</summary></entry></feed>"""
+
+RELATIVE = """<feed xmlns="http://www.w3.org/2005/Atom" xml:base="https://example.org/blog/"><title>Blog</title>
+<entry><id>1</id><title type="html">Tea &amp;amp; &lt;b&gt;Cakes&lt;/b&gt;</title><link href="tea.html"/></entry>
+<entry xml:base="archive/"><id>2</id><title>a &lt; b</title><link rel="self" href="x"/><link href="snow.html"/></entry>
+<entry><id>3</id><title>Zones</title><link href="/3"/><published>Fri, 01 Mar 2024 06:00:00 CET</published></entry></feed>"""  # noqa: E501
 
 VTT = "WEBVTT\n\n00:01.000 --> 00:02.000\n<v Ann>Lava is hot.\n"
 
@@ -83,6 +92,18 @@ def test_atom_by_format_whatever_the_ending(tmp_path):
         "urn:1", "https://example.com/one", "2024-03-01T05:00:00+00:00",
     )  # fmt: skip
     assert (first["language"], first["author"], first["podcast"]) == ("de", "Bo", "Notes")
+
+
+def test_relative_links_marked_titles_and_zones_are_resolved(tmp_path):
+    (tmp_path / "blog.atom").write_text(RELATIVE)
+    records, letters = read(tmp_path / "blog.atom")
+    fields = [one.fields for one in records]
+    assert not letters
+    assert [one["title"] for one in fields] == ["Tea & Cakes", "a < b", "Zones"]
+    assert [one["link"] for one in fields] == [
+        "https://example.org/blog/tea.html", "https://example.org/blog/archive/snow.html", "https://example.org/3",
+    ]  # fmt: skip
+    assert fields[2]["published"] == "2024-03-01T06:00:00+01:00"
 
 
 def test_entities_of_html_and_bare_ampersands_are_read(tmp_path):
@@ -163,13 +184,19 @@ def test_a_changed_transcript_is_another_part_and_is_noticed_while_building(tmp_
 
 
 @pytest.mark.parametrize(
-    "url", ["../outside.vtt", "/etc/passwd", "file:///etc/passwd", "t/../../outside.vtt", "gone.vtt"]
-)
+    "url", ["../outside.vtt", "/etc/passwd", "file:///etc/passwd", "t/../../outside.vtt", "gone.vtt",
+            ".ssh/key.vtt", ".%68idden.vtt", "t/../.hidden.vtt", "id_rsa", "a%00.vtt", "//[x/1.vtt", "http://[::1/1.vtt",
+            "pipe.vtt"],
+)  # fmt: skip
 def test_a_transcript_elsewhere_is_not_opened(tmp_path, url):
     (tmp_path / "outside.vtt").write_text(VTT)
-    (tmp_path / "in").mkdir()
+    folder = tmp_path / "in"
+    (folder / ".ssh").mkdir(parents=True)
+    for name in (".ssh/key.vtt", ".hidden.vtt", "id_rsa"):
+        (folder / name).write_text("secret")
+    os.mkfifo(folder / "pipe.vtt")  # to open it would wait for a writer
     (tmp_path / "in" / "feed.xml").write_text(PODCAST % transcript(url))
-    records, letters = read(tmp_path / "in")
+    records, letters = read(tmp_path / "in" / "feed.xml")
     assert not letters
     assert records[0].fields["text"].startswith("## Links")
     assert records[0].ignored[0].startswith("transcript: ")
@@ -235,6 +262,39 @@ def test_fetching_is_bounded(web, monkeypatch):
     monkeypatch.setattr(fetching, "FETCH_S", 0.0)
     with pytest.raises(FetchError):
         fetch(f"{url}/1.vtt?again", [web.host], 1000)
+
+
+def test_a_head_that_comes_byte_by_byte_does_not_hold_on(monkeypatch):
+    monkeypatch.setattr(fetching, "FETCH_S", 0.3)
+    listener = socket.create_server(("127.0.0.1", 0))
+    host = f"127.0.0.1:{listener.getsockname()[1]}"
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            for _ in range(100):
+                connection.sendall(b"a")
+                time.sleep(0.02)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    started = time.monotonic()
+    with pytest.raises(FetchError, match="takes more than"):
+        fetch(f"http://{host}/slow", [host], 1000)
+    assert time.monotonic() - started < 1.5
+    thread.join()
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    "address", ["64:ff9b::7f00:1", "2002:7f00:1::", "::127.0.0.1", "::1", "::ffff:10.0.0.1", "fe80::1", "fec0::1",
+                "169.254.169.254", "224.0.0.1", "100.64.0.1"],
+)  # fmt: skip
+def test_addresses_that_lead_inside_are_private(address):
+    assert not fetching._is_public(address)
+    assert fetching._is_public("64:ff9b::808:808")
+    assert fetching._is_public("2606:4700::1111")
 
 
 def test_names_with_private_addresses_are_not_reached(web, monkeypatch):

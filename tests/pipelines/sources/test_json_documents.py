@@ -100,9 +100,25 @@ def test_damage_costs_what_comes_after_it(tmp_path, rest, limit):
     path.write_text(json.dumps(RECORDS)[:-1] + "," + rest)
     found, letters = read(path, limit=limit)
     assert found[:4] == RECORDS
-    if rest:
-        assert [letter.reason for letter in letters] == ["damaged_file"]
-        assert f"nothing from record {5 + len(found[4:])} on" in letters[0].message
+    assert [letter.reason for letter in letters] == ["damaged_file"]
+    assert f"nothing from record {5 + len(found[4:])} on" in letters[0].message
+
+
+@pytest.mark.parametrize("limit", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("text", "records"),
+    [
+        ('[{"id": 1}, {"id": 2}]\n[{"id": 3}]', None), ('[{"id": 1}, {"id": 2}', None),
+        ('{"id": 1}\n{"id":\n2}]{"id": 3}', None), ('{"a": [{"id": 1}, {"id": 2}', "a"),
+    ],
+)  # fmt: skip
+def test_a_file_that_does_not_end_with_its_records_says_so(tmp_path, text, records, limit):
+    path = tmp_path / "a.json"
+    path.write_text(text if records or text[0] == "[" else text.replace('{"id": 1}', '{"id":\n1}'))
+    found, letters = read(path, records, limit=limit)
+    assert found == [{"id": 1}, {"id": 2}]
+    assert [letter.reason for letter in letters] == ["damaged_file"]
+    assert "nothing from record 3 on was read" in letters[0].message
 
 
 def test_an_element_that_is_no_object_is_a_dead_letter(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import fastavro
@@ -23,13 +24,14 @@ from scannery.pipelines.sources import (
     Fields,
     Record,
     arrange,
+    delimited,
     find_files,
     locations,
     read_part,
     split_file,
 )
 from scannery.pipelines.sources.parts import DamagedError
-from scannery.pipelines.sources.streams import BLOCK_BYTES, lines_of, read_blocks
+from scannery.pipelines.sources.streams import BLOCK_BYTES, lines_of, read_blocks, sized_lines_of
 from tests.hooks import no_descriptors
 
 FIELDS = Fields.of(
@@ -408,3 +410,22 @@ def test_a_file_that_changes_after_planning_is_refused(tmp_path):
     path.unlink()
     with pytest.raises(InputChangedError, match="cannot be read any more"):
         list(read_part(part, FIELDS))
+
+
+def test_rows_behind_a_line_that_is_too_long_are_read_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(delimited, "sized_lines_of", partial(sized_lines_of, limit=1000))
+    monkeypatch.setattr(delimited, "MAX_CELL_CHARACTERS", 500)
+    rows = "".join(f"{i},some text\n" for i in range(2, 200))
+    (tmp_path / "a.csv").write_text(f"id,text\n1,{'x' * 5000}\n{rows}")
+    for limit in (1, 100, 1 << 20):
+        records, letters = read(tmp_path, limit=limit)
+        assert [record.fields["id"] for record in records] == [str(i) for i in range(2, 200)]
+        assert [letter.line for letter in letters] == [2]
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    (tmp_path / "b.txt").write_text("text")
+    records, letters = read(tmp_path)
+    assert [record.fields["id"] for record in records] == ["b.txt"]
+    assert [letter.reason for letter in letters] == ["unreadable_file"]

@@ -11,6 +11,8 @@ import pytest
 
 from scannery.indexer import SegmentCache, Store, latest_version, parse_spec
 from scannery.indexer.errors import CorruptError, NotFoundError, StoreError
+from scannery.indexer.versions.dropping import drop_index
+from scannery.indexer.versions.leases import read_leases
 from scannery.serving import ClosedError, UnknownIndexError
 from scannery.serving.catalog.embedded_catalog import CHECK_EVERY_S, EmbeddedCatalog
 from scannery.serving.catalog.server_catalog import ServerCatalog
@@ -165,3 +167,21 @@ def wait_for(condition: object, looked: threading.Event) -> None:
             return
         assert looked.wait(60)
     raise AssertionError("it never came true")
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_an_index_that_was_dropped_and_made_again_is_leased_again(
+    store: Store, tmp_path: Path, noticed: bool
+) -> None:
+    catalog = ServerCatalog(store)
+    catalog.refresh()
+    catalog.refresh()
+    assert read_leases(store, "moving").versions == {1}
+    drop_index(store, "moving", force=True)
+    if noticed:
+        catalog.refresh()
+    publish(store, tmp_path, 1)
+    catalog.refresh()
+    catalog.refresh()
+    assert read_leases(store, "moving").versions == {1}
+    catalog.close()

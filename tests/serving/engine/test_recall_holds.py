@@ -220,11 +220,11 @@ def test_a_tree_far_from_the_origin_is_as_good_as_one_at_it(tmp_path: Path) -> N
         queries_QD = sample.queries_QD + np.float32(offset)
         _, true_QK = segment.search(queries_QD, K)
         settings = SearchSettings(leaves=12, rescore=100)
-        for some in (queries_QD, queries_QD[:1]):
-            _, found_QK = segment.search(some, K, settings=settings)
-            recalls.append(recall_by_score(found_QK, true_QK[: len(some)]).mean())
+        rows_QK, found_QK = segment.search(queries_QD, K, settings=settings)
+        recalls.append(recall_by_score(found_QK, true_QK).mean())
+        alone_QK, _ = segment.search(queries_QD[:1], K, settings=settings)
+        np.testing.assert_array_equal(alone_QK[0], rows_QK[0], "one query is asked as a batch is")
         assert segment.leaves is not None
         leaves.append(len(segment.leaves.sizes_L))
-    assert recalls[2] == pytest.approx(recalls[0], abs=0.05)
-    assert recalls[3] > 0.5, "one query is asked as a batch is"
+    assert recalls[1] == pytest.approx(recalls[0], abs=0.05)
     assert leaves[1] == pytest.approx(leaves[0], rel=0.1)
