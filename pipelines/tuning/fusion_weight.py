@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from scannery.embed.errors import EmbedError
 from scannery.indexer.lexical.analyser import Analyser
 from scannery.indexer.lexical.bm25 import K1, B, CorpusStatistics, corpus_statistics, score_rows
 from scannery.indexer.manifest import FusionWeight, Manifest, SegmentEntry
@@ -109,7 +110,11 @@ def _measured(manifest: Manifest, store: Store, encoder: EncoderSource) -> Fusio
     except OSError as error:  # no space for the cache, which is no fault of the version
         _LOG.warning("the weights of hybrid search were not measured: %s", error)
         return None
-    found = measured_weight(index, encoder)
+    try:
+        found = measured_weight(index, encoder)
+    except EmbedError as error:  # a compaction can run where the model is not
+        _LOG.warning("the weights of hybrid search were not measured: %s", error)
+        return None
     if found is None:
         return None
     digest, rules = _identity(manifest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from scannery.live.maintenance.seal import seal
 from scannery.pipelines import compact
 from scannery.pipelines.tuning import fusion_weight
 from scannery.pipelines.tuning.fusion_weight import WEIGHTS, best_weight
+from tests.embed.tiny_models import make_model
 from tests.pipelines.conftest import manifest_of, run
 
 SUBJECTS = [
@@ -115,6 +117,21 @@ def test_a_compaction_that_finds_its_segments_keeps_the_weight(store, write):
     assert [compact("talks", store.uri).version, weight_of(store)] == [3, weight]
     rollback(store, "talks", 2)
     assert [compact("talks", store.uri).version, weight_of(store)] == [5, weight]
+
+
+def test_a_compaction_without_the_model_measures_nothing(store, write, tmp_path, monkeypatch):
+    model = make_model("static", tmp_path)
+    spec = SPEC | {"encoder": {"model": str(model)}}
+    with monkeypatch.context() as patch:
+        patch.setattr(fusion_weight, "LEAST_QUESTIONS", 1000)  # so that the builds measure nothing
+        run(store, write("a.jsonl", records(0, 80)), spec=spec)
+        run(store, write("b.jsonl", records(80, 85)), spec=spec)
+    shutil.rmtree(model)
+    with scannery.connect(store.uri) as client:
+        client.index("talks").delete(["d1"])
+    seal(store, "talks")
+    report = compact("talks", store.uri)
+    assert (report.up_to_date, manifest_of(store, "talks").fusion) == (False, None)
 
 
 def test_versions_without_a_measured_weight_count_both_rankings_the_same(store, write):
