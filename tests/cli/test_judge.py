@@ -202,6 +202,8 @@ class Terminal:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "scannery.cli.main", *arguments],
             stdin=other, stdout=other, stderr=other, start_new_session=True,
+            # Tests that run in the background of a shell ignore interrupts, and so would their children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )  # fmt: skip
         os.close(other)
         self.shown = ""
