@@ -26,7 +26,7 @@ MAX_WIDTH = 1000
 """Characters: more than any table needs."""
 
 ALL_PAIRS = 3
-"""Up to so many configurations, each is compared with each; more are compared with one."""
+"""Most configurations that are all compared with each other; of more, each is compared with one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,8 +54,10 @@ class Uploaded:
 
     def exceeds(self, limit: float) -> bool:
         """Return whether more records were refused than a limit allows (scannery.indexer.spec.error_limit)."""
+        from scannery.indexer.spec.error_limit import exceeds_limit
+
         refused = len(self.failures)
-        return refused > (limit if limit >= 1 or limit == 0 else limit * (self.datapoints + refused))
+        return exceeds_limit(refused, self.datapoints + refused, limit)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""

@@ -164,7 +164,9 @@ def _check_repetition(documents: pa.Table, numbers: Sequence[int], counts: Seque
 
     """
     total = before
-    for number, count, size in zip(numbers, counts, repeated_bytes(documents, counts), strict=True):
+    for number, count, size in zip(
+        numbers, counts, repeated_bytes(documents, range(len(counts)), counts), strict=True
+    ):
         total += size
         if problem := repetition_problem(size, count):
             raise InvalidRequestError.at(f"upserts[{number}].datapoint.text", problem)

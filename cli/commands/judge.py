@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["judge"]
 
 FEW_QUERIES = 50
-"""The collections of TREC have at least so many."""
+"""As many as the test collections of TREC have at least."""
 
 
 def judge(

@@ -31,6 +31,7 @@ __all__ = [
     "LONG_DECIMAL",
     "NUMBER_AS_TEXT",
     "ONE_AS_BOOL",
+    "TRUTH_WORDS",
     "WHOLE_AS_INT",
     "Converted",
     "convert",
@@ -40,11 +41,13 @@ __all__ = [
 ]
 
 INT64 = range(-(2**63), 2**63)
-_WORDS = {"true": True, "t": True, "yes": True, "y": True, "1": True, "1.0": True,
-          "ja": True, "oui": True, "sí": True, "si": True, "wahr": True, "vrai": True, "verdadero": True, "vero": True,
-          "on": True,
-          "nein": False, "non": False, "falsch": False, "faux": False, "falso": False, "off": False,
-          "false": False, "f": False, "no": False, "n": False, "0": False, "0.0": False}  # fmt: skip
+TRUTH_WORDS = (
+    ("true", "false"), ("yes", "no"), ("y", "n"), ("t", "f"), ("on", "off"), ("ja", "nein"), ("oui", "non"),
+    ("sí", "no"), ("si", "no"), ("wahr", "falsch"), ("vrai", "faux"), ("verdadero", "falso"), ("vero", "falso"),
+)  # fmt: skip
+"""Words for true and for false, in lower case."""
+_TRUE, _FALSE = zip(*TRUTH_WORDS, ("1", "0"), ("1.0", "0.0"), strict=True)
+_WORDS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
 _LISTED = re.compile(r"[,;|]")
 
 NUMBER_AS_TEXT = "a number as text"

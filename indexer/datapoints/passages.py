@@ -75,16 +75,23 @@ def passage_rows(
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
-def repeated_bytes(documents: pa.Table, counts: Sequence[int]) -> list[int]:
-    """Return the bytes that the passages of each document repeat: what it holds besides its text, times `counts`."""
+def repeated_bytes(documents: pa.Table, rows: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Return the bytes that the passages of some documents repeat: what each holds besides its text, times its count.
+
+    Args:
+        documents: all of a batch.
+        rows: the places of those that were cut.
+        counts: passages of each.
+
+    """
     shared = documents.select([name for name in documents.column_names if name not in _OF_PASSAGES])
     if shared.nbytes * max(counts, default=0) <= MAX_REPEATED_BYTES >> 6:
         return [0] * len(counts)  # the usual case: all of them together are far from the limit
-    return [shared.slice(i, 1).nbytes * count for i, count in enumerate(counts)]
+    return [shared.slice(row, 1).nbytes * count for row, count in zip(rows, counts, strict=True)]
 
 
 def repetition_problem(size: int, passages: int) -> str | None:
-    """Return why a document of so many passages and `repeated_bytes` cannot be stored; None if it can."""
+    """Return why a document whose passages repeat `size` bytes cannot be stored; None if it can."""
     if size <= MAX_REPEATED_BYTES:
         return None
     return (

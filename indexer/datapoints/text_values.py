@@ -80,6 +80,8 @@ def list_in_text(text: str) -> list[Any] | None:
     if text.startswith("["):
         try:
             found = json.loads(text)
+        except RecursionError:
+            return None
         except ValueError:
             found = _python_list(text)
         return found if isinstance(found, list) else None
@@ -100,7 +102,7 @@ def _python_list(text: str) -> object:
         if (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds):
             return None
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, tokenize.TokenError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
         return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["check_limit", "error_limit"]
+__all__ = ["check_limit", "error_limit", "exceeds_limit"]
 
 
 def error_limit(value: str | float) -> float:
@@ -21,6 +21,11 @@ def error_limit(value: str | float) -> float:
     if not 0 <= limit < float("inf") or (limit > 1 and (is_share or not limit.is_integer())):
         raise ValueError(f"must be a number or a share such as 1%, got {value!r}")
     return float("inf") if is_share and limit == 1 else limit  # the number 1 is a count
+
+
+def exceeds_limit(refused: int, records: int, limit: float) -> bool:
+    """Return whether more of all `records` were refused than a limit, as `error_limit` returns it, allows."""
+    return refused > (limit if limit >= 1 or limit == 0 else limit * records)
 
 
 def check_limit(value: object) -> object:

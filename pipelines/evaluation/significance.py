@@ -18,7 +18,7 @@ __all__ = ["CONFIDENCE", "RESAMPLES", "Interval", "interval_of", "intervals_of",
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 _MOST_COUNTS = 1 << 22
-"""Resamples are made in parts of so many counts: 32 MiB."""
+"""Counts in one part of the resamples: 32 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,16 @@ written in: true or false, a number, a time, a list; else they are strings.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import datetime as dt
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from scannery.indexer.datapoints.conversions import TRUTH_WORDS
+from scannery.indexer.datapoints.text_values import list_in_text
 from scannery.indexer.spec.spec import AttributeType
 
 __all__ = ["TypeGuess", "guess_type", "has_decimal_commas", "is_missing"]
@@ -23,10 +23,6 @@ __all__ = ["TypeGuess", "guess_type", "has_decimal_commas", "is_missing"]
 MISSING = frozenset({"", "null", "none", "nan", "n/a", "na", "nil", "\\n", "#n/a", "-"})
 """Texts that stand for no value, in lower case."""
 
-_TRUTHS = (
-    {"true", "false"}, {"yes", "no"}, {"y", "n"}, {"t", "f"}, {"on", "off"}, {"ja", "nein"}, {"oui", "non"},
-    {"sí", "no"}, {"si", "no"}, {"wahr", "falsch"}, {"vrai", "faux"}, {"verdadero", "falso"}, {"vero", "falso"},
-)  # fmt: skip
 _INTEGER = re.compile(r"[+-]?(0|[1-9]\d{0,18})")
 _WHOLE = re.compile(r"[+-]?(0|[1-9]\d{0,15})\.0+")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
@@ -158,7 +154,7 @@ def _of_texts(name: str, texts: Sequence[str], *, has_missing: bool, has_commas:
 
 def _truth(name: str, texts: Sequence[str]) -> TypeGuess | None:
     words = {text.lower() for text in texts}
-    if any(words <= pair for pair in _TRUTHS) and (len(words) == 2 or words <= _TRUTHS[0]):
+    if any(words <= {*pair} for pair in TRUTH_WORDS) and (len(words) == 2 or words <= {*TRUTH_WORDS[0]}):
         return TypeGuess("bool", " or ".join(sorted({*texts}, key=str.lower)))
     if words == {"0", "1"} and _TRUTH_NAME.search(name):
         return TypeGuess("bool", "0 or 1")
@@ -215,8 +211,8 @@ def _time(texts: Sequence[str]) -> TypeGuess | None:
 
 def _list(texts: Sequence[str]) -> TypeGuess | None:
     if all(text.startswith("[") and text.endswith("]") for text in texts):
-        found = [_parsed(text) for text in texts]
-        if all(isinstance(value, list) and all(isinstance(item, str) for item in value) for value in found):
+        found = [list_in_text(text) for text in texts]
+        if all(items is not None and all(isinstance(item, str) for item in items) for items in found):
             return TypeGuess("string_list", "lists")
     if all(text.startswith("{") and text.endswith("}") and ":" not in text for text in texts):
         return TypeGuess("string_list", "lists of PostgreSQL")
@@ -254,15 +250,3 @@ def _parses(text: str, format: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _parsed(text: str) -> object:
-    """Return the value of a list as JSON or Python writes it, None for other texts."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None

@@ -93,7 +93,7 @@ def embed_documents(
     made, problems, work = _encoded(new_titles, passages, encoder, chunker)
     letters = []
     counts = [*map(len, passages)]
-    sizes = repeated_bytes(table.take(pa.array(new, pa.int64())), counts)
+    sizes = repeated_bytes(table, new, counts)
     for i, one, size, refused in zip(new, made, sizes, problems, strict=True):
         problem = refused or repetition_problem(size, len(one.passages))
         if problem is None:

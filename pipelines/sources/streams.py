@@ -10,10 +10,10 @@ from typing import BinaryIO, Protocol
 import zstandard
 
 from scannery.pipelines.sources.locations import open_bytes
-from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError
+from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Part
 from scannery.pipelines.sources.zstd_blocks import zstd_pieces
 
-__all__ = ["BLOCK_BYTES", "lines_of", "read_blocks", "section_of", "sized_lines_of"]
+__all__ = ["BLOCK_BYTES", "lines_of", "read_blocks", "read_whole", "section_of", "sized_lines_of"]
 
 BLOCK_BYTES = 1 << 20
 
@@ -38,6 +38,22 @@ def read_blocks(
             yield from _until(_plain(raw), start, end)
         else:
             yield from section_of(_decompressed(raw, compression), start, end)
+
+
+def read_whole(part: Part) -> bytes:
+    """Return the (decompressed) content of a file that is one record; of a larger one more than MAX_RECORD_BYTES.
+
+    Raises:
+        OSError, DamagedError: as `read_blocks`.
+
+    """
+    blocks, size = [], 0
+    for block in read_blocks(part.base, part.path, part.compression):
+        blocks.append(block)
+        size += len(block)
+        if size > MAX_RECORD_BYTES:
+            break
+    return b"".join(blocks)
 
 
 def section_of(blocks: Iterator[bytes], start: int, end: int | None) -> Iterator[bytes]:

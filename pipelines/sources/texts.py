@@ -13,7 +13,7 @@ from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.sources.documents import document_record, has_bad_front_matter, markdown_fields
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
-from scannery.pipelines.sources.streams import read_blocks
+from scannery.pipelines.sources.streams import read_blocks, read_whole
 
 __all__ = ["read", "split"]
 
@@ -36,7 +36,7 @@ def split(file: InputFile, format: str, compression: str) -> Iterator[Part]:
 def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
     """Yield the file as one record; `id` and `path` are its path below the input's folder."""
     try:
-        data = _content(part)
+        data = read_whole(part)
     except DamagedError as error:
         # A search result does not show that its text was cut off, so none of the text is indexed.
         yield DeadLetter(reason="damaged_file", source=part.source, message=str(error), id=part.path)
@@ -54,16 +54,6 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
         return
     record = document_record(part, markdown_fields(text))
     yield dataclasses.replace(record, ignored=(BAD_FRONT_MATTER,)) if has_bad_front_matter(text) else record
-
-
-def _content(part: Part) -> bytes:
-    blocks, size = [], 0
-    for block in read_blocks(part.base, part.path, part.compression):
-        blocks.append(block)
-        size += len(block)
-        if size > MAX_RECORD_BYTES:
-            break
-    return b"".join(blocks)
 
 
 def _reject(part: Part, reason: str, message: str, data: bytes) -> DeadLetter:

@@ -15,6 +15,7 @@ from typing import Any
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.manifest import Manifest, SegmentEntry
+from scannery.indexer.spec.error_limit import exceeds_limit
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.versions.leases import keeps_log
@@ -238,7 +239,7 @@ def _too_many(counts: Counts, limit: float | None) -> bool:
     if limit is None:
         return False
     dead = sum(counts.dead_letters.values())
-    return dead > (limit if limit >= 1 or limit == 0 else limit * (dead + counts.documents))
+    return exceeds_limit(dead, dead + counts.documents, limit)
 
 
 def _statistics(

@@ -74,7 +74,7 @@ class ServerCatalog(BaseCatalog):
     def _find(self, name: str) -> CatalogEntry | None:
         entry = self._entries.get(name)
         if entry is None and self.serves(name) and self._looks.acquire(timeout=LOOK_WAIT_S):
-            # Another worker may have created it: whoever was told so may write to it at once.
+            # Another worker may have created it, and its caller may write to it at once.
             try:
                 self._open_if_empty(name)
             finally:

@@ -22,7 +22,7 @@ from scannery.pipelines.sources.documents.text_documents import (
 )
 from scannery.pipelines.sources.locations import open_bytes
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Part, Record
-from scannery.pipelines.sources.streams import read_blocks
+from scannery.pipelines.sources.streams import read_whole
 
 __all__ = [
     "FORMATS",
@@ -98,13 +98,10 @@ def _document(part: Part) -> Document:
     if part.format in _FROM_FILE:
         with open_bytes(part.base, part.path) as file:
             return _FROM_FILE[part.format](file)
-    blocks, size = [], 0
-    for block in read_blocks(part.base, part.path, part.compression):
-        blocks.append(block)
-        size += len(block)
-        if size > MAX_RECORD_BYTES:
-            raise DocumentError("too_large", f"the file is larger than {MAX_RECORD_BYTES} bytes")
-    return _FROM_BYTES[part.format](b"".join(blocks))
+    data = read_whole(part)
+    if len(data) > MAX_RECORD_BYTES:
+        raise DocumentError("too_large", f"the file is larger than {MAX_RECORD_BYTES} bytes")
+    return _FROM_BYTES[part.format](data)
 
 
 def _reject(part: Part, reason: str, message: str) -> DeadLetter:

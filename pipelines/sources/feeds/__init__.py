@@ -14,7 +14,7 @@ from scannery.pipelines.sources.feeds.feed_records import Entry, entries_of, is_
 from scannery.pipelines.sources.feeds.transcripts import local_path, transcript_of
 from scannery.pipelines.sources.locations import InputFile, open_bytes
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Part, Record
-from scannery.pipelines.sources.streams import read_blocks
+from scannery.pipelines.sources.streams import read_whole
 
 __all__ = ["begins_as_feed", "read", "split", "transcripts_beside"]
 
@@ -91,13 +91,10 @@ def _digest(text: str) -> str:
 
 
 def _entries(part: Part) -> tuple[list[Entry], str | None]:
-    blocks, size = [], 0
-    for block in read_blocks(part.base, part.path, part.compression):
-        blocks.append(block)
-        size += len(block)
-        if size > MAX_RECORD_BYTES:
-            raise DocumentError("too_large", f"the feed is larger than {MAX_RECORD_BYTES} bytes")
-    return entries_of(b"".join(blocks), part.path)
+    data = read_whole(part)
+    if len(data) > MAX_RECORD_BYTES:
+        raise DocumentError("too_large", f"the feed is larger than {MAX_RECORD_BYTES} bytes")
+    return entries_of(data, part.path)
 
 
 def _fields(part: Part, entry: Entry) -> tuple[dict[str, Any], tuple[str, ...]]:
