@@ -50,6 +50,7 @@ class StoredObject:
 
 class _Backend(Protocol):
     def read(self, key: str) -> bytes: ...
+    def read_range(self, key: str, start: int, length: int) -> bytes: ...
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None: ...
     def size(self, key: str) -> int: ...
     def stamp(self, key: str) -> str: ...
@@ -108,6 +109,21 @@ class Store:
     def read(self, key: str) -> bytes:
         """Return the bytes of an object; NotFoundError if it does not exist."""
         return self._backend.read(_checked(key))
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """Return `length` bytes of an object from byte `start` on, without reading the others.
+
+        Raises:
+            NotFoundError: there is no such object.
+            StoreError: the object ends before.
+
+        """
+        if length < 0 or start < 0:
+            raise ValueError(f"a range must not be negative, got start {start}, length {length}")
+        data = self._backend.read_range(_checked(key), start, length) if length else b""
+        if len(data) != length:
+            raise StoreError(f"{key}: wanted bytes {start} to {start + length}, got {len(data)} of {length}")
+        return data
 
     def write(self, key: str, data: bytes) -> None:
         """Write or replace an object. It is durable when this returns."""
@@ -204,6 +220,11 @@ class _FolderBackend:
         with _os_errors(key):
             return (self.root / key).read_bytes()
 
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        with _os_errors(key), (self.root / key).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
         final = self.root / key
         with _os_errors(key):
@@ -258,6 +279,10 @@ class _ObjectBackend:
     def read(self, key: str) -> bytes:
         with _object_errors(key):
             return bytes(obstore.get(self._store, key).bytes())
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        with _object_errors(key):
+            return bytes(obstore.get_range(self._store, key, start=start, length=length))
 
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
         with _object_errors(key):

@@ -41,6 +41,19 @@ def test_objects_come_back(store: Store, tmp_path: Path):
     assert not store.exists("a/one.bin")
 
 
+def test_a_range_of_an_object(store: Store):
+    store.write("index/data", bytes(range(100)))
+    assert store.read_range("index/data", 10, 5) == bytes(range(10, 15))
+    assert store.read_range("index/data", 90, 10) == bytes(range(90, 100))
+    assert store.read_range("index/data", 100, 0) == b""
+    with pytest.raises(StoreError):
+        store.read_range("index/data", 95, 10)
+    with pytest.raises(StoreError):
+        store.read_range("index/data", 200, 10)
+    with pytest.raises(NotFoundError):
+        store.read_range("index/other", 0, 1)
+
+
 def test_a_stamp_tells_that_an_object_was_replaced(store: Store):
     store.write("a", b"1")
     before = store.stamp("a")
