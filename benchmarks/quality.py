@@ -56,8 +56,10 @@ def reference(collection: Collection) -> Search:
 
 
 def ask(index: scannery.Index, mode: scannery.client.Mode, fusion: scannery.client.Fusion | None) -> Search:
+    alpha = None if fusion is None else 0.5
+
     def search(texts: Sequence[str]) -> list[list[str]]:
-        found = index.search_many(list(texts), K, mode=mode, fusion=fusion, fields=[])
+        found = index.search_many(list(texts), K, mode=mode, fusion=fusion, alpha=alpha, fields=[])
         return [[hit.id for hit in hits] for hits in found]
 
     return search
@@ -77,8 +79,8 @@ def measure(collection: Collection, model: str, folder: Path) -> list[Evaluation
             "lexical": True,
             "shards": shards,
         }
-        build(spec, [str(folder / "corpus.jsonl")], str(folder / "store"))
-        index = partial(ask, scannery.connect(folder / "store").index("quality"))
+        build(spec, [str(folder / "corpus.jsonl")], str(folder / "store"), mode="full")
+        index = partial(ask, scannery.connect(folder / "store", timeout_s=600).index("quality"))
         cut = "one shard" if shards == 1 else f"{shards} shards"
         searches = {
             f"dense, {cut}": index("dense", None),
