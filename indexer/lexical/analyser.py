@@ -80,7 +80,7 @@ class Analyser:
         """
         self._language = None if spec.language == "none" else spec.language
         self._version = spec.version
-        self._parts = _costs(spec.language, spec.compound_parts)
+        self._parts = _costs(spec.language, spec.compound_parts, spec.version)
         self._local = threading.local()
         # Stop words are normalised like the words that they are compared with, but not stemmed.
         self._stop_words = frozenset(
@@ -221,6 +221,9 @@ def stem_of(language: str | None) -> Stem:
 
 
 @lru_cache(maxsize=16)
-def _costs(language: str, parts: tuple[str, ...]) -> Mapping[str, float]:
+def _costs(language: str, lines: tuple[str, ...], version: int) -> Mapping[str, float]:
     """Return `costs_of`; kept, since live updates make an analyser for each batch."""
-    return costs_of(parts, stem_of(language)) if parts else {}
+    if not lines:
+        return {}
+    # A list that a user wrote can have capitals.
+    return costs_of([" ".join(words_of(line, version)) for line in lines], stem_of(language))

@@ -2,9 +2,10 @@
 
 A part is a word that also occurs by itself, as learned from texts of the index. Parts are compared by their stems:
 inflected forms count, and linking elements ("Arbeit-s-markt") need no rules, because stemmers remove them. Of all ways
-to split a word, that with the highest geometric mean of the parts' frequencies is taken, if this is above the word's
-own frequency (Koehn and Knight, "Empirical Methods for Compound Splitting", EACL 2003). The frequency is estimated from
-the rank, so a list of parts in order of frequency needs no numbers.
+to split a word, that with the highest geometric mean of the parts' frequencies is taken, if this is not below the
+word's own frequency (Koehn and Knight, "Empirical Methods for Compound Splitting", EACL 2003). Frequencies are
+estimated from the rank, so a list of parts needs no numbers: it has lines of equally frequent words, the most frequent
+ones first.
 
 Figures: docs/benchmarks/lexical.md.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 
 __all__ = ["MAX_PARTS", "CompoundSplitter", "chosen_parts", "costs_of"]
 
@@ -27,6 +29,8 @@ MAX_LETTERS = 64
 MOST_IN_A_WORD = 4
 _RANK_OFFSET = 10
 """The most frequent words differ less in frequency than their ranks (Mandelbrot)."""
+
+_ROUNDING = 1e-9
 
 Stem = Callable[[str], str]
 
@@ -58,7 +62,7 @@ class CompoundSplitter:
         """Return where to cut a word: the ends of all parts but the last."""
         # By number of parts and end of the last one: the least sum of costs, and its cuts.
         reached: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
-        best, least = None, self._cost(word)
+        best, least = None, self._cost(word) + _ROUNDING
         for count in range(1, MOST_IN_A_WORD + 1):
             reached = self._one_more(word, reached)
             if count > 1 and len(word) in reached:
@@ -82,40 +86,52 @@ class CompoundSplitter:
         return self._costs.get(self._stem(part), math.inf)
 
 
-def chosen_parts(words: Mapping[str, int], stem: Stem) -> list[str]:
-    """Return the words to use as parts, one per stem, in order of frequency.
+def chosen_parts(words: Mapping[str, int], stem: Stem, dictionary: Collection[str] = ()) -> list[str]:
+    """Return the words to use as parts, one per stem, as `costs_of` takes them.
 
     Stems that occur in compounds come before others where there are more than MAX_PARTS.
 
     Args:
-        words: how often each word occurs; 0 for words of a dictionary.
+        words: how often each word occurs in texts.
         stem: the stemmer.
+        dictionary: other words; each counts once.
 
     """
-    frequencies: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     best: dict[str, str] = {}
-    for word, count in sorted(words.items(), key=lambda item: (-item[1], item[0])):
+    known = Counter(words) + Counter({*dictionary})
+    for word, count in sorted(known.items(), key=lambda item: (-item[1], item[0])):
         stemmed = stem(word) if word.isalpha() and len(word) <= MAX_LETTERS else ""
         if len(stemmed) >= MIN_LETTERS:
-            frequencies[stemmed] += count
+            counts[stemmed] += count
             best.setdefault(stemmed, word)
-    order = sorted(frequencies, key=lambda part: (-frequencies[part], part))
-    splitter = CompoundSplitter(_costs(order), stem)
-    used = {stem(part) for word, count in words.items() if count for part in splitter.split(word)}
+    order = sorted(counts, key=lambda part: (-counts[part], part))
+    splitter = CompoundSplitter(_costs(_equally_frequent(order, counts)), stem)
+    used = {stem(part) for word in words for part in splitter.split(word)}
     kept = {*sorted(order, key=lambda part: part not in used)[:MAX_PARTS]}
-    return [best[part] for part in order if part in kept]
+    lines = _equally_frequent([part for part in order if part in kept], counts)
+    return [" ".join(best[part] for part in line) for line in lines]
 
 
 def costs_of(lines: Sequence[str], stem: Stem) -> dict[str, float]:
     """Return the cost of each part by its stem, minus the logarithm of its estimated frequency.
 
     Args:
-        lines: words in order of frequency, separated by spaces where several are in a line.
+        lines: equally frequent words each, separated by spaces; the most frequent ones first.
         stem: the stemmer.
 
     """
-    return _costs(dict.fromkeys(stem(word) for word in " ".join(lines).split()))
+    return _costs([stem(word) for word in line.split()] for line in lines)
 
 
-def _costs(stems: Iterable[str]) -> dict[str, float]:
-    return {part: math.log(rank + _RANK_OFFSET) for rank, part in enumerate(stems)}
+def _equally_frequent(parts: Iterable[str], counts: Mapping[str, int]) -> list[list[str]]:
+    return [list(line) for _, line in groupby(parts, key=lambda part: counts[part])]
+
+
+def _costs(lines: Iterable[Sequence[str]]) -> dict[str, float]:
+    costs: dict[str, float] = {}
+    for line in lines:
+        new = {part for part in line if part not in costs}
+        middle = len(costs) + (len(new) - 1) / 2
+        costs.update(dict.fromkeys(new, math.log(middle + _RANK_OFFSET)))
+    return costs

@@ -24,7 +24,6 @@ SAMPLE_CHARACTERS = 4 << 20
 """Of texts, about 600,000 words, read while planning."""
 SAMPLED_PARTS = 32
 """Parts of the input that the sample comes from, spread evenly: of each its beginning."""
-WORDS_IN_A_LINE = 100
 
 
 def with_compounds(spec: IndexSpec, parent: Manifest | None, parts: Sequence[Part]) -> IndexSpec:
@@ -61,7 +60,7 @@ def _learns(lexical: LexicalSpec, parent: Manifest | None) -> bool:
 def learned_compounds(
     texts: Iterable[str], lexical: LexicalSpec, dictionary: Iterable[str] = ()
 ) -> list[str]:
-    """Return the words that compounds are split into, in order of frequency, WORDS_IN_A_LINE in an item.
+    """Return the words that compounds are split into, in lines as `costs_of` takes them.
 
     Args:
         texts: a sample; as many are read as have SAMPLE_CHARACTERS.
@@ -75,12 +74,8 @@ def learned_compounds(
         read += len(text)
         if read >= SAMPLE_CHARACTERS:
             break
-    for line in dictionary:
-        counts.update(dict.fromkeys(words_of(line, version), 0))
-    words = chosen_parts(counts, stem_of(lexical.language))
-    return [
-        " ".join(words[start : start + WORDS_IN_A_LINE]) for start in range(0, len(words), WORDS_IN_A_LINE)
-    ]
+    others = {word for line in dictionary for word in words_of(line, version)}
+    return chosen_parts(counts, stem_of(lexical.language), others)
 
 
 def _texts(spec: IndexSpec, parts: Sequence[Part]) -> Iterator[str]:

@@ -87,6 +87,14 @@ class LexicalSearch:
         ]
         return best(found, most, self._snapshot.segments)
 
+    def best_score(self, query: int) -> float:
+        """Return the score of the best row for a query without a filter; minus infinity if there is none."""
+        everywhere = [
+            (number, None if alive is None else alive.mask_N)
+            for number, alive in enumerate(self._snapshot.alive)
+        ]
+        return float(max(self.best(query, everywhere, 1).scores, default=-np.inf))
+
     def _best_sparse(
         self, query: WithSparse, allowed: Sequence[tuple[int, np.ndarray | None]], most: int
     ) -> Ranking:
