@@ -56,10 +56,8 @@ def reference(collection: Collection) -> Search:
 
 
 def ask(index: scannery.Index, mode: scannery.client.Mode, fusion: scannery.client.Fusion | None) -> Search:
-    alpha = None if fusion is None else 0.5
-
     def search(texts: Sequence[str]) -> list[list[str]]:
-        found = index.search_many(list(texts), K, mode=mode, fusion=fusion, alpha=alpha, fields=[])
+        found = index.search_many(list(texts), K, mode=mode, fusion=fusion, fields=[])
         return [[hit.id for hit in hits] for hits in found]
 
     return search
@@ -77,6 +75,7 @@ def measure(collection: Collection, model: str, folder: Path) -> list[Evaluation
             "source": {"id": "id", "title": "title", "text": "text"},
             "encoder": {"model": model},
             "lexical": True,
+            "search": {"alpha": 0.5},
             "shards": shards,
         }
         build(spec, [str(folder / "corpus.jsonl")], str(folder / "store"), mode="full")
