@@ -2,8 +2,8 @@
 
 A folder created for a store has mode 0700. Files and folders in it get the mode of the store's folder (files without
 the execute bits), so an existing folder can be shared with a group. Every write goes to a temporary file, is synced to
-disk, and is then renamed; obstore's own local store (0.12) does not sync, so a power cut could leave a visible but empty
-manifest.
+disk, and is then renamed; obstore's own local store (0.12) does not sync, so a power cut could leave a visible but
+empty manifest.
 """
 
 from __future__ import annotations
