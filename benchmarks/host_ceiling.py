@@ -4,8 +4,8 @@
 
 Real transcripts go through the build's own first stage (`embed_unit`) and a shard's segment without ScaNN
 (`build_shard`). Two devices take the place of an accelerator: `null` returns vectors at once, so all time is the
-host's; `timed` takes a stated time per token, so its idle share tells how well the host feeds it. `--whole` leaves texts
-uncut: each record is a paragraph that the chunker made.
+host's; `timed` takes a stated time per token, so its idle share tells how well the host feeds it. `--whole` leaves
+texts uncut: each record is a paragraph that the chunker made.
 
 Processor times are of all threads and of child processes. Times of steps are those of their threads alone, so they do
 not overlap.

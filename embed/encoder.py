@@ -81,6 +81,7 @@ class Encoder:
         self._device = device
         self._statistics = EncoderStatistics()
         self._lock = threading.Lock()
+        self._chunkers: dict[tuple[int, int, bool], Chunker] = {}
         if isinstance(self._documents, FastTokens) and isinstance(self._queries, FastTokens):
             # For a lean model, `lean_notes` checked this already.
             optional = self._documents.mask_is_optional or on_one_core(
@@ -243,15 +244,21 @@ class Encoder:
         """
         from scannery.embed.text.chunking import chunker_for
 
-        return chunker_for(
-            self.fingerprint.model,
-            self.tokenizer_json,
-            self.passage_tokens,
-            max_tokens,
-            overlap_tokens,
-            prompt=self.fingerprint.document_prompt,
-            headings=headings,
-        )
+        with (
+            self._lock
+        ):  # one of each kind: to make one parses the vocabulary, and a build asks for each of its units
+            known = self._chunkers.get((max_tokens, overlap_tokens, headings))
+            if known is None:
+                known = self._chunkers[max_tokens, overlap_tokens, headings] = chunker_for(
+                    self.fingerprint.model,
+                    self.tokenizer_json,
+                    self.passage_tokens,
+                    max_tokens,
+                    overlap_tokens,
+                    prompt=self.fingerprint.document_prompt,
+                    headings=headings,
+                )
+            return known
 
     def statistics(self) -> EncoderStatistics:
         """Return the counts since the encoder was loaded."""

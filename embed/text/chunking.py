@@ -29,6 +29,7 @@ from scannery.embed.text.cut_places import (
 from scannery.embed.text.markdown import Section, Structure, find_structure, page_of, passage_title
 from scannery.embed.text.transcripts import Marks, find_marks
 from scannery.embed.tokenization import text_problem
+from scannery.embed.wordpiece import BulkTokenizer
 
 __all__ = ["Chunker", "Passage", "chunker_for", "located"]
 
@@ -126,6 +127,7 @@ class Chunker:
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._bulk = BulkTokenizer(self._tokenizer)
         self._room = None if room is None else max(1, room - (self._size(prompt) if prompt else 0))
         self.max_tokens = max_tokens if self._room is None else min(max_tokens, self._room)
         self.overlap_tokens = overlap_tokens
@@ -200,8 +202,12 @@ class Chunker:
 
     def _tokenize(self, text: str, marks: Marks) -> SpokenTokens:
         """Return the offsets of all tokens outside hidden spans, and the quality of a cut in front of each."""
-        spans: list[np.ndarray] = []
         blocks = list(blocks_of(text))
+        if (found := self._bulk.encode([text[start:end] for start, end in blocks])) is not None:
+            moved_N = np.repeat([start for start, _ in blocks], np.diff(found.bounds_B1))
+            spans_N2 = np.stack([found.starts_N + moved_N, found.ends_N + moved_N], axis=1)
+            return spoken_tokens(text, spans_N2, marks)
+        spans: list[np.ndarray] = []
         for at in range(0, len(blocks), 8):
             group = blocks[at : at + 8]
             encodings = self._tokenizer.encode_batch([text[s:e] for s, e in group], add_special_tokens=False)
@@ -243,6 +249,8 @@ class Chunker:
         return start
 
     def _count(self, texts: list[str]) -> list[int]:
+        if (found := self._bulk.encode(texts)) is not None:
+            return [*map(int, np.diff(found.bounds_B1))]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [len(encoding.ids) for encoding in encodings]
 
