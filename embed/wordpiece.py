@@ -1,10 +1,10 @@
 """WordPiece as BERT's tokenizer does it, over whole batches of texts in one call that runs without the GIL.
 
-The library's tokenizer takes 0.9 µs for a token, and its offsets are Python objects. This one takes a thirtieth, for tokenizers
-whose parts are BERT's: a normalizer that changes each character by itself, words between white space and around
-punctuation, and the longest entries of the vocabulary in each word. What it knows of a character, it asks the library's
-normalizer, once per character of a process. A text in which it could differ goes to the library's tokenizer: one with the
-name of a special token, or with a combining mark that stays (Unicode reorders these).
+The library's tokenizer takes 0.9 µs for a token, and its offsets are Python objects. This one takes an eighth, for
+tokenizers whose parts are BERT's: a normalizer that changes each character by itself, words between white space and
+around punctuation, and the longest entries of the vocabulary in each word. What it knows of a character, it asks the
+library's normalizer, once per character of a process. A text in which it could differ goes to the library's tokenizer:
+one with the name of a special token, or with a combining mark that stays (Unicode reorders these).
 
 Legend: C characters of all texts, B texts, N tokens of all texts, S special tokens.
 """
@@ -199,7 +199,8 @@ def _shared(tokenizer: Any) -> WordPiece | None:
 
 PROBES = (
     "How do volcanoes form? Magma rises — through cracks; it's hot (1,200 °C)…",
-    "Grüße aus Zürich, naïve café, ŐŰ İstanbul ﬁne straße", "Что такое машинное обучение? 日本語の文章です。 한국어 문장",
+    "Grüße aus Zürich, naïve café, ŐŰ İstanbul ﬁne straße",
+    "Что такое машинное обучение? 日本語の文章です。 한국어 문장",
     "x" * 150 + " unaffable\u200bness\tand\u00a0more\r\n\r\nlines \x07 e\u0301 🦜🏽 end",
 )  # fmt: skip
 

@@ -37,7 +37,7 @@ def _compiled(function: FunctionT) -> FunctionT:
 
 
 @_compiled
-def _slot(key: int, size: int) -> int:
+def _slot(key: Any, size: int) -> Any:
     mixed = np.uint64(key) * np.uint64(MIXER)
     return np.int64((mixed >> np.uint64(29)) & np.uint64(size - 1))
 
@@ -60,7 +60,7 @@ def hash_table(keys_E: np.ndarray, values_E: np.ndarray) -> tuple[np.ndarray, np
 
 
 @_compiled
-def _child(node: int, code: int, table: np.ndarray, children: np.ndarray) -> int:
+def _child(node: int, code: int, table: np.ndarray, children: np.ndarray) -> Any:
     """Return the node behind an edge, or -1."""
     key = np.int64(node) << 21 | np.int64(code)
     slot = _slot(key, len(table))
@@ -105,7 +105,7 @@ def _write_word(
 
 
 @_compiled
-def tokenize(
+def tokenize(  # noqa: PLR0912  one loop over the characters, since a call for each would cost more
     codes_C: np.ndarray,
     ends_B1: np.ndarray,
     kinds: np.ndarray,
@@ -149,7 +149,7 @@ def tokenize(
             kind = SPACE if i == end else kinds[codes_C[i]]
             if kind == REMOVED:
                 continue
-            if kind == SPACE or kind == ALONE:  # noqa: PLR1714  `in` is slow here
+            if kind in (SPACE, ALONE):
                 if count > longest:
                     ids_N[at], starts_N[at], ends_N[at] = unknown, first, last + 1
                     at += 1
