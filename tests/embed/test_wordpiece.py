@@ -17,9 +17,9 @@ from scannery.embed.wordpiece import ENOUGH_CHARS, BulkTokenizer, WordPiece
 from tests.data import shared_data
 
 PIECES = st.sampled_from([
-    "word", " ", "\n", "\x1c", "\u00a0", "\u200b", "\u3000", "。", "日本", "né", "e\u0301", "\u0301", "İ", "ŉ", "ﬁ", "한국",
-    "🦜🏽",    "unaffable", "x" * 101, "!?", "'s", "ǅ", "\u037e", "\u302e", "\x00", "\ufffd", "ß", "٣", "ก็", "##", "$",
-    "\U0001d165",    "[MASK]", "[SEP", "\ufeff", "\u2028", "𠮷", "\u0378",
+    "word", " ", "\n", "\x1c", "\u00a0", "\u200b", "\u3000", "。", "日本", "né", "e\u0301", "\u0301", "İ", "ŉ", "ﬁ",
+    "한국", "🦜🏽", "unaffable", "x" * 101, "!?", "'s", "ǅ", "\u037e", "\u302e", "\x00", "\ufffd", "ß", "٣", "ก็", "##",
+    "$", "\U0001d165", "[MASK]", "[SEP", "\ufeff", "\u2028", "𠮷", "\u0378",
 ])  # fmt: skip
 
 
