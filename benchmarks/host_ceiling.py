@@ -1,11 +1,13 @@
 """What the host of an accelerator does for each passage: processor time by step, and the device's idle share.
 
     python -m benchmarks.host_ceiling [null] [timed] [--megabytes N] [--whole] [--rate PASSAGES_PER_S]
+        [--units N] [--processes N]
 
 Real transcripts go through the build's own first stage (`embed_unit`) and a shard's segment without ScaNN
 (`build_shard`). Two devices take the place of an accelerator: `null` returns vectors at once, so all time is the
 host's; `timed` takes a stated time per token, so its idle share tells how well the host feeds it. `--whole` leaves
-texts uncut: each record is a paragraph that the chunker made.
+texts uncut: each record is a passage that the chunker made. `--units` embeds several units at once, as a runner with
+several threads does; `--processes` cuts in other processes, as a build on an accelerator does.
 
 Processor times are of all threads and of child processes. Times of steps are those of their threads alone, so they do
 not overlap.
@@ -24,6 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,7 @@ from scannery.indexer import Store, parse_spec
 from scannery.pipelines.building import new_job
 from scannery.pipelines.planning.build_plan import cut_input
 from scannery.pipelines.records import passages, unit_rows
+from scannery.pipelines.records.cutting_processes import PROCESSES_ENVIRONMENT, close_cutting_processes
 from scannery.pipelines.sources import find_files
 from scannery.pipelines.stages import embed as embed_stage
 from scannery.pipelines.stages.segment import RowGroup, build_shard
@@ -193,6 +197,8 @@ class Measured:
 
     outcomes: list[UnitOutcome]
     wall_s: float
+    own_cpu_s: float
+    """Of this process, without those that cut."""
     embed_cpu_s: float
     segment_cpu_s: float
 
@@ -205,20 +211,26 @@ class Measured:
         return sum(one.counts.tokens for one in self.outcomes)
 
 
-def run(encoder: Encoder, path: Path, folder: Path, *, whole: bool, segment: bool = True) -> Measured:
-    """Embed every unit with this encoder, and build the segment of the only shard."""
+def run(
+    encoder: Encoder, path: Path, folder: Path, *, whole: bool, segment: bool = True, at_once: int = 1
+) -> Measured:
+    """Embed every unit with this encoder, some at once, and build the segment of the only shard."""
     store = Store.open(folder, create=True)
     job, units = planned(path, store, encoder.dimensions, whole=whole)
     started, cpu = time.perf_counter(), processor_s()
-    outcomes = [embed_stage.embed_unit(unit, job, store, encoder, None) for unit in units]
-    wall_s, embed_cpu_s = time.perf_counter() - started, processor_s() - cpu
+    own = sum(os.times()[:2])
+    with ThreadPoolExecutor(at_once) as threads:
+        outcomes = [*threads.map(lambda unit: embed_stage.embed_unit(unit, job, store, encoder, None), units)]
+    wall_s, own_cpu_s = time.perf_counter() - started, sum(os.times()[:2]) - own
+    close_cutting_processes()  # the system tells their time when they have ended
+    embed_cpu_s = processor_s() - cpu
     cpu = processor_s()
     if segment:
         rows = [
             RowGroup(one.ordinal, one.key, number) for one in outcomes for number in one.row_groups.values()
         ]
         build_shard("bench", 0, rows, job, store)
-    return Measured(outcomes, wall_s, embed_cpu_s, processor_s() - cpu)
+    return Measured(outcomes, wall_s, own_cpu_s, embed_cpu_s, processor_s() - cpu)
 
 
 def processor_s() -> float:
@@ -240,7 +252,7 @@ def null(arguments: argparse.Namespace, folder: Path) -> None:
     write_input(path, 1, encoder, whole=arguments.whole)
     run(encoder, path, folder / "warm", whole=arguments.whole)  # imports, caches of compiled code
     write_input(path, arguments.megabytes, encoder, whole=arguments.whole)
-    plain = run(encoder, path, folder / "plain", whole=arguments.whole)
+    plain = run(encoder, path, folder / "plain", whole=arguments.whole, at_once=arguments.units)
     steps = Steps()
     steps.watch_all()
     watched = run(encoder, path, folder / "watched", whole=arguments.whole, segment=False)
@@ -252,6 +264,8 @@ def null(arguments: argparse.Namespace, folder: Path) -> None:
     print(table(["step", "µs of processor time a passage"], [(k, f"{v:.1f}") for k, v in us.items()]), "\n")
     total_us = 1e6 * (plain.embed_cpu_s + plain.segment_cpu_s) / count
     print(f"together {total_us / 1e3:.3f} ms a passage: {1e6 / total_us:,.0f} passages/s per core")
+    own_us = 1e6 * plain.own_cpu_s / count
+    print(f"in the worker itself {own_us / 1e3:.3f} ms, in processes that cut the rest")
     print(f"embedding alone: {count / plain.wall_s:,.0f} passages/s in wall time\n")
 
 
@@ -263,14 +277,20 @@ def timed(arguments: argparse.Namespace, folder: Path) -> None:
     run(encoder, path, folder / "timed-warm", whole=arguments.whole, segment=False)
     write_input(path, arguments.megabytes, encoder, whole=arguments.whole)
     device.spans.clear()
-    measured = run(encoder, path, folder / "timed", whole=arguments.whole, segment=False)
+    measured = run(
+        encoder, path, folder / "timed", whole=arguments.whole, segment=False, at_once=arguments.units
+    )
     busy_s = sum(end - start for start, end in device.spans)
     inner_s = device.spans[-1][1] - device.spans[0][0]
+    seconds: Counter[str] = Counter()
+    for one in measured.outcomes:
+        seconds.update(one.counts.seconds)
     print(
         f"{measured.passages} passages, device of {arguments.rate:,.0f} passages/s: "
         f"{measured.passages / measured.wall_s:,.0f} passages/s, idle {1 - busy_s / measured.wall_s:.0%} "
         f"({1 - busy_s / inner_s:.0%} between its first and last batch), "
         f"{1e3 * measured.embed_cpu_s / measured.passages:.3f} ms a passage; load {os.getloadavg()[0]:.1f}\n"
+        f"seconds of units: {', '.join(f'{name} {value:.2f}' for name, value in seconds.items())}\n"
     )
 
 
@@ -289,7 +309,10 @@ def main() -> None:
         default=20_000 / 8 * len(os.sched_getaffinity(0)),
         help="passages of 115 tokens a second that the timed device computes; default: 2,500 a core",
     )
+    parser.add_argument("--units", type=int, default=1, help="units embedded at once")
+    parser.add_argument("--processes", type=int, default=0, help="processes that cut; default: threads do")
     arguments = parser.parse_args()
+    os.environ[PROCESSES_ENVIRONMENT] = str(arguments.processes)
     # In the thread that asks, so that its time is counted for the step.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     print(environment("tokenizers", "pyarrow", "numba"), "\n")

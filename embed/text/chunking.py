@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -117,6 +117,11 @@ class Chunker:
         """
         from tokenizers import Tokenizer
 
+        self.arguments: dict[str, Any] = {
+            "tokenizer_json": tokenizer_json, "max_tokens": max_tokens, "overlap_tokens": overlap_tokens, "room": room,
+            "prompt": prompt, "headings": headings,
+        }  # fmt: skip
+        """The constructor's arguments: another process makes the same chunker of them."""
         if max_tokens < 8:
             raise InvalidArgumentError(f"max_tokens must be at least 8, got {max_tokens}", field="max_tokens")
         if not 0 <= overlap_tokens * 2 < max_tokens:

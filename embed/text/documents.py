@@ -28,6 +28,7 @@ __all__ = [
     "CutAndEncoded",
     "DocumentEncoder",
     "EncodingTimes",
+    "Splitter",
     "WindowEncoder",
     "cut",
     "cut_and_encode",
@@ -65,6 +66,18 @@ class WindowEncoder(Protocol):
 
     def encode_windows(self, texts: Iterable[str]) -> Iterator[EncodedWindow]:
         """Yield the vectors of texts, window by window."""
+
+
+class Splitter(Protocol):
+    """Other processes with the same chunker."""
+
+    count: int
+    """How many texts they cut at once."""
+
+    def split_all(
+        self, texts: Sequence[str | None], titles: Sequence[str | None]
+    ) -> list[list[Passage]] | None:
+        """Return the passages of each text, or None if they cannot cut these."""
 
 
 _COLUMNS = {
@@ -107,24 +120,27 @@ def cut_ahead(
     titles: Sequence[str | None],
     chunker: Chunker | None,
     times: EncodingTimes | None = None,
+    helpers: Splitter | None = None,
 ) -> Iterator[CutDocument]:
-    """Yield the passages of each document, in order; threads cut those that follow.
+    """Yield the passages of each document, in order; threads or processes cut those that follow.
 
     Args:
         texts: of the documents.
         titles: of the documents.
         chunker: cuts the texts; None: they are not cut.
         times: gets the time of the threads.
+        helpers: other processes with the same chunker; None: threads cut.
 
     """
     blocks = [(texts[start:end], titles[start:end]) for start, end in _blocks(texts)]
-    cut_block = partial(_cut_block, chunker=chunker, times=times or EncodingTimes())
-    cores = min(len(os.sched_getaffinity(0)), MOST_CUTTING, len(blocks))
-    if chunker is None or cores < 2:
+    cut_block = partial(_cut_block, chunker=chunker, times=times or EncodingTimes(), helpers=helpers)
+    workers = min(len(os.sched_getaffinity(0)), MOST_CUTTING) if helpers is None else helpers.count
+    workers = min(workers, len(blocks))
+    if chunker is None or (workers < 2 and helpers is None):
         for block in blocks:
             yield from cut_block(block)
         return
-    threads = ThreadPoolExecutor(cores, thread_name_prefix="scannery-cut")
+    threads = ThreadPoolExecutor(max(1, workers), thread_name_prefix="scannery-cut")
     try:
         for done in threads.map(cut_block, blocks):
             yield from done
@@ -143,13 +159,20 @@ def _blocks(texts: Sequence[str | None]) -> Iterator[tuple[int, int]]:
 
 
 def _cut_block(
-    block: tuple[Sequence[str | None], Sequence[str | None]], chunker: Chunker | None, times: EncodingTimes
+    block: tuple[Sequence[str | None], Sequence[str | None]],
+    chunker: Chunker | None,
+    times: EncodingTimes,
+    helpers: Splitter | None,
 ) -> list[CutDocument]:
     started = time.perf_counter()
-    found = []
-    for text, title in zip(*block, strict=True):
-        own = cut(text, chunker, title)
-        found.append(CutDocument(own, [*_embedded_texts(title, own, chunker)]))
+    texts, titles = block
+    passages = None if helpers is None else helpers.split_all(texts, titles)
+    if passages is None:
+        passages = [cut(text, chunker, title) for text, title in zip(texts, titles, strict=True)]
+    found = [
+        CutDocument(own, [*_embedded_texts(title, own, chunker)])
+        for own, title in zip(passages, titles, strict=True)
+    ]
     times.cut(time.perf_counter() - started)
     return found
 
@@ -207,6 +230,7 @@ def cut_and_encode(
     titles: Sequence[str | None],
     encoder: WindowEncoder,
     chunker: Chunker | None,
+    helpers: Splitter | None = None,
 ) -> CutAndEncoded:
     """Return the passages of documents and their vectors, as `cut` and `encode_passages` make them.
 
@@ -217,13 +241,14 @@ def cut_and_encode(
         titles: of the documents; put in front of each of their passages.
         encoder: computes the vectors.
         chunker: cuts the texts; None: they are not cut.
+        helpers: other processes with the same chunker; None: threads cut.
 
     """
     passages: list[list[Passage]] = []
     times = EncodingTimes()
 
     def embedded_texts() -> Iterator[str]:
-        for document in cut_ahead(texts, titles, chunker, times):
+        for document in cut_ahead(texts, titles, chunker, times, helpers):
             passages.append(document.passages)
             yield from document.texts
 

@@ -18,6 +18,7 @@ from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import passage_rows, repeated_bytes, repetition_problem
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
+from scannery.pipelines.records.cutting_processes import cutting_processes
 from scannery.pipelines.records.embeddings_files import embeddings_table, places_of
 from scannery.pipelines.sources import Record
 from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN, Catalogue, Known
@@ -89,7 +90,9 @@ def embed_documents(
     }
     new = [i for i in range(len(hashes)) if i not in done]
     new_titles = [titles[i] for i in new]
-    fresh = cut_and_encode([texts[i] for i in new], new_titles, encoder, chunker)
+    new_texts = [texts[i] for i in new]
+    helpers = cutting_processes(chunker, encoder.device, sum(len(text or "") for text in new_texts))
+    fresh = cut_and_encode(new_texts, new_titles, encoder, chunker, helpers)
     made = map(_Passages, fresh.passages, fresh.vectors, fresh.cut_tokens)
     letters = []
     counts = [*map(len, fresh.passages)]
