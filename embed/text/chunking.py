@@ -249,8 +249,8 @@ class Chunker:
         start = start if table is None else min(table.end, end)
         window = spoken.levels[start:end]
         for level in (SENTENCE, WORD):
-            if (window >= level).any():
-                return start + int(np.argmax(window >= level))
+            if (reached := window >= level).any():
+                return start + int(reached.argmax())
         return start
 
     def _count(self, texts: list[str]) -> list[int]:
@@ -351,7 +351,7 @@ def _cut(draft: _Draft, tokens: _Range, limit: int) -> int:
         nearest = min(max(nearest, first + 1, done + 1), furthest)  # noqa: PLW2901
         levels = spoken.levels[nearest : furthest + 1]
         if levels.max() > 0:
-            return nearest + len(levels) - 1 - int(np.argmax(levels[::-1]))
+            return nearest + len(levels) - 1 - int(levels[::-1].argmax())
     # In a table that fits by itself, and not here.
     table = draft.table_at(first) if draft.tables else None
     if table is None:

@@ -1,8 +1,8 @@
 """Processes that cut texts for a worker whose device computes elsewhere.
 
-Cutting a passage takes 70 µs, most of it in the interpreter, so the threads of one process cut 15,000 passages a second
-at most, and an accelerator's own thread waits for the interpreter meanwhile. On a CPU device, threads are as good: the
-model takes a hundred times as long as cutting does.
+Cutting a passage takes 70 µs, most of it in the interpreter, so the threads of one process cut 15,000 passages a
+second at most, and an accelerator's own thread waits for the interpreter meanwhile. On a CPU device, threads are as
+good: the model takes a hundred times as long as cutting does.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import queue
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,8 +29,9 @@ _LOG = logging.getLogger(__name__)
 PROCESSES_ENVIRONMENT = "SCANNERY_CUTTING_PROCESSES"
 """Environment variable: the number of processes that cut texts; 0: threads of the worker do."""
 MOST_PROCESSES = 8
-ENOUGH_CHARS = 1 << 20
-"""Characters of a unit for which processes are started: each takes a second of processor time to start."""
+ENOUGH_CHARS = 1 << 24
+"""Characters of a worker's units after which processes are started: each takes 1.6 s of processor time to start, as long
+as cutting 10 MB."""
 
 
 class CuttingProcesses:
@@ -110,7 +112,8 @@ def _asked(process: subprocess.Popen[bytes] | None, block: list[Any]) -> Any:
         raise ConnectionError(str(error)) from error
 
 
-_OPEN: dict[tuple[int, str], CuttingProcesses] = {}
+_OPEN: dict[tuple[int, int], CuttingProcesses] = {}
+_CHARS = Counter[tuple[int, int]]()
 _OPENING = threading.Lock()
 
 
@@ -130,9 +133,10 @@ def cutting_processes(chunker: Chunker | None, device: str, chars: int) -> Cutti
         count = int(given)
     if chunker is None or count < 1:
         return None
-    key = (os.getpid(), repr(sorted(chunker.arguments.items())))
+    key = (os.getpid(), id(chunker))  # an encoder gives its units the same one
     with _OPENING:
-        if key not in _OPEN and chars >= ENOUGH_CHARS:
+        _CHARS[key] += chars
+        if key not in _OPEN and _CHARS[key] >= ENOUGH_CHARS:
             _OPEN[key] = CuttingProcesses(chunker, count)
         return _OPEN.get(key)
 
@@ -144,6 +148,7 @@ def close_cutting_processes() -> None:
             if owner == os.getpid():  # a forked process leaves those of its parent alone
                 processes.close()
         _OPEN.clear()
+        _CHARS.clear()
 
 
 atexit.register(close_cutting_processes)
