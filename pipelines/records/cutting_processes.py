@@ -30,8 +30,8 @@ PROCESSES_ENVIRONMENT = "SCANNERY_CUTTING_PROCESSES"
 """Environment variable: the number of processes that cut texts; 0: threads of the worker do."""
 MOST_PROCESSES = 8
 ENOUGH_CHARS = 1 << 24
-"""Characters of a worker's units after which processes are started: each takes 1.6 s of processor time to start, as long
-as cutting 10 MB."""
+"""Characters of a worker's units after which processes are started. Each takes 1.6 s of processor time to start, as
+long as cutting 10 MB does."""
 
 
 class CuttingProcesses:
