@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from typing import Any
 
@@ -83,6 +84,21 @@ def test_what_could_differ_is_left_to_the_library(wordpiece: WordPiece, tokenize
     other.pre_tokenizer = pre_tokenizers.Whitespace()
     assert WordPiece.of(other) is None
     assert WordPiece.of(Tokenizer(models.BPE())) is None
+
+
+@pytest.mark.parametrize("options", [{"lowercase": False}, {"lowercase": False, "strip_accents": True},
+                                     {"strip_accents": False}, {"handle_chinese_chars": False}])  # fmt: skip
+def test_other_settings_of_the_normalizer(minilm: Encoder, options: dict[str, bool]) -> None:
+    from tokenizers import Tokenizer
+
+    description = json.loads(minilm.tokenizer_json or "")
+    description |= {"truncation": None, "padding": None}
+    description["normalizer"] |= options
+    other = Tokenizer.from_str(json.dumps(description))
+    made = WordPiece(other, description)
+    pieces = ["Ünaffable É", "e\u0301 İI", "日本 한국", "ﬁ x" * 9, "ก็ \u0301a", "a\u0301\u0327b", "WORD's"]
+    handled = [check(made, other, [one]) for one in [*pieces, *(a + b for a in pieces for b in pieces)]]
+    assert any(handled)
 
 
 def test_little_text_is_the_librarys(tokenizer: Any) -> None:
