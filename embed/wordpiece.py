@@ -141,7 +141,7 @@ class WordPiece:
         [*others, word] = words
         # Unicode sorts combining marks that follow each other. An unassigned character may be one in a later version.
         reordered = any(unicodedata.combining(c) or unicodedata.category(c) == "Cn" for c in char + word)
-        if others or reordered:
+        if others or reordered or "\x00" in word:  # the kernel ends an expansion with 0
             return UNSAFE, ""
         if normalized == f" {word} " and len(word) == 1:  # an ideograph
             return ALONE, word

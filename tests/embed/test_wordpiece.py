@@ -87,7 +87,7 @@ def test_what_could_differ_is_left_to_the_library(wordpiece: WordPiece, tokenize
 
 
 @pytest.mark.parametrize("options", [{"lowercase": False}, {"lowercase": False, "strip_accents": True},
-                                     {"strip_accents": False}, {"handle_chinese_chars": False}])  # fmt: skip
+                                     {"strip_accents": False}, {"handle_chinese_chars": False}, {"clean_text": False}])  # fmt: skip
 def test_other_settings_of_the_normalizer(minilm: Encoder, options: dict[str, bool]) -> None:
     from tokenizers import Tokenizer
 
@@ -96,7 +96,16 @@ def test_other_settings_of_the_normalizer(minilm: Encoder, options: dict[str, bo
     description["normalizer"] |= options
     other = Tokenizer.from_str(json.dumps(description))
     made = WordPiece(other, description)
-    pieces = ["Ünaffable É", "e\u0301 İI", "日本 한국", "ﬁ x" * 9, "ก็ \u0301a", "a\u0301\u0327b", "WORD's"]
+    pieces = [
+        "Ünaffable É",
+        "e\u0301 İI",
+        "日本 한국",
+        "ﬁ x" * 9,
+        "ก็ \u0301a",
+        "a\u0301\u0327b",
+        "WORD's",
+        "a\x00b\x07c",
+    ]
     handled = [check(made, other, [one]) for one in [*pieces, *(a + b for a in pieces for b in pieces)]]
     assert any(handled)
 
