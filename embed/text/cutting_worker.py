@@ -11,14 +11,14 @@ import os
 import pickle
 import sys
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from scannery.embed.text.chunking import Chunker, Passage
 
 __all__ = ["receive", "send", "serve", "unpacked"]
 
 
-def send(stream: BinaryIO, value: object) -> None:
+def send(stream: IO[bytes], value: object) -> None:
     """Write one message."""
     data = pickle.dumps(value, protocol=5)
     stream.write(len(data).to_bytes(8, "little"))
@@ -26,7 +26,7 @@ def send(stream: BinaryIO, value: object) -> None:
     stream.flush()
 
 
-def receive(stream: BinaryIO) -> Any:
+def receive(stream: IO[bytes]) -> Any:
     """Return the next message. Raises EOFError at the end, also inside of a message."""
     size = stream.read(8)
     data = stream.read(int.from_bytes(size, "little")) if len(size) == 8 else b""
@@ -40,7 +40,7 @@ def unpacked(text: str, packed: Sequence[tuple[Any, ...]]) -> list[Passage]:
     return [Passage(text[start:end], start, end, *rest) for start, end, *rest in packed]
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """Answer requests until they end."""
     chunker = Chunker(**receive(requests))
     while True:

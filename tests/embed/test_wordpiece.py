@@ -86,8 +86,16 @@ def test_what_could_differ_is_left_to_the_library(wordpiece: WordPiece, tokenize
     assert WordPiece.of(Tokenizer(models.BPE())) is None
 
 
-@pytest.mark.parametrize("options", [{"lowercase": False}, {"lowercase": False, "strip_accents": True},
-                                     {"strip_accents": False}, {"handle_chinese_chars": False}, {"clean_text": False}])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lowercase": False},
+        {"lowercase": False, "strip_accents": True},
+        {"strip_accents": False},
+        {"handle_chinese_chars": False},
+        {"clean_text": False},
+    ],
+)
 def test_other_settings_of_the_normalizer(minilm: Encoder, options: dict[str, bool]) -> None:
     from tokenizers import Tokenizer
 
