@@ -182,6 +182,10 @@ class BulkTokenizer:
             self._made = _shared(self._tokenizer)
         return None if self._made is None else self._made.encode(texts)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> BulkTokenizer:
+        """Return this one, which a copy of a model can share."""
+        return self
+
 
 _SHARED: dict[bytes, WordPiece | None] = {}
 _SHARING = threading.Lock()

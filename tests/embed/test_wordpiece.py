@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tarfile
 from typing import Any
@@ -123,6 +124,7 @@ def test_little_text_is_the_librarys(tokenizer: Any) -> None:
     assert bulk.encode(["little"]) is None
     assert bulk.encode(["x " * ENOUGH_CHARS]) is not None
     assert bulk.encode(["little"]) is not None
+    assert copy.deepcopy(bulk).encode(["little"]) is not None, "a model is copied to lower its precision"
 
 
 def test_real_transcripts_become_the_same_tokens(wordpiece: WordPiece, tokenizer: Any) -> None:
