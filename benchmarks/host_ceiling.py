@@ -24,7 +24,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -108,7 +108,7 @@ class Steps:
     """Processor time of functions of the product, each by the threads that run it."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
 
     def watch(self, owner: Any, name: str, step: str) -> None:
@@ -282,9 +282,10 @@ def timed(arguments: argparse.Namespace, folder: Path) -> None:
     )
     busy_s = sum(end - start for start, end in device.spans)
     inner_s = device.spans[-1][1] - device.spans[0][0]
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for one in measured.outcomes:
-        seconds.update(one.counts.seconds)
+        for name, value in one.counts.seconds.items():
+            seconds[name] += value
     print(
         f"{measured.passages} passages, device of {arguments.rate:,.0f} passages/s: "
         f"{measured.passages / measured.wall_s:,.0f} passages/s, idle {1 - busy_s / measured.wall_s:.0%} "
