@@ -46,9 +46,10 @@ from scannery.pipelines.records import passages, unit_rows
 from scannery.pipelines.records.cutting_processes import PROCESSES_ENVIRONMENT, close_cutting_processes
 from scannery.pipelines.sources import find_files
 from scannery.pipelines.stages import embed as embed_stage
-from scannery.pipelines.stages.segment import RowGroup, build_shard
+from scannery.pipelines.stages.segment import build_shard
 from scannery.pipelines.state.counts import UnitOutcome
 from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.row_groups import row_groups_of
 from scannery.pipelines.state.work_units import WorkUnit, group
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -226,9 +227,7 @@ def run(
     embed_cpu_s = processor_s() - cpu
     cpu = processor_s()
     if segment:
-        rows = [
-            RowGroup(one.ordinal, one.key, number) for one in outcomes for number in one.row_groups.values()
-        ]
+        rows = [group for one in outcomes for _, group in row_groups_of(one)]
         build_shard("bench", 0, rows, job, store)
     return Measured(outcomes, wall_s, own_cpu_s, embed_cpu_s, processor_s() - cpu)
 
