@@ -17,6 +17,7 @@ from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.dead_letters import DeadLetter, count_categories, count_reasons, json_lines
 from scannery.pipelines.records.embeddings_files import write_embeddings
+from scannery.pipelines.records.id_blocks import IdBlock
 from scannery.pipelines.records.text_languages import foreign_texts
 from scannery.pipelines.records.unit_rows import UnitRows, embedded_rows, own_rows
 from scannery.pipelines.sources import Fields, read_batches
@@ -24,7 +25,7 @@ from scannery.pipelines.sources.dialects import DELIMITERS, Dialect
 from scannery.pipelines.state.counts import Counts, UnitOutcome
 from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN, Catalogue
 from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
-from scannery.pipelines.state.stage_outputs import has_size, read_unit
+from scannery.pipelines.state.stage_outputs import has_size, read_unit, write_ids
 from scannery.pipelines.state.work_units import WorkUnit
 
 __all__ = ["embed_unit", "finished_unit"]
@@ -61,6 +62,8 @@ def embed_unit(
     made = time.perf_counter()
     row_groups, size_bytes, digest = _write_embeddings(unit, rows.table, job, store)
     _write_letters(unit, rows.letters, job, store)
+    if job.shards > 1:
+        write_ids(store, job.index, unit.key, IdBlock.of_unit(rows.table, job.shards).to_bytes())
     outcome = UnitOutcome(
         key=unit.key,
         ordinal=unit.ordinal,
