@@ -22,8 +22,8 @@ from scannery.pipelines.stages.finished_units import finished_units
 from scannery.pipelines.stages.publish import BuildRecord, read_record
 from scannery.pipelines.stages.resolve import may_move, ranges_for
 from scannery.pipelines.stages.update import ShardChange
-from scannery.pipelines.state.embedding_cache import write_catalogue
-from scannery.pipelines.state.job import Job, stage_key
+from scannery.pipelines.state.embedding_cache import remove_catalogue, write_catalogue
+from scannery.pipelines.state.job import Job
 from scannery.pipelines.state.progress import Progress, ProgressCallback, watched
 from scannery.pipelines.state.stage_outputs import read_parent
 from scannery.pipelines.state.unit_list import new_unit_list, remove_unit_list, write_unit_list
@@ -119,8 +119,7 @@ def _catalogue_removed(job: Job, store: Store) -> Iterator[None]:
     """Remove the catalogue after the build, its only reader; the next run overwrites that of a killed build."""
     yield
     if job.has_catalogue:
-        for suffix in (".npy", ".json"):
-            store.delete(stage_key(job.index, "reuse", f"{job.build_id}{suffix}"))
+        remove_catalogue(store, job.index, job.build_id)
 
 
 def _run(

@@ -9,6 +9,7 @@ Shapes: N rows.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -79,7 +80,7 @@ class IdBlock(NamedTuple):
         order_N = np.argsort(range_N, kind="stable")
         starts = np.searchsorted(range_N[order_N], np.arange(ranges + 1, dtype=np.uint64)).tolist()
         whole = self.taken(order_N)
-        for number, (start, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        for number, (start, end) in enumerate(itertools.pairwise(starts)):
             if end > start:
                 yield number, whole.sliced(start, end)
 

@@ -23,9 +23,9 @@ from scannery.pipelines.records.unit_rows import UnitRows, embedded_rows, own_ro
 from scannery.pipelines.sources import Fields, read_batches
 from scannery.pipelines.sources.dialects import DELIMITERS, Dialect
 from scannery.pipelines.state.counts import Counts, UnitOutcome
-from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN, Catalogue
+from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN, Catalogue, document_list
 from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
-from scannery.pipelines.state.stage_outputs import has_size, read_unit, write_ids
+from scannery.pipelines.state.stage_outputs import has_size, read_unit, write_beside
 from scannery.pipelines.state.work_units import WorkUnit
 
 __all__ = ["embed_unit", "finished_unit"]
@@ -62,8 +62,7 @@ def embed_unit(
     made = time.perf_counter()
     row_groups, size_bytes, digest = _write_embeddings(unit, rows.table, job, store)
     _write_letters(unit, rows.letters, job, store)
-    if job.shards > 1:
-        write_ids(store, job.index, unit.key, IdBlock.of_unit(rows.table, job.shards).to_bytes())
+    _write_lists(unit, rows.table, job, store)
     outcome = UnitOutcome(
         key=unit.key,
         ordinal=unit.ordinal,
@@ -157,6 +156,16 @@ def _write_embeddings(
         row_groups = write_embeddings(path, table, shards=job.shards)
         store.write_file(embeddings_key(job.index, unit.key), path)
         return row_groups, path.stat().st_size, file_sha256(path)
+
+
+def _write_lists(unit: WorkUnit, table: pa.Table, job: Job, store: Store) -> None:
+    """Write what later stages and builds look up, so that they need not read the embeddings file."""
+    if job.shards > 1:
+        ids = IdBlock.of_unit(table, job.shards).to_bytes()
+        write_beside(store, job.index, unit.key, "ids", ids)
+    if job.embeds:
+        documents = document_list(table, job.shards, job.dimensions)
+        write_beside(store, job.index, unit.key, "documents", documents)
 
 
 def _write_letters(unit: WorkUnit, letters: Sequence[DeadLetter], job: Job, store: Store) -> None:

@@ -28,7 +28,7 @@ from scannery.pipelines.stages.old_rows import newer_rows, read_live_rows
 from scannery.pipelines.stages.segment import RowGroup, read_row_group
 from scannery.pipelines.stages.update import ShardChange
 from scannery.pipelines.state.job import Job
-from scannery.pipelines.state.stage_outputs import read_ids
+from scannery.pipelines.state.stage_outputs import read_beside
 
 __all__ = [
     "ROWS_PER_RANGE",
@@ -102,7 +102,7 @@ def unit_ids(ordinal: int, unit: str, groups: Mapping[int, RowGroup], job: Job, 
         StageDamagedError: its embeddings file is damaged.
 
     """
-    data = read_ids(store, job.index, unit)
+    data = read_beside(store, job.index, unit, "ids")
     if data is not None:
         return IdBlock.from_bytes(data)._replace(ordinal=ordinal)
     # A unit of an earlier release, or of a build with one shard.

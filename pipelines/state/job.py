@@ -7,7 +7,8 @@
     INDEX/stage/segments/<input>.json    manifest entry of the segment made from these row groups
     INDEX/stage/segments/<input>.dead.jsonl   the duplicates found while it was built, if any
     INDEX/stage/deletes/<ids>.json       ids of documents that a build removes from one shard
-    INDEX/stage/reuse/<build>.npy, .json catalogue of documents embedded before (embedding_cache.py)
+    INDEX/stage/units/<unit>.documents   hashes of its documents, if texts are embedded (embedding_cache.py)
+    INDEX/stage/reuse/<build>.*          catalogue of documents embedded before (embedding_cache.py)
     INDEX/stage/builds/<build>.json      result of a build, with its units and segments
     INDEX/stage/builds/<build>.<run>.units.jsonl   its units, while a pipeline makes them (unit_list.py)
     INDEX/queries/<sha256>.npy           a user's tuning queries (tuning/tuning_queries.py)

@@ -21,11 +21,11 @@ __all__ = [
     "has_hash",
     "has_size",
     "open_embeddings",
-    "read_ids",
+    "read_beside",
     "read_parent",
     "read_stage",
     "read_unit",
-    "write_ids",
+    "write_beside",
 ]
 
 _SOUND: set[tuple[str, int, int, str]] = set()
@@ -66,15 +66,18 @@ def read_unit(store: Store, index: str, unit: str) -> UnitOutcome | None:
     return None if text is None else UnitOutcome.from_json(text)
 
 
-def write_ids(store: Store, index: str, unit: str, data: bytes) -> None:
-    """Store the ids of a unit's rows (records/id_blocks.py), so that later runs need not read its embeddings file."""
-    store.write(stage_key(index, "units", f"{unit}.ids"), sha256(data).digest() + data)
+def write_beside(store: Store, index: str, unit: str, name: str, data: bytes) -> None:
+    """Store what later stages and runs need of a unit, so that they need not read its embeddings file.
+
+    `name` is `ids` (records/id_blocks.py) or `documents` (embedding_cache.py).
+    """
+    store.write(stage_key(index, "units", f"{unit}.{name}"), sha256(data).digest() + data)
 
 
-def read_ids(store: Store, index: str, unit: str) -> bytes | None:
-    """Return what `write_ids` stored, or None if it is missing or damaged."""
+def read_beside(store: Store, index: str, unit: str, name: str) -> bytes | None:
+    """Return what `write_beside` stored, or None if it is missing or damaged."""
     try:
-        stored = store.read(stage_key(index, "units", f"{unit}.ids"))
+        stored = store.read(stage_key(index, "units", f"{unit}.{name}"))
     except NotFoundError:
         return None
     digest, data = stored[:32], stored[32:]
