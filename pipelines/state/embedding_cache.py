@@ -1,9 +1,9 @@
 """The embedding cache: a catalogue of the vectors of documents that earlier builds embedded.
 
-A catalogue is one array with 16 bytes per document: the first 8 bytes of its content hash, sorted, and the file and row
-where its passages begin. Beside it is the first hash of each block of 256 entries. A worker finds the blocks of
-a unit's documents by binary search and reads these alone, then the row groups with their vectors; the full hash is compared
-there. The launcher makes the catalogue of the units' lists of documents (`document_list`), and reads no vectors.
+A catalogue is one array with 16 bytes per document: the first 8 bytes of its content hash, sorted, and the unit, shard
+and row where its passages begin. Beside it is the first hash of each block of 256 entries. A worker finds the blocks of
+its documents by binary search, reads these alone, and then the rows of the shards that have the vectors; the full hash
+is compared there. The launcher makes it of the units' lists of documents (`document_list`), and reads no vectors.
 """
 
 from __future__ import annotations
