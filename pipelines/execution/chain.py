@@ -38,11 +38,12 @@ from scannery.pipelines.stages.resolve import (
     resolve_range,
     unit_ids,
 )
-from scannery.pipelines.stages.segment import RowGroup, build_shard, finished_shard, shard_key
+from scannery.pipelines.stages.segment import build_shard, finished_shard, shard_key
 from scannery.pipelines.stages.update import ShardChange, update_shard
 from scannery.pipelines.state.counts import ShardOutcome, UnitOutcome
 from scannery.pipelines.state.embedding_cache import Catalogue
 from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.row_groups import RowGroup, row_groups_of
 from scannery.pipelines.state.stage_outputs import read_parent
 from scannery.pipelines.state.unit_list import read_run
 from scannery.pipelines.state.unit_sums import UnitSums, add_up
@@ -59,7 +60,6 @@ __all__ = [
     "first_elements",
     "one_encoder",
     "resolves",
-    "row_groups_of",
     "run_in_process",
 ]
 
@@ -125,13 +125,6 @@ def first_elements(
 def resolves(job: Job) -> bool:
     """Return whether the chain has the stage that resolves duplicates."""
     return needs_resolving(job) or may_move(job)
-
-
-def row_groups_of(outcome: UnitOutcome) -> dict[int, RowGroup]:
-    """Return the references to a unit's rows by shard."""
-    return {
-        shard: RowGroup(outcome.ordinal, outcome.key, group) for shard, group in outcome.row_groups.items()
-    }
 
 
 def run_in_process(
@@ -232,7 +225,7 @@ class EmbedUnit(Stage):
         job, store = self._job, self._store
         with carried():
             outcome = finished_unit(unit, job, store) or self._embed(unit)
-        groups = row_groups_of(outcome)
+        groups = dict(row_groups_of(outcome))
         for shard, group in groups.items():
             yield shard, group.to_json().encode()
         yield sums_key(outcome.ordinal, job), UnitSums.of(outcome).to_json().encode()

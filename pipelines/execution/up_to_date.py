@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.store.object_store import Store
-from scannery.pipelines.execution.chain import row_groups_of
 from scannery.pipelines.stages.publish import publish
 from scannery.pipelines.stages.resolve import (
     ROWS_PER_RANGE,
@@ -19,10 +18,11 @@ from scannery.pipelines.stages.resolve import (
     resolve_range,
     unit_ids,
 )
-from scannery.pipelines.stages.segment import RowGroup, finished_shard, shard_key
+from scannery.pipelines.stages.segment import finished_shard, shard_key
 from scannery.pipelines.stages.update import ShardChange, finished_update
 from scannery.pipelines.state.counts import ShardOutcome, UnitOutcome
 from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.row_groups import RowGroup, row_groups_of
 from scannery.pipelines.state.stage_outputs import read_parent
 from scannery.pipelines.state.unit_sums import UnitSums, add_up
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
@@ -73,7 +73,7 @@ def _finished_shards(
     for shard, change in shard_changes.items():
         values[shard].append(change.to_json())
     for unit in units:
-        for shard, group in row_groups_of(unit).items():
+        for shard, group in row_groups_of(unit):
             values[shard].append(group.to_json())
     for shard, found in moved:
         values[shard].append(found.to_json())
@@ -94,7 +94,7 @@ def _moved_ids(
         return []
     if parent.rows + sum(unit.counts.passages for unit in units) > MOST_ROWS:
         return None
-    new = [unit_ids(unit.ordinal, unit.key, row_groups_of(unit), job, store) for unit in units]
+    new = [unit_ids(unit.ordinal, unit.key, dict(row_groups_of(unit)), job, store) for unit in units]
     old = [parent_ids(number, parent, job, store) for number in range(len(parent.segments))]
     return list(resolve_range([*new, *old], job))
 

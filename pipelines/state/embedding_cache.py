@@ -19,16 +19,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, vectors_of
-from scannery.indexer.errors import NotFoundError, StoreError
+from scannery.indexer.errors import NotFoundError
 from scannery.indexer.spec.sharding import shards_of_ids
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.store.ranged_files import ranged_file
 from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.state.job import stage_key
-from scannery.pipelines.state.stage_outputs import open_embeddings, read_beside
+from scannery.pipelines.state.row_groups import rows_of_shards
+from scannery.pipelines.state.stage_outputs import read_beside
 
 __all__ = [
     "CUT_TOKENS_COLUMN",
@@ -54,8 +53,9 @@ _MOST_GAP = 4
 """Blocks between two wanted ones that are read with them rather than by another request."""
 _READERS = 16
 
-_FILE_SHIFT = np.uint64(40)
-_ROW_MASK = np.uint64(2**40 - 1)
+# A place is the number of the unit, the shard, and the row among the unit's rows of the shard.
+_UNIT_SHIFT = np.uint64(40)
+_SHARD_SHIFT, _SHARD_MASK, _ROW_MASK = 24, 2**16 - 1, 2**24 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,40 +73,42 @@ class Known:
 
 
 def document_list(table: pa.Table, shards: int, dimensions: int) -> bytes:
-    """Return which documents a unit has: their hash prefixes, and their first rows in the embeddings file.
+    """Return which documents a unit has: their hash prefixes, shards and first rows there.
 
     Args:
         table: rows of the unit in input order.
-        shards: number of shards; the file has one after the other.
+        shards: number of shards.
         dimensions: of the vectors.
 
     """
-    order_N = np.argsort(shards_of_ids(table.column("document_id"), shards), kind="stable")
-    rows = table.select(["_content_hash", "_record"]).take(pa.array(order_N))
-    entries_2N = _documents_of(rows)
-    return np.uint64(dimensions).tobytes() + entries_2N.tobytes()
+    shard_N = shards_of_ids(table.column("document_id"), shards)
+    rows = table.select(["_content_hash", "_record"])
+    found = [
+        _documents_of(rows.take(pa.array(np.flatnonzero(shard_N == shard))), shard)
+        for shard in np.unique(shard_N).tolist()
+    ]
+    return np.uint64(dimensions).tobytes() + _side_by_side(found).tobytes()
 
 
 def write_catalogue(store: Store, index: str, build_id: str, *, dimensions: int) -> bool:
     """Write the catalogue of all embeddings files of the index with these dimensions; False if it would be empty."""
-    keys = [item.key for item in store.list(f"{index}/embeddings")]
-    files: list[str] = []
+    # A name begins with the unit's key. Of several files of a unit its record names one.
+    units = sorted(
+        {PurePosixPath(item.key).name.partition(".")[0] for item in store.list(f"{index}/embeddings")}
+    )
     entries: list[np.ndarray] = []
     with ThreadPoolExecutor(_READERS) as pool:
-        for key, found_2N in zip(
-            keys, pool.map(lambda key: _documents_in(store, index, key, dimensions), keys), strict=True
-        ):
-            if found_2N is not None and found_2N.size:
-                places_N = np.uint64(len(files)) << _FILE_SHIFT | found_2N[1]
-                entries.append(np.stack([found_2N[0], places_N], axis=1))
-                files.append(key)
-    if not entries:
+        found = pool.map(lambda unit: _documents_in(store, index, unit, dimensions), units)
+        for number, found_2N in enumerate(found):
+            places_N = np.uint64(number) << _UNIT_SHIFT | found_2N[1]
+            entries.append(np.stack([found_2N[0], places_N], axis=1))
+    table_N2 = np.concatenate([np.empty((0, 2), np.uint64), *entries])
+    if not len(table_N2):
         return False
-    table_N2 = np.concatenate(entries)
     table_N2 = np.ascontiguousarray(table_N2[np.argsort(table_N2[:, 0], kind="stable")])
     store.write(_part(index, build_id, "entries"), table_N2.tobytes())
     store.write(_part(index, build_id, "fences"), np.ascontiguousarray(table_N2[::_BLOCK, 0]).tobytes())
-    content = {"files": files, "documents": len(table_N2)}
+    content = {"units": units, "documents": len(table_N2)}
     store.write(_part(index, build_id, "json"), json.dumps(content).encode())
     return True
 
@@ -185,15 +187,15 @@ class Catalogue:
     Args:
         store: where the embeddings files are.
         index: name of the index.
-        files: store keys, by the numbers in the entries.
-        entries: hash prefixes in ascending order, and file and row of each.
+        units: their keys, by the numbers in the entries.
+        entries: hash prefixes in ascending order, and unit, shard and row of each.
 
     """
 
-    def __init__(self, store: Store, index: str, files: Sequence[str], entries: _Entries) -> None:
+    def __init__(self, store: Store, index: str, units: Sequence[str], entries: _Entries) -> None:
         self._store = store
         self._index = index
-        self._files = files
+        self._units = units
         self._entries = entries
 
     @classmethod
@@ -204,123 +206,94 @@ class Catalogue:
         fences = np.frombuffer(store.read(_part(index, build_id, "fences")), np.uint64)
         entries = _Entries(store, _part(index, build_id, "entries"), fences, content["documents"])
         with contextlib.closing(entries):
-            yield cls(store, index, content["files"], entries)
+            yield cls(store, index, content["units"], entries)
 
     def find(self, hashes: Sequence[bytes]) -> dict[bytes, Known]:
         """Return the stored passages by content hash; unknown documents are left out."""
-        wanted: dict[int, dict[int, bytes]] = defaultdict(dict)
-        for value, file, row in self._places(sorted(set(hashes))):
-            wanted[file][row] = value
+        wanted: dict[int, dict[tuple[int, int], bytes]] = defaultdict(dict)
+        for value, place in self._places(sorted(set(hashes))):
+            wanted[place >> int(_UNIT_SHIFT)][place >> _SHARD_SHIFT & _SHARD_MASK, place & _ROW_MASK] = value
         found: dict[bytes, Known] = {}
-        for file, rows in sorted(wanted.items()):
-            missing = {row: value for row, value in rows.items() if value not in found}
+        for unit, places in sorted(wanted.items()):
+            missing = {place: value for place, value in places.items() if value not in found}
             if missing:
-                found.update(self._read(self._files[file], missing))
+                found.update(self._read(self._units[unit], missing))
         return found
 
-    def _places(self, hashes: Sequence[bytes]) -> Iterator[tuple[bytes, int, int]]:
-        """Yield each hash with the file and the row of every entry with its prefix."""
+    def _places(self, hashes: Sequence[bytes]) -> Iterator[tuple[bytes, int]]:
+        """Yield each hash with the place of every entry with its prefix."""
         prefixes = np.frombuffer(b"".join(value[:8] for value in hashes), np.uint64)
         entries_N2 = self._entries.with_prefixes(prefixes)
         known_N, places_N = entries_N2[:, 0].copy(), entries_N2[:, 1]
         firsts, lasts = (np.searchsorted(known_N, prefixes, side).tolist() for side in ("left", "right"))
         for value, first, last in zip(hashes, firsts, lasts, strict=True):
-            for place in places_N[first:last]:
-                yield value, int(place >> _FILE_SHIFT), int(place & _ROW_MASK)
+            for place in places_N[first:last].tolist():
+                yield value, place
 
-    def _read(self, key: str, rows: dict[int, bytes]) -> Iterator[tuple[bytes, Known]]:
-        """Yield the documents that begin at these rows, from the row groups that have them."""
-        try:
-            with _opened(self._store, self._index, key) as file:
-                firsts_G, groups = _groups_with(file.metadata, [*rows])
-                table = _pieces_in(file, groups)
-        except (StageDamagedError, NotFoundError, StoreError, pa.ArrowException, OSError):
-            return  # the documents are embedded again
-        hashes, starts, ends = _runs(table)
-        end_of = dict(zip(starts.tolist(), ends.tolist(), strict=True))
-        vectors_ND = vectors_of(table)
-        cut_N = table.column(CUT_TOKENS_COLUMN).fill_null(0).to_numpy()
-        for row_in_file, value in rows.items():
-            row = row_in_file - firsts_G[row_in_file]
-            end = end_of.get(row)
-            if end is not None and hashes[row].as_py() == value:
-                # A copy: a view would keep the vectors of the whole file.
-                pieces = table.select(PIECE_COLUMNS).slice(row, end - row).to_pylist()
-                rows_of_passages = [_piece(piece) for piece in pieces]
-                yield value, Known(rows_of_passages, vectors_ND[row:end].copy(), cut_N[row:end].copy())
+    def _read(self, unit: str, places: dict[tuple[int, int], bytes]) -> Iterator[tuple[bytes, Known]]:
+        """Yield the documents that begin at these rows of shards; other shards are not read."""
+        columns = [*PIECE_COLUMNS, CUT_TOKENS_COLUMN, "embedding", "_content_hash", "_record"]
+        wanted = {shard for shard, _ in places}
+        with contextlib.suppress(StageDamagedError, NotFoundError, pa.ArrowException, OSError):
+            for shard, table in rows_of_shards(self._store, self._index, unit, wanted, columns):
+                rows = {row: value for (own, row), value in places.items() if own == shard}
+                yield from _known_in(_with_later_columns(table), rows)
+        # Documents that cannot be read are embedded again.
 
 
-@contextlib.contextmanager
-def _opened(store: Store, index: str, key: str) -> Iterator[pq.ParquetFile]:
-    """Give an embeddings file: a local one after a check of its hash, of a bucket only the pages that are read."""
-    if store.local_root is None:
-        with pq.ParquetFile(
-            ranged_file(store, key), pre_buffer=True, page_checksum_verification=True
-        ) as file:
-            yield file
-        return
-    with open_embeddings(store, index, _unit_of(key)) as path, pq.ParquetFile(path) as file:
-        yield file
-
-
-def _unit_of(key: str) -> str:
-    return PurePosixPath(key).name.partition(".")[0]
-
-
-def _groups_with(metadata: pq.FileMetaData, rows: Sequence[int]) -> tuple[dict[int, int], list[int]]:
-    """Return the row groups that have these rows, and for each row how many rows before it are not in them."""
-    sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    group_of = (np.searchsorted(starts, rows, "right") - 1).tolist()
-    groups = sorted({group for group in group_of if group < len(sizes)})
-    before = dict(zip(groups, np.cumsum([0, *(sizes[group] for group in groups)]).tolist(), strict=False))
-    offsets = {
-        row: int(starts[group]) - before.get(group, 0) for row, group in zip(rows, group_of, strict=True)
-    }
-    return offsets, groups
+def _known_in(table: pa.Table, rows: dict[int, bytes]) -> Iterator[tuple[bytes, Known]]:
+    hashes, starts, ends = _runs(table)
+    end_of = dict(zip(starts.tolist(), ends.tolist(), strict=True))
+    vectors_ND = vectors_of(table)
+    cut_N = table.column(CUT_TOKENS_COLUMN).fill_null(0).to_numpy()
+    for row, value in rows.items():
+        end = end_of.get(row)
+        if end is not None and hashes[row].as_py() == value:
+            # A copy: a view would keep the vectors of the whole shard.
+            pieces = table.select(PIECE_COLUMNS).slice(row, end - row).to_pylist()
+            rows_of_passages = [_piece(piece) for piece in pieces]
+            yield value, Known(rows_of_passages, vectors_ND[row:end].copy(), cut_N[row:end].copy())
 
 
 def _piece(row: dict[str, Any]) -> tuple[Any, ...]:
     return (*(row[name] for name in PIECE_COLUMNS[:-1]), tuple(row["_speakers"] or ()))
 
 
-def _pieces_in(file: pq.ParquetFile, groups: Sequence[int]) -> pa.Table:
-    columns = [*PIECE_COLUMNS, CUT_TOKENS_COLUMN, "embedding", "_content_hash", "_record"]
-    stored = file.schema_arrow.names
-    table = file.read_row_groups(groups, columns=[name for name in columns if name in stored])
+def _with_later_columns(table: pa.Table) -> pa.Table:
     # Files of earlier releases: their rows are no transcripts, or have an outdated content hash; how much of their
     # texts was cut off is not known.
     for name, kind in ((SPOKEN_COLUMN, pa.string()), (CUT_TOKENS_COLUMN, pa.int64())):
-        if name not in stored:
+        if name not in table.column_names:
             table = table.append_column(name, pa.nulls(table.num_rows, kind))
     return table
 
 
-def _documents_in(store: Store, index: str, key: str, dimensions: int) -> np.ndarray | None:
-    """Return the hash prefix of each document in a file and its first row, uint64 (2, N); None: of no use."""
-    data = read_beside(store, index, _unit_of(key), "documents")
+def _documents_in(store: Store, index: str, unit: str, dimensions: int) -> np.ndarray:
+    """Return the hash prefix of each document of a unit, and its place there, uint64 (2, N)."""
+    data = read_beside(store, index, unit, "documents")
     if data is not None:
         numbers = np.frombuffer(data, np.uint64)
-        return numbers[1:].reshape(2, -1) if numbers[0] == dimensions else None
-    try:
-        with _opened(store, index, key) as file:
-            if not _has_vectors(file.schema_arrow, dimensions):
-                return None
-            return _documents_of(file.read(columns=["_content_hash", "_record"]))
-    except (StageDamagedError, NotFoundError, StoreError, pa.ArrowException, OSError):
-        return None  # an unreadable file must not prevent the build
+        return numbers[1:].reshape(2, -1) if numbers[0] == dimensions else _side_by_side([])
+    found = []
+    # An unreadable file must not prevent the build.
+    with contextlib.suppress(StageDamagedError, NotFoundError, pa.ArrowException, OSError):
+        for shard, table in rows_of_shards(
+            store, index, unit, None, ["_content_hash", "_record"], dimensions
+        ):
+            found.append(_documents_of(table, shard))
+    return _side_by_side(found)
 
 
-def _documents_of(table: pa.Table) -> np.ndarray:
+def _documents_of(table: pa.Table, shard: int) -> np.ndarray:
     hashes, starts_N, _ = _runs(table)
     valid = [row for row in starts_N.tolist() if hashes[row].is_valid]
     prefixes = b"".join(hashes[row].as_py()[:8] for row in valid)
-    return np.stack([np.frombuffer(prefixes, np.uint64), np.array(valid, np.uint64)])
+    places_N = np.array(valid, np.uint64) | np.uint64(shard << _SHARD_SHIFT)
+    return np.stack([np.frombuffer(prefixes, np.uint64), places_N])
 
 
-def _has_vectors(schema: pa.Schema, dimensions: int) -> bool:
-    kind = schema.field("embedding").type
-    return bool(pa.types.is_fixed_size_list(kind)) and kind.list_size == dimensions
+def _side_by_side(found: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty((2, 0), np.uint64), *found], axis=1)
 
 
 def _runs(table: pa.Table) -> tuple[pa.Array, np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ __all__ = [
     "forget_unit",
     "has_hash",
     "has_size",
-    "open_embeddings",
+    "open_checked",
     "read_beside",
     "read_parent",
     "read_stage",
@@ -98,20 +98,30 @@ def has_hash(store: Store, key: str, digest: str) -> bool:
         return _is_sound(path, digest)
 
 
-def forget_unit(store: Store, index: str, unit: str) -> None:
-    """Remove a unit's record, so that the next run makes the unit again."""
-    store.delete(stage_key(index, "units", f"{unit}.json"))
+def forget_unit(store: Store, index: str, unit: str, file: str) -> None:
+    """Remove a unit's record, so that the next run makes the unit again, unless it names another embeddings file.
+
+    Args:
+        store: the store.
+        index: name of the index.
+        unit: key of the unit.
+        file: `UnitOutcome.file` of the damaged file.
+
+    """
+    outcome = read_unit(store, index, unit)
+    if outcome is not None and outcome.file == file:
+        store.delete(stage_key(index, "units", f"{unit}.json"))
 
 
 @contextlib.contextmanager
-def open_embeddings(store: Store, index: str, unit: str) -> Iterator[Path]:
-    """Yield the path of a unit's embeddings file, with its hash checked.
+def open_checked(store: Store, index: str, unit: str) -> Iterator[Path]:
+    """Yield the path of a unit's embeddings file of an earlier release, with its hash checked.
 
     Raises:
         StageDamagedError: the file is missing or damaged; the unit's record is removed.
 
     """
-    key, outcome = embeddings_key(index, unit), read_unit(store, index, unit)
+    key, outcome = embeddings_key(index, unit, ""), read_unit(store, index, unit)
     with contextlib.ExitStack() as stack:
         try:
             path = stack.enter_context(store.open_file(key))
@@ -119,7 +129,7 @@ def open_embeddings(store: Store, index: str, unit: str) -> Iterator[Path]:
         except NotFoundError:
             problem = "is missing"
         if problem:
-            forget_unit(store, index, unit)
+            forget_unit(store, index, unit, "")
             raise StageDamagedError(f"{key} {problem}; run the build again, which makes a new one")
         yield path
 

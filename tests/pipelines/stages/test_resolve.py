@@ -17,12 +17,12 @@ from scannery.pipelines.execution import run as execution
 from scannery.pipelines.records.id_blocks import OLD, IdBlock
 from scannery.pipelines.stages import resolve
 from scannery.pipelines.stages.resolve import LostRows, merged_values, resolve_range
-from scannery.pipelines.stages.segment import RowGroup
 from scannery.pipelines.stages.update import ShardChange
 from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.row_groups import RowGroup
 from scannery.pipelines.state.work_units import WorkUnit
+from tests.counting import counted_stores
 from tests.pipelines.conftest import VECTORS, letters_of, rows_of, run, vector_records
-from tests.pipelines.counted_bucket import URI, counted_bucket
 
 BY_DOCUMENT = VECTORS | {"source": {"vector": "vector", "document_id": "doc"}, "shards": 4}
 
@@ -204,7 +204,8 @@ def stage_inputs(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, l
 
 
 def test_resolving_reads_no_embeddings_file_and_no_key_has_all_ids(write, tmp_path, monkeypatch):
-    traffic = counted_bucket(tmp_path / "bucket", monkeypatch)
+    bucket = counted_stores(monkeypatch)(tmp_path / "bucket")
+    store = Store.open(tmp_path / "bucket")
     monkeypatch.setattr("scannery.pipelines.state.work_units.MIN_VECTOR_UNIT_BYTES", 1 << 12)
     monkeypatch.setattr(resolve, "ROWS_PER_RANGE", 64)
     path = write("a.jsonl", [r | {"doc": f"e{i % 50}"} for i, r in enumerate(vector_records(0, 600))])
@@ -213,11 +214,11 @@ def test_resolving_reads_no_embeddings_file_and_no_key_has_all_ids(write, tmp_pa
 
     def resolved(self: Any, element: Any) -> Any:
         yield from real(self, element)
-        read_before.append(traffic.bytes_of("/embeddings/"))
+        read_before.append(bucket.read_bytes["embeddings"])
 
     monkeypatch.setattr(chain.ResolveDuplicates, "process", resolved)
     seen = stage_inputs(monkeypatch)
-    report = run(Store.open(URI), path, spec=BY_DOCUMENT)
+    report = run(store, path, spec=BY_DOCUMENT)
     assert report.passages == 600
     assert max(read_before) == 0
     ranges = [values for key, values in seen["ResolveDuplicates"] if key >= chain._FIRST_RANGE]
@@ -226,10 +227,9 @@ def test_resolving_reads_no_embeddings_file_and_no_key_has_all_ids(write, tmp_pa
     assert sum(sizes) == 600
     assert max(sizes) < 2.5 * 600 / len(ranges)
     # The same from units that an earlier run finished.
-    store = Store.open(URI)
     for item in [*store.list("vectors/versions"), *store.list("vectors/stage/segments")]:
         store.delete(item.key)
-    traffic.clear()
+    bucket.read_bytes.clear()
     read_before.clear()
     assert run(store, path, spec=BY_DOCUMENT).passages == 600
     assert max(read_before) == 0
