@@ -34,6 +34,7 @@ from scannery.pipelines.execution.runners import check_engine
 from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of
 from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
 from scannery.pipelines.planning.cutting import with_headings
+from scannery.pipelines.planning.input_parts import CutMemory
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.report import BuildReport
 from scannery.pipelines.sources import Part, arrange, find_files, ids_to_delete
@@ -126,7 +127,9 @@ def build(
         spec = with_headings(spec, parent, files)
         if max_dead_letters is None:
             max_dead_letters = spec.source.max_dead_letters
-        parts, limit = cut_input(files, spec, progress)
+        # A full build repairs: it reads every file.
+        memory = None if mode == "full" else CutMemory.of(files, store, spec.index)
+        parts, limit = cut_input(files, spec, progress, memory)
         encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
         given = None if queries is None else read_queries(queries, encoder)
         clock.lap("plan")

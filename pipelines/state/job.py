@@ -12,6 +12,7 @@
     INDEX/stage/reuse/<build>.*          catalogue of documents embedded before (embedding_cache.py)
     INDEX/stage/builds/<build>.json      result of a build, with its units and segments
     INDEX/stage/builds/<build>.<run>.units.jsonl   its units, while a pipeline makes them (unit_list.py)
+    INDEX/stage/cuts/last.json.z         how the last build cut its input, if that is large (input_parts.py)
     INDEX/queries/<sha256>.npy           a user's tuning queries (tuning/tuning_queries.py)
     INDEX/dead-letters/<build>.jsonl     all dead letters of a build, in input order
 
@@ -140,7 +141,7 @@ def embeddings_key(index: str, unit: str, file: str) -> str:
 
 
 def stage_key(index: str, kind: str, name: str) -> str:
-    """Return the store key of a stage file; `kind` is units, segments, deletes, reuse or builds."""
+    """Return the store key of a stage file; `kind` is units, segments, deletes, reuse, cuts or builds."""
     return f"{index}/stage/{kind}/{name}"
 
 

@@ -36,9 +36,9 @@ class Rows(NamedTuple):
     records: Sequence[int]
 
 
-def job_of(**options: Any) -> Job:
-    return Job(store_uri="unused", spec=parse_spec(BY_DOCUMENT), dimensions=8, shards=4, fingerprint=None, recipe={},
-               build_id="b", **({"parent": 1, "mode": "upsert"} | options))  # fmt: skip
+def job_of(store_uri: str = "unused") -> Job:
+    return Job(store_uri=store_uri, spec=parse_spec(BY_DOCUMENT), dimensions=8, shards=4, fingerprint=None, recipe={},
+               build_id="b", parent=1, mode="upsert")  # fmt: skip
 
 
 def reference(
@@ -186,7 +186,7 @@ def test_the_number_of_ranges_changes_nothing(write, tmp_path, monkeypatch, runn
     assert letters_of(many, manifests[0]) == letters_of(one, manifests[1])
 
 
-def stage_inputs(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, list[bytes]]]]:
+def stage_inputs(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """Record the elements of each stage of the loop in this process."""
     seen: dict[str, list[Any]] = {}
     real = chain._outputs
@@ -281,7 +281,7 @@ def test_a_pipeline_of_many_units_is_small_and_each_unit_is_in_one_run(tmp_path)
     from scannery.pipelines.state.unit_list import MOST_RUNS, new_unit_list, read_run, write_unit_list
 
     store = Store.open(tmp_path / "store", create=True)
-    job = new_unit_list(Job(**{**vars(job_of()), "store_uri": store.uri}))
+    job = new_unit_list(job_of(store.uri))
     part = Part(base="/input", path="a.jsonl", format="jsonl", digest="0" * 32)
     units = [WorkUnit(i, f"{i:032x}", (part,)) for i in range(100_000)]
     runs = write_unit_list(units, job, store)
