@@ -37,7 +37,7 @@ from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.planning.input_parts import CutMemory
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.report import BuildReport
-from scannery.pipelines.sources import Part, arrange, find_files, ids_to_delete
+from scannery.pipelines.sources import InputFile, Part, arrange, find_files, ids_to_delete
 from scannery.pipelines.stages.update import ShardChange, write_deletes
 from scannery.pipelines.state.job import Job, Mode
 from scannery.pipelines.state.progress import ProgressCallback
@@ -127,9 +127,7 @@ def build(
         spec = with_headings(spec, parent, files)
         if max_dead_letters is None:
             max_dead_letters = spec.source.max_dead_letters
-        # A full build repairs: it reads every file.
-        memory = None if mode == "full" else CutMemory.of(files, store, spec.index)
-        parts, limit = cut_input(files, spec, progress, memory)
+        parts, limit = cut_input(files, spec, progress, _memory(mode, files, store, spec.index))
         encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
         given = None if queries is None else read_queries(queries, encoder)
         clock.lap("plan")
@@ -176,6 +174,11 @@ def build(
         seconds=seconds,
         errors_allowed=job.max_dead_letters is not None,
     )
+
+
+def _memory(mode: str, files: Sequence[InputFile], store: Store, index: str) -> CutMemory | None:
+    """Return how the last build cut its input; a full build repairs, so it reads every file."""
+    return None if mode == "full" else CutMemory.of(files, store, index)
 
 
 def _hold_parent(store: Store, index: str, lease: WorkLease) -> Manifest | None:

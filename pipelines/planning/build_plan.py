@@ -30,7 +30,7 @@ def cut_input(
     progress: ProgressCallback | None,
     memory: CutMemory | None = None,
 ) -> tuple[list[Part], int]:
-    """Return the parts of the input, and the size limit of a work unit in bytes; `memory` has those of the last build."""
+    """Return the parts of the input, and the size limit of a work unit in bytes."""
     limit, total, done = unit_bytes(files, spec), sum(file.size_bytes for file in files), 0
 
     def told(size_bytes: int) -> None:

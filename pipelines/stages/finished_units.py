@@ -18,6 +18,7 @@ FEW_UNITS = 32
 """Up to this number each is looked up: the index may have many other units, and a listing has all of them."""
 
 READERS = 16
+"""Requests at once to a bucket; threads that read small local files only wait for each other."""
 
 
 def finished_units(units: Sequence[WorkUnit], job: Job, store: Store) -> list[UnitOutcome] | None:
@@ -25,7 +26,7 @@ def finished_units(units: Sequence[WorkUnit], job: Job, store: Store) -> list[Un
     if len(units) > FEW_UNITS and not _all_listed(units, job, store):
         return None
     outcomes: list[UnitOutcome] = []
-    with ThreadPoolExecutor(READERS) as pool:
+    with ThreadPoolExecutor(READERS if store.local_root is None else 1) as pool:
         for start in range(0, len(units), FEW_UNITS * READERS):
             some = units[start : start + FEW_UNITS * READERS]
             found = list(pool.map(lambda unit: finished_unit(unit, job, store), some))

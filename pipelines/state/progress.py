@@ -91,7 +91,7 @@ class _Watch:
     def _look(self) -> None:
         finished = sorted(self._names("units") & self._waiting.keys())
         if finished:
-            with ThreadPoolExecutor(_READERS) as pool:
+            with ThreadPoolExecutor(_READERS if self._store.local_root is None else 1) as pool:
                 for key, outcome in zip(finished, pool.map(self._outcome, finished), strict=True):
                     if outcome is not None:
                         self._done += self._waiting.pop(key)
