@@ -79,8 +79,9 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def _part(number: int) -> Part:
+    digest = blake2b(b"%d" % number, digest_size=16).hexdigest()
     return Part(base="gs://bucket/corpus", path=f"part-{number:08d}.jsonl", format="jsonl", end=2**25, records=20_000,
-                size_bytes=2**25, digest=blake2b(b"%d" % number, digest_size=16).hexdigest(), stamp=f"etag-{number:08d}:{2**25}")  # fmt: skip
+                size_bytes=2**25, digest=digest, stamp=f"etag-{number:08d}:{2**25}")  # fmt: skip
 
 
 def _description(units: list[WorkUnit], job: Job, store: Store) -> None:
