@@ -42,6 +42,9 @@ __all__ = [
 
 
 _PARALLEL_READS = 4
+_SMALL_BYTES = 2**21
+_PARALLEL_SMALL_READS = 16
+"""Row groups read at once: more of them if they are small, since a request to a bucket takes about 30 ms."""
 
 
 def shard_key(job: Job, shard: int, rows: Sequence[RowGroup]) -> str:
@@ -215,7 +218,8 @@ def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:
                 table = table.append_column(name, pa.nulls(table.num_rows, schema.field(name).type))
         return table.select(schema.names).cast(schema)
 
-    with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+    largest = max((item.piece.length for item in rows if item.piece), default=_SMALL_BYTES)
+    with ThreadPoolExecutor(_PARALLEL_READS if largest >= _SMALL_BYTES else _PARALLEL_SMALL_READS) as pool:
         return pa.concat_tables([schema.empty_table(), *pool.map(read, enumerate(rows))])
 
 
