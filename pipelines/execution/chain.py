@@ -139,7 +139,7 @@ def run_in_process(
         encoders: from `one_encoder`.
 
     """
-    parent = read_parent(job, job.open_store()) if units else None
+    parent = read_parent(job, job.open_store()) if units and may_move(job) else None
     first = first_elements([unit.to_json() for unit in units], shard_changes, job, parent)
     pairs = _outputs(EmbedUnit(job, encoders), first)
     if resolves(job):

@@ -157,7 +157,8 @@ def _run_by_beam(
     job = new_unit_list(job)
     store = job.open_store()
     runs = write_unit_list(units, job, store)
-    elements = first_elements(runs, shard_changes, job, read_parent(job, store) if units else None)
+    parent = read_parent(job, store) if units and may_move(job) else None
+    elements = first_elements(runs, shard_changes, job, parent)
     add_build(pipeline, job, elements, _with_loaded(new_encoder_handle(), engine))
     state = pipeline.run().wait_until_finish()
     if state not in (None, "DONE"):
