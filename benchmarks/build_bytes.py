@@ -118,7 +118,7 @@ def measured(corpus: Path, store: Path, shards: int) -> tuple[Meter, float, floa
     """Build an index, and return its meter, and the processor and wall seconds of the build."""
     meter = Meter()
     bucket = MeteredBucket(store, meter)
-    opened, Store.open = Store.open, lambda uri, *, create=False: Store(str(uri), bucket)  # type: ignore
+    opened, Store.open = Store.open, lambda uri, *, create=False: Store(str(uri), bucket)  # type: ignore[method-assign]
     stages = {name: getattr(chain, name) for name in STAGES}
     processed = {name: stage.process for name, stage in stages.items()}
     for name, stage in stages.items():
@@ -127,7 +127,7 @@ def measured(corpus: Path, store: Path, shards: int) -> tuple[Meter, float, floa
     try:
         build(SPEC | {"shards": shards}, [str(corpus)], str(store))
     finally:
-        Store.open = opened  # type: ignore
+        Store.open = opened  # type: ignore[method-assign]
         for name, stage in stages.items():
             stage.process = processed[name]
     return meter, time.process_time() - processor_s, time.perf_counter() - wall_s

@@ -42,6 +42,7 @@ TIMEOUT_S = 120.0
 
 MOST_TIMEOUT_S = 86_400.0
 _CLOUDS = ("AWS", "AZURE", "GOOGLE")
+_TRUE = ("1", "true", "on", "yes", "y")
 
 
 class BucketBackend:
@@ -74,7 +75,10 @@ class BucketBackend:
         with _object_errors(key):
             found = obstore.get(self._store, key)
             size, etag = found.meta["size"], found.meta["e_tag"]
-            return bytes(found.bytes()) if size <= PART_BYTES else self._joined(key, 0, size, etag)
+            if size <= PART_BYTES:
+                return bytes(found.bytes())
+            del found  # ends the request, of which only the size is used
+            return self._joined(key, 0, size, etag)
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         """Return the bytes of a range; fewer if the object ends before."""
@@ -170,7 +174,7 @@ class BucketBackend:
 def _client_options() -> ClientConfig:
     options: ClientConfig = {"timeout": timedelta(seconds=_timeout_s(os.environ))}
     # Options that are given replace those of the environment, which are this one.
-    if any(os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in ("1", "true") for cloud in _CLOUDS):
+    if any(os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in _TRUE for cloud in _CLOUDS):
         options["allow_http"] = True
     return options
 

@@ -22,6 +22,7 @@ from scannery.pipelines.execution import run as execution
 from scannery.pipelines.records.embeddings_files import WrittenEmbeddings, write_embeddings
 from scannery.pipelines.stages import embed
 from scannery.pipelines.state import work_units
+from scannery.pipelines.state.counts import UnitOutcome
 from scannery.pipelines.state.job import embeddings_key, sealed, unsealed
 from scannery.pipelines.state.row_groups import RowGroup, embeddings_of, row_groups_of
 from scannery.pipelines.state.stage_outputs import forget_unit, read_unit
@@ -91,15 +92,25 @@ def chains_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that has an entry for each time that the chain was run."""
     times: list[int] = []
     real = execution._run
-    monkeypatch.setattr(execution, "_run", lambda *arguments: (times.append(1), real(*arguments)))
+
+    def counted(*arguments: Any) -> None:
+        times.append(1)
+        real(*arguments)
+
+    monkeypatch.setattr(execution, "_run", counted)
     return times
 
 
 def twin(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return the work of another worker, which has the same unit and writes other bytes."""
     given: list[Any] = []
-    real = chain.embed_unit
-    monkeypatch.setattr(chain, "embed_unit", lambda *a: (given.append(a), real(*a))[1])
+    real = embed.embed_unit
+
+    def noted(*arguments: Any) -> UnitOutcome:
+        given.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(chain, "embed_unit", noted)
 
     def work() -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -171,6 +182,7 @@ import json, sys
 from scannery.pipelines import build
 from scannery.pipelines.stages import embed
 from scannery.pipelines.state import work_units
+from scannery.pipelines.state.counts import UnitOutcome
 from tests.pipelines.state.test_row_groups import other_bytes
 work_units.MIN_VECTOR_UNIT_BYTES = 4096
 if sys.argv[4] == "other":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scannery.indexer import parse_spec
@@ -13,7 +15,7 @@ TEXTS = {"index": "texts", "source": {"text": "text"}, "encoder": {"model": "all
 KIB, MIB = 2**10, 2**20
 
 
-def size_of_units(spec: dict, total_bytes: int, shards: object) -> int:
+def size_of_units(spec: dict[str, Any], total_bytes: int, shards: object) -> int:
     file = InputFile("/corpus", "a.jsonl", total_bytes, "jsonl")
     return unit_bytes([file], parse_spec(spec | {"shards": shards}))
 
