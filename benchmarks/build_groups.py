@@ -154,7 +154,7 @@ def _finished(units: list[WorkUnit], job: Job, store: Store) -> None:
     _row(f"{len(units):,} units, the last unfinished: found out", f"{requests}; here {one_by_one[1]:.1f} s wall",
          f"{pages} pages of a listing; here {listed[1]:.1f} s wall")  # fmt: skip
     _row(f"{len(units) - 1:,} units, all finished", f"{requests}; here {one_by_one[1]:.1f} s wall",
-         f"{pages} pages, then 16 requests at once; here {every[1]:.1f} s wall")  # fmt: skip
+         f"{pages} pages, then 16 requests at once (bucket); here {every[1]:.1f} s wall")  # fmt: skip
 
 
 def _ids(rows: int, job: Job) -> None:
@@ -163,7 +163,7 @@ def _ids(rows: int, job: Job) -> None:
     units = rows // per_unit
 
     def block(unit: int) -> IdBlock:
-        documents = [f"episode-{unit * per_unit // 17 + i // 17:08d}" for i in range(per_unit)]
+        documents = [f"episode-{unit * (per_unit // 17 + 1) + i // 17:08d}" for i in range(per_unit)]
         table = pa.table({
             "id": [f"{name}#{i % 17}" for i, name in enumerate(documents)],
             "document_id": documents,

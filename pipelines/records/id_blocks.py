@@ -1,8 +1,8 @@
 """Blocks of ids: which ids some rows have and where the rows are, as bytes that are shuffled by ranges of id hashes.
 
 A block has the ids themselves, not only their hashes: the range that gets them then compares ids without reading any
-file. For 10 million ids such as `episode-001234#17` that is 13 bytes a row after compression, where 8-byte hashes with
-the same places are 12 (docs/benchmarks/scale.md).
+file. For a million ids such as `episode-00001234#7` that is 12 bytes a row after compression; 8-byte hashes in their
+place would make it 14, as they do not compress (docs/benchmarks/scale.md).
 
 Shapes: N rows.
 """
