@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 from scannery.indexer import Store, collect_garbage
-from scannery.pipelines.errors import StageDamagedError
+from scannery.pipelines.errors import NothingToIndexError, StageDamagedError
 from scannery.pipelines.execution import chain
 from scannery.pipelines.execution import run as execution
 from scannery.pipelines.records.embeddings_files import WrittenEmbeddings, write_embeddings
@@ -243,3 +243,16 @@ def test_a_damaged_unit_of_an_earlier_release_is_made_again(store, write, tmp_pa
     assert outcome_of(store).pieces
     make_old(store)
     assert collect_garbage(store, "vectors", min_age=NOW).embeddings == (old,)
+
+
+def test_a_unit_without_rows_is_done(store, write, monkeypatch):
+    counted_stores(monkeypatch)
+    store = Store.open(store.uri)
+    path = write("a.jsonl", ["{broken"])
+    with pytest.raises(NothingToIndexError):
+        run(store, path, spec=SPEC)
+    outcome = outcome_of(store)
+    assert (outcome.pieces, store.size(embeddings_key("vectors", outcome.key, outcome.file))) == ({}, 0)
+    monkeypatch.setattr(chain, "embed_unit", None)
+    with pytest.raises(NothingToIndexError):
+        run(store, path, spec=SPEC)
