@@ -35,9 +35,10 @@ from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, sha
 from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
 from scannery.pipelines.planning.compounds import with_compounds
 from scannery.pipelines.planning.cutting import with_headings
+from scannery.pipelines.planning.input_parts import CutMemory
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.report import BuildReport
-from scannery.pipelines.sources import Part, arrange, find_files, ids_to_delete
+from scannery.pipelines.sources import InputFile, Part, arrange, find_files, ids_to_delete
 from scannery.pipelines.stages.update import ShardChange, write_deletes
 from scannery.pipelines.state.job import Job, Mode
 from scannery.pipelines.state.progress import ProgressCallback
@@ -127,7 +128,7 @@ def build(
         spec = with_headings(spec, parent, files)
         if max_dead_letters is None:
             max_dead_letters = spec.source.max_dead_letters
-        parts, limit = cut_input(files, spec, progress)
+        parts, limit = cut_input(files, spec, progress, _memory(mode, files, store, spec.index))
         encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
         given = None if queries is None else read_queries(queries, encoder)
         clock.lap("plan")
@@ -174,6 +175,11 @@ def build(
         seconds=seconds,
         errors_allowed=job.max_dead_letters is not None,
     )
+
+
+def _memory(mode: str, files: Sequence[InputFile], store: Store, index: str) -> CutMemory | None:
+    """Return how the last build cut its input; a full build repairs, so it reads every file."""
+    return None if mode == "full" else CutMemory.of(files, store, index)
 
 
 def _hold_parent(store: Store, index: str, lease: WorkLease) -> Manifest | None:

@@ -205,6 +205,7 @@ class _Garbage:
             case "scratch":
                 for folder in _SCRATCH:
                     yield from self._old(folder)
+                yield from self._unfinished("stage/cuts")
                 yield from (item for item in self._listed("leases") if item.key in self._expired)
                 yield from self._removals()
             case _:

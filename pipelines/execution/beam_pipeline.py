@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam
@@ -15,12 +15,9 @@ from scannery.pipelines.execution.chain import (
     Publish,
     ResolveDuplicates,
     Stage,
-    first_elements,
     resolves,
 )
-from scannery.pipelines.stages.update import ShardChange
 from scannery.pipelines.state.job import Job
-from scannery.pipelines.state.work_units import WorkUnit
 
 __all__ = ["StageFn", "add_build", "new_encoder_handle"]
 
@@ -28,39 +25,31 @@ __all__ = ["StageFn", "add_build", "new_encoder_handle"]
 beam: Any = apache_beam
 
 
-def add_build(
-    pipeline: Any,
-    job: Job,
-    units: Sequence[WorkUnit],
-    encoders: EncoderHandle,
-    shard_changes: Mapping[int, ShardChange],
-) -> None:
+def add_build(pipeline: Any, job: Job, elements: Sequence[str], encoders: EncoderHandle) -> None:
     """Add the whole build to a pipeline.
 
     Args:
         pipeline: an empty `beam.Pipeline`.
         job: the build.
-        units: the input.
+        elements: of the first stage (`chain.first_elements`).
         encoders: from `new_encoder_handle`.
-        shard_changes: by shard, changes besides the units' rows.
 
     """
     embedded = (
         pipeline
-        | "Units" >> beam.Create(first_elements(units, shard_changes))
-        | "Embed" >> _stage(EmbedUnit(job, encoders)).with_output_types(tuple[int, str])
+        | "Units" >> beam.Create(elements)
+        | "Embed" >> _stage(EmbedUnit(job, encoders)).with_output_types(tuple[int, bytes])
     )
     if resolves(job):
         embedded = (
             embedded
-            | "Under one key" >> beam.Map(_under_one_key).with_output_types(tuple[str, tuple[int, str]])
-            | "Gather ids" >> beam.GroupByKey()
-            | "Resolve duplicates" >> _stage(ResolveDuplicates(job)).with_output_types(tuple[int, str])
+            | "Group by hash range" >> beam.GroupByKey()
+            | "Resolve duplicates" >> _stage(ResolveDuplicates(job)).with_output_types(tuple[int, bytes])
         )
     outcomes = (
         embedded
         | "Group by shard" >> beam.GroupByKey()
-        | "Build segment" >> _stage(BuildSegment(job, encoders)).with_output_types(tuple[str, str])
+        | "Build segment" >> _stage(BuildSegment(job, encoders)).with_output_types(tuple[int, bytes])
         | "Gather" >> beam.GroupByKey()
     )
     _ = outcomes | "Publish" >> _stage(Publish(job, encoders)).with_output_types(str)
@@ -99,7 +88,3 @@ class StageFn(beam.DoFn):
 
 def _stage(stage: Stage) -> Any:
     return beam.ParDo(StageFn(stage))
-
-
-def _under_one_key(pair: tuple[int, str]) -> tuple[str, tuple[int, str]]:
-    return "", pair

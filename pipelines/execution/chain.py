@@ -3,11 +3,13 @@
     units ─ embed ─▶ (shard, row group) ─ group ─▶ build segment ─▶ outcome ─ group ─▶ publish
 
 An update also starts with shard changes, which the first stage passes on to their shards (stages/update.py). Where one
-id can be in two shards, `─ group ─▶ resolve duplicates ─▶` comes before the first grouping.
+id can be in two shards, the first stage also yields blocks of ids, of units and of the parent's segments, and
+`─ group ─▶ resolve a range of hashes ─▶` comes before the grouping by shard.
 
 References to row groups are shuffled, not vectors: for a million vectors of 384 dimensions that takes 16 s instead of
 28 s, and a seventh of the memory. There are no tagged outputs, side inputs or branches, because some runners lose
-their data without an error; so dead letters are files, and counts travel in the records under the key COUNTS.
+their data without an error; so dead letters are files, and counts and ids travel in the same stream under keys of their
+own (`sums_key`, `range_key`). Outcomes of units are added up in two levels, so that no key has all of them.
 
 Nothing here imports Beam, which takes a second; beam_pipeline.py makes the same stages a pipeline of it.
 """
@@ -22,11 +24,20 @@ from typing import Any, Protocol, TypeVar
 
 from scannery.embed import Encoder
 from scannery.indexer.errors import CorruptError, NotFoundError
+from scannery.indexer.manifest import Manifest
 from scannery.pipelines.execution.failures import carried
 from scannery.pipelines.planning.planned_encoder import load_encoder
+from scannery.pipelines.records.id_blocks import IdBlock
 from scannery.pipelines.stages.embed import embed_unit, finished_unit
 from scannery.pipelines.stages.publish import publish
-from scannery.pipelines.stages.resolve import may_move, moved_ids, needs_resolving, resolve
+from scannery.pipelines.stages.resolve import (
+    may_move,
+    merged_values,
+    needs_resolving,
+    parent_ids,
+    resolve_range,
+    unit_ids,
+)
 from scannery.pipelines.stages.segment import build_shard, finished_shard, shard_key
 from scannery.pipelines.stages.update import ShardChange, update_shard
 from scannery.pipelines.state.counts import ShardOutcome, UnitOutcome
@@ -34,6 +45,8 @@ from scannery.pipelines.state.embedding_cache import Catalogue
 from scannery.pipelines.state.job import Job
 from scannery.pipelines.state.row_groups import RowGroup, row_groups_of
 from scannery.pipelines.state.stage_outputs import read_parent
+from scannery.pipelines.state.unit_list import read_run
+from scannery.pipelines.state.unit_sums import UnitSums, add_up
 from scannery.pipelines.state.work_units import WorkUnit
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
 
@@ -55,8 +68,20 @@ _LOG = logging.getLogger(__name__)
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
-COUNTS = -1
-"""Key in place of a shard number: its records are outcomes of units, for the last stage."""
+_FIRST_RANGE = 2**40
+_OLD_SEGMENT = "segment "
+
+
+def range_key(number: int) -> int:
+    """Return the key of the ids of a hash range; keys of rows are shards, from 0 on."""
+    # Numbers, not strings: Dask groups by Python's hash, which differs between processes for strings. Neighbours, so
+    # that they are spread evenly over any number of partitions.
+    return _FIRST_RANGE + number
+
+
+def sums_key(ordinal: int, job: Job) -> int:
+    """Return the key under which the outcome of a unit is added up with those of its neighbours."""
+    return -1 - ordinal // job.units_per_sum
 
 
 class EncoderHandle(Protocol):
@@ -80,10 +105,21 @@ class Stage:
         raise NotImplementedError
 
 
-def first_elements(units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange]) -> list[str]:
-    """Return the elements of the first stage: the units, and by shard the changes besides the units' rows."""
+def first_elements(
+    units: Iterable[str], shard_changes: Mapping[int, ShardChange], job: Job, parent: Manifest | None
+) -> list[str]:
+    """Return the elements of the first stage: units, changes besides their rows, and segments whose ids they need.
+
+    Args:
+        units: as JSON, or runs of them (unit_list.py).
+        shard_changes: by shard.
+        job: the build.
+        parent: its parent version.
+
+    """
     changes = (f"{shard} {change.to_json()}" for shard, change in sorted(shard_changes.items()))
-    return [*(unit.to_json() for unit in units), *changes]
+    old = range(len(parent.segments)) if parent is not None and may_move(job) else ()
+    return [*units, *changes, *(f"{_OLD_SEGMENT}{number}" for number in old)]
 
 
 def resolves(job: Job) -> bool:
@@ -103,9 +139,11 @@ def run_in_process(
         encoders: from `one_encoder`.
 
     """
-    pairs = _outputs(EmbedUnit(job, encoders), first_elements(units, shard_changes))
+    parent = read_parent(job, job.open_store()) if units and may_move(job) else None
+    first = first_elements([unit.to_json() for unit in units], shard_changes, job, parent)
+    pairs = _outputs(EmbedUnit(job, encoders), first)
     if resolves(job):
-        pairs = _outputs(ResolveDuplicates(job), [("", list(pairs))])
+        pairs = _outputs(ResolveDuplicates(job), _grouped(pairs))
     outcomes = _outputs(BuildSegment(job, encoders), _grouped(pairs))
     for _ in _outputs(Publish(job, encoders), _grouped(outcomes)):
         pass
@@ -143,7 +181,10 @@ def one_encoder() -> EncoderHandle:
 
 
 class EmbedUnit(Stage):
-    """Unit (JSON) → (shard, row group as JSON) for each shard in it, and (COUNTS, outcome as JSON).
+    """Unit (JSON), or run of them → what the next stages need of it, by key.
+
+    (shard, row group as JSON) for each shard in it, (`sums_key`, UnitSums as JSON), and, if the build resolves
+    duplicates, (`range_key`, block of ids). Segments of the parent version become blocks of ids; shard changes pass.
 
     Args:
         job: the build.
@@ -166,18 +207,37 @@ class EmbedUnit(Stage):
         """Close the catalogue."""
         self._open.close()
 
-    def process(self, element: str) -> Iterator[tuple[int, str]]:
-        """Embed one unit unless an earlier run did; pass on a shard change unchanged."""
+    def process(self, element: str) -> Iterator[tuple[int, bytes]]:
+        """Embed units unless an earlier run did; pass on a shard change unchanged."""
         number, _, change = element.partition(" ")
         if number.isdecimal():
-            yield int(number), change
+            yield int(number), change.encode()
             return
-        unit = WorkUnit.from_json(element)
         with carried():
-            outcome = finished_unit(unit, self._job, self._store) or self._embed(unit)
-        for shard, group in row_groups_of(outcome):
-            yield shard, group.to_json()
-        yield COUNTS, outcome.to_json()
+            if element.startswith(_OLD_SEGMENT):
+                yield from self._old_ids(int(change))
+                return
+            run = read_run(element, self._job, self._store)
+        for unit in [WorkUnit.from_json(element)] if run is None else run:
+            yield from self._of_unit(unit)
+
+    def _of_unit(self, unit: WorkUnit) -> Iterator[tuple[int, bytes]]:
+        job, store = self._job, self._store
+        with carried():
+            outcome = finished_unit(unit, job, store) or self._embed(unit)
+        groups = dict(row_groups_of(outcome))
+        for shard, group in groups.items():
+            yield shard, group.to_json().encode()
+        yield sums_key(outcome.ordinal, job), UnitSums.of(outcome).to_json().encode()
+        if resolves(job) and groups:
+            with carried():
+                block = unit_ids(outcome.ordinal, outcome.key, groups, job, store)
+            yield from _by_range(block, job)
+
+    def _old_ids(self, number: int) -> Iterator[tuple[int, bytes]]:
+        parent = read_parent(self._job, self._store)
+        assert parent is not None
+        yield from _by_range(parent_ids(number, parent, self._job, self._store), self._job)
 
     def _embed(self, unit: WorkUnit) -> UnitOutcome:
         self._prepare()
@@ -197,33 +257,32 @@ class EmbedUnit(Stage):
                 self._catalogue = self._open.enter_context(opened)
 
 
+def _by_range(block: IdBlock, job: Job) -> Iterator[tuple[int, bytes]]:
+    for number, part in block.by_range(job.hash_ranges):
+        yield range_key(number), part.to_bytes()
+
+
 class ResolveDuplicates(Stage):
-    """All pairs from EmbedUnit → the same, with the rows marked that are duplicates of records in other shards."""
+    """(`range_key`, its blocks of ids) → (shard, rows lost or change) for the shards concerned; other pairs pass."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
-    def process(self, element: tuple[str, Iterable[tuple[int, str]]]) -> Iterator[tuple[int, str]]:
-        """Read the ids of all units and yield the marked pairs."""
-        groups = []
-        for shard, value in element[1]:
-            if shard == COUNTS or ShardChange.from_json(value):
-                yield shard, value
-            else:
-                groups.append((shard, RowGroup.from_json(value)))
+    def process(self, element: tuple[int, Iterable[bytes]]) -> Iterator[tuple[int, bytes]]:
+        """Resolve one range."""
+        key, values = element
+        if key < _FIRST_RANGE:
+            for value in values:
+                yield key, value
+            return
         with carried():
-            store = self._job.open_store()
-            resolved = (
-                list(resolve(groups, self._job, store)) if groups and needs_resolving(self._job) else groups
-            )
-            for shard, group in resolved:
-                yield shard, group.to_json()
-            for shard, change in moved_ids(resolved, self._job, store).items():
-                yield shard, change.to_json()
+            found = list(resolve_range(map(IdBlock.from_bytes, values), self._job))
+        for shard, result in found:
+            yield shard, result.to_json().encode()
 
 
 class BuildSegment(Stage):
-    """(shard, its row groups) → ("shard", outcome as JSON); outcomes of units pass through as ("unit", …)."""
+    """(shard, its row groups and changes) → outcome as JSON; (`sums_key`, sums) → their sum. All under one key."""
 
     def __init__(self, job: Job, encoders: EncoderHandle) -> None:
         self._job = job
@@ -233,16 +292,16 @@ class BuildSegment(Stage):
         """Open the store, once per worker."""
         self._store = self._job.open_store()
 
-    def process(self, element: tuple[int, Iterable[str]]) -> Iterator[tuple[str, str]]:
+    def process(self, element: tuple[int, Iterable[bytes]]) -> Iterator[tuple[int, bytes]]:
         """Build the segment of one shard, unless an earlier run built it from the same rows."""
-        shard, values = element
-        if shard == COUNTS:
-            for value in values:
-                yield "", f"unit {value}"
+        key, values = element
+        if key < 0:
+            sums = add_up(map(UnitSums.from_json, values))
+            yield 0, f"units {sums.to_json()}".encode()
             return
         with carried():
-            outcome = self._outcome(shard, list(values))
-        yield "", f"shard {outcome.to_json()}"
+            outcome = self._outcome(key, merged_values(value.decode() for value in values))
+        yield 0, f"shard {outcome.to_json()}".encode()
 
     def _outcome(self, shard: int, values: list[str]) -> ShardOutcome:
         job, store, encoder = self._job, self._store, _encoder_source(self._job, self._encoders)
@@ -268,18 +327,18 @@ class Publish(Stage):
         self._job = job
         self._encoders = encoders
 
-    def process(self, element: tuple[str, Iterable[str]]) -> Iterator[str]:
+    def process(self, element: tuple[int, Iterable[bytes]]) -> Iterator[str]:
         """Commit the version."""
         units, shards = [], []
         for value in element[1]:
-            kind, _, body = value.partition(" ")
-            if kind == "unit":
-                units.append(UnitOutcome.from_json(body))
+            kind, _, body = value.partition(b" ")
+            if kind == b"units":
+                units.append(UnitSums.from_json(body))
             else:
                 shards.append(ShardOutcome.from_json(body))
         with carried():
             encoder = _encoder_source(self._job, self._encoders)
-            yield publish(self._job, self._job.open_store(), units, shards, encoder=encoder).status
+            yield publish(self._job, self._job.open_store(), add_up(units), shards, encoder=encoder).status
 
 
 def _encoder_source(job: Job, encoders: EncoderHandle) -> EncoderSource | None:

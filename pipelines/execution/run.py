@@ -8,18 +8,27 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.errors import PipelineError, StageDamagedError
-from scannery.pipelines.execution.chain import EncoderHandle, one_encoder, run_in_process
+from scannery.pipelines.execution.chain import (
+    EncoderHandle,
+    first_elements,
+    one_encoder,
+    run_in_process,
+)
 from scannery.pipelines.execution.failures import restored
 from scannery.pipelines.execution.runners import new_pipeline
 from scannery.pipelines.execution.up_to_date import publish_finished
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
-from scannery.pipelines.stages.embed import finished_unit
+from scannery.pipelines.stages.finished_units import finished_units
 from scannery.pipelines.stages.publish import BuildRecord, read_record
+from scannery.pipelines.stages.resolve import may_move, ranges_for
 from scannery.pipelines.stages.update import ShardChange
-from scannery.pipelines.state.embedding_cache import write_catalogue
-from scannery.pipelines.state.job import Job, stage_key
+from scannery.pipelines.state.embedding_cache import remove_catalogue, write_catalogue
+from scannery.pipelines.state.job import Job
 from scannery.pipelines.state.progress import Progress, ProgressCallback, watched
-from scannery.pipelines.state.work_units import WorkUnit
+from scannery.pipelines.state.stage_outputs import read_parent
+from scannery.pipelines.state.unit_list import new_unit_list, remove_unit_list, write_unit_list
+from scannery.pipelines.state.unit_sums import fan_in
+from scannery.pipelines.state.work_units import WorkUnit, expected_rows
 
 __all__ = ["Engine", "execute"]
 
@@ -60,7 +69,9 @@ def execute(
 
     """
     encoder = engine.encoder.load if engine.encoder else None
-    if not publish_finished(job, store, units, shard_changes, encoder):
+    job = _with_groups(job, units, store)
+    done = finished_units(units, job, store)
+    if done is None or not publish_finished(job, store, done, shard_changes, encoder):
         _run_until_sound(job, store, units, shard_changes, engine, progress)
     record = read_record(job, store)
     if progress is not None:
@@ -89,11 +100,18 @@ def _run_until_sound(
 
 
 def _with_catalogue(job: Job, units: Sequence[WorkUnit], store: Store) -> Job:
-    pending = any(finished_unit(unit, job, store) is None for unit in units)
-    if not (job.embeds and pending):
+    if not job.embeds or finished_units(units, job, store) is not None:
         return job
     has_catalogue = write_catalogue(store, job.index, job.build_id, dimensions=job.dimensions)
     return dataclasses.replace(job, has_catalogue=has_catalogue)
+
+
+def _with_groups(job: Job, units: Sequence[WorkUnit], store: Store) -> Job:
+    """Return the job with the sizes of its groups, which depend on the number of rows and of units."""
+    parent = read_parent(job, store) if units and may_move(job) else None
+    rows = expected_rows((part for unit in units for part in unit.parts), job.spec)
+    ranges = ranges_for(rows + (parent.rows if parent is not None else 0))
+    return dataclasses.replace(job, hash_ranges=ranges, units_per_sum=fan_in(len(units)))
 
 
 @contextlib.contextmanager
@@ -101,8 +119,7 @@ def _catalogue_removed(job: Job, store: Store) -> Iterator[None]:
     """Remove the catalogue after the build, its only reader; the next run overwrites that of a killed build."""
     yield
     if job.has_catalogue:
-        for suffix in (".npy", ".json"):
-            store.delete(stage_key(job.index, "reuse", f"{job.build_id}{suffix}"))
+        remove_catalogue(store, job.index, job.build_id)
 
 
 def _run(
@@ -137,10 +154,16 @@ def _run_by_beam(
     pipeline = new_pipeline(engine.runner, engine.options)
     from scannery.pipelines.execution.beam_pipeline import add_build, new_encoder_handle
 
-    add_build(pipeline, job, units, _with_loaded(new_encoder_handle(), engine), shard_changes)
+    job = new_unit_list(job)
+    store = job.open_store()
+    runs = write_unit_list(units, job, store)
+    parent = read_parent(job, store) if units and may_move(job) else None
+    elements = first_elements(runs, shard_changes, job, parent)
+    add_build(pipeline, job, elements, _with_loaded(new_encoder_handle(), engine))
     state = pipeline.run().wait_until_finish()
     if state not in (None, "DONE"):
         raise PipelineError(f"the runner ended in state {state}")
+    remove_unit_list(job, store)
 
 
 def _with_loaded(encoders: EncoderHandle, engine: Engine) -> EncoderHandle:

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.errors import SpecConflictError
+from scannery.pipelines.planning.input_parts import CutMemory, cut_files
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.records.source_columns import vector_size
 from scannery.pipelines.sources import Fields, InputFile, Part, Record, read_part
 from scannery.pipelines.state.progress import Progress, ProgressCallback
-from scannery.pipelines.state.work_units import cut, expected_rows, unit_bytes
+from scannery.pipelines.state.work_units import expected_rows, unit_bytes
 
 __all__ = ["ROWS_PER_SHARD", "cut_input", "dimensions_of", "shards_of"]
 
@@ -24,17 +25,21 @@ SAMPLED_VECTORS = 1000
 
 
 def cut_input(
-    files: Sequence[InputFile], spec: IndexSpec, progress: ProgressCallback | None
+    files: Sequence[InputFile],
+    spec: IndexSpec,
+    progress: ProgressCallback | None,
+    memory: CutMemory | None = None,
 ) -> tuple[list[Part], int]:
     """Return the parts of the input, and the size limit of a work unit in bytes."""
     limit, total, done = unit_bytes(files, spec), sum(file.size_bytes for file in files), 0
-    parts: list[Part] = []
-    for file in files:
-        parts.extend(cut([file], limit))
-        done += file.size_bytes
+
+    def told(size_bytes: int) -> None:
+        nonlocal done
+        done += size_bytes
         if progress is not None:
             progress(Progress(stage="plan", done=done, total=total))
-    return parts, limit
+
+    return cut_files(files, limit, memory=memory, told=told), limit
 
 
 def dimensions_of(

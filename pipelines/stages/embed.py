@@ -18,14 +18,15 @@ from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.dead_letters import DeadLetter, count_categories, count_reasons, json_lines
 from scannery.pipelines.records.embeddings_files import WrittenEmbeddings, write_embeddings
+from scannery.pipelines.records.id_blocks import IdBlock
 from scannery.pipelines.records.text_languages import foreign_texts
 from scannery.pipelines.records.unit_rows import UnitRows, embedded_rows, own_rows
 from scannery.pipelines.sources import Fields, read_batches
 from scannery.pipelines.sources.dialects import DELIMITERS, Dialect
 from scannery.pipelines.state.counts import Counts, UnitOutcome
-from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN, Catalogue
+from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN, Catalogue, document_list
 from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
-from scannery.pipelines.state.stage_outputs import has_size, read_unit
+from scannery.pipelines.state.stage_outputs import has_size, read_unit, write_beside
 from scannery.pipelines.state.work_units import WorkUnit
 
 __all__ = ["embed_unit", "finished_unit"]
@@ -61,6 +62,7 @@ def embed_unit(
     made = time.perf_counter()
     written = _write_embeddings(unit, rows.table, job, store)
     _write_letters(unit, rows.letters, job, store)
+    _write_lists(unit, rows.table, job, store)
     outcome = UnitOutcome(
         key=unit.key,
         ordinal=unit.ordinal,
@@ -184,6 +186,16 @@ def _write_embeddings(unit: WorkUnit, table: pa.Table, job: Job, store: Store) -
         written = write_embeddings(path, table, shards=job.shards)
         store.write_file(embeddings_key(job.index, unit.key, written.sha256[:32]), path)
         return written
+
+
+def _write_lists(unit: WorkUnit, table: pa.Table, job: Job, store: Store) -> None:
+    """Write what later stages and builds look up, so that they need not read the embeddings file."""
+    if job.shards > 1:
+        ids = IdBlock.of_unit(table, job.shards).to_bytes()
+        write_beside(store, job.index, unit.key, "ids", ids)
+    if job.embeds:
+        documents = document_list(table, job.shards, job.dimensions)
+        write_beside(store, job.index, unit.key, "documents", documents)
 
 
 def _write_letters(unit: WorkUnit, letters: Sequence[DeadLetter], job: Job, store: Store) -> None:

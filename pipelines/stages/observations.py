@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from scannery.pipelines.state.counts import Counts, UnitOutcome
+from scannery.pipelines.state.counts import Counts
 
 __all__ = ["observations"]
 
@@ -15,15 +15,15 @@ LEAST_FOREIGN = 0.05
 """Share of the sampled texts from which on a language is told."""
 
 
-def observations(counts: Counts, units: Sequence[UnitOutcome]) -> dict[str, Any]:
+def observations(counts: Counts, *, uncounted: bool) -> dict[str, Any]:
     """Return the statistics of a version about accepted records.
 
     Args:
         counts: sums over all units and shards.
-        units: outcomes of the build's units.
+        uncounted: whether a unit of an earlier release, which did not count fields, has documents.
 
     """
-    missing = _missing_fields(counts, units)
+    missing = {} if uncounted else _missing_fields(counts)
     return {
         "cut_texts": counts.cut_texts,
         "cut_tokens": counts.cut_tokens,
@@ -39,11 +39,8 @@ def observations(counts: Counts, units: Sequence[UnitOutcome]) -> dict[str, Any]
     }
 
 
-def _missing_fields(counts: Counts, units: Sequence[UnitOutcome]) -> dict[str, list[str]]:
+def _missing_fields(counts: Counts) -> dict[str, list[str]]:
     """Return the fields of the spec that no record had, each with similar names that records have."""
-    # Units of earlier releases did not count fields: a field that is missing elsewhere may be in them.
-    if any(unit.counts.documents and not unit.counts.fields for unit in units):
-        return {}
     missing = [name for name, count in counts.fields.items() if not count]
     return {name: _near(name, counts.other_fields) for name in missing}
 

@@ -23,9 +23,10 @@ from scannery.indexer.versions.versions import commit, read_manifest
 from scannery.pipelines.dead_letters import first_of_each_reason
 from scannery.pipelines.stages.observations import observations
 from scannery.pipelines.stages.removals import removals
-from scannery.pipelines.state.counts import Counts, ShardOutcome, UnitOutcome
+from scannery.pipelines.state.counts import Counts, ShardOutcome
 from scannery.pipelines.state.job import Job, dead_letters_key, stage_key
 from scannery.pipelines.state.stage_outputs import read_parent
+from scannery.pipelines.state.unit_sums import UnitSums
 from scannery.pipelines.tuning.fusion_weight import with_fusion_weight
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
 from scannery.pipelines.tuning.whole_recall import with_fresh_recall, with_whole_recall
@@ -68,7 +69,7 @@ class BuildRecord:
 def publish(
     job: Job,
     store: Store,
-    units: Sequence[UnitOutcome],
+    units: UnitSums,
     shards: Sequence[ShardOutcome],
     *,
     encoder: EncoderSource | None = None,
@@ -82,15 +83,13 @@ def publish(
         MissingFileError: a segment is missing from the store.
 
     """
-    units = sorted(units, key=lambda unit: unit.ordinal)
     shards = sorted(shards, key=lambda shard: shard.shard)
-    parts = [unit.counts for unit in units] + [shard.counts for shard in shards]
-    counts = functools.reduce(operator.add, parts, Counts())
+    counts = functools.reduce(operator.add, (shard.counts for shard in shards), units.counts)
     parent = read_parent(job, store)
     entries = _entries(job, parent, shards)
     examples = _write_dead_letters(job, store, units, shards, counts)
     statistics = _statistics(job, counts, units, shards) | _coverage(job, counts, entries)
-    statistics |= observations(counts, units) | {"dead_letter_examples": examples}
+    statistics |= observations(counts, uncounted=units.uncounted) | {"dead_letter_examples": examples}
     statistics |= removals(job, store, parent, entries)
     statistics["builds"] = _builds(job, parent)
     manifest = _manifest(job, entries, parent, statistics)
@@ -101,7 +100,7 @@ def publish(
         version=current.version if current else None,
         counts=counts,
         statistics=current.statistics if current and status == "committed" else statistics,
-        units=[unit.key for unit in units],
+        units=[key for _, key in units.keys],
         segments=[entry.key for entry in entries],
     )
     store.write(stage_key(job.index, "builds", f"{job.build_id}.json"), record.to_json())
@@ -242,21 +241,19 @@ def _too_many(counts: Counts, limit: float | None) -> bool:
     return exceeds_limit(dead, dead + counts.documents, limit)
 
 
-def _statistics(
-    job: Job, counts: Counts, units: Sequence[UnitOutcome], shards: Sequence[ShardOutcome]
-) -> dict[str, Any]:
+def _statistics(job: Job, counts: Counts, units: UnitSums, shards: Sequence[ShardOutcome]) -> dict[str, Any]:
     # With the time in which the device waited for texts: what an encoder of this host does.
     encode_s = counts.seconds.get("encode", 0.0) + counts.seconds.get("wait", 0.0)
     computed = counts.tokens + counts.padding_tokens
-    worked = next((unit for unit in units if unit.device is not None), None)
+    worked = units.worked
     return {
         "build_id": job.build_id,
-        "mode": "compact" if job.merge and not units else job.mode,
+        "mode": "compact" if job.merge and not units.keys else job.mode,
         "documents": counts.documents,
         "passages": counts.passages,
         "embedded": counts.embedded,
         # From the units' passages: duplicates were embedded too, and `passages` leaves them out.
-        "reused": sum(unit.counts.passages for unit in units) - counts.embedded if job.embeds else 0,
+        "reused": units.counts.passages - counts.embedded if job.embeds else 0,
         "tokens": counts.tokens,
         "padding_share": round(counts.padding_tokens / computed, 4) if computed else 0.0,
         "passages_per_s": round(counts.embedded / encode_s, 1) if encode_s else None,
@@ -265,7 +262,7 @@ def _statistics(
         "dtype": worked and worked.dtype,
         "input_bytes": counts.input_bytes,
         "embeddings_bytes": counts.embeddings_bytes,
-        "units": len(units),
+        "units": len(units.keys),
         "dead_letters": dict(counts.dead_letters),
         "record_errors": dict(counts.record_errors),
         "ignored": dict(counts.ignored),
@@ -278,12 +275,10 @@ def _statistics(
 
 
 def _write_dead_letters(
-    job: Job, store: Store, units: Sequence[UnitOutcome], shards: Sequence[ShardOutcome], counts: Counts
+    job: Job, store: Store, units: UnitSums, shards: Sequence[ShardOutcome], counts: Counts
 ) -> dict[str, str]:
     """Write the dead letters of all units and shards as one file, and return the first one of each reason as text."""
-    keys = [
-        stage_key(job.index, "units", f"{unit.key}.dead.jsonl") for unit in units if unit.counts.dead_letters
-    ]
+    keys = [stage_key(job.index, "units", f"{unit}.dead.jsonl") for _, unit in units.with_letters]
     keys += [stage_key(job.index, "segments", f"{s.key}.dead.jsonl") for s in shards if s.counts.dead_letters]
     examples: dict[str, str] = {}
     if not keys:

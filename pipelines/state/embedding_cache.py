@@ -1,33 +1,43 @@
 """The embedding cache: a catalogue of the vectors of documents that earlier builds embedded.
 
-A catalogue is one array with 16 bytes per document: the first 8 bytes of its content hash, sorted, and the file and row
-where its passages begin. Workers map it into memory, which they share, and find a unit's documents by binary search;
-the full hash is then compared in the embeddings file.
+A catalogue is one array with 16 bytes per document: the first 8 bytes of its content hash, sorted, and the unit, shard
+and row where its passages begin. Beside it is the first hash of each block of 256 entries. A worker finds the blocks of
+its documents by binary search, reads these alone, and then the rows of the shards that have the vectors; the full hash
+is compared there. The launcher makes it of the units' lists of documents (`document_list`), and reads no vectors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, vectors_of
+from scannery.indexer.errors import NotFoundError
+from scannery.indexer.spec.sharding import shards_of_ids
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.vectors.arrays import mapped
 from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.state.job import stage_key
-from scannery.pipelines.state.row_groups import embeddings_of
+from scannery.pipelines.state.row_groups import rows_of_shards
+from scannery.pipelines.state.stage_outputs import read_beside
 
-__all__ = ["CUT_TOKENS_COLUMN", "PIECE_COLUMNS", "Catalogue", "Known", "write_catalogue"]
+__all__ = [
+    "CUT_TOKENS_COLUMN",
+    "PIECE_COLUMNS",
+    "Catalogue",
+    "Known",
+    "document_list",
+    "remove_catalogue",
+    "write_catalogue",
+]
 
 PIECE_COLUMNS = ("text", "text_start", "text_end", "time_start_s", "time_end_s", "_spoken", "_speakers")
 """Columns of an embeddings file that hold a passage, in the order of its fields."""
@@ -35,8 +45,17 @@ PIECE_COLUMNS = ("text", "text_start", "text_end", "time_start_s", "time_end_s",
 CUT_TOKENS_COLUMN = "_cut_tokens"
 """Column of an embeddings file: how many tokens the encoder cut off a passage; null: not known."""
 
-_FILE_SHIFT = np.uint64(40)
-_ROW_MASK = np.uint64(2**40 - 1)
+_PARTS = ("entries", "fences", "json")
+_BLOCK = 256
+"""Entries of a block, 4 KB: of 100 million documents the blocks' first hashes are 3 MB."""
+_ENTRY_BYTES = 16
+_MOST_GAP = 4
+"""Blocks between two wanted ones that are read with them rather than by another request."""
+_READERS = 16
+
+# A place is the number of the unit, the shard, and the row among the unit's rows of the shard.
+_UNIT_SHIFT = np.uint64(40)
+_SHARD_SHIFT, _SHARD_MASK, _ROW_MASK = 24, 2**16 - 1, 2**24 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,27 +72,113 @@ class Known:
     """Tokens that the encoder cut off each passage, int64 (passages,)."""
 
 
+def document_list(table: pa.Table, shards: int, dimensions: int) -> bytes:
+    """Return which documents a unit has: their hash prefixes, shards and first rows there.
+
+    Args:
+        table: rows of the unit in input order.
+        shards: number of shards.
+        dimensions: of the vectors.
+
+    """
+    shard_N = shards_of_ids(table.column("document_id"), shards)
+    rows = table.select(["_content_hash", "_record"])
+    found = [
+        _documents_of(rows.take(pa.array(np.flatnonzero(shard_N == shard))), shard)
+        for shard in np.unique(shard_N).tolist()
+    ]
+    return np.uint64(dimensions).tobytes() + _side_by_side(found).tobytes()
+
+
 def write_catalogue(store: Store, index: str, build_id: str, *, dimensions: int) -> bool:
     """Write the catalogue of all embeddings files of the index with these dimensions; False if it would be empty."""
-    files: list[str] = []
-    entries: list[np.ndarray] = []
     # A name begins with the unit's key. Of several files of a unit its record names one.
-    units = {PurePosixPath(item.key).name.partition(".")[0] for item in store.list(f"{index}/embeddings")}
-    for unit in sorted(units):
-        found = _documents_in(store, index, unit, dimensions)
-        if found is not None:
-            prefixes_N, rows_N = found
-            entries.append(np.stack([prefixes_N, np.uint64(len(files)) << _FILE_SHIFT | rows_N]))
-            files.append(unit)
-    if not entries:
+    units = sorted(
+        {PurePosixPath(item.key).name.partition(".")[0] for item in store.list(f"{index}/embeddings")}
+    )
+    entries: list[np.ndarray] = []
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = pool.map(lambda unit: _documents_in(store, index, unit, dimensions), units)
+        for number, found_2N in enumerate(found):
+            places_N = np.uint64(number) << _UNIT_SHIFT | found_2N[1]
+            entries.append(np.stack([found_2N[0], places_N], axis=1))
+    table_N2 = np.concatenate([np.empty((0, 2), np.uint64), *entries])
+    if not len(table_N2):
         return False
-    table_2N = np.concatenate(entries, axis=1)
-    table_2N = np.ascontiguousarray(table_2N[:, np.argsort(table_2N[0], kind="stable")])
-    buffer = io.BytesIO()
-    np.save(buffer, table_2N, allow_pickle=False)
-    store.write(stage_key(index, "reuse", f"{build_id}.npy"), buffer.getvalue())
-    store.write(stage_key(index, "reuse", f"{build_id}.json"), json.dumps(files).encode())
+    table_N2 = np.ascontiguousarray(table_N2[np.argsort(table_N2[:, 0], kind="stable")])
+    store.write(_part(index, build_id, "entries"), table_N2.tobytes())
+    store.write(_part(index, build_id, "fences"), np.ascontiguousarray(table_N2[::_BLOCK, 0]).tobytes())
+    content = {"units": units, "documents": len(table_N2)}
+    store.write(_part(index, build_id, "json"), json.dumps(content).encode())
     return True
+
+
+def remove_catalogue(store: Store, index: str, build_id: str) -> None:
+    """Remove the catalogue of a build that has ended."""
+    for name in _PARTS:
+        store.delete(_part(index, build_id, name))
+
+
+def _part(index: str, build_id: str, name: str) -> str:
+    return stage_key(index, "reuse", f"{build_id}.{name}")
+
+
+class _Entries:
+    """The sorted entries of a catalogue, of which blocks are read; all of them, once that is less.
+
+    Args:
+        store: where they are.
+        key: of the entries.
+        fences: first hash prefix of each block, uint64.
+        documents: number of entries.
+
+    """
+
+    def __init__(self, store: Store, key: str, fences: np.ndarray, documents: int) -> None:
+        self._store, self._key, self._fences, self._documents = store, key, fences, documents
+        self._whole: Path | None = None
+        self._open = contextlib.ExitStack()
+        self._spent = 0
+
+    def close(self) -> None:
+        """Remove what was copied."""
+        self._open.close()
+
+    def with_prefixes(self, prefixes: np.ndarray) -> np.ndarray:
+        """Return the blocks that can have these prefixes: uint64 (N, 2), sorted by prefix."""
+        spans = self._spans(np.unique(prefixes))
+        self._spent += sum(end - start for start, end in spans) * _ENTRY_BYTES
+        if self._whole is None and self._spent > self._documents * _ENTRY_BYTES / 2:
+            self._whole = self._open.enter_context(self._store.open_file(self._key))
+        if self._whole is not None or len(spans) < 2:
+            read = [self._read(span) for span in spans]
+        else:
+            with ThreadPoolExecutor(_READERS) as pool:
+                read = [*pool.map(self._read, spans)]
+        return np.concatenate([np.empty((0, 2), np.uint64), *read])
+
+    def _spans(self, prefixes: np.ndarray) -> list[tuple[int, int]]:
+        """Return the first and last entry (exclusive) of runs of neighbouring blocks."""
+        # A prefix that begins a block may also be at the end of the one before.
+        firsts = np.maximum(np.searchsorted(self._fences, prefixes, "left") - 1, 0).tolist()
+        lasts = np.searchsorted(self._fences, prefixes, "right").tolist()
+        spans: list[tuple[int, int]] = []
+        for first, last in zip(firsts, lasts, strict=True):
+            if spans and first <= spans[-1][1] + _MOST_GAP:
+                spans[-1] = spans[-1][0], max(last, spans[-1][1])
+            elif last > first:
+                spans.append((first, last))
+        return [(first * _BLOCK, min(last * _BLOCK, self._documents)) for first, last in spans]
+
+    def _read(self, span: tuple[int, int]) -> np.ndarray:
+        start, length = span[0] * _ENTRY_BYTES, (span[1] - span[0]) * _ENTRY_BYTES
+        if self._whole is None:
+            data = self._store.read_range(self._key, start, length)
+        else:
+            with self._whole.open("rb") as file:
+                file.seek(start)
+                data = file.read(length)
+        return np.frombuffer(data, np.uint64).reshape(-1, 2)
 
 
 class Catalogue:
@@ -82,108 +187,113 @@ class Catalogue:
     Args:
         store: where the embeddings files are.
         index: name of the index.
-        files: keys of units, by the numbers in the table.
-        table_2N: uint64 (2, N): hash prefixes in ascending order, and file and row of each.
+        units: their keys, by the numbers in the entries.
+        entries: hash prefixes in ascending order, and unit, shard and row of each.
 
     """
 
-    def __init__(self, store: Store, index: str, files: Sequence[str], table_2N: np.ndarray) -> None:
+    def __init__(self, store: Store, index: str, units: Sequence[str], entries: _Entries) -> None:
         self._store = store
         self._index = index
-        self._files = files
-        self._table_2N = table_2N
+        self._units = units
+        self._entries = entries
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, store: Store, index: str, build_id: str) -> Iterator[Catalogue]:
-        """Yield the catalogue that `write_catalogue` wrote, mapped into memory."""
-        files = json.loads(store.read(stage_key(index, "reuse", f"{build_id}.json")))
-        with store.open_file(stage_key(index, "reuse", f"{build_id}.npy")) as path:
-            yield cls(store, index, files, mapped(path))
+        """Yield the catalogue that `write_catalogue` wrote."""
+        content = json.loads(store.read(_part(index, build_id, "json")))
+        fences = np.frombuffer(store.read(_part(index, build_id, "fences")), np.uint64)
+        entries = _Entries(store, _part(index, build_id, "entries"), fences, content["documents"])
+        with contextlib.closing(entries):
+            yield cls(store, index, content["units"], entries)
 
     def find(self, hashes: Sequence[bytes]) -> dict[bytes, Known]:
         """Return the stored passages by content hash; unknown documents are left out."""
-        wanted: dict[int, dict[int, bytes]] = defaultdict(dict)
-        for value in set(hashes):
-            for file, row in self._places(value):
-                wanted[file][row] = value
+        wanted: dict[int, dict[tuple[int, int], bytes]] = defaultdict(dict)
+        for value, place in self._places(sorted(set(hashes))):
+            wanted[place >> int(_UNIT_SHIFT)][place >> _SHARD_SHIFT & _SHARD_MASK, place & _ROW_MASK] = value
         found: dict[bytes, Known] = {}
-        for file, rows in sorted(wanted.items()):
-            missing = {row: value for row, value in rows.items() if value not in found}
+        for unit, places in sorted(wanted.items()):
+            missing = {place: value for place, value in places.items() if value not in found}
             if missing:
-                found.update(self._read(self._files[file], missing))
+                found.update(self._read(self._units[unit], missing))
         return found
 
-    def _places(self, value: bytes) -> Iterator[tuple[int, int]]:
-        prefix = np.frombuffer(value[:8], np.uint64)[0]
-        first = int(np.searchsorted(self._table_2N[0], prefix, "left"))
-        while first < self._table_2N.shape[1] and self._table_2N[0, first] == prefix:
-            place = self._table_2N[1, first]
-            yield int(place >> _FILE_SHIFT), int(place & _ROW_MASK)
-            first += 1
+    def _places(self, hashes: Sequence[bytes]) -> Iterator[tuple[bytes, int]]:
+        """Yield each hash with the place of every entry with its prefix."""
+        prefixes = np.frombuffer(b"".join(value[:8] for value in hashes), np.uint64)
+        entries_N2 = self._entries.with_prefixes(prefixes)
+        known_N, places_N = entries_N2[:, 0].copy(), entries_N2[:, 1]
+        firsts, lasts = (np.searchsorted(known_N, prefixes, side).tolist() for side in ("left", "right"))
+        for value, first, last in zip(hashes, firsts, lasts, strict=True):
+            for place in places_N[first:last].tolist():
+                yield value, place
 
-    def _read(self, key: str, rows: dict[int, bytes]) -> Iterator[tuple[bytes, Known]]:
-        try:
-            table = _passages(embeddings_of(self._store, self._index, key))
-        except (StageDamagedError, pa.ArrowException, OSError):
-            return  # the documents are embedded again
-        hashes, starts, ends = _runs(table)
-        end_of = dict(zip(starts.tolist(), ends.tolist(), strict=True))
-        vectors_ND = vectors_of(table)
-        cut_N = table.column(CUT_TOKENS_COLUMN).fill_null(0).to_numpy()
-        for row, value in rows.items():
-            end = end_of.get(row)
-            if end is not None and hashes[row].as_py() == value:
-                # A copy: a view would keep the vectors of the whole file.
-                pieces = table.select(PIECE_COLUMNS).slice(row, end - row).to_pylist()
-                rows_of_passages = [_piece(piece) for piece in pieces]
-                yield value, Known(rows_of_passages, vectors_ND[row:end].copy(), cut_N[row:end].copy())
+    def _read(self, unit: str, places: dict[tuple[int, int], bytes]) -> Iterator[tuple[bytes, Known]]:
+        """Yield the documents that begin at these rows of shards; other shards are not read."""
+        columns = [*PIECE_COLUMNS, CUT_TOKENS_COLUMN, "embedding", "_content_hash", "_record"]
+        wanted = {shard for shard, _ in places}
+        with contextlib.suppress(StageDamagedError, NotFoundError, pa.ArrowException, OSError):
+            for shard, table in rows_of_shards(self._store, self._index, unit, wanted, columns):
+                rows = {row: value for (own, row), value in places.items() if own == shard}
+                yield from _known_in(_with_later_columns(table), rows)
+        # Documents that cannot be read are embedded again.
+
+
+def _known_in(table: pa.Table, rows: dict[int, bytes]) -> Iterator[tuple[bytes, Known]]:
+    hashes, starts, ends = _runs(table)
+    end_of = dict(zip(starts.tolist(), ends.tolist(), strict=True))
+    vectors_ND = vectors_of(table)
+    cut_N = table.column(CUT_TOKENS_COLUMN).fill_null(0).to_numpy()
+    for row, value in rows.items():
+        end = end_of.get(row)
+        if end is not None and hashes[row].as_py() == value:
+            # A copy: a view would keep the vectors of the whole shard.
+            pieces = table.select(PIECE_COLUMNS).slice(row, end - row).to_pylist()
+            rows_of_passages = [_piece(piece) for piece in pieces]
+            yield value, Known(rows_of_passages, vectors_ND[row:end].copy(), cut_N[row:end].copy())
 
 
 def _piece(row: dict[str, Any]) -> tuple[Any, ...]:
     return (*(row[name] for name in PIECE_COLUMNS[:-1]), tuple(row["_speakers"] or ()))
 
 
-def _passages(files: Iterable[pq.ParquetFile]) -> pa.Table:
-    columns = [*PIECE_COLUMNS, CUT_TOKENS_COLUMN, "embedding", "_content_hash", "_record"]
-    tables = [
-        file.read(columns=[name for name in columns if name in file.schema_arrow.names]) for file in files
-    ]
-    table = pa.concat_tables(tables)
-    stored = table.column_names
+def _with_later_columns(table: pa.Table) -> pa.Table:
     # Files of earlier releases: their rows are no transcripts, or have an outdated content hash; how much of their
     # texts was cut off is not known.
     for name, kind in ((SPOKEN_COLUMN, pa.string()), (CUT_TOKENS_COLUMN, pa.int64())):
-        if name not in stored:
+        if name not in table.column_names:
             table = table.append_column(name, pa.nulls(table.num_rows, kind))
     return table
 
 
-def _documents_in(
-    store: Store, index: str, unit: str, dimensions: int
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the hash prefix of each document of a unit, and its first row."""
-    tables = []
-    try:
-        for file in embeddings_of(store, index, unit):
-            if not _has_vectors(file.schema_arrow, dimensions):
-                return None
-            tables.append(file.read(columns=["_content_hash", "_record"]))
-    except (StageDamagedError, pa.ArrowException, OSError):
-        return None  # an unreadable file must not prevent the build
-    if not tables:
-        return None
-    hashes, starts_N, _ = _runs(pa.concat_tables(tables))
-    starts_N = starts_N[[hashes[row].is_valid for row in starts_N.tolist()]] if len(starts_N) else starts_N
-    if not len(starts_N):
-        return None
-    prefixes = [hashes[row].as_py()[:8] for row in starts_N.tolist()]
-    return np.frombuffer(b"".join(prefixes), np.uint64), starts_N.astype(np.uint64)
+def _documents_in(store: Store, index: str, unit: str, dimensions: int) -> np.ndarray:
+    """Return the hash prefix of each document of a unit, and its place there, uint64 (2, N)."""
+    data = read_beside(store, index, unit, "documents")
+    if data is not None:
+        numbers = np.frombuffer(data, np.uint64)
+        return numbers[1:].reshape(2, -1) if numbers[0] == dimensions else _side_by_side([])
+    found = []
+    # An unreadable file must not prevent the build.
+    with contextlib.suppress(StageDamagedError, NotFoundError, pa.ArrowException, OSError):
+        for shard, table in rows_of_shards(
+            store, index, unit, None, ["_content_hash", "_record"], dimensions
+        ):
+            found.append(_documents_of(table, shard))
+    return _side_by_side(found)
 
 
-def _has_vectors(schema: pa.Schema, dimensions: int) -> bool:
-    kind = schema.field("embedding").type
-    return bool(pa.types.is_fixed_size_list(kind)) and kind.list_size == dimensions
+def _documents_of(table: pa.Table, shard: int) -> np.ndarray:
+    hashes, starts_N, _ = _runs(table)
+    valid = [row for row in starts_N.tolist() if hashes[row].is_valid]
+    prefixes = b"".join(hashes[row].as_py()[:8] for row in valid)
+    places_N = np.array(valid, np.uint64) | np.uint64(shard << _SHARD_SHIFT)
+    return np.stack([np.frombuffer(prefixes, np.uint64), places_N])
+
+
+def _side_by_side(found: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty((2, 0), np.uint64), *found], axis=1)
 
 
 def _runs(table: pa.Table) -> tuple[pa.Array, np.ndarray, np.ndarray]:

@@ -4,11 +4,15 @@
     INDEX/embeddings/<unit>.parquet      the same of earlier releases
     INDEX/stage/units/<unit>.json        counts and pieces; written last, so it marks the unit as done
     INDEX/stage/units/<unit>.dead.jsonl  its dead letters, if any
+    INDEX/stage/units/<unit>.ids         ids and places of its rows, if there are several shards (records/id_blocks.py)
     INDEX/stage/segments/<input>.json    manifest entry of the segment made from these row groups
     INDEX/stage/segments/<input>.dead.jsonl   the duplicates found while it was built, if any
     INDEX/stage/deletes/<ids>.json       ids of documents that a build removes from one shard
-    INDEX/stage/reuse/<build>.npy, .json catalogue of documents embedded before (embedding_cache.py)
+    INDEX/stage/units/<unit>.documents   hashes of its documents, if texts are embedded (embedding_cache.py)
+    INDEX/stage/reuse/<build>.*          catalogue of documents embedded before (embedding_cache.py)
     INDEX/stage/builds/<build>.json      result of a build, with its units and segments
+    INDEX/stage/builds/<build>.<run>.units.jsonl   its units, while a pipeline makes them (unit_list.py)
+    INDEX/stage/cuts/last.json.z         how the last build cut its input, if that is large (input_parts.py)
     INDEX/queries/<sha256>.npy           a user's tuning queries (tuning/tuning_queries.py)
     INDEX/dead-letters/<build>.jsonl     all dead letters of a build, in input order
 
@@ -94,6 +98,15 @@ class Job:
     max_dead_letters: float | None = None
     """Most dead letters allowed: a number from 1 (or 0), or a share of the records below 1."""
 
+    hash_ranges: int = 1
+    """Ranges of id hashes in which duplicates across shards are found; the result does not depend on it."""
+
+    unit_list: str = ""
+    """Part of the name of the list of units in the store (unit_list.py)."""
+
+    units_per_sum: int = 64
+    """Outcomes of neighbouring units that are added up as one group."""
+
     started_at: float = 0.0
     """When the build began, in seconds since the epoch."""
 
@@ -128,7 +141,7 @@ def embeddings_key(index: str, unit: str, file: str) -> str:
 
 
 def stage_key(index: str, kind: str, name: str) -> str:
-    """Return the store key of a stage file; `kind` is units, segments, deletes, reuse or builds."""
+    """Return the store key of a stage file; `kind` is units, segments, deletes, reuse, cuts or builds."""
     return f"{index}/stage/{kind}/{name}"
 
 

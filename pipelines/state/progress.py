@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 
 from scannery.indexer.errors import IndexerError
 from scannery.indexer.store.object_store import Store
-from scannery.pipelines.state.counts import ShardOutcome
+from scannery.pipelines.state.counts import ShardOutcome, UnitOutcome
 from scannery.pipelines.state.job import Job
 from scannery.pipelines.state.stage_outputs import read_stage, read_unit
 from scannery.pipelines.state.work_units import WorkUnit
@@ -18,6 +20,12 @@ from scannery.pipelines.state.work_units import WorkUnit
 __all__ = ["Progress", "ProgressCallback", "watched"]
 
 INTERVAL_S = 0.5
+
+MOST_SHARE = 0.05
+"""Most of the time that looking may take: a listing of 100,000 units takes a bucket ten seconds, so it is looked at
+every three minutes."""
+
+_READERS = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +54,7 @@ ProgressCallback = Callable[[Progress], None]
 def watched(
     job: Job, store: Store, units: Sequence[WorkUnit], callback: ProgressCallback | None
 ) -> Iterator[None]:
-    """Call `callback` about twice a second with the workers' progress, until the context ends."""
+    """Call `callback` with the workers' progress until the context ends: twice a second, or less for large builds."""
     if callback is None:
         yield
         return
@@ -72,26 +80,31 @@ class _Watch:
 
     def run(self) -> None:
         while True:
+            started = time.perf_counter()
             # A short failure of the store must end neither the build nor its progress.
             with contextlib.suppress(IndexerError):
                 self._look()
-            if self.stopped.wait(INTERVAL_S):
+            took_s = time.perf_counter() - started
+            if self.stopped.wait(max(INTERVAL_S, took_s * (1 / MOST_SHARE - 1))):
                 return
 
     def _look(self) -> None:
-        for key in sorted(self._names("units") & self._waiting.keys()):
-            outcome = read_unit(self._store, self._job.index, key)
-            if outcome is None:
-                continue
-            counts = outcome.counts
-            self._done += self._waiting.pop(key)
-            self._passages += counts.passages
-            self._dead += sum(counts.dead_letters.values())
+        finished = sorted(self._names("units") & self._waiting.keys())
+        if finished:
+            with ThreadPoolExecutor(_READERS if self._store.local_root is None else 1) as pool:
+                for key, outcome in zip(finished, pool.map(self._outcome, finished), strict=True):
+                    if outcome is not None:
+                        self._done += self._waiting.pop(key)
+                        self._passages += outcome.counts.passages
+                        self._dead += sum(outcome.counts.dead_letters.values())
         if self._waiting:
             self._tell("embed", self._done, self._total)
         else:
             self._count_shards()
             self._tell("segment", len(self._shards), self._job.shards)
+
+    def _outcome(self, key: str) -> UnitOutcome | None:
+        return None if self.stopped.is_set() else read_unit(self._store, self._job.index, key)
 
     def _count_shards(self) -> None:
         """Count finished shards; a shard may have two records: of the build, and of a following update."""

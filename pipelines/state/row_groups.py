@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from scannery.pipelines.state.counts import Piece, UnitOutcome
 from scannery.pipelines.state.job import Job, embeddings_key
 from scannery.pipelines.state.stage_outputs import forget_unit, open_checked, read_unit
 
-__all__ = ["RowGroup", "embeddings_of", "piece_digest", "read_row_group", "row_groups_of"]
+__all__ = ["RowGroup", "embeddings_of", "piece_digest", "read_row_group", "row_groups_of", "rows_of_shards"]
 
 
 class RowGroup(NamedTuple):
@@ -80,6 +80,56 @@ def read_row_group(item: RowGroup, job: Job, store: Store, columns: Sequence[str
             return _opened(store, key, item.piece).read(columns=columns)
         with _whole_file(store, job.index, item.unit) as file:
             return file.read_row_group(item.group, columns=columns)
+
+
+def rows_of_shards(
+    store: Store,
+    index: str,
+    unit: str,
+    shards: Set[int] | None,
+    columns: Sequence[str],
+    dimensions: int | None = None,
+) -> Iterator[tuple[int, pa.Table]]:
+    """Yield some columns of a finished unit's rows by shard; no other rows are read.
+
+    Args:
+        store: where the files are.
+        index: name of the index.
+        unit: key of the unit.
+        shards: the wanted ones; None: all.
+        columns: those of them that the file has.
+        dimensions: of the vectors; rows with vectors of another size are left out. None: any.
+
+    Raises:
+        StageDamagedError: the file is damaged; the next run makes it again.
+
+    """
+    outcome = read_unit(store, index, unit)
+    if outcome is None:
+        return
+    if outcome.pieces:
+        for shard, item in row_groups_of(outcome):
+            if shards is None or shard in shards:
+                file = _piece_of(item, index, store)
+                if _has_vectors(file, dimensions):
+                    yield shard, file.read(columns=columns)
+        return
+    for file in embeddings_of(store, index, unit):
+        for shard, group in outcome.row_groups.items() if _has_vectors(file, dimensions) else ():
+            if shards is None or shard in shards:
+                yield shard, file.read_row_group(group, columns=columns)
+
+
+def _has_vectors(file: pq.ParquetFile, dimensions: int | None) -> bool:
+    kind = file.schema_arrow.field("embedding").type
+    return dimensions is None or (bool(pa.types.is_fixed_size_list(kind)) and kind.list_size == dimensions)
+
+
+def _piece_of(item: RowGroup, index: str, store: Store) -> pq.ParquetFile:
+    assert item.piece is not None
+    key = embeddings_key(index, item.unit, item.file)
+    with _damage_forgotten(store, index, item.unit, item.file, key):
+        return _opened(store, key, item.piece)
 
 
 def embeddings_of(store: Store, index: str, unit: str) -> Iterator[pq.ParquetFile]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError
@@ -15,7 +16,17 @@ from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.state.counts import UnitOutcome
 from scannery.pipelines.state.job import Job, embeddings_key, stage_key, unsealed
 
-__all__ = ["forget_unit", "has_hash", "has_size", "open_checked", "read_parent", "read_stage", "read_unit"]
+__all__ = [
+    "forget_unit",
+    "has_hash",
+    "has_size",
+    "open_checked",
+    "read_beside",
+    "read_parent",
+    "read_stage",
+    "read_unit",
+    "write_beside",
+]
 
 _SOUND: set[tuple[str, int, int, str]] = set()
 """Files whose hash this process has checked, as (path, size, time, hash): each shard in a file reads it."""
@@ -55,6 +66,24 @@ def read_unit(store: Store, index: str, unit: str) -> UnitOutcome | None:
     return None if text is None else UnitOutcome.from_json(text)
 
 
+def write_beside(store: Store, index: str, unit: str, name: str, data: bytes) -> None:
+    """Store what later stages and runs need of a unit, so that they need not read its embeddings file.
+
+    `name` is `ids` (records/id_blocks.py) or `documents` (embedding_cache.py).
+    """
+    store.write(stage_key(index, "units", f"{unit}.{name}"), sha256(data).digest() + data)
+
+
+def read_beside(store: Store, index: str, unit: str, name: str) -> bytes | None:
+    """Return what `write_beside` stored, or None if it is missing or damaged."""
+    try:
+        stored = store.read(stage_key(index, "units", f"{unit}.{name}"))
+    except NotFoundError:
+        return None
+    digest, data = stored[:32], stored[32:]
+    return data if sha256(data).digest() == digest else None
+
+
 def has_size(store: Store, key: str, size_bytes: int) -> bool:
     """Return whether an object exists with this size."""
     try:
@@ -63,10 +92,10 @@ def has_size(store: Store, key: str, size_bytes: int) -> bool:
         return False
 
 
-def has_hash(store: Store, key: str, sha256: str) -> bool:
+def has_hash(store: Store, key: str, digest: str) -> bool:
     """Return whether an existing object has this SHA-256."""
     with store.open_file(key) as path:
-        return _is_sound(path, sha256)
+        return _is_sound(path, digest)
 
 
 def forget_unit(store: Store, index: str, unit: str, file: str) -> None:

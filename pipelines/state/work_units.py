@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from scannery.indexer.spec.spec import IndexSpec
-from scannery.pipelines.sources import InputFile, Part, split_file
+from scannery.pipelines.sources import InputFile, Part
 from scannery.pipelines.sources.documents import TEXT_SHARE
 
-__all__ = ["WorkUnit", "cut", "expected_rows", "group", "key_of", "unit_bytes"]
+__all__ = ["WorkUnit", "expected_rows", "group", "key_of", "unit_bytes"]
 
 FORMAT_VERSION = 1
 """Part of every key: raise it when the same input would produce different embeddings files."""
@@ -78,12 +78,6 @@ def unit_bytes(files: Sequence[InputFile], spec: IndexSpec) -> int:
     if isinstance(spec.shards, int) and spec.shards > shards:
         least *= 2 ** math.ceil(math.log2(spec.shards / shards))
     return int(min(max(2 ** math.ceil(math.log2(max(wanted, 1))), least), MAX_UNIT_BYTES))
-
-
-def cut(files: Iterable[InputFile], limit: int) -> Iterator[Part]:
-    """Yield the parts of all files in input order. Reads every file once, to hash it and to find the cuts."""
-    for file in files:
-        yield from split_file(file, limit)
 
 
 def group(parts: Iterable[Part], limit: int, recipe: Mapping[str, Any]) -> list[WorkUnit]:

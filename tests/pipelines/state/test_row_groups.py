@@ -167,7 +167,7 @@ def test_damage_is_forgotten_only_if_the_record_names_the_damaged_file(store, wr
 def test_a_unit_whose_record_is_damaged_gets_a_new_one(store, write):
     path = write("a.jsonl", RECORDS)
     run(store, path, spec=SPEC)
-    (key,) = (item.key for item in store.list("vectors/stage/units"))
+    (key,) = (item.key for item in store.list("vectors/stage/units") if item.key.endswith(".json"))
     sound = store.read(key)
     store.write(key, sound[:-5])
     run(store, path, spec=SPEC, mode="full")
