@@ -12,31 +12,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from charset_normalizer import from_bytes
-
 from scannery.indexer.spec.source_spec import CsvSpec
 from scannery.pipelines.errors import SpecConflictError
-from scannery.pipelines.sources.parts import DamagedError
+from scannery.pipelines.sources.encodings import SAMPLE_BYTES, find_encoding, is_wide
 
-__all__ = ["DELIMITERS", "Dialect", "find_dialect", "transcoded"]
+__all__ = ["DELIMITERS", "Dialect", "find_dialect"]
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 """Of files that may be written in any way."""
 
-SAMPLE_BYTES = 1 << 18
-SCANNED_BYTES = 32 << 20
-"""How much of a file is looked at for characters that are not UTF-8."""
-_ENOUGH_LINES = 2000
 _SAMPLED_ROWS = 500
 _MAX_ROWS_ABOVE_HEADER = 10
 _CONSISTENT = 0.9
 
 _CANDIDATES = (",", ";", "\t", "|")
-_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
-          codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # fmt: skip
-_LEGACY = ["cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp932", "euc_jp", "gb18030", "big5", "euc_kr",
-           "koi8_r", "mac_roman", "cp850"]  # fmt: skip
-"""Encodings of spreadsheets and databases, from before UTF-8."""
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*$', re.IGNORECASE)
 _NAMES = {"\t": "tab"}
 
@@ -65,7 +54,7 @@ class Dialect:
     @property
     def is_wide(self) -> bool:
         """Whether a line break is not one byte, so that the file is read as UTF-8 made of it."""
-        return self.encoding.replace("_", "-").startswith(("utf-16", "utf-32"))
+        return is_wide(self.encoding)
 
     @property
     def line_encoding(self) -> str:
@@ -110,7 +99,7 @@ def find_dialect(blocks: Iterator[bytes], kind: str, given: CsvSpec | None, sour
 
     """
     spec = given or CsvSpec()
-    head, encoding, is_guessed = _encoding(blocks, spec.encoding)
+    head, encoding, is_guessed = find_encoding(blocks, spec.encoding)
     quote = "" if spec.quote == "none" else spec.quote or '"'
     text = _text(head, encoding)
     base = Dialect(
@@ -126,89 +115,6 @@ def find_dialect(blocks: Iterator[bytes], kind: str, given: CsvSpec | None, sour
     else:
         base = dataclasses.replace(base, delimiter=_likely_delimiter(text, base))
     return _with_header(base, _rows(text, base), spec, 1 if marked is not None else 0)
-
-
-def transcoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    """Yield the bytes of UTF-16 or UTF-32 as those of UTF-8.
-
-    Raises:
-        DamagedError: the text ends within a character.
-
-    """
-    decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
-    try:
-        for block in blocks:
-            yield decoder.decode(block).encode("utf-8", "surrogatepass")
-        yield decoder.decode(b"", True).encode("utf-8", "surrogatepass")
-    except UnicodeError as error:
-        raise DamagedError(f"not {encoding}: {error}") from error
-
-
-def _encoding(blocks: Iterator[bytes], given: str | None) -> tuple[bytes, str, bool]:
-    """Return the begin of a file, its encoding, and whether that was guessed."""
-    head, seen = b"", 0
-    unread: Iterator[bytes] = _until_damage(blocks)
-    for block in unread:
-        head += block
-        if len(head) >= SAMPLE_BYTES:
-            break
-    if given is not None:
-        return head[:SAMPLE_BYTES], given, False
-    for mark, encoding in _MARKS.items():
-        if head.startswith(mark):
-            return head[:SAMPLE_BYTES], encoding, False
-    if head[1:200:2].count(0) > len(head[1:200:2]) * 0.8 or head[:200:2].count(0) > len(head[:200:2]) * 0.8:
-        return head[:SAMPLE_BYTES], "utf-16-le" if head[1:2] == b"\0" else "utf-16-be", False
-    good, bad = 0, list[bytes]()
-    for block in _and_then(head, unread):
-        good += _add_lines(block, bad)
-        seen += len(block)
-        if good + len(bad) >= _ENOUGH_LINES or seen >= SCANNED_BYTES:
-            break
-    # A few bad lines among good ones are damage, and cost their own records.
-    if len(bad) <= good:
-        return head[:SAMPLE_BYTES], "utf-8", False
-    return head[:SAMPLE_BYTES], _legacy_encoding(bad), True
-
-
-def _and_then(head: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    yield head
-    yield from blocks
-
-
-def _until_damage(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    try:
-        yield from blocks
-    except DamagedError:  # which reading the file will tell
-        return
-
-
-def _add_lines(block: bytes, bad: list[bytes]) -> int:
-    """Return how many lines have letters beyond ASCII in UTF-8; those that have others are added to `bad`."""
-    good = 0
-    if block.isascii():
-        return good
-    # At its end, a block may end within a character.
-    for line in block[: block.rfind(b"\n") + 1 or None].split(b"\n"):
-        if line.isascii():
-            continue
-        try:
-            line.decode()
-            good += 1
-        except UnicodeDecodeError:
-            bad.append(line[:2000])
-    return good
-
-
-def _legacy_encoding(lines: Sequence[bytes]) -> str:
-    sample = b"\n".join(lines)[: 1 << 16]
-    best = from_bytes(sample, cp_isolation=_LEGACY).best()
-    try:
-        western = sample.decode("cp1252")
-    except UnicodeDecodeError:
-        return best.encoding if best is not None else "latin-1"
-    # Of encodings that make the same text of a sample, the one of most spreadsheets.
-    return "cp1252" if best is None or str(best) == western else best.encoding
 
 
 def _text(head: bytes, encoding: str) -> str:

@@ -295,7 +295,7 @@ def test_a_folder_of_texts(tmp_path):
     (tmp_path / "show" / "b.md").write_text("# Bé")
     (tmp_path / "show" / "_draft.md").write_text("hidden")
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"plain"))
-    (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "c.txt").write_bytes(b"\xff\xff\0\1")
     records, letters = read(tmp_path)
     assert [dict(r.fields) for r in records] == [
         {"id": "a.txt.gz", "path": "a.txt.gz", "name": "a", "folder": "", "text": "plain"},
