@@ -19,8 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.field_paths import FieldExpression, join_texts
+from scannery.indexer.datapoints.prices import without_currency
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, attribute_value, identifier
-from scannery.indexer.datapoints.text_values import decimal_number, formatted_time, number_of_time, split_text
+from scannery.indexer.datapoints.text_values import (
+    decimal_number,
+    formatted_time,
+    is_zero_date,
+    number_of_time,
+    split_text,
+)
 from scannery.indexer.datapoints.validation import SPAN, SPARSE
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeSpec, AttributeType, IndexSpec, SourceSpec
@@ -243,7 +250,7 @@ def _attribute_conversion(path: str, own: AttributeSpec) -> tuple[_Conversion | 
 def _decimal(value: object, *, name: str, mark: str) -> object:
     if not isinstance(value, str):
         return value
-    number: Decimal | None = decimal_number(value, mark)
+    number: Decimal | None = decimal_number(without_currency(value), mark)
     if number is None:
         raise _invalid(name, f"must be a number with `{mark}` as decimal mark, got {value[:80]!r}")
     return number
@@ -254,6 +261,8 @@ def _formatted(value: object, *, name: str, format: str) -> object:
     if isinstance(value, (dt.date, bool)):
         return value
     time = formatted_time(str(value), format)
+    if time is None and is_zero_date(str(value)):
+        return value  # which becomes no value, and is counted
     if time is None:
         raise _invalid(name, f"must be written as {format}, got {str(value)[:80]!r}")
     return time

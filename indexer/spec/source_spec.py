@@ -77,6 +77,11 @@ class CsvSpec(SpecModel):
     quote: str | None = None
     """The character around cells that have delimiters or line breaks in them, or `none`. Default: `"`."""
 
+    escape: str | None = None
+    r"""The character that takes the meaning from the one behind it, such as the `\` of MySQL and PostgreSQL, or `none`:
+    then `\"` is a quote, `\n` a line break, and a cell with `\N` has no value. Default: `\` in files that can only be
+    read so."""
+
     encoding: str | None = None
     """How characters are written: `utf-8`, `utf-16`, `windows-1252`, `latin-1`, or another encoding of Python's."""
 
@@ -87,7 +92,7 @@ class CsvSpec(SpecModel):
     missing: list[str] | None = None
     """Cells that stand for no value, besides empty ones, such as `NULL` and `n/a`."""
 
-    @field_validator("delimiter", "quote")
+    @field_validator("delimiter", "quote", "escape")
     @classmethod
     def _one_character(cls, value: str | None) -> str | None:
         if value is None or value == "none" or (len(value) == 1 and value not in "\r\n\0"):
@@ -120,7 +125,17 @@ class CsvSpec(SpecModel):
             raise ValueError("`delimiter` must be one character, got 'none'")
         if self.delimiter is not None and self.delimiter == (self.quote or '"'):
             raise ValueError(f"`delimiter` and `quote` must differ, got {self.delimiter!r} for both")
+        others = {"delimiter": self.delimiter, "quote": self.quote or '"'}
+        for name, other in others.items():
+            if self.escape is not None and self.escape != "none" and self.escape == other:
+                raise ValueError(f"`escape` and `{name}` must differ, got {other!r} for both")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Without a key that earlier releases do not know, unless it is used: so finished work keeps its keys.
+        written: dict[str, Any] = handler(self)
+        return {key: value for key, value in written.items() if key != "escape" or value is not None}
 
 
 def _text(value: object) -> object:

@@ -191,6 +191,7 @@ def _common_dialect(parts: Sequence[Part]) -> dict[str, Any]:
     named = {
         "delimiter": "tab" if dialect.delimiter == "\t" else dialect.delimiter,
         "encoding": dialect.encoding,
+        "escape": dialect.escape,
     }
     found = {key: value for key, value in named.items() if getattr(dialect, key) != getattr(usual, key)}
     return found | ({"header": dialect.above + 1} if dialect.above else {})

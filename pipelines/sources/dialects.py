@@ -6,6 +6,7 @@ import codecs
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import re
 from collections import Counter
@@ -14,6 +15,7 @@ from typing import Any
 
 from scannery.indexer.spec.source_spec import CsvSpec
 from scannery.pipelines.errors import SpecConflictError
+from scannery.pipelines.sources.csv_escapes import EscapedRows, escapes_are_usual
 from scannery.pipelines.sources.encodings import SAMPLE_BYTES, find_encoding, is_wide
 
 __all__ = ["DELIMITERS", "Dialect", "find_dialect"]
@@ -28,6 +30,9 @@ _CONSISTENT = 0.9
 _CANDIDATES = (",", ";", "\t", "|")
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*$', re.IGNORECASE)
 _NAMES = {"\t": "tab"}
+ESCAPE = "\\"
+"""The escape character that is looked for."""
+_NO_VALUE = "\\N"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,9 @@ class Dialect:
     delimiter: str
     quote: str = '"'
     """The character around cells; empty: none."""
+
+    escape: str = ""
+    """The character that takes the meaning from the next one; empty: none."""
 
     encoding: str = "utf-8"
     is_guessed: bool = False
@@ -68,13 +76,29 @@ class Dialect:
 
     def reader(self, lines: Iterator[str] | io.StringIO) -> Iterator[list[str]]:
         """Return the rows of lines."""
+        if self.escape:
+            return EscapedRows(iter(lines), self.escape, **self._options())
+        return csv.reader(lines, **self._options())
+
+    def strict_reader(self, lines: io.StringIO) -> Iterator[list[str]]:
+        """Return the rows of lines, with csv.Error where text follows a closing quote."""
+        if self.escape:
+            return EscapedRows(iter(lines), self.escape, strict=True, **self._options())
+        return csv.reader(lines, strict=True, **self._options())
+
+    def _options(self) -> dict[str, Any]:
         if not self.quote:
-            return csv.reader(lines, delimiter=self.delimiter, quoting=csv.QUOTE_NONE)
-        return csv.reader(lines, delimiter=self.delimiter, quotechar=self.quote)
+            return {"delimiter": self.delimiter, "quoting": csv.QUOTE_NONE}
+        return {"delimiter": self.delimiter, "quotechar": self.quote}
 
     def to_text(self, kind: str) -> str:
         """Return the dialect as a part of a file holds it; empty for the usual one of its format."""
-        return "" if self == Dialect(delimiter=DELIMITERS[kind]) else json.dumps(dataclasses.asdict(self))
+        if self == Dialect(delimiter=DELIMITERS[kind]):
+            return ""
+        written = dataclasses.asdict(self)
+        if not self.escape:  # as earlier releases wrote it: finished work keeps its keys
+            del written["escape"]
+        return json.dumps(written)
 
     @classmethod
     def of(cls, text: str, kind: str) -> Dialect:
@@ -104,7 +128,7 @@ def find_dialect(blocks: Iterator[bytes], kind: str, given: CsvSpec | None, sour
     text = _text(head, encoding)
     base = Dialect(
         delimiter=DELIMITERS[kind], quote=quote, encoding=encoding, is_guessed=is_guessed,
-        missing=tuple(spec.missing or ()),
+        missing=tuple(spec.missing or ()), escape="" if spec.escape in (None, "none") else spec.escape or "",
     )  # fmt: skip
     marked = _SEPARATOR_LINE.match(text.partition("\n")[0])  # of Excel
     if spec.delimiter is not None:
@@ -114,6 +138,8 @@ def find_dialect(blocks: Iterator[bytes], kind: str, given: CsvSpec | None, sour
         base = dataclasses.replace(base, delimiter=marked[1])
     else:
         base = dataclasses.replace(base, delimiter=_likely_delimiter(text, base))
+    if spec.escape is None and _has_escapes(text, base):
+        base = dataclasses.replace(base, escape=ESCAPE)
     return _with_header(base, _rows(text, base), spec, 1 if marked is not None else 0)
 
 
@@ -156,6 +182,32 @@ def _likely_delimiter(text: str, base: Dialect) -> str:
             has_header = cells > 1 and share > 0.5 and len(next(filter(any, rows))) == cells
             scores[delimiter] = (has_header, round(share, 2), delimiter == base.delimiter, cells)
     return max(scores, key=lambda delimiter: scores[delimiter])
+
+
+def _has_escapes(text: str, base: Dialect) -> bool:
+    """Return whether a sample can only be read with the escape character of databases.
+
+    That is: quotes make sense with it and not without it, or cells are exactly the sign of databases for no value.
+    """
+    if ESCAPE not in text or base.quote == ESCAPE or base.delimiter == ESCAPE:
+        return False
+    escaped = dataclasses.replace(base, escape=ESCAPE)
+    if _regular_rows(text, escaped) > _regular_rows(text, base):
+        return True
+    has_nulls = any(cell == _NO_VALUE for row in _rows(text, base) for cell in row)
+    return has_nulls and escapes_are_usual(text, ESCAPE)
+
+
+def _regular_rows(text: str, dialect: Dialect) -> int:
+    """Return how many rows have as many cells as most; rows behind one whose quotes are wrong do not count."""
+    rows: list[list[str]] = []
+    try:
+        for row in itertools.islice(dialect.strict_reader(io.StringIO(text, newline="")), _SAMPLED_ROWS):
+            rows.append(row)
+    except csv.Error:
+        pass
+    cells, share = _shape(rows)
+    return sum(len(row) == cells for row in rows) if share >= _CONSISTENT else 0
 
 
 def _check_delimiter(text: str, dialect: Dialect, source: str) -> None:

@@ -56,6 +56,7 @@ EXAMPLES: dict[str, Any] = {
     "source.csv": {"delimiter": ";", "encoding": "latin-1"},
     "csv.delimiter": ";",
     "csv.quote": "'",
+    "csv.escape": "\\",
     "csv.encoding": "windows-1252",
     "csv.header": 3,
     "csv.missing": ["NULL", "n/a"],
