@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -143,6 +143,18 @@ class FieldMapping:
         for name, kind in spec.attributes.items():
             fields[name] = _attribute(name, kind, spec.attribute_specs.get(name))
         return cls(fields, spec.attributes)
+
+    def converting(self, conversions: Mapping[str, Callable[[Any], Any]]) -> FieldMapping:
+        """Return this mapping with further conversions of the values of some columns.
+
+        They may raise InvalidRecordError. Columns that the spec does not name are left out.
+        """
+        changed = {
+            column: replace(self.fields[column], convert=convert, takes=_is_text)
+            for column, convert in conversions.items()
+            if column in self.fields
+        }
+        return FieldMapping({**self.fields, **changed}, self._types)
 
     @property
     def names(self) -> frozenset[str]:

@@ -12,10 +12,12 @@ __all__ = ["Price", "number_in_price", "price_in_text", "without_currency"]
 
 _SYMBOLS = "$€£¥₹₽₩₺₴₫฿₪₦₱₡₵₸₭₮¢"
 _NAMES = (
-    "AED ARS AUD BGN BRL CAD CHF CLP CNY COP CZK DKK EGP EUR GBP HKD HUF IDR ILS INR ISK JPY KRW KZT MAD MXN MYR NGN "
-    "NOK NZD PEN PHP PKR PLN RON RSD RUB SAR SEK SGD THB TRY TWD UAH USD VND ZAR "
-    "kr Kr kr. Kr. Fr Fr. SFr. zł Kč Ft lei лв лв. руб руб. R$ US$ A$ C$ CA$ AU$ NZ$ HK$ S$ NT$ Rs Rs. Euro euro"
-).split()
+    "AED", "ARS", "AUD", "BGN", "BRL", "CAD", "CHF", "CLP", "CNY", "COP", "CZK", "DKK", "EGP", "EUR", "GBP",
+    "HKD", "HUF", "IDR", "ILS", "INR", "ISK", "JPY", "KRW", "KZT", "MAD", "MXN", "MYR", "NGN", "NOK", "NZD",
+    "PEN", "PHP", "PKR", "PLN", "RON", "RSD", "RUB", "SAR", "SEK", "SGD", "THB", "TRY", "TWD", "UAH", "USD",
+    "VND", "ZAR", "kr", "Kr", "kr.", "Kr.", "Fr", "Fr.", "SFr.", "zł", "Kč", "Ft", "lei", "лв", "лв.", "руб",
+    "руб.", "R$", "US$", "A$", "C$", "CA$", "AU$", "NZ$", "HK$", "S$", "NT$", "Rs", "Rs.", "Euro", "euro",
+)  # fmt: skip
 _CURRENCY = "|".join(re.escape(name) for name in sorted(_NAMES, key=len, reverse=True)) + f"|[{_SYMBOLS}]"
 _SPACE = r"[ \u00a0\u202f]?"
 _NUMBER = r"(?P<number>\d(?:[\d.,'’ \u00a0\u202f]*\d)?)(?:[.,][-–—]{1,2})?"

@@ -16,7 +16,6 @@ import pyarrow as pa
 from scannery.indexer.datapoints.conversions import Converted, convert
 from scannery.indexer.datapoints.prices import without_currency
 from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS
-from scannery.indexer.datapoints.prices import without_currency
 from scannery.indexer.datapoints.text_values import decimal_number
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeType, IndexSpec

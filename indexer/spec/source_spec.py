@@ -173,6 +173,11 @@ class SourceSpec(SpecModel):
     title: str | None = None
     """Field with a title; it is embedded in front of each passage and returned with it."""
 
+    text_format: Literal["plain", "html"] | None = None
+    """How texts and titles of records are written. `html`: tags and entities are read, and texts become Markdown;
+    texts without any stay as they are. `plain`: as they are. Default: `plain`; `scannery spec init` and `spec check`
+    tell if texts have HTML. Files of HTML and feeds need no key."""
+
     vector: str | None = None
     """Field with a vector (list of numbers); then texts are not embedded."""
 
@@ -243,5 +248,5 @@ class SourceSpec(SpecModel):
         # Without the keys that earlier releases do not know: specs that do not use them stay readable there, and keep
         # the keys of finished work, which are hashes of this.
         written: dict[str, Any] = handler(self)
-        new = ("records", "csv", "fetch", "max_errors")
+        new = ("records", "csv", "fetch", "max_errors", "text_format")
         return {key: value for key, value in written.items() if key not in new or value not in (None, (), [])}

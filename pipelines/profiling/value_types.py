@@ -179,9 +179,7 @@ def _number(name: str, texts: Sequence[str], *, has_missing: bool) -> TypeGuess 
     return _with_comma(texts) or _point_groups(texts)  # 1.234.567
 
 
-def _prices(
-    name: str, texts: Sequence[str], *, has_missing: bool, has_commas: bool
-) -> TypeGuess | None:
+def _prices(name: str, texts: Sequence[str], *, has_missing: bool, has_commas: bool) -> TypeGuess | None:
     """Return the type of prices in one currency; None for other texts, and where the currencies differ."""
     prices = [price_in_text(text) for text in texts]
     currencies = {price.currency for price in prices if price is not None}

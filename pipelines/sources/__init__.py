@@ -73,6 +73,8 @@ def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
         SpecConflictError: the files do not fit the spec, or each other.
 
     """
+    if source.text_format == "html":
+        documents.check_packages(["html"])
     if source.format == "managed":
         return managed.arrange(files)
     if source.format == "csv":

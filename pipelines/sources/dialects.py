@@ -189,7 +189,7 @@ def _has_escapes(text: str, base: Dialect) -> bool:
 
     That is: quotes make sense with it and not without it, or cells are exactly the sign of databases for no value.
     """
-    if ESCAPE not in text or base.quote == ESCAPE or base.delimiter == ESCAPE:
+    if ESCAPE not in text or ESCAPE in (base.quote, base.delimiter):
         return False
     escaped = dataclasses.replace(base, escape=ESCAPE)
     if _regular_rows(text, escaped) > _regular_rows(text, base):

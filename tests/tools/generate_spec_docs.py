@@ -44,6 +44,7 @@ EXAMPLES: dict[str, Any] = {
     "source.id": "isbn",
     "source.text": ["summary", "body"],
     "source.title": "headline",
+    "source.text_format": "html",
     "source.vector": "embedding",
     "source.vector_bytes": "float32",
     "source.sparse_vector": "splade",

@@ -170,11 +170,15 @@ def test_prices_are_numbers_and_counted(text, number):
 
 @pytest.mark.parametrize("text", ["€ 1.234", "$1,234", "1.234 kr"])
 def test_a_price_that_can_be_two_numbers_is_refused_with_both(text):
-    with pytest.raises(InvalidRecordError, match=r"it can be 1(234|\.234) or 1(234|\.234); say what the decimal"):
+    with pytest.raises(
+        InvalidRecordError, match=r"it can be 1(234|\.234) or 1(234|\.234); say what the decimal"
+    ):
         attribute_value(text, "float", field="price")
 
 
-@pytest.mark.parametrize("text", ["$", "5 apples", "1,23,45 €", "€ 1.2.3", "$1.234,5,6", "A4", "10 USDX", "USD"])
+@pytest.mark.parametrize(
+    "text", ["$", "5 apples", "1,23,45 €", "€ 1.2.3", "$1.234,5,6", "A4", "10 USDX", "USD"]
+)
 def test_other_texts_are_no_prices(text):
     with pytest.raises(InvalidRecordError, match="price: must be a number"):
         attribute_value(text, "float", field="price")
