@@ -34,6 +34,8 @@ _REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Prefix of files that are being written, or that a killed writer left; never listed as objects.
 _TEMPORARY = ".tmp-"
+_ATTEMPTS = 5
+"""Most attempts to write a file whose folder is removed by another process meanwhile."""
 _OWN = 0o700
 """Mode of a folder created for a store. Not set by a umask, which all threads of a process share."""
 
@@ -191,6 +193,13 @@ class Store:
                     with _failing_os(prefix):
                         remove_draft(path, before_s=before.timestamp())
 
+    def remove_empty_folders(self, prefix: str) -> None:
+        """Remove a folder and those below it that have no files (folder stores only)."""
+        if self.local_root is not None:
+            for folder, _, _ in os.walk(self.local_root / _checked(prefix), topdown=False):
+                with contextlib.suppress(OSError):  # it has files
+                    Path(folder).rmdir()
+
     @contextlib.contextmanager
     def open_file(self, key: str) -> Iterator[Path]:
         """Give a local path with the object's bytes, for libraries that read files; read-only.
@@ -228,16 +237,23 @@ class _FolderBackend:
     def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
         final = self.root / key
         with _os_errors(key):
-            _make_folders(final.parent, self._mode)
-            temporary = final.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
-            try:
-                with new_draft(temporary, self._mode & 0o666) as file:
-                    _write_synced(file, data)
-                    # A hard link fails if the name exists, a rename replaces it; both are atomic.
-                    (os.link if only_if_absent else os.replace)(temporary, final)
-            finally:
-                temporary.unlink(missing_ok=True)
-            sync_folder(final.parent)
+            for attempt in range(_ATTEMPTS):
+                _make_folders(final.parent, self._mode)
+                temporary = final.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+                try:
+                    with new_draft(temporary, self._mode & 0o666) as file:
+                        _write_synced(file, data)
+                        # A hard link fails if the name exists, a rename replaces it; both are atomic.
+                        (os.link if only_if_absent else os.replace)(temporary, final)
+                    sync_folder(final.parent)
+                    return
+                except FileNotFoundError:
+                    # Another process removed the folder. What must not exist yet is not tried again: a manifest would
+                    # become visible behind a drop of its index.
+                    if only_if_absent or attempt == _ATTEMPTS - 1 or not self.root.is_dir():
+                        raise
+                finally:
+                    temporary.unlink(missing_ok=True)
 
     def size(self, key: str) -> int:
         with _os_errors(key):
@@ -316,7 +332,10 @@ def _folder(path: str, *, create: bool) -> Path:
     try:
         if not root.exists():
             if not create:
-                raise NotFoundError(f"there is no store at {path!r}; `scannery build` creates one")
+                raise NotFoundError(
+                    f"there is no store at {path!r}; `scannery build` creates one, and in Python "
+                    f"`scannery.connect({path!r}, create=True)` an empty one"
+                )
             _make_folders(root.parent)
             _make_folders(root, _OWN)
         if not root.is_dir():
