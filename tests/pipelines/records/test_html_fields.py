@@ -63,9 +63,10 @@ def test_several_fields_are_read_together():
 
 
 def test_such_texts_are_markdown_for_the_chunker():
-    chunk = {"max_tokens": 64}
-    assert with_headings(spec_of(text_format="html", chunk=chunk), None, []).source.chunk.headings
-    assert not with_headings(spec_of(chunk=chunk), None, []).source.chunk.headings
+    for format, headings in (("html", True), ("plain", False)):
+        spec = with_headings(spec_of(text_format=format, chunk={"max_tokens": 64}), None, [])
+        assert spec.source.chunk is not None
+        assert spec.source.chunk.headings is headings
 
 
 def test_a_live_write_reads_them_as_a_build_does():
