@@ -221,7 +221,7 @@ def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library:
         ("build SPEC --store STORE --delete @/no/ids", 3, "/no/ids: No such file or directory"),
         ("build SPEC --input SPEC --store STORE --queries /no/queries", 3, "queries: there is no file"),
         ("build /no/spec.yaml --input SPEC --store STORE", 2, "/no/spec.yaml: No such file or directory"),
-        ("upsert /no/file -i library -s STORE", 3, "queries: cannot read /no/file: No such file"),
+        ("upsert /no/file -i library -s STORE", 3, "input '/no/file' matches no file"),
         ("upsert /dev/null -i library -s STORE", 2, "cannot tell the format of /dev/null"),
         ("delete --ids /no/file -i library -s STORE", 3, "/no/file: No such file or directory"),
         ("search --queries /no/file -i library -s STORE", 3, "queries: cannot read /no/file: No such file"),

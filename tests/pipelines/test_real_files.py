@@ -224,7 +224,9 @@ def test_a_table_of_mysql_with_prices_and_dates_of_zeros(store, tmp_path):
 def test_a_broken_element_of_a_list_and_a_link_cost_themselves_only(store, tmp_path):
     folder, outside = tmp_path / "in", tmp_path / "secret.jsonl"
     folder.mkdir()
-    (folder / "list.json").write_text('[{"id": 1, "v": [1, 2]}, {"id": 2, "v": [1, }, {"id": 3, "v": [2, 1]}]')
+    (folder / "list.json").write_text(
+        '[{"id": 1, "v": [1, 2]}, {"id": 2, "v": [1, }, {"id": 3, "v": [2, 1]}]'
+    )
     outside.write_text('{"id": "secret", "v": [1, 2]}\n')
     (folder / "link.jsonl").symlink_to(outside)
     report = build(store, folder, {"vector": "v"}, {})
