@@ -21,7 +21,7 @@ _OBJECT = re.compile(r',\s*(?=\{\s*"((?:[^"\\\n]|\\.){0,200})"\s*:)')
 _NO_SPACE = re.compile(r"\S")
 _FIRST_KEY = re.compile(r'\{\s*"((?:[^"\\\n]|\\.){0,200})"\s*:')
 _INVERTED = re.compile(r',\s*\{\s*"$')
-_MAX_TRIED = 1000
+_MAX_TRIED = 10_000
 """Most places that are tried by the begin of an object: each attempt can decode as much as an element."""
 
 
@@ -78,11 +78,14 @@ def _bracketed(text: str, start: int, tokens: re.Pattern[str], first_key: str | 
 
 def _objects(text: str, start: int, first_key: str | None) -> Iterator[int]:
     """Yield the commas behind which an object begins as those before did."""
-    for tried, found in enumerate(_OBJECT.finditer(text, start + 1)):
-        if tried == _MAX_TRIED and first_key is None:
-            return
-        if (first_key is None or found[1] == first_key) and _decodes(text, found.end()):
-            yield found.start()
+    tried = 0
+    for found in _OBJECT.finditer(text, start + 1):
+        if first_key in (None, found[1]):
+            if _decodes(text, found.end()):
+                yield found.start()
+            tried += 1
+            if tried == _MAX_TRIED:
+                return
 
 
 def _begins(text: str, start: int, first_key: str | None) -> bool:
