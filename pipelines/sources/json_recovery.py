@@ -14,8 +14,9 @@ from collections.abc import Iterator
 __all__ = ["end_of_broken", "first_key_of"]
 
 _DECODE = json.JSONDecoder(strict=False).raw_decode
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
-_LINE_TOKENS = re.compile(r'"(?:[^"\\\n]|\\.)*(?:"|(?=\n))|[\[\]{},]')
+# Every string matches, also one without an end: a match that fails at the end of the text would be tried at each quote.
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[\[\]{},]', re.DOTALL)
+_LINE_TOKENS = re.compile(r'"(?:[^"\\\n]|\\[^\n])*(?:"|\\?(?=\n)|\\?\Z)|[\[\]{},]')
 _OPENING = {"]": "[", "}": "{"}
 _OBJECT = re.compile(r',\s*(?=\{\s*"((?:[^"\\\n]|\\.){0,200})"\s*:)')
 _NO_SPACE = re.compile(r"\S")

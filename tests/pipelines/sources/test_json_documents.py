@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from scannery.indexer import parse_spec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.sources import Fields, Part, arrange, find_files, read_part, split_file
+from scannery.pipelines.sources.json_recovery import end_of_broken
 
 RECORDS: list[dict[str, Any]] = [
     {"id": "1", "text": 'a "quoted" ] } text, é 漢'},
@@ -237,3 +239,11 @@ def test_any_list_of_objects_comes_out_as_it_went_in(tmp_path, records, ascii_on
     path.write_bytes(json.dumps(records, ensure_ascii=ascii_only).encode("utf-8", "replace"))
     found, letters = read(path, limit=limit)
     assert (found, letters) == (json.loads(path.read_bytes()), [])
+
+
+@pytest.mark.parametrize("piece", ['\\"', '"', ', {"id": ', "[", ",   "])
+def test_looking_for_the_next_element_takes_linear_time(piece):
+    text = ('{"id": x' + piece * 60_000)[: 1 << 17]
+    started = time.process_time()
+    end_of_broken(text, 0, "id", is_all=True, is_cut=False)
+    assert time.process_time() - started < 5  # without the bound, 80 s
