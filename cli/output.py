@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 import os
 from collections.abc import Iterable
@@ -128,7 +129,7 @@ def _table(hits: Hits, columns: int) -> Table:
         source = Text(_heading(hit), style="bold")
         if details := _details(hit):
             source.append(f"\n{details}", style="dim")
-        passage = _shortened(_one_line(hit.text or ""), PASSAGE_LINES * width)
+        passage = _shortened("\n".join(_passage(hit.text or "")[:PASSAGE_LINES]), PASSAGE_LINES * width)
         table.add_row(str(rank), "\n".join(_scores(hit)), source, Text(passage))
     return table
 
@@ -143,7 +144,7 @@ def _scores(hit: Hit) -> list[str]:
 
 
 def _lines(point: Datapoint) -> list[str]:
-    lines = [_heading(point), f"id: {point.id}", _details(point), _one_line(point.text or "")]
+    lines = [_heading(point), f"id: {point.id}", _details(point), *_passage(point.text or "")]
     return [line for line in lines if line]
 
 
@@ -181,6 +182,15 @@ def _rest(point: Datapoint) -> dict[str, Any]:
 
 def _plain(value: object) -> object:
     return value.isoformat() if isinstance(value, dt.datetime) else value
+
+
+def _passage(text: str) -> list[str]:
+    """Return a passage as lines: each row of a table is one, and the text around tables is one."""
+    rows = itertools.groupby(text.splitlines(), lambda line: line.lstrip().startswith("|"))
+    lines: list[str] = []
+    for is_table, group in rows:
+        lines += group if is_table else [" ".join(group)]
+    return [shown for line in lines if (shown := _one_line(line))]
 
 
 def _one_line(text: str) -> str:

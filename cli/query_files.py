@@ -6,15 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import typer
 
 from scannery.cli.errors import PARTIAL
 from scannery.cli.output import hit_json
-from scannery.cli.records import FileRecord, read_query_records
-from scannery.client import Index, InvalidArgumentError, QueryLike, ScanneryError, SearchOptions
+from scannery.client import Index, QueryLike, ScanneryError, SearchOptions
 
-__all__ = ["answer_queries", "query_of"]
+__all__ = ["answer_queries"]
 
 
 def answer_queries(index: Index, file: str, k: int, options: SearchOptions) -> None:
@@ -22,12 +20,12 @@ def answer_queries(index: Index, file: str, k: int, options: SearchOptions) -> N
 
     Args:
         index: is asked.
-        file: as `read_query_records` takes it.
+        file: as `query_records` (scannery.pipelines.evaluation.query_files) takes it.
         k: hits of each query.
         options: of the searches.
 
     Raises:
-        InvalidArgumentError: a record of the file is no query; the message names it.
+        InputNotFoundError, CollectionError: the file cannot be read, or a record of it is no query.
         Exit: with code 7, if some query was refused.
 
     """
@@ -47,42 +45,10 @@ def answer_queries(index: Index, file: str, k: int, options: SearchOptions) -> N
         raise typer.Exit(PARTIAL)
 
 
-def query_of(record: FileRecord, number: int) -> tuple[str, QueryLike]:
-    """Return id and query of a record: its `_id` or `id`, else its number; its `vector`, else its `text`.
-
-    Raises:
-        InvalidArgumentError: it has neither text nor vector, or the vector is none.
-
-    """
-    fields = record.record
-    if fields is None:
-        raise InvalidArgumentError(f"{record.place}: {record.problem}")
-    identifier = _first(fields, "_id", "id")
-    vector, text = _first(fields, "vector", "embedding"), _first(fields, "text", "query")
-    if vector is None and not isinstance(text, str):
-        raise InvalidArgumentError(f"{record.place}: needs text or vector")
-    query: QueryLike = str(text) if vector is None else _numbers(vector, record)
-    return str(number if identifier is None else identifier), query
-
-
-def _numbers(vector: Any, record: FileRecord) -> np.ndarray:
-    try:
-        # A cell of CSV is text.
-        numbers = json.loads(vector) if isinstance(vector, str) else vector
-        return np.asarray(numbers, np.float32)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"{record.place}: vector must be a list of numbers, got {vector!r:.80}"
-        ) from error
-
-
 def _queries(file: str, ids: list[str]) -> Iterator[QueryLike]:
-    """Yield the queries of a file, and append their ids."""
-    for number, record in enumerate(read_query_records(file), 1):
-        identifier, query = query_of(record, number)
-        ids.append(identifier)
-        yield query
+    """Yield the queries of a file, and append their ids: a query without one has its number."""
+    from scannery.pipelines.evaluation.query_files import query_records
 
-
-def _first(fields: dict[str, Any], *names: str) -> Any:
-    return next((fields[name] for name in names if fields.get(name) is not None), None)
+    for number, (_, identifier, query) in enumerate(query_records(file), 1):
+        ids.append(str(number) if identifier is None else identifier)
+        yield query.text or "" if query.vector is None else query.vector

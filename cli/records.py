@@ -15,13 +15,11 @@ if TYPE_CHECKING:
     from scannery.pipelines.dead_letters import DeadLetter
     from scannery.pipelines.sources import Record
 
-__all__ = ["STDIN", "FileRecord", "Places", "is_record_file", "read_query_records", "read_records"]
+__all__ = ["STDIN", "FileRecord", "Places", "is_record_file", "read_records"]
 
 STDIN = "-"
 PART_BYTES = 32 << 20
 """Files are read in parts of about this size, each of which is in memory at once for some formats."""
-
-_QUERY_FIELDS = frozenset({"_id", "id", "text", "query", "vector", "embedding"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +77,6 @@ def read_records(files: Sequence[str], spec: IndexSpec, more: frozenset[str]) ->
             yield from _read_stdin()
         else:
             yield from _read_file(file, spec, more)
-
-
-def read_query_records(file: str) -> Iterator[FileRecord]:
-    """Yield query records: the fields `id` (or `_id`), `text` (or `query`) and `vector`; raises as `read_records`."""
-    from scannery.indexer import parse_spec
-
-    source = {"id": "id", "text": "text", "vector": "vector"}
-    yield from read_records([file], parse_spec({"index": "queries", "source": source}), _QUERY_FIELDS)
 
 
 def is_record_file(file: str) -> bool:

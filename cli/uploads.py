@@ -144,7 +144,10 @@ class Upload:
     def _point(self, record: FileRecord) -> Any:
         if record.record is None:
             return Refused("", record.problem)
-        return record.record if self._reader is None else self._reader.datapoint(record.record)
+        if self._reader is None:
+            return record.record
+        point = self._reader.datapoint(record.record)
+        return _read_html(point) if self._spec.source.text_format == "html" else point
 
     def _note(self, done: int) -> None:
         self._done = done
@@ -188,6 +191,17 @@ def identifiers(index: Index, file: str) -> list[Any]:
 
 
 _EXPORTED = frozenset({"embedding", "sparse", "_spoken"})
+
+
+def _read_html(point: Any) -> Any:
+    """Return a datapoint with its text and title read as HTML, as a build reads them."""
+    from scannery.indexer.errors import InvalidRecordError
+    from scannery.pipelines.sources.documents.html_fields import readable
+
+    try:
+        return readable(point) if isinstance(point, dict) else point
+    except InvalidRecordError as error:
+        return Refused(str(point.get("id", "")), error.message)
 
 
 def _problem(error: ScanneryError) -> str:

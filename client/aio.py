@@ -19,11 +19,15 @@ __all__ = ["AsyncClient", "AsyncIndex", "connect"]
 
 
 def connect(
-    target: str | Path, *, timeout_s: float = DEFAULT_TIMEOUT_S, **options: Unpack[ConnectOptions]
+    target: str | Path,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    create: bool = False,
+    **options: Unpack[ConnectOptions],
 ) -> AsyncClient:
     """Return an asynchronous client; see `scannery.connect`."""
     timeout_s = checked_timeout(timeout_s)
-    config = connect_config(target, **options)
+    config = connect_config(target, create=create, **options)
     if isinstance(config.target, Endpoint):
         from scannery.client.transport._async.http import AsyncHttpTransport
 
@@ -36,4 +40,4 @@ def connect(
         return AsyncClient(
             AsyncGrpcTransport(config.target, config.credentials, **config.grpc), timeout_s=timeout_s
         )
-    return AsyncClient(ThreadTransport(EmbeddedTransport.open(target)), timeout_s=timeout_s)
+    return AsyncClient(ThreadTransport(EmbeddedTransport.open(target, create=create)), timeout_s=timeout_s)

@@ -31,7 +31,11 @@ _HTTP_SCHEMES = {"http://", "https://"}
 
 
 def connect(
-    target: str | Path, *, timeout_s: float = DEFAULT_TIMEOUT_S, **options: Unpack[ConnectOptions]
+    target: str | Path,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    create: bool = False,
+    **options: Unpack[ConnectOptions],
 ) -> Client:
     """Return a client for a server (`host:port`), or for a store in this process (a folder, `gs://`, `s3://`, `az://`).
 
@@ -42,15 +46,16 @@ def connect(
             without gRPC, or the path or URI of a store.
         timeout_s: default timeout of a call, in seconds. Within it, reads survive lost connections, restarts of the
             server, and overload.
+        create: whether to create the folder of a store that does not exist, for `create_index`.
         options: credentials, TLS and connections; see `ConnectOptions`.
 
     Raises:
         InvalidArgumentError: the target is neither, or an option is wrong.
-        NotFoundError: there is no store at the path.
+        NotFoundError: there is no store at the path, and `create` is false.
 
     """
     timeout_s = checked_timeout(timeout_s)
-    config = connect_config(target, **options)
+    config = connect_config(target, create=create, **options)
     if isinstance(config.target, Endpoint):
         from scannery.client.transport._sync.http import HttpTransport
 
@@ -61,7 +66,7 @@ def connect(
         from scannery.client.transport._sync.grpc import GrpcTransport
 
         return Client(GrpcTransport(config.target, config.credentials, **config.grpc), timeout_s=timeout_s)
-    return Client(EmbeddedTransport.open(target), timeout_s=timeout_s)
+    return Client(EmbeddedTransport.open(target, create=create), timeout_s=timeout_s)
 
 
 class ConnectConfig(NamedTuple):
@@ -86,6 +91,7 @@ def connect_config(
     channels: int = DEFAULT_CHANNELS,
     retries: bool = True,
     http: bool = True,
+    create: bool = False,
     **options: Any,
 ) -> ConnectConfig:
     """Return the arguments of `connect`, checked.
@@ -103,6 +109,8 @@ def connect_config(
         raise InvalidArgumentError(
             "target: a store takes no credentials; they are for a server (host:port)", field="target"
         )
+    if create and remote is not None:
+        raise InvalidArgumentError("create: is for the folder of a store, not for a server", field="create")
     if not _is_count(channels, 64):
         raise InvalidArgumentError(f"channels: must be 1 to 64, got {channels!r:.80}", field="channels")
     if remote is not None:

@@ -36,16 +36,17 @@ class EmbeddedEngine:
         self._service.close()
 
 
-def open_embedded(store: str | Path, *, device: str = "auto") -> EmbeddedEngine:
+def open_embedded(store: str | Path, *, device: str = "auto", create: bool = False) -> EmbeddedEngine:
     """Return the engine over a store.
 
     Args:
         store: a folder or URI.
         device: where texts are encoded: `auto`, `cpu`, `cuda` or `xla`.
+        create: whether to create a local folder that does not exist.
 
     Raises:
         NotFoundError, StoreError: there is no such store.
         ConfigError: the SQLite of the logs may lose commits.
 
     """
-    return EmbeddedEngine(EmbeddedCatalog.open(store, device=device))
+    return EmbeddedEngine(EmbeddedCatalog.open(store, device=device, create=create))

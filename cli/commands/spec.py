@@ -182,6 +182,11 @@ def _notes(report: CheckReport) -> list[str]:
         lines.append(
             "languages   " + ", ".join(f"{name} {share:.0%}" for name, share in report.languages[:4])
         )
+    if report.html_share:
+        lines.append(
+            f"! {report.html_share:.0%} of the texts have tags of HTML, which are embedded and shown as they are; "
+            "`source: {text_format: html}` reads them, `plain` leaves them"
+        )
     lengths = report.lengths
     if lengths is not None:
         about = "" if lengths.counted else "about "

@@ -40,12 +40,12 @@ class EmbeddedTransport:
         self._closed = False
 
     @classmethod
-    def open(cls, store: str | Path) -> Self:
-        """Return the transport to a store; raise a ScanneryError."""
+    def open(cls, store: str | Path, *, create: bool = False) -> Self:
+        """Return the transport to a store, whose folder is created if it may be; raise a ScanneryError."""
         from scannery.serving.embedded import open_embedded
 
         try:
-            transport = cls(open_embedded(store))
+            transport = cls(open_embedded(store, create=create))
         except Exception as error:
             raise _translated(error) from error
         # Absolute: it is opened again after a fork, perhaps from another folder.

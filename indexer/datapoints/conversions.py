@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scannery.indexer.datapoints.prices import number_in_price, price_in_text
 from scannery.indexer.datapoints.text_values import (
     epoch_number,
     epoch_time,
+    is_zero_date,
     list_in_text,
     time_in_text,
     unit_of,
@@ -55,6 +57,7 @@ LONG_DECIMAL = "a decimal number with more digits than a float has"
 FLOAT_AS_ID = "a whole number with decimals (such as 7.0) as an id"
 WHOLE_AS_INT = "a whole number with decimals (such as 7.0) as an integer"
 ONE_AS_BOOL = "1 or 0 as true or false"
+ZERO_DATE = "a date of zeros (such as 0000-00-00) as no value"
 _UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _FIRST_SECOND, _LAST_USUAL_SECOND = 100_000_000, 4_102_444_800
 """1973 and 2100: a number of seconds outside of these is more often something else, such as a year."""
@@ -144,7 +147,8 @@ def _int(value: object) -> Converted:
             if "_" in value:  # Python takes 1_000; in data it is a code
                 raise TypeError
         except ValueError:
-            number, note = _whole(_decimal(value)), WHOLE_AS_INT
+            found = _price(value) or Converted(_decimal(value), WHOLE_AS_INT)
+            number, note = _whole(found.value), found.note
     elif isinstance(value, (float, Decimal)):
         number, note = _whole(value), WHOLE_AS_INT if isinstance(value, float) else None
     elif isinstance(value, int):
@@ -154,6 +158,17 @@ def _int(value: object) -> Converted:
     if number not in INT64:
         raise ValueError
     return Converted(number, note)
+
+
+def _price(text: str) -> Converted | None:
+    """Return the number in a price; None for other text. ValueError where it can be two numbers."""
+    price = price_in_text(text)
+    if price is None:
+        return None
+    number = number_in_price(price)
+    if number is None:
+        raise ValueError
+    return Converted(number, f"a price in {price.currency} as a number")
 
 
 def _decimal(text: str) -> Decimal:
@@ -175,7 +190,13 @@ def _float(value: object) -> Converted:
         raise TypeError
     if isinstance(value, str) and "_" in value:
         raise ValueError  # Python takes 1_000; in data it is a code
-    number = float(value)
+    try:
+        number = float(value)
+    except ValueError:
+        priced = _price(value) if isinstance(value, str) else None
+        if priced is None:
+            raise
+        return Converted(float(priced.value), priced.note)
     if math.isnan(number):
         raise ValueError  # NaN has no order, so no filter could find it
     if math.isinf(number) and isinstance(value, str) and any(char.isdigit() for char in value):
@@ -205,6 +226,8 @@ def _timestamp(value: object) -> Converted:
         unit = unit_of(number)
         value, note = epoch_time(number, unit), epoch_note(number, is_text=isinstance(value, str))
     elif isinstance(value, str):
+        if is_zero_date(value):
+            return Converted(None, ZERO_DATE)
         value = time_in_text(value)
     if isinstance(value, dt.datetime):
         utc = dt.timezone.utc

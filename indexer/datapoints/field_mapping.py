@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -19,8 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.field_paths import FieldExpression, join_texts
+from scannery.indexer.datapoints.prices import without_currency
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, attribute_value, identifier
-from scannery.indexer.datapoints.text_values import decimal_number, formatted_time, number_of_time, split_text
+from scannery.indexer.datapoints.text_values import (
+    decimal_number,
+    formatted_time,
+    is_zero_date,
+    number_of_time,
+    split_text,
+)
 from scannery.indexer.datapoints.validation import SPAN, SPARSE
 from scannery.indexer.errors import InvalidRecordError
 from scannery.indexer.spec.spec import AttributeSpec, AttributeType, IndexSpec, SourceSpec
@@ -137,6 +144,18 @@ class FieldMapping:
             fields[name] = _attribute(name, kind, spec.attribute_specs.get(name))
         return cls(fields, spec.attributes)
 
+    def converting(self, conversions: Mapping[str, Callable[[Any], Any]]) -> FieldMapping:
+        """Return this mapping with further conversions of the values of some columns.
+
+        They may raise InvalidRecordError. Columns that the spec does not name are left out.
+        """
+        changed = {
+            column: replace(self.fields[column], convert=convert, takes=_is_text)
+            for column, convert in conversions.items()
+            if column in self.fields
+        }
+        return FieldMapping({**self.fields, **changed}, self._types)
+
     @property
     def names(self) -> frozenset[str]:
         """All fields of a record that may be read, at its top."""
@@ -243,7 +262,7 @@ def _attribute_conversion(path: str, own: AttributeSpec) -> tuple[_Conversion | 
 def _decimal(value: object, *, name: str, mark: str) -> object:
     if not isinstance(value, str):
         return value
-    number: Decimal | None = decimal_number(value, mark)
+    number: Decimal | None = decimal_number(without_currency(value), mark)
     if number is None:
         raise _invalid(name, f"must be a number with `{mark}` as decimal mark, got {value[:80]!r}")
     return number
@@ -254,6 +273,8 @@ def _formatted(value: object, *, name: str, format: str) -> object:
     if isinstance(value, (dt.date, bool)):
         return value
     time = formatted_time(str(value), format)
+    if time is None and is_zero_date(str(value)):
+        return value  # which becomes no value, and is counted
     if time is None:
         raise _invalid(name, f"must be written as {format}, got {str(value)[:80]!r}")
     return time

@@ -21,6 +21,10 @@ from scannery.indexer.datapoints.conversions import plain_text
 
 __all__ = ["FieldExpression", "join_texts"]
 
+MAX_DOTTED_PARTS = 64
+"""Most parts of a path that are looked up as one name with dots in it. Without a limit, a path of n parts would stand
+for names of n² characters in all."""
+
 _PART = re.compile(r"[^.\[\]]+")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
@@ -49,7 +53,8 @@ class FieldExpression:
     @property
     def names(self) -> set[str]:
         """The fields that a record may have it in."""
-        paths = {".".join(self.parts[:size]) for size in range(1, len(self.parts) + 1)}
+        most = min(len(self.parts), MAX_DOTTED_PARTS)
+        paths = {".".join(self.parts[:size]) for size in range(1, most + 1)}
         return {self.text} | paths | {name for one in self.inner for name in one.names}
 
     def value(self, record: Mapping[str, Any]) -> Any:
@@ -94,7 +99,8 @@ def _at(value: Any, parts: Sequence[str]) -> Any:
     if isinstance(value, list) and value and all(isinstance(item, tuple) for item in value):
         value = dict(value)  # Arrow's maps
     if isinstance(value, Mapping):
-        sizes = (size for size in range(len(parts), 0, -1) if ".".join(parts[:size]) in value)
+        most = min(len(parts), MAX_DOTTED_PARTS)
+        sizes = (size for size in range(most, 0, -1) if ".".join(parts[:size]) in value)
         size = next(sizes, 0)
         return _at(value[".".join(parts[:size])], parts[size:]) if size else None
     if not isinstance(value, list):

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.datapoints.conversions import Converted, convert
+from scannery.indexer.datapoints.prices import without_currency
 from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS
 from scannery.indexer.datapoints.text_values import decimal_number
 from scannery.indexer.errors import InvalidRecordError
@@ -191,14 +192,19 @@ def _hint(value: object, kind: AttributeType) -> str:
     if not isinstance(value, str):
         return ""
     if kind in ("int", "float"):
-        numbers = {mark: decimal_number(value, mark) for mark in ",."}
+        digits = without_currency(value)
+        numbers = {mark: decimal_number(digits, mark) for mark in ",."}
         fit = [
             mark
             for mark, number in numbers.items()
             if number is not None and (kind == "float" or number % 1 == 0)
         ]
         marks = " or ".join(f"'{mark}'" for mark in fit)
-        return f"; say what the decimal mark is: {{type: {kind}, decimal: {marks}}}" if fit else ""
+        either = " or ".join(f"{numbers[mark]:f}" for mark in fit)
+        what = f"it can be {either}; " if len(fit) > 1 else ""
+        if not fit and kind == "int" and any(number is not None for number in numbers.values()):
+            return "; for numbers that are not whole, use type float"
+        return f"; {what}say what the decimal mark is: {{type: {kind}, decimal: {marks}}}" if fit else ""
     if kind == "timestamp" and _DAY_OR_MONTH.match(value.strip()):
         return "; say which is the day: {type: timestamp, format: '%d/%m/%Y'} or '%m/%d/%Y'"
     return ""

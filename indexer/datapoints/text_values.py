@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["decimal_number", "epoch_number", "epoch_time", "formatted_time", "list_in_text", "number_of_time",
-           "split_text", "time_in_text", "unit_of"]  # fmt: skip
+__all__ = ["decimal_number", "epoch_number", "epoch_time", "formatted_time", "is_zero_date", "list_in_text",
+           "number_of_time", "split_text", "time_in_text", "unit_of"]  # fmt: skip
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0}
@@ -50,6 +50,7 @@ _GROUPED = {
     ".": re.compile(r"[+-]?(?:\d{1,3}(?:[, '\u00a0\u202f’]\d{3})+|\d+)?(?:\.\d+)?"),
 }
 _SEPARATORS = re.compile("[ '\u00a0\u202f’]")
+_ZERO_DATE = re.compile(r"(?:0000([-/.]?)00(?:\1)00|00([-/.])00(?:\2)(?:00)?00)(?:[T ,]+[0:.]+Z?)?")
 
 
 def decimal_number(text: str, mark: str) -> Decimal | None:
@@ -104,6 +105,11 @@ def _python_list(text: str) -> object:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
         return None
+
+
+def is_zero_date(text: str) -> bool:
+    """Return whether a text is the date of MySQL that stands for none, `0000-00-00`, perhaps with a time of zeros."""
+    return _ZERO_DATE.fullmatch(text.strip()) is not None
 
 
 def formatted_time(text: str, format: str) -> dt.datetime | None:

@@ -77,6 +77,11 @@ class CsvSpec(SpecModel):
     quote: str | None = None
     """The character around cells that have delimiters or line breaks in them, or `none`. Default: `"`."""
 
+    escape: str | None = None
+    r"""The character that takes the meaning from the one behind it, such as the `\` of MySQL and PostgreSQL, or `none`:
+    then `\"` is a quote, `\n` a line break, and a cell with `\N` has no value. Default: `\` in files that can only be
+    read so."""
+
     encoding: str | None = None
     """How characters are written: `utf-8`, `utf-16`, `windows-1252`, `latin-1`, or another encoding of Python's."""
 
@@ -87,7 +92,7 @@ class CsvSpec(SpecModel):
     missing: list[str] | None = None
     """Cells that stand for no value, besides empty ones, such as `NULL` and `n/a`."""
 
-    @field_validator("delimiter", "quote")
+    @field_validator("delimiter", "quote", "escape")
     @classmethod
     def _one_character(cls, value: str | None) -> str | None:
         if value is None or value == "none" or (len(value) == 1 and value not in "\r\n\0"):
@@ -120,7 +125,17 @@ class CsvSpec(SpecModel):
             raise ValueError("`delimiter` must be one character, got 'none'")
         if self.delimiter is not None and self.delimiter == (self.quote or '"'):
             raise ValueError(f"`delimiter` and `quote` must differ, got {self.delimiter!r} for both")
+        others = {"delimiter": self.delimiter, "quote": self.quote or '"'}
+        for name, other in others.items():
+            if self.escape is not None and self.escape != "none" and self.escape == other:
+                raise ValueError(f"`escape` and `{name}` must differ, got {other!r} for both")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Without a key that earlier releases do not know, unless it is used: so finished work keeps its keys.
+        written: dict[str, Any] = handler(self)
+        return {key: value for key, value in written.items() if key != "escape" or value is not None}
 
 
 def _text(value: object) -> object:
@@ -157,6 +172,11 @@ class SourceSpec(SpecModel):
 
     title: str | None = None
     """Field with a title; it is embedded in front of each passage and returned with it."""
+
+    text_format: Literal["plain", "html"] | None = None
+    """How texts and titles of records are written. `html`: tags and entities are read, and texts become Markdown;
+    texts without any stay as they are. `plain`: as they are. Default: `plain`; `scannery spec init` and `spec check`
+    tell if texts have HTML. Files of HTML and feeds need no key."""
 
     vector: str | None = None
     """Field with a vector (list of numbers); then texts are not embedded."""
@@ -228,5 +248,5 @@ class SourceSpec(SpecModel):
         # Without the keys that earlier releases do not know: specs that do not use them stay readable there, and keep
         # the keys of finished work, which are hashes of this.
         written: dict[str, Any] = handler(self)
-        new = ("records", "csv", "fetch", "max_errors")
+        new = ("records", "csv", "fetch", "max_errors", "text_format")
         return {key: value for key, value in written.items() if key not in new or value not in (None, (), [])}

@@ -366,7 +366,13 @@ class IndexSpec(SpecModel):
     @model_validator(mode="after")
     def _parts_fit(self) -> IndexSpec:
         if self.encoder is None and self.source.vector is None:
-            raise ValueError("`encoder` is required unless `source.vector` names a field with vectors")
+            raise ValueError(
+                "`encoder` is required unless `source.vector` names a field with vectors. An index of words alone is "
+                "not possible yet: add `encoder: {model: sentence-transformers/all-MiniLM-L6-v2}` and "
+                "`search: {mode: lexical}`, and searches use the words only"
+                if self.lexical
+                else "`encoder` is required unless `source.vector` names a field with vectors"
+            )
         if self.lexical and self.source.text is None:
             raise ValueError("`lexical: true` needs `source.text`")
         if self.search.mode in ("lexical", "hybrid") and not self.lexical:

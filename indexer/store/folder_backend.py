@@ -26,6 +26,8 @@ __all__ = ["FolderBackend", "store_folder", "sync_folder"]
 
 # Prefix of files that are being written, or that a killed writer left; never listed as objects.
 _TEMPORARY = ".tmp-"
+_ATTEMPTS = 5
+"""Most attempts to write a file whose folder is removed by another process meanwhile."""
 _OWN = 0o700
 """Mode of a folder created for a store. Not set by a umask, which all threads of a process share."""
 
@@ -75,16 +77,23 @@ class FolderBackend:
         """Write an object; with `only_if_absent` raise AlreadyExistsError if it exists."""
         final = self.root / key
         with _os_errors(key):
-            _make_folders(final.parent, self._mode)
-            temporary = final.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
-            try:
-                with new_draft(temporary, self._mode & 0o666) as file:
-                    _write_synced(file, data)
-                    # A hard link fails if the name exists, a rename replaces it; both are atomic.
-                    (os.link if only_if_absent else os.replace)(temporary, final)
-            finally:
-                temporary.unlink(missing_ok=True)
-            sync_folder(final.parent)
+            for attempt in range(_ATTEMPTS):
+                _make_folders(final.parent, self._mode)
+                temporary = final.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+                try:
+                    with new_draft(temporary, self._mode & 0o666) as file:
+                        _write_synced(file, data)
+                        # A hard link fails if the name exists, a rename replaces it; both are atomic.
+                        (os.link if only_if_absent else os.replace)(temporary, final)
+                    sync_folder(final.parent)
+                    return
+                except FileNotFoundError:
+                    # Another process removed the folder. What must not exist yet is not tried again: a manifest would
+                    # become visible behind a drop of its index.
+                    if only_if_absent or attempt == _ATTEMPTS - 1 or not self.root.is_dir():
+                        raise
+                finally:
+                    temporary.unlink(missing_ok=True)
 
     def size(self, key: str) -> int:
         """Return the size of an object in bytes."""
@@ -134,7 +143,10 @@ def store_folder(path: str, *, create: bool) -> Path:
     try:
         if not root.exists():
             if not create:
-                raise NotFoundError(f"there is no store at {path!r}; `scannery build` creates one")
+                raise NotFoundError(
+                    f"there is no store at {path!r}; `scannery build` creates one, and in Python "
+                    f"`scannery.connect({path!r}, create=True)` an empty one"
+                )
             _make_folders(root.parent)
             _make_folders(root, _OWN)
         if not root.is_dir():

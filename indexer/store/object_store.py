@@ -6,6 +6,7 @@ Keys are relative paths with `/`.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -157,6 +158,13 @@ class Store:
         """
         if isinstance(self._backend, FolderBackend):
             self._backend.remove_drafts(_checked(prefix), before)
+
+    def remove_empty_folders(self, prefix: str) -> None:
+        """Remove a folder and those below it that have no files (folder stores only)."""
+        if self.local_root is not None:
+            for folder, _, _ in os.walk(self.local_root / _checked(prefix), topdown=False):
+                with contextlib.suppress(OSError):  # it has files
+                    Path(folder).rmdir()
 
     @contextlib.contextmanager
     def open_file(self, key: str) -> Iterator[Path]:

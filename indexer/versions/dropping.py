@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 
 from scannery.indexer.errors import InUseError, NotFoundError
 from scannery.indexer.spec.spec import INDEX_NAME
@@ -112,7 +110,4 @@ def _finish(store: Store, index: str, token: str) -> None:
         sync_folder(root / index / "versions")  # no manifest may come back after a power loss
     _check_own(store, index, token)
     store.delete(tombstone_key(index))
-    if root is not None:
-        for folder, _, _ in os.walk(root / index, topdown=False):
-            with contextlib.suppress(OSError):  # not empty: a new index has begun
-                Path(folder).rmdir()
+    store.remove_empty_folders(index)  # the others are those of a new index

@@ -112,6 +112,8 @@ def collect_garbage(
         going = _remove_versions(store, index, going)
         found = _remove_files(store, index, found, lambda: _Garbage(store, index, before, min_age), progress)
         store.remove_drafts(index, before)
+        if read_leases(store, index).since is None:  # else a commit may be about to use one
+            store.remove_empty_folders(index)
     return GarbageReport(
         versions=tuple(going),
         leased=tuple(version for version in old if version in leased),

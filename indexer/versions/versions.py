@@ -138,6 +138,7 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
     The files that it names must be in the store. The commit is a conditional put: of two builds with the same parent
     one succeeds. Since garbage collection frees the numbers of old versions, two more conditions are checked: the
     parent is the newest version right before the put, and no other version has a higher number right after it.
+    After the put it is also checked that the index was not dropped meanwhile with its files.
 
     Returns:
         The manifest as published, with its version and time.
@@ -168,9 +169,20 @@ def commit(store: Store, manifest: Manifest) -> Manifest:
             # It was never the current version: a higher number existed before.
             store.delete(key)
             raise _overtaken(manifest)
-        if lease.lapsed():
+        _check_not_dropped(store, published)
+        # A drop removes the leases, too.
+        if lease.lapsed() or not store.exists(lease.key):
             _check_again(store, published, files)
     return published
+
+
+def _check_not_dropped(store: Store, published: Manifest) -> None:
+    """Remove a version that was put while its index was dropped, so that no version is left without its files."""
+    if is_dropped(store, published.index):
+        store.delete(manifest_key(published.index, published.version))
+        raise InUseError(
+            f"index {published.index!r} was dropped meanwhile; nothing was published", field="index"
+        )
 
 
 def _checked(store: Store, manifest: Manifest, files: Mapping[str, int | None]) -> Manifest:

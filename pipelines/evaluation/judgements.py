@@ -1,11 +1,6 @@
 """Read test collections: queries, and relevance judgements in the formats of BEIR and TREC.
 
-Queries, by the ending of the file:
-
-    .tsv                an id and a text, separated by a tab
-    .txt                a text per line; its id is a hash of the text, so it stays when lines move
-    other endings       JSON lines with `_id` (or `id`), and `text` or `vector` (BEIR: queries.jsonl); without an
-                        id as in a .txt
+Queries are read by query_files.py; one without an id gets a hash of its text, so it stays when lines move.
 
 Judgements, by their content:
 
@@ -20,14 +15,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from scannery.pipelines.errors import CollectionError, InputNotFoundError
+from scannery.pipelines.evaluation.query_files import Query, query_records
 
 __all__ = [
     "Judgement",
@@ -44,22 +39,9 @@ __all__ = [
 Judgements = dict[str, dict[str, int]]
 """Query id → document id → level of relevance; 0: not relevant."""
 
-_TEXT_KEYS, _VECTOR_KEYS = ("text", "query"), ("vector", "embedding")
 _QUERY_KEYS = ("query-id", "query_id", "qid", "query")
 _DOCUMENT_KEYS = ("corpus-id", "corpus_id", "document_id", "doc_id", "docid", "id")
 _LEVEL_KEYS = ("score", "relevance", "level", "rel", "label")
-
-
-@dataclass(frozen=True, eq=False)
-class Query:
-    """A query of a test collection: a text, a vector, or both."""
-
-    text: str | None = None
-    vector: np.ndarray | None = None
-    """float32 `(dimensions,)`."""
-
-    def __str__(self) -> str:
-        return "(a vector)" if self.text is None else self.text
 
 
 class Judgement(NamedTuple):
@@ -79,44 +61,21 @@ def read_queries(path: str | Path) -> dict[str, Query]:
 
     """
     queries: dict[str, Query] = {}
-    for place, identifier, query in _read_queries(Path(path)):
+    hashed: set[str] = set()
+    for place, given, query in query_records(path):
+        if given is None and query.text is None:
+            raise _wrong("queries", place, "needs `_id`, a string, where there is no text")
+        identifier = query_id_of(f"{query}") if given is None else given
+        # A search log repeats its queries; those with equal texts have one id, and are one query.
+        if given is None and identifier in hashed:
+            continue
         if identifier in queries:
             raise _wrong("queries", place, f"the id {identifier!r} occurs twice")
         queries[identifier] = query
+        hashed |= {identifier} if given is None else set()
     if not queries:
         raise CollectionError(f"queries: {path} is empty", field="queries")
     return queries
-
-
-def _read_queries(path: Path) -> Iterator[tuple[str, str, Query]]:
-    if path.suffix == ".tsv":
-        yield from _queries_in_columns(path)
-    elif path.suffix == ".txt":
-        # A search log repeats its queries; those with equal texts have one id, and are one query.
-        texts = dict.fromkeys(line.strip() for _, line in _lines(path, "queries"))
-        yield from ((str(path), query_id_of(text), Query(text)) for text in texts)
-    else:
-        yield from _queries_in_json(path)
-
-
-def _queries_in_json(path: Path) -> Iterator[tuple[str, str, Query]]:
-    without_id: set[str] = set()
-    for place, record in _records(path, "queries"):
-        identifier, query = _query(place, record)
-        if identifier is None:
-            identifier = query_id_of(str(query))
-            if identifier in without_id:  # as in a file of texts
-                continue
-            without_id.add(identifier)
-        yield place, identifier, query
-
-
-def _queries_in_columns(path: Path) -> Iterator[tuple[str, str, Query]]:
-    for place, line in _lines(path, "queries"):
-        cells = [cell.strip() for cell in line.split("\t")]
-        if len(cells) != 2 or not all(cells):
-            raise _wrong("queries", place, "must have an id and a text, separated by a tab")
-        yield place, cells[0], Query(cells[1])
 
 
 def query_id_of(text: str) -> str:
@@ -124,41 +83,19 @@ def query_id_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _query(place: str, record: Mapping[str, Any]) -> tuple[str | None, Query]:
-    identifier = _first(record, "_id", "id")
-    text, vector = _first(record, *_TEXT_KEYS), _first(record, *_VECTOR_KEYS)
-    if isinstance(identifier, bool) or not isinstance(identifier, (str, int, type(None))):
-        raise _wrong("queries", place, f"`_id` must be a string, got {identifier!r:.80}")
-    if text is None and _is_vector(vector):
-        if identifier is None:
-            raise _wrong("queries", place, "needs `_id`, a string, where there is no text")
-        return str(identifier), Query(vector=np.array(vector, np.float32))
-    if not isinstance(text, str) or not text.strip():
-        raise _wrong("queries", place, "needs `text`, a string that is not empty, or `vector`")
-    found = Query(text, np.array(vector, np.float32) if _is_vector(vector) else None)
-    return None if identifier is None else str(identifier), found
-
-
 def _first(record: Mapping[str, Any], *names: str) -> Any:
     return next((record[name] for name in names if record.get(name) is not None), None)
 
 
 def read_recall_queries(path: str | Path) -> list[str | np.ndarray]:
-    """Return queries to measure recall with, from JSON lines with `text`, or with `vector`, a list of numbers.
+    """Return queries to measure recall with: the vector of each, or its text.
 
     Raises:
         InputNotFoundError, CollectionError: as `read_queries`.
 
     """
-    queries: list[str | np.ndarray] = []
-    for place, record in _records(Path(path), "queries"):
-        text, vector = _first(record, *_TEXT_KEYS), _first(record, *_VECTOR_KEYS)
-        if _is_vector(vector):
-            queries.append(np.array(vector, np.float32))
-        elif isinstance(text, str) and text.strip():
-            queries.append(text)
-        else:
-            raise _wrong("queries", place, "needs `text` or `vector`")
+    found = [one.query for one in query_records(path)]
+    queries = [one.vector if one.vector is not None else one.text or "" for one in found]
     if not queries:
         raise CollectionError(f"queries: {path} is empty", field="queries")
     return queries
@@ -226,19 +163,6 @@ def _level(place: str, text: str) -> int:
     except (ValueError, OverflowError):
         pass
     raise _wrong("qrels", place, f"the score must be an integer, got {text!r:.80}")
-
-
-def _is_vector(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in value)
-    )
-
-
-def _records(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for place, line in _lines(path, field):
-        yield place, _object(field, place, line)
 
 
 def _object(field: str, place: str, line: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ def with_headings(spec: IndexSpec, parent: Manifest | None, files: Sequence[Inpu
     if chunk is None or chunk.headings is not None:
         return spec
     old = None if parent is None else parent.spec.source.chunk
-    headings = has_headings(files) if old is None else bool(old.headings)
+    found = has_headings(files) or spec.source.text_format == "html"  # which is read as Markdown
+    headings = found if old is None else bool(old.headings)
     source = spec.source.model_copy(update={"chunk": chunk.model_copy(update={"headings": headings})})
     return spec.model_copy(update={"source": source})

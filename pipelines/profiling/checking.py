@@ -11,7 +11,7 @@ from scannery.embed.models.token_counts import TokenCounter
 from scannery.embed.text.documents import cut
 from scannery.embed.text.language import languages_of
 from scannery.embed.text.transcripts import spoken_text
-from scannery.indexer.datapoints.field_mapping import FieldMapping, MappedField
+from scannery.indexer.datapoints.field_mapping import MappedField
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
 from scannery.indexer.datapoints.validation import SPARSE, Validated
 from scannery.indexer.errors import InvalidRecordError
@@ -21,6 +21,7 @@ from scannery.pipelines.profiling.field_profiles import profile_fields, shown
 from scannery.pipelines.profiling.sample import Sample
 from scannery.pipelines.records.source_columns import dead_letter, validate_records, vector_size
 from scannery.pipelines.sources import Record
+from scannery.pipelines.sources.documents.html_fields import html_share, mapping_of
 
 __all__ = [
     "CheckReport",
@@ -141,6 +142,8 @@ class CheckReport:
     languages: tuple[tuple[str, float], ...]
     lengths: TextLengths | None
     passages: tuple[PassageShown, ...]
+    html_share: float = 0.0
+    """Share of texts that have HTML, unless `source.text_format` says how texts are written."""
 
     @property
     def is_good(self) -> bool:
@@ -184,7 +187,7 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
     good = [row for row in range(len(valid.rows_N)) if row not in repeated]
     lengths, passages = _texts(spec, valid, good, counter)
     texts = _column(valid, "text")
-    mapping = FieldMapping.of(spec)
+    mapping = mapping_of(spec)
     profiles = profile_fields([record.fields for record in records])
     used = {name for mapped in mapping.fields.values() for one in mapped.expressions for name in one.names}
     names = [profile.path for profile in profiles]
@@ -203,6 +206,7 @@ def check_sample(spec: IndexSpec, sample: Sample, counter: TokenCounter | None) 
         languages=tuple(languages_of(spoken_text(text) or text for text in texts[:LANGUAGE_TEXTS] if text)),
         lengths=lengths,
         passages=passages,
+        html_share=0.0 if spec.source.text_format is not None else html_share(texts),
     )
 
 

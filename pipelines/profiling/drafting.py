@@ -27,6 +27,7 @@ from scannery.pipelines.profiling.field_roles import Attribute, Role, Roles, fin
 from scannery.pipelines.profiling.sample import Sample
 from scannery.pipelines.profiling.value_types import TypeGuess
 from scannery.pipelines.sources import HEADED
+from scannery.pipelines.sources.documents.html_fields import HTML_SHARE, html_share
 
 __all__ = ["Draft", "attribute_name", "draft_spec", "index_name"]
 
@@ -217,6 +218,9 @@ class _Drafting:
             role = getattr(roles, name)
             if role is not None:
                 lines.append(_role_line(name, role))
+        share = 0.0 if self._sample.formats & HEADED else html_share(self._texts)
+        if roles.text is not None and share >= HTML_SHARE:
+            lines.append(_Line("text_format", "html", f"{share:.0%} of the texts have tags of HTML"))
         if roles.vector is None:
             lines.append(self._chunk())
         return lines

@@ -111,7 +111,7 @@ def init_sample(inputs: Sequence[str], limit: int = SAMPLE_RECORDS) -> tuple[Sam
     """
     # The names under which files of bare vectors have their ids and vectors.
     source = SourceSpec(id="id", vector="vector")
-    if _are_tables(find_files(inputs)):
+    if _are_tables([file for file in find_files(inputs) if not file.problem]):
         source = SourceSpec(id="id", vector="vector", format="csv")
     sample = read_sample(inputs, source, limit)
     if path := _path_of_records(sample):
@@ -191,6 +191,7 @@ def _common_dialect(parts: Sequence[Part]) -> dict[str, Any]:
     named = {
         "delimiter": "tab" if dialect.delimiter == "\t" else dialect.delimiter,
         "encoding": dialect.encoding,
+        "escape": dialect.escape,
     }
     found = {key: value for key, value in named.items() if getattr(dialect, key) != getattr(usual, key)}
     return found | ({"header": dialect.above + 1} if dialect.above else {})

@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from scannery.indexer.datapoints.conversions import TRUTH_WORDS
+from scannery.indexer.datapoints.prices import price_in_text
 from scannery.indexer.datapoints.text_values import list_in_text
 from scannery.indexer.spec.spec import AttributeType
 
@@ -32,6 +33,7 @@ _POINT_GROUPS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})*|0")
 _COMMA_NUMBER = re.compile(r"(?:[^\w,.]{0,3}|[A-Z]{3} )-?\d{1,3}(\.?\d{3})*,(\d\d?|-+)(?: ?[^\d,.]{0,4})")
 _POINT_NUMBER = re.compile(r"(?:[^\w,.]{0,3}|[A-Z]{3} )-?\d{1,3}(,?\d{3})*\.\d\d?(?: ?[^\d,.]{0,4})")
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d{1,3}([.\s']\d{3})*|\d+)(,\d+)?")
+_SPACED = re.compile(r"(?<=\d)[ '’\u00a0\u202f](?=\d{3})")
 _ISO_TIME = re.compile(
     r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d([.,]\d{1,9})?)?\s?(Z|z|UTC|[+-]\d\d(:?\d\d)?)?)?"
 )
@@ -145,6 +147,7 @@ def _of_texts(name: str, texts: Sequence[str], *, has_missing: bool, has_commas:
         lambda: _truth(name, texts),
         lambda: _point_groups(texts) if has_commas else None,
         lambda: _number(name, texts, has_missing=has_missing),
+        lambda: _prices(name, texts, has_missing=has_missing, has_commas=has_commas),
         lambda: _time(texts),
         lambda: _list(texts),
     )
@@ -174,6 +177,20 @@ def _number(name: str, texts: Sequence[str], *, has_missing: bool) -> TypeGuess 
         kind: AttributeType = "float" if any("." in text for text in texts) else "int"
         return TypeGuess(kind, "numbers with commas between thousands", {"decimal": "."})
     return _with_comma(texts) or _point_groups(texts)  # 1.234.567
+
+
+def _prices(name: str, texts: Sequence[str], *, has_missing: bool, has_commas: bool) -> TypeGuess | None:
+    """Return the type of prices in one currency; None for other texts, and where the currencies differ."""
+    prices = [price_in_text(text) for text in texts]
+    currencies = {price.currency for price in prices if price is not None}
+    if len(currencies) != 1:
+        return None
+    digits = [_SPACED.sub("", text if price is None else price.digits)
+              for text, price in zip(texts, prices, strict=True)]  # fmt: skip
+    found = (_point_groups(digits) if has_commas else None) or _number(name, digits, has_missing=has_missing)
+    if found is None or found.kind not in ("int", "float"):
+        return None
+    return dataclasses.replace(found, why=f"prices in {currencies.pop()}: {found.why}")
 
 
 def _number_why(texts: Sequence[str]) -> str:

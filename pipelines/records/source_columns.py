@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.column_rules import Values
-from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import PASSAGE_ATTRIBUTES
 from scannery.indexer.datapoints.schema import vector_value
 from scannery.indexer.datapoints.validation import Field, Rejected, Validated, validate
@@ -20,6 +19,7 @@ from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources import Batch, Record
 from scannery.pipelines.sources.batches import as_matrix
+from scannery.pipelines.sources.documents.html_fields import mapping_of
 
 __all__ = ["dead_letter", "validate_batch", "validate_records", "vector_size"]
 
@@ -33,7 +33,7 @@ def validate_records(
     """
     fields = {
         column: Field(mapped.name, [mapped.value(record.fields) for record in records])
-        for column, mapped in FieldMapping.of(spec).fields.items()
+        for column, mapped in mapping_of(spec).fields.items()
     }
     return _validated(len(records), fields, spec, dimensions, given)
 
@@ -53,7 +53,7 @@ def validate_batch(
         raise ValueError("two columns have one name")
     batch.columns.validate(full=True)
     fields: dict[str, Field] = {}
-    for column, mapped in FieldMapping.of(spec).fields.items():
+    for column, mapped in mapping_of(spec).fields.items():
         values = mapped.values(batch.columns)
         if column == "embedding" and isinstance(values, pa.Array):
             vectors_ND = as_matrix(values)
@@ -71,7 +71,7 @@ def dead_letter(record: Record, rejected: Rejected) -> DeadLetter:
 
 def vector_size(record: Record, spec: IndexSpec) -> int | None:
     """Return the number of dimensions of the record's vector, or None where it has no valid one."""
-    mapped = FieldMapping.of(spec).fields.get("embedding")
+    mapped = mapping_of(spec).fields.get("embedding")
     value = None if mapped is None else mapped.value(record.fields)
     if mapped is None or value is None or isinstance(value, InvalidRecordError):
         return None

@@ -169,7 +169,8 @@ def _by_records(items: Iterable[Item], spec: IndexSpec, dimensions: int) -> _Fou
     letters = [letter for letter in found if letter is not None]
     good = [records[row] for row in valid.rows_N.tolist()]
     ignored = Counter(name for record in good for name in record.ignored)
-    return _Found(valid.table, good, letters, ignored, given, _others(records, spec), _converted(valid, spec))
+    converted = _converted(valid, spec) + Counter(note for record in good for note in record.notes)
+    return _Found(valid.table, good, letters, ignored, given, _others(records, spec), converted)
 
 
 def _others(records: Sequence[Record], spec: IndexSpec) -> Counter[str]:

@@ -73,6 +73,13 @@ def arrange(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
         SpecConflictError: the files do not fit the spec, or each other.
 
     """
+    unread = [file for file in files if file.problem]
+    return [*_arranged([file for file in files if not file.problem], source), *unread]
+
+
+def _arranged(files: Sequence[InputFile], source: SourceSpec) -> list[InputFile]:
+    if source.text_format == "html":
+        documents.check_packages(["html"])
     if source.format == "managed":
         return managed.arrange(files)
     if source.format == "csv":
@@ -167,6 +174,16 @@ def split_file(file: InputFile, limit: int) -> Iterator[Part]:
 
     A file that cannot be opened, or whose row index is damaged, is one part with a `problem`.
     """
+    if file.problem:
+        yield Part(
+            base=file.base,
+            path=file.path,
+            format="",
+            problem="unreadable_file",
+            message=file.problem,
+            records=0,
+        )
+        return
     found = _found_format(file)
     if found is None:
         raise UnknownFormatError(f"cannot tell the format of {file.source}", field="input")

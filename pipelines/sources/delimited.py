@@ -8,17 +8,16 @@ from hashlib import blake2b
 from typing import Any
 
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
-from scannery.pipelines.sources.dialects import DELIMITERS, Dialect, find_dialect, transcoded
+from scannery.pipelines.sources.dialects import DELIMITERS, Dialect, find_dialect
+from scannery.pipelines.sources.encodings import MAX_WIDE_PARTS, utf8_blocks
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import DamagedError, Fields, Part, Record
-from scannery.pipelines.sources.streams import read_blocks, section_of, sized_lines_of
+from scannery.pipelines.sources.streams import read_blocks, sized_lines_of
 
 __all__ = ["DELIMITERS", "read", "split"]
 
 # An unclosed quote takes in lines up to this bound, then the reader recovers.
 MAX_CELL_CHARACTERS = 16 * 2**20
-MAX_WIDE_PARTS = 64
-"""UTF-16 can only be read from its beginning: n parts cost n/2 times its decoding."""
 
 
 class _Rows:
@@ -113,9 +112,7 @@ def _blocks(
     base: str, path: str, compression: str, dialect: Dialect, start: int = 0, end: int | None = None
 ) -> Iterator[bytes]:
     """Yield bytes `start` to `end` of a file's text, in an encoding whose line breaks are one byte."""
-    if not dialect.is_wide:
-        return read_blocks(base, path, compression, start, end)
-    return section_of(transcoded(read_blocks(base, path, compression), dialect.encoding), start, end)
+    return utf8_blocks(base, path, compression, dialect.encoding, start, end)
 
 
 def _header(part: Part, dialect: Dialect, fields: Fields) -> list[str]:

@@ -6,39 +6,33 @@ import codecs
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from charset_normalizer import from_bytes
-
 from scannery.indexer.spec.source_spec import CsvSpec
 from scannery.pipelines.errors import SpecConflictError
-from scannery.pipelines.sources.parts import DamagedError
+from scannery.pipelines.sources.csv_escapes import EscapedRows, escapes_are_usual
+from scannery.pipelines.sources.encodings import SAMPLE_BYTES, find_encoding, is_wide
 
-__all__ = ["DELIMITERS", "Dialect", "find_dialect", "transcoded"]
+__all__ = ["DELIMITERS", "Dialect", "find_dialect"]
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 """Of files that may be written in any way."""
 
-SAMPLE_BYTES = 1 << 18
-SCANNED_BYTES = 32 << 20
-"""How much of a file is looked at for characters that are not UTF-8."""
-_ENOUGH_LINES = 2000
 _SAMPLED_ROWS = 500
 _MAX_ROWS_ABOVE_HEADER = 10
 _CONSISTENT = 0.9
 
 _CANDIDATES = (",", ";", "\t", "|")
-_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
-          codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # fmt: skip
-_LEGACY = ["cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp932", "euc_jp", "gb18030", "big5", "euc_kr",
-           "koi8_r", "mac_roman", "cp850"]  # fmt: skip
-"""Encodings of spreadsheets and databases, from before UTF-8."""
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[\r\n]*$', re.IGNORECASE)
 _NAMES = {"\t": "tab"}
+ESCAPE = "\\"
+"""The escape character that is looked for."""
+_NO_VALUE = "\\N"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,6 +42,9 @@ class Dialect:
     delimiter: str
     quote: str = '"'
     """The character around cells; empty: none."""
+
+    escape: str = ""
+    """The character that takes the meaning from the next one; empty: none."""
 
     encoding: str = "utf-8"
     is_guessed: bool = False
@@ -65,7 +62,7 @@ class Dialect:
     @property
     def is_wide(self) -> bool:
         """Whether a line break is not one byte, so that the file is read as UTF-8 made of it."""
-        return self.encoding.replace("_", "-").startswith(("utf-16", "utf-32"))
+        return is_wide(self.encoding)
 
     @property
     def line_encoding(self) -> str:
@@ -79,13 +76,29 @@ class Dialect:
 
     def reader(self, lines: Iterator[str] | io.StringIO) -> Iterator[list[str]]:
         """Return the rows of lines."""
+        if self.escape:
+            return EscapedRows(iter(lines), self.escape, **self._options())
+        return csv.reader(lines, **self._options())
+
+    def strict_reader(self, lines: io.StringIO) -> Iterator[list[str]]:
+        """Return the rows of lines, with csv.Error where text follows a closing quote."""
+        if self.escape:
+            return EscapedRows(iter(lines), self.escape, strict=True, **self._options())
+        return csv.reader(lines, strict=True, **self._options())
+
+    def _options(self) -> dict[str, Any]:
         if not self.quote:
-            return csv.reader(lines, delimiter=self.delimiter, quoting=csv.QUOTE_NONE)
-        return csv.reader(lines, delimiter=self.delimiter, quotechar=self.quote)
+            return {"delimiter": self.delimiter, "quoting": csv.QUOTE_NONE}
+        return {"delimiter": self.delimiter, "quotechar": self.quote}
 
     def to_text(self, kind: str) -> str:
         """Return the dialect as a part of a file holds it; empty for the usual one of its format."""
-        return "" if self == Dialect(delimiter=DELIMITERS[kind]) else json.dumps(dataclasses.asdict(self))
+        if self == Dialect(delimiter=DELIMITERS[kind]):
+            return ""
+        written = dataclasses.asdict(self)
+        if not self.escape:  # as earlier releases wrote it: finished work keeps its keys
+            del written["escape"]
+        return json.dumps(written)
 
     @classmethod
     def of(cls, text: str, kind: str) -> Dialect:
@@ -110,12 +123,12 @@ def find_dialect(blocks: Iterator[bytes], kind: str, given: CsvSpec | None, sour
 
     """
     spec = given or CsvSpec()
-    head, encoding, is_guessed = _encoding(blocks, spec.encoding)
+    head, encoding, is_guessed = find_encoding(blocks, spec.encoding)
     quote = "" if spec.quote == "none" else spec.quote or '"'
     text = _text(head, encoding)
     base = Dialect(
         delimiter=DELIMITERS[kind], quote=quote, encoding=encoding, is_guessed=is_guessed,
-        missing=tuple(spec.missing or ()),
+        missing=tuple(spec.missing or ()), escape="" if spec.escape in (None, "none") else spec.escape or "",
     )  # fmt: skip
     marked = _SEPARATOR_LINE.match(text.partition("\n")[0])  # of Excel
     if spec.delimiter is not None:
@@ -125,90 +138,9 @@ def find_dialect(blocks: Iterator[bytes], kind: str, given: CsvSpec | None, sour
         base = dataclasses.replace(base, delimiter=marked[1])
     else:
         base = dataclasses.replace(base, delimiter=_likely_delimiter(text, base))
+    if spec.escape is None and _has_escapes(text, base):
+        base = dataclasses.replace(base, escape=ESCAPE)
     return _with_header(base, _rows(text, base), spec, 1 if marked is not None else 0)
-
-
-def transcoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    """Yield the bytes of UTF-16 or UTF-32 as those of UTF-8.
-
-    Raises:
-        DamagedError: the text ends within a character.
-
-    """
-    decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
-    try:
-        for block in blocks:
-            yield decoder.decode(block).encode("utf-8", "surrogatepass")
-        yield decoder.decode(b"", True).encode("utf-8", "surrogatepass")
-    except UnicodeError as error:
-        raise DamagedError(f"not {encoding}: {error}") from error
-
-
-def _encoding(blocks: Iterator[bytes], given: str | None) -> tuple[bytes, str, bool]:
-    """Return the begin of a file, its encoding, and whether that was guessed."""
-    head, seen = b"", 0
-    unread: Iterator[bytes] = _until_damage(blocks)
-    for block in unread:
-        head += block
-        if len(head) >= SAMPLE_BYTES:
-            break
-    if given is not None:
-        return head[:SAMPLE_BYTES], given, False
-    for mark, encoding in _MARKS.items():
-        if head.startswith(mark):
-            return head[:SAMPLE_BYTES], encoding, False
-    if head[1:200:2].count(0) > len(head[1:200:2]) * 0.8 or head[:200:2].count(0) > len(head[:200:2]) * 0.8:
-        return head[:SAMPLE_BYTES], "utf-16-le" if head[1:2] == b"\0" else "utf-16-be", False
-    good, bad = 0, list[bytes]()
-    for block in _and_then(head, unread):
-        good += _add_lines(block, bad)
-        seen += len(block)
-        if good + len(bad) >= _ENOUGH_LINES or seen >= SCANNED_BYTES:
-            break
-    # A few bad lines among good ones are damage, and cost their own records.
-    if len(bad) <= good:
-        return head[:SAMPLE_BYTES], "utf-8", False
-    return head[:SAMPLE_BYTES], _legacy_encoding(bad), True
-
-
-def _and_then(head: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    yield head
-    yield from blocks
-
-
-def _until_damage(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    try:
-        yield from blocks
-    except DamagedError:  # which reading the file will tell
-        return
-
-
-def _add_lines(block: bytes, bad: list[bytes]) -> int:
-    """Return how many lines have letters beyond ASCII in UTF-8; those that have others are added to `bad`."""
-    good = 0
-    if block.isascii():
-        return good
-    # At its end, a block may end within a character.
-    for line in block[: block.rfind(b"\n") + 1 or None].split(b"\n"):
-        if line.isascii():
-            continue
-        try:
-            line.decode()
-            good += 1
-        except UnicodeDecodeError:
-            bad.append(line[:2000])
-    return good
-
-
-def _legacy_encoding(lines: Sequence[bytes]) -> str:
-    sample = b"\n".join(lines)[: 1 << 16]
-    best = from_bytes(sample, cp_isolation=_LEGACY).best()
-    try:
-        western = sample.decode("cp1252")
-    except UnicodeDecodeError:
-        return best.encoding if best is not None else "latin-1"
-    # Of encodings that make the same text of a sample, the one of most spreadsheets.
-    return "cp1252" if best is None or str(best) == western else best.encoding
 
 
 def _text(head: bytes, encoding: str) -> str:
@@ -250,6 +182,32 @@ def _likely_delimiter(text: str, base: Dialect) -> str:
             has_header = cells > 1 and share > 0.5 and len(next(filter(any, rows))) == cells
             scores[delimiter] = (has_header, round(share, 2), delimiter == base.delimiter, cells)
     return max(scores, key=lambda delimiter: scores[delimiter])
+
+
+def _has_escapes(text: str, base: Dialect) -> bool:
+    """Return whether a sample can only be read with the escape character of databases.
+
+    That is: quotes make sense with it and not without it, or cells are exactly the sign of databases for no value.
+    """
+    if ESCAPE not in text or ESCAPE in (base.quote, base.delimiter):
+        return False
+    escaped = dataclasses.replace(base, escape=ESCAPE)
+    if _regular_rows(text, escaped) > _regular_rows(text, base):
+        return True
+    has_nulls = any(cell == _NO_VALUE for row in _rows(text, base) for cell in row)
+    return has_nulls and escapes_are_usual(text, ESCAPE)
+
+
+def _regular_rows(text: str, dialect: Dialect) -> int:
+    """Return how many rows have as many cells as most; rows behind one whose quotes are wrong do not count."""
+    rows: list[list[str]] = []
+    try:
+        for row in itertools.islice(dialect.strict_reader(io.StringIO(text, newline="")), _SAMPLED_ROWS):
+            rows.append(row)
+    except csv.Error:
+        pass
+    cells, share = _shape(rows)
+    return sum(len(row) == cells for row in rows) if share >= _CONSISTENT else 0
 
 
 def _check_delimiter(text: str, dialect: Dialect, source: str) -> None:

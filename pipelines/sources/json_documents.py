@@ -1,7 +1,8 @@
 """Files of `.json`: a list of objects, an object that holds such a list, objects over several lines, or JSON lines.
 
 A list is never parsed as a whole: its elements are found one by one, in a window that grows with the largest element.
-To find where an element ends, bytes are read as Latin-1: quotes, brackets and commas are the same in UTF-8.
+To find where an element ends, bytes are read as Latin-1: quotes, brackets and commas are the same in UTF-8. An element
+that is not JSON costs itself only: reading goes on at the next one (json_recovery.py).
 """
 
 from __future__ import annotations
@@ -11,23 +12,43 @@ import json
 import re
 from collections.abc import Iterator
 from hashlib import blake2b
+from typing import NamedTuple
 
-from scannery.pipelines.dead_letters import DeadLetter
+from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.sources import lines
+from scannery.pipelines.sources.encodings import MAX_WIDE_PARTS, utf8_blocks, wide_encoding
+from scannery.pipelines.sources.json_recovery import end_of_broken, first_key_of
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
-from scannery.pipelines.sources.streams import lines_of, read_blocks
+from scannery.pipelines.sources.streams import lines_of
 
 __all__ = ["FORMAT", "read", "split"]
 
 FORMAT = "json"
 """Format of parts of a file that is not JSON lines."""
 _STREAM = "stream"
-"""Dialect of parts with objects one after the other, without a list around them."""
+"""In the dialect of parts with objects one after the other, without a list around them. UTF-16 is named there, too."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODE = json.JSONDecoder(strict=False).raw_decode
+_MARGIN = 16
+"""An error this near to the end of the text that was read may come from the end: `tru`, `\\u00`."""
+
+
+class _BrokenError(Exception):
+    """A value is not JSON."""
+
+
+class _Element(NamedTuple):
+    """An element of a list."""
+
+    begin: int
+    """Its position in the file."""
+    text: str
+    """As Latin-1."""
+    problem: str | None = None
+    """Why it is not JSON."""
 
 
 class _Scanner:
@@ -69,19 +90,48 @@ class _Scanner:
         """Return the text of the next value, as Latin-1, and move past it."""
         self.peek()
         while True:
+            problem = ""
             try:
                 _, end = _DECODE(self._text, self._at)
             except (ValueError, RecursionError) as error:
                 problem = str(error).partition(": line")[0]
                 end = -1
+                if self._is_certain(error):
+                    raise _BrokenError(problem) from error
             if end >= 0 and (end < len(self._text) or not self._more()):  # a number may go on
                 text = self._text[self._at : end]
                 self._at = end
                 return text
             if end < 0 and not self._more():
-                raise DamagedError(
-                    f"not JSON, or longer than {MAX_RECORD_BYTES} bytes, at byte {self.offset}: {problem}"
-                )
+                raise _BrokenError(f"{problem}, or longer than {MAX_RECORD_BYTES} bytes")
+
+    def skip_broken(self, first_key: str | None, *, is_cut: bool) -> str:
+        """Move behind a value that is not JSON, to the comma or bracket that follows; return its text.
+
+        Args:
+            first_key: of the objects before.
+            is_cut: the bytes end with an element, and not with the list.
+
+        Raises:
+            DamagedError: no element follows within `MAX_RECORD_BYTES`.
+
+        """
+        while True:
+            is_all = self._has_ended or len(self._text) - self._at > MAX_RECORD_BYTES
+            is_end = is_cut and self._has_ended
+            end = end_of_broken(self._text, self._at, first_key, is_all=is_all, is_cut=is_end)
+            if end is not None:
+                text = self._text[self._at : end].rstrip(" \t\r\n")
+                self._at = end
+                return text
+            if is_all or not (self._more() or self._has_ended):
+                raise DamagedError(f"no other element was found within {MAX_RECORD_BYTES} bytes")
+
+    def _is_certain(self, error: Exception) -> bool:
+        """Return whether a value is not JSON, whatever follows what was read."""
+        if not isinstance(error, json.JSONDecodeError) or error.msg.startswith("Unterminated string"):
+            return False
+        return error.pos + _MARGIN < len(self._text)
 
     def _more(self) -> bool:
         """Read as much as there is already; return whether there was something."""
@@ -105,51 +155,64 @@ def split(file: InputFile, compression: str, limit: int) -> Iterator[Part]:
         SpecConflictError: the spec's path to the records does not fit the file.
 
     """
-    scanner = _Scanner(_text_blocks(file.base, file.path, compression))
+    encoding = wide_encoding(utf8_blocks(file.base, file.path, compression, ""))
+    if encoding:
+        limit = max(limit, file.size_bytes // MAX_WIDE_PARTS)
+    scanner = _Scanner(_text_blocks(file, compression, encoding))
     stream = False
     if file.records is not None:
         _enter(scanner, file.records, file.source)
     elif scanner.peek() == "[":
         scanner.take("[")
-    elif _holds_objects(file, compression):
+    elif _holds_objects(file, compression, encoding):
         stream = True
     else:
         yield from lines.split(file, compression, limit)
         return
-    yield from _parts(scanner, file, compression, limit, stream=stream)
+    dialect = f"{_STREAM} {encoding}".rstrip() if stream else encoding
+    yield from _parts(scanner, file, compression, limit, dialect)
 
 
 def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
     """Yield the records of a part in order; an element that is not an object is a dead letter."""
     del fields
-    row = part.first
-    blocks = read_blocks(part.base, part.path, part.compression, part.start, part.end)
+    row, stream = part.first, part.dialect.startswith(_STREAM)
+    encoding = part.dialect.removeprefix(_STREAM).strip()
+    blocks = utf8_blocks(part.base, part.path, part.compression, encoding, part.start, part.end)
     try:
-        elements = _elements(
-            _Scanner(blocks, part.start), stream=part.dialect == _STREAM, is_whole=part.end is None
-        )
-        for _, text in elements:
-            item = lines.json_record(text.encode("latin-1"), part.source, row)
-            yield dataclasses.replace(item, line=None, row=row)
+        scanner = _Scanner(blocks, part.start)
+        for element in _elements(scanner, stream=stream, is_whole=part.end is None):
+            yield _record(element, part, row)
             row += 1
     except DamagedError as error:
         yield DeadLetter(reason="damaged_file", source=part.source, row=row,
                          message=f"{error}; nothing from record {row} on was read")  # fmt: skip
 
 
-def _parts(
-    scanner: _Scanner, file: InputFile, compression: str, limit: int, *, stream: bool
-) -> Iterator[Part]:
+def _record(element: _Element, part: Part, row: int) -> Record | DeadLetter:
+    data = element.text.encode("latin-1")
+    if element.problem is None:
+        return dataclasses.replace(lines.json_record(data, part.source, row), line=None, row=row)
+    message = (
+        f"not JSON: {element.problem}; the {len(data)} bytes from byte {element.begin} on were skipped, up to the next "
+        "element of the list"
+    )
+    return DeadLetter(reason="malformed", source=part.source, row=row, message=message,
+                      excerpt=excerpt_of(data))  # fmt: skip
+
+
+def _parts(scanner: _Scanner, file: InputFile, compression: str, limit: int, dialect: str) -> Iterator[Part]:
     scanner.peek()
     start, first, count, end, digest = scanner.offset, 1, 0, scanner.offset, blake2b(digest_size=16)
 
     def part(end: int | None) -> Part:
         return Part(base=file.base, path=file.path, format=FORMAT, compression=compression, start=start, end=end,
                     first=first, records=count, size_bytes=max((end or start) - start, 1), digest=digest.hexdigest(),
-                    dialect=_STREAM if stream else "")  # fmt: skip
+                    dialect=dialect)  # fmt: skip
 
     try:
-        for begin, text in _elements(
+        stream = dialect.startswith(_STREAM)
+        for begin, text, _ in _elements(
             scanner, stream=stream, is_whole=True, is_inner=file.records is not None
         ):
             if count and end - start >= limit:
@@ -168,8 +231,8 @@ def _parts(
 
 def _elements(
     scanner: _Scanner, *, stream: bool, is_whole: bool, is_inner: bool = False
-) -> Iterator[tuple[int, str]]:
-    """Yield position and text of each element from the next one on, to the end of the list or of the bytes.
+) -> Iterator[_Element]:
+    """Yield each element from the next one on, to the end of the list or of the bytes.
 
     Args:
         scanner: at an element.
@@ -178,16 +241,24 @@ def _elements(
         is_inner: the list is inside of an object, which goes on behind it.
 
     Raises:
-        DamagedError: an element is not JSON; the list does not end, or the file goes on behind it.
+        DamagedError: no element follows one that is not JSON; the list does not end, or the file goes on behind it.
 
     """
-    while scanner.peek() not in ("", "]"):
+    first_key: str | None = None
+    while (following := scanner.peek()) not in ("", "]"):
         begin = scanner.offset
-        yield begin, scanner.value()
-        if stream:
-            continue
-        following = scanner.peek()
-        if following == "," or following not in ("", "]"):
+        try:
+            if following in ",:}":
+                raise _BrokenError(f"{following!r} in place of an element")
+            element = _Element(begin, scanner.value())
+            first_key = first_key_of(element.text) or first_key
+        except _BrokenError as error:
+            if stream:
+                raise DamagedError(f"not JSON: {error}, at byte {begin}") from error
+            text = scanner.skip_broken(first_key, is_cut=not is_whole)
+            element = _Element(begin, text, f"{error}")
+        yield element
+        if not stream and scanner.peek() == ",":
             scanner.take(",")
     if not is_whole:
         return
@@ -197,23 +268,23 @@ def _elements(
         raise DamagedError(f"the file goes on behind the end of its records, at byte {scanner.offset}")
 
 
-def _text_blocks(base: str, path: str, compression: str) -> Iterator[bytes]:
-    """Yield the bytes of a file, with spaces in place of a byte order mark."""
-    blocks = read_blocks(base, path, compression)
+def _text_blocks(file: InputFile, compression: str, encoding: str) -> Iterator[bytes]:
+    """Yield the text of a file as UTF-8, with spaces in place of a byte order mark."""
+    blocks = utf8_blocks(file.base, file.path, compression, encoding)
     for first in blocks:
         yield b"   " + first[3:] if first.startswith(b"\xef\xbb\xbf") else first
         yield from blocks
 
 
-def _holds_objects(file: InputFile, compression: str) -> bool:
+def _holds_objects(file: InputFile, compression: str, encoding: str) -> bool:
     """Return whether a file has an object over several lines; otherwise it is read as JSON lines."""
-    blocks = _text_blocks(file.base, file.path, compression)
+    blocks = _text_blocks(file, compression, encoding)
     try:
         line = next((line for line in lines_of(blocks) if not line.isspace()), b"")
         if not line.lstrip().startswith(b"{") or _is_value(line):
             return False
-        _Scanner(_text_blocks(file.base, file.path, compression)).value()
-    except DamagedError:
+        _Scanner(_text_blocks(file, compression, encoding)).value()
+    except (DamagedError, _BrokenError):
         return False
     return True
 

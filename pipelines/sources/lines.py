@@ -1,4 +1,4 @@
-"""JSON lines, plain or compressed."""
+"""JSON lines, plain or compressed, in UTF-8, UTF-16 or UTF-32 (with a byte order mark)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
+from scannery.pipelines.sources.encodings import MAX_WIDE_PARTS, utf8_blocks, wide_encoding
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.streams import lines_of, read_blocks
@@ -23,11 +24,15 @@ def split(file: InputFile, compression: str, limit: int) -> Iterator[Part]:
 
     def part(end: int | None) -> Part:
         return Part(base=file.base, path=file.path, format="jsonl", compression=compression, start=start,
-                    end=end, first=first, records=count, size_bytes=offset - start,
+                    end=end, first=first, records=count, size_bytes=offset - start, dialect=encoding,
                     digest=digest.hexdigest())  # fmt: skip
 
+    encoding = ""
     try:
-        for block in read_blocks(file.base, file.path, compression):
+        encoding = wide_encoding(read_blocks(file.base, file.path, compression))
+        if encoding:
+            limit = max(limit, file.size_bytes // MAX_WIDE_PARTS)
+        for block in utf8_blocks(file.base, file.path, compression, encoding):
             begin = 0
             while (cut := block.find(b"\n", max(begin, begin + limit - (offset - start) - 1))) >= 0:
                 digest.update(block[begin : cut + 1])
@@ -64,7 +69,9 @@ def read_lines(
     """Yield the result of `parse` for each line (its bytes, the file, its number); blank lines are skipped."""
     number = part.first
     try:
-        for line in lines_of(read_blocks(part.base, part.path, part.compression, part.start, part.end)):
+        for line in lines_of(
+            utf8_blocks(part.base, part.path, part.compression, part.dialect, part.start, part.end)
+        ):
             if not line.isspace():
                 yield parse(line, part.source, number)
             number += 1

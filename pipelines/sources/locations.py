@@ -19,9 +19,10 @@ from obstore.store import ObjectStore, from_url
 from scannery.indexer.spec.spec import CsvSpec, SourceFormat
 from scannery.pipelines.errors import InputNotFoundError
 
-__all__ = ["InputFile", "find_files", "find_remote", "open_bytes", "stamp_of"]
+__all__ = ["InputFile", "find_files", "find_remote", "leaves_folder", "open_bytes", "stamp_of"]
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://")
+_LEAVES = "a link to outside of the input's folder, which is not followed; name the file or folder itself as an input"
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -56,6 +57,9 @@ class InputFile:
     fetch: tuple[str, ...] = ()
     """Hosts that files named by this one may be fetched from (feeds)."""
 
+    problem: str = ""
+    """Why it is not read, although it was found: a link that leaves the folder."""
+
     @property
     def source(self) -> str:
         """Path or URI of the file."""
@@ -83,6 +87,9 @@ def find_files(inputs: Sequence[str]) -> list[InputFile]:
 
     An input is a file, a folder (everything below it, except names that begin with `.` or `_`), or a pattern with
     `*`, `?`, `[…]` and `**`; local, or in an object store (`gs://`, `s3://`, `az://`). A file found twice counts once.
+
+    Of symbolic links in a folder, those to files in the folder are followed. Those that leave the folder have a
+    `problem`. Links to folders are not followed, so that loops end: a folder in the input is read in its own place.
 
     Raises:
         InputNotFoundError: an input matches no file.
@@ -185,11 +192,26 @@ def _walk(base: Path, pattern: re.Pattern[str] | None, depth: int | None = None)
             folders[:] = [name for name in folders if _is_visible(name)]
         elif depth is not None and len(Path(folder).relative_to(base).parts) + 1 >= depth:
             folders.clear()  # nothing below can match, so it need not be readable either
-        for name in names:
+        linked = [name for name in folders if pattern is None and (Path(folder) / name).is_symlink()]
+        for name in names + linked:
             path = Path(folder) / name
             relative = path.relative_to(base).as_posix()
-            if _is_visible(name) if pattern is None else pattern.fullmatch(relative):
+            if not (_is_visible(name) if pattern is None else pattern.fullmatch(relative)):
+                continue
+            if leaves_folder(base.as_posix(), relative):
+                yield InputFile(base.as_posix(), relative, 0, None, problem=_LEAVES)
+            elif name not in linked:
                 yield _local_file(base, path)
+
+
+def leaves_folder(base: str, path: str) -> bool:
+    """Return whether a path below a local folder is a link to something outside of it."""
+    if _SCHEME.match(base):
+        return False
+    local = Path(base) / path
+    if not local.is_symlink():
+        return False
+    return not Path(os.path.realpath(local)).is_relative_to(os.path.realpath(base))
 
 
 def _unlisted(error: OSError) -> None:

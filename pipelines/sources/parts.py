@@ -36,7 +36,7 @@ class Part:
     format: str
     compression: str = ""
     dialect: str = ""
-    """How a file of CSV is written, and where a JSON file has its records; empty: as usual."""
+    """How a file of CSV is written; of JSON its encoding, and whether its objects are in no list; empty: as usual."""
 
     start: int = 0
     """First byte (lines, CSV; after decompression) or first row (Parquet, Avro)."""
@@ -114,6 +114,8 @@ class Record:
     row: int | None = None
     ignored: tuple[str, ...] = ()
     """What the record has and the spec does not name, where that is told (managed.py)."""
+    notes: tuple[str, ...] = ()
+    """How it was read, where that could be wrong."""
 
     def reject(
         self,

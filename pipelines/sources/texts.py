@@ -1,5 +1,7 @@
 """Text and Markdown files: one file is one record of `id`, `path`, `name`, `folder` and `text`.
 
+A file that is not UTF-8 is read by its byte order mark, or in the encoding that its letters show, with a note.
+
 Markdown also has the fields of its front matter, and a `title`.
 """
 
@@ -11,6 +13,7 @@ from hashlib import blake2b
 
 from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.sources.documents import document_record, has_bad_front_matter, markdown_fields
+from scannery.pipelines.sources.encodings import guessed_text, marked_encoding
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.streams import read_blocks, read_whole
@@ -45,15 +48,33 @@ def read(part: Part, fields: Fields) -> Iterator[Record | DeadLetter]:
         if len(data) > MAX_RECORD_BYTES:
             yield _reject(part, "too_large", f"the text is longer than {MAX_RECORD_BYTES} bytes", data)
             return
-        text = data.decode("utf-8-sig")
+        text, notes = _decoded(data)
     except UnicodeDecodeError as error:
         yield _reject(part, "encoding", f"not UTF-8: {error.reason} at byte {error.start}", data)
         return
     if part.format != "markdown":
-        yield document_record(part, {"text": text})
+        yield dataclasses.replace(document_record(part, {"text": text}), notes=notes)
         return
-    record = document_record(part, markdown_fields(text))
-    yield dataclasses.replace(record, ignored=(BAD_FRONT_MATTER,)) if has_bad_front_matter(text) else record
+    ignored = (BAD_FRONT_MATTER,) if has_bad_front_matter(text) else ()
+    yield dataclasses.replace(document_record(part, markdown_fields(text)), ignored=ignored, notes=notes)
+
+
+def _decoded(data: bytes) -> tuple[str, tuple[str, ...]]:
+    """Return the text of a file, and a note if its encoding is not UTF-8.
+
+    Raises:
+        UnicodeDecodeError: it is damaged UTF-8, or no text.
+
+    """
+    try:
+        if marked_encoding(data[:200]) in (None, "utf-8"):
+            return data.decode("utf-8-sig"), ()
+        found = guessed_text(data)
+        return data.decode("utf-8-sig") if found is None else found[0], ()
+    except UnicodeDecodeError:
+        if (found := guessed_text(data)) is None:
+            raise
+        return found[0], (f"file: text that is not UTF-8 as {found[1]}",)
 
 
 def _reject(part: Part, reason: str, message: str, data: bytes) -> DeadLetter:

@@ -28,9 +28,9 @@ class EmbeddedCatalog(BaseCatalog):
     finishes_maintenance = True
 
     @classmethod
-    def open(cls, uri: str | Path, *, device: str = "auto") -> Self:
-        """Return the catalog of a store; NotFoundError or StoreError if there is none."""
-        return cls(Store.open(uri), encoders=EncoderPool(device=device))
+    def open(cls, uri: str | Path, *, device: str = "auto", create: bool = False) -> Self:
+        """Return the catalog of a store; NotFoundError or StoreError if there is none, and none may be created."""
+        return cls(Store.open(uri, create=create), encoders=EncoderPool(device=device))
 
     def manifest(self, name: str) -> Manifest:
         """Return the manifest of an index without opening it; raises as `read_manifest`."""

@@ -224,7 +224,7 @@ def test_an_answer_can_be_explained(capsys: pytest.CaptureFixture[str], library:
         ("upsert /no/file -i library -s STORE", 3, "input '/no/file' matches no file"),
         ("upsert /dev/null -i library -s STORE", 2, "cannot tell the format of /dev/null"),
         ("delete --ids /no/file -i library -s STORE", 3, "/no/file: No such file or directory"),
-        ("search --queries /no/file -i library -s STORE", 3, "input '/no/file' matches no file"),
+        ("search --queries /no/file -i library -s STORE", 3, "queries: cannot read /no/file: No such file"),
         ("bench serve 127.0.0.1:1 -i library --queries /no/file", 3, "/no/file: No such file or directory"),
         ("top 127.0.0.1:1", 4, "no metrics at http://127.0.0.1:1/metrics: Connection refused"),
         ("nonsense", 2, "No such command 'nonsense'"),

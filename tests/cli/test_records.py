@@ -203,7 +203,7 @@ def test_queries_come_from_a_file(store: Path, tmp_path: Path, capsys: pytest.Ca
     assert "1 of 3 queries failed" in err
     status, _, err = run(capsys, "search", "text", "--queries", str(file), *where)
     assert (status, "--queries" in err) == (2, True)
-    for wrong, told in (({}, "needs text or vector"), ({"vector": "x"}, "vector must be a list of numbers")):
+    for wrong, told in (({}, "needs `text`"), ({"vector": "x"}, "`vector` must be a list of numbers")):
         file.write_text(lines([{"id": "q", **wrong}]))
         status, _, err = run(capsys, "search", "--queries", str(file), *where)
         assert (status, f"queries.jsonl, line 1: {told}" in err) == (2, True)

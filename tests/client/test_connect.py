@@ -125,6 +125,23 @@ def test_a_folder_that_is_not_there_is_not_found(tmp_path: Path) -> None:
             connect(tmp_path / "nothing")
 
 
+def test_a_store_can_be_created_for_its_first_index(tmp_path: Path) -> None:
+    store = tmp_path / "new" / "store"
+    with pytest.raises(scannery.NotFoundError, match=r"`scannery.connect\('.*/new/store', create=True\)`"):
+        scannery.connect(str(store))
+    with scannery.connect(store, create=True) as client:
+        client.create_index("notes", dimensions=2)
+        client.index("notes").upsert([{"id": "a", "vector": [1, 0]}])
+    with scannery.connect(store, create=True) as client:
+        assert client.index("notes").search([1, 0], k=1)[0].id == "a"
+
+
+def test_only_a_store_is_created() -> None:
+    for connect in (scannery.connect, scannery.aio.connect):
+        with pytest.raises(scannery.InvalidArgumentError, match="create: is for the folder of a store"):
+            connect("localhost:7077", create=True)
+
+
 @pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan"), True, "5"])
 def test_timeouts_are_positive(timeout_s: Any) -> None:
     with pytest.raises(scannery.InvalidArgumentError, match="timeout_s"):

@@ -198,3 +198,38 @@ def test_pandas_writes_what_it_reads(store, tmp_path, ending):
         "1": {"n": 7, "flag": True, "tags": ["a", "b c"], "at": dt.datetime(2024, 3, 3, tzinfo=UTC)},
         "2": {"n": None, "flag": False, "tags": ["d"], "at": None},
     }
+
+
+def test_a_table_of_mysql_with_prices_and_dates_of_zeros(store, tmp_path):
+    path = tmp_path / "shop.csv"
+    path.write_text(
+        'sku,name,price,sold,v\n1,"the \\"big\\" one",\\N,0000-00-00,"[1, 2]"\n'
+        '2,"two\\\nlines","€ 1.234,50",2024-03-02,"[2, 1]"\n3,three,"€ 1.234",2024-03-02,"[1, 1]"\n'
+    )
+    attributes = {"price": "float", "sold": "timestamp"}
+    report = build(store, path, {"id": "sku", "text": "name", "vector": "v"}, attributes)
+    assert index_of(store, "own", "text", *attributes) == {
+        "1": {"text": 'the "big" one', "price": None, "sold": None},
+        "2": {"text": "two\nlines", "price": 1234.5, "sold": dt.datetime(2024, 3, 2, tzinfo=UTC)},
+    }
+    assert report.converted == {
+        "price: a price in € as a number": 1,
+        "sold: a date of zeros (such as 0000-00-00) as no value": 1,
+    }
+    (letter,) = letters_of(store, report)
+    assert (letter.line, letter.field) == (5, "price")
+    assert "it can be 1234 or 1.234; say what the decimal mark is" in letter.message
+
+
+def test_a_broken_element_of_a_list_and_a_link_cost_themselves_only(store, tmp_path):
+    folder, outside = tmp_path / "in", tmp_path / "secret.jsonl"
+    folder.mkdir()
+    (folder / "list.json").write_text(
+        '[{"id": 1, "v": [1, 2]}, {"id": 2, "v": [1, }, {"id": 3, "v": [2, 1]}]'
+    )
+    outside.write_text('{"id": "secret", "v": [1, 2]}\n')
+    (folder / "link.jsonl").symlink_to(outside)
+    report = build(store, folder, {"vector": "v"}, {})
+    assert set(index_of(store, "own")) == {"1", "3"}
+    assert report.dead_letters == {"malformed": 1, "unreadable_file": 1}
+    assert "list.json, row 2: not JSON" in report.dead_letter_examples["malformed"]

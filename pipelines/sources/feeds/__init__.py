@@ -12,7 +12,7 @@ from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.sources.documents.document import DocumentError
 from scannery.pipelines.sources.feeds.feed_records import Entry, entries_of, is_feed
 from scannery.pipelines.sources.feeds.transcripts import local_path, transcript_of
-from scannery.pipelines.sources.locations import InputFile, open_bytes
+from scannery.pipelines.sources.locations import InputFile, leaves_folder, open_bytes
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Part, Record
 from scannery.pipelines.sources.streams import read_whole
 
@@ -111,7 +111,7 @@ def _local(part: Part, entry: Entry) -> Iterator[str]:
     """Yield the local transcripts that exist: a change of one is a change of the part."""
     for transcript in entry.transcripts:
         path = local_path(transcript.url, part.path)
-        if path is not None:
+        if path is not None and not leaves_folder(part.base, path):
             try:
                 open_bytes(part.base, path).close()
             except OSError:

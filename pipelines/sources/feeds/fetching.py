@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import ipaddress
+import math
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 __all__ = ["FetchError", "fetch"]
@@ -24,12 +25,73 @@ MOST_REDIRECTS = 3
 CACHED_BYTES = 64 * 2**20
 """Files are read twice, to plan a build and to run it."""
 
+FAILED_FOR_S = 600.0
+"""How long a URL that failed is not tried again: about a build, each unit of which would wait for it."""
+MOST_FAILURES = 3
+"""Failures of a host, one after the other, after which none of its URLs is tried again for that time."""
+MOST_KNOWN = 10_000
+"""URLs that are remembered as failed."""
+
 _CACHE: dict[str, bytes] = {}
 _CACHE_LOCK = threading.Lock()
 
 
 class FetchError(Exception):
     """A file could not be fetched, or must not be."""
+
+
+class _UnreachableError(FetchError):
+    """The host cannot be reached, or is too slow: other URLs of it will fail, too."""
+
+
+class _Failures:
+    """What failed lately, so that it is not waited for again. Safe to use from several threads.
+
+    Args:
+        clock: returns a time in seconds.
+
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, threading.Lock()
+        self._urls: dict[str, tuple[float, str]] = {}
+        self._hosts: dict[str, tuple[float, str, int]] = {}
+
+    def check(self, url: str, host: str) -> None:
+        """Raise FetchError as before if the URL failed lately, or its host failed several times."""
+        now = self._clock()
+        with self._lock:
+            at, message = self._urls.get(url, (-math.inf, ""))
+            host_at, host_message, count = self._hosts.get(host, (-math.inf, "", 0))
+        if now - at < FAILED_FOR_S:
+            raise FetchError(message)
+        if count >= MOST_FAILURES and now - host_at < FAILED_FOR_S:
+            raise FetchError(host_message)
+
+    def add(self, url: str, host: str, error: FetchError) -> None:
+        """Note a failure."""
+        now = self._clock()
+        with self._lock:
+            while len(self._urls) >= MOST_KNOWN:
+                del self._urls[next(iter(self._urls))]
+            self._urls[url] = now, f"{error}"
+            if isinstance(error, _UnreachableError):
+                self._hosts[host] = now, f"{error}", self._hosts.get(host, (0.0, "", 0))[2] + 1
+
+    def forget(self) -> None:
+        """Forget all failures."""
+        with self._lock:
+            self._urls.clear()
+            self._hosts.clear()
+
+    def clear(self, url: str, host: str) -> None:
+        """Note a success."""
+        with self._lock:
+            self._urls.pop(url, None)
+            self._hosts.pop(host, None)
+
+
+_FAILED = _Failures()
 
 
 def fetch(url: str, allowed: Sequence[str], most_bytes: int) -> bytes:
@@ -40,20 +102,37 @@ def fetch(url: str, allowed: Sequence[str], most_bytes: int) -> bytes:
 
     Raises:
         FetchError: the host is not allowed, or has a private address; the server refuses, is too slow, or sends too
-            much; or it redirects elsewhere.
+            much; or it redirects elsewhere. For ten minutes after a failure, the URL is not tried again; nor is any URL
+            of a host that could not be reached three times.
 
     """
+    parts = _split(url)
+    try:
+        is_allowed = _is_allowed(parts, allowed)
+    except ValueError as error:  # of a port that is no number
+        raise FetchError(f"not a URL: {error}") from error
+    if not is_allowed:
+        raise FetchError(f"{parts.netloc} is not in source.fetch")
     with _CACHE_LOCK:
         known = _CACHE.get(url)
-    data = (
-        _fetched(url, allowed, most_bytes)
-        if known is None or not _is_allowed(urlsplit(url), allowed)
-        else known
-    )
+    data = _fetched_once(url, parts, allowed, most_bytes) if known is None else known
     with _CACHE_LOCK:
         _CACHE[url] = data
         while sum(map(len, _CACHE.values())) > CACHED_BYTES:
             _CACHE.pop(next(iter(_CACHE)))
+    return data
+
+
+def _fetched_once(url: str, parts: SplitResult, allowed: Sequence[str], most_bytes: int) -> bytes:
+    """Return the content of a URL, without waiting again for one that failed lately."""
+    host = parts.netloc.lower()
+    _FAILED.check(url, host)
+    try:
+        data = _fetched(url, allowed, most_bytes)
+    except FetchError as error:
+        _FAILED.add(url, host, error)
+        raise
+    _FAILED.clear(url, host)
     return data
 
 
@@ -68,7 +147,7 @@ def _fetched(url: str, allowed: Sequence[str], most_bytes: int) -> bytes:
             location, data = _get(parts, allowed, most_bytes, until)
         except (OSError, http.client.HTTPException, ValueError) as error:
             _check_time(parts, until)
-            raise FetchError(f"{parts.hostname} cannot be reached: {error}") from error
+            raise _UnreachableError(f"{parts.hostname} cannot be reached: {error}") from error
         if location is None:
             return data
         url = urljoin(url, location)
@@ -122,7 +201,7 @@ def _shut(sock: socket.socket) -> None:
 
 def _check_time(parts: SplitResult, until: float) -> None:
     if time.monotonic() > until:
-        raise FetchError(f"{parts.hostname} takes more than {FETCH_S:g} s")
+        raise _UnreachableError(f"{parts.hostname} takes more than {FETCH_S:g} s")
 
 
 def _split(url: str) -> SplitResult:

@@ -12,7 +12,7 @@ from scannery.pipelines.sources.documents.document import DocumentError
 from scannery.pipelines.sources.documents.html_pages import read_html
 from scannery.pipelines.sources.feeds.feed_records import Transcript
 from scannery.pipelines.sources.feeds.fetching import FetchError, fetch
-from scannery.pipelines.sources.locations import open_bytes
+from scannery.pipelines.sources.locations import leaves_folder, open_bytes
 
 __all__ = ["MAX_TRANSCRIPT_BYTES", "Found", "local_path", "transcript_of"]
 
@@ -109,6 +109,8 @@ def _content(transcript: Transcript, base: str, feed: str, allowed: Sequence[str
     path = local_path(transcript.url, feed)
     if path is None:
         raise FetchError("not a file with the ending of a transcript below the folder of the input")
+    if leaves_folder(base, path):
+        raise FetchError("a link to outside of the folder of the input")
     with open_bytes(base, path) as file:
         data = file.read(MAX_TRANSCRIPT_BYTES + 1)
     if len(data) > MAX_TRANSCRIPT_BYTES:

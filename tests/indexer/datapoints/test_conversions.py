@@ -149,3 +149,50 @@ def test_numbers_with_separators(text, mark, number):
 def test_a_list_in_json_is_not_split():
     assert split_text('["a,b"]', ",") == '["a,b"]'
     assert split_text("a; b;", ";") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("€ 1.234,50", 1234.5), ("$1,234.50", 1234.5), ("1 234 kr", 1234.0), ("€5", 5.0), ("12,99 €", 12.99),
+        ("5,- €", 5.0), ("-$5.25", -5.25), ("$-5.25", -5.25), ("CHF 1'234.50", 1234.5), ("R$ 1.234.567", 1234567.0),
+        ("1,234.50 USD", 1234.5), ("12 EUR", 12.0), ("1\u00a0234,5\u202f€", 1234.5), ("¥1200", 1200.0),
+    ],
+)  # fmt: skip
+def test_prices_are_numbers_and_counted(text, number):
+    found = convert(text, "float")
+    assert found.value == number
+    assert found.note is not None
+    assert found.note.startswith("a price in ")
+    if number == int(number):
+        assert convert(text, "int").value == number
+
+
+@pytest.mark.parametrize("text", ["€ 1.234", "$1,234", "1.234 kr"])
+def test_a_price_that_can_be_two_numbers_is_refused_with_both(text):
+    with pytest.raises(
+        InvalidRecordError, match=r"it can be 1(234|\.234) or 1(234|\.234); say what the decimal"
+    ):
+        attribute_value(text, "float", field="price")
+
+
+@pytest.mark.parametrize(
+    "text", ["$", "5 apples", "1,23,45 €", "€ 1.2.3", "$1.234,5,6", "A4", "10 USDX", "USD"]
+)
+def test_other_texts_are_no_prices(text):
+    with pytest.raises(InvalidRecordError, match="price: must be a number"):
+        attribute_value(text, "float", field="price")
+
+
+@pytest.mark.parametrize(
+    "text", ["0000-00-00", "0000-00-00 00:00:00", "0000-00-00T00:00:00.000000Z", "0000/00/00", "00.00.0000"]
+)
+def test_dates_of_zeros_are_no_value_and_counted(text):
+    assert convert(text, "timestamp") == (None, "a date of zeros (such as 0000-00-00) as no value")
+    assert attribute_value(text, "timestamp", field="at") is None
+
+
+@pytest.mark.parametrize("text", ["2024-00-00", "0000-01-01", "0000", "00:00"])
+def test_other_dates_that_are_none_are_refused(text):
+    with pytest.raises(InvalidRecordError, match="at: must be a timestamp"):
+        attribute_value(text, "timestamp", field="at")

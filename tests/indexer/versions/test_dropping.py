@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from datetime import timedelta
@@ -21,6 +22,7 @@ from scannery.indexer import (
     read_manifest,
     verify,
 )
+from scannery.indexer.errors import MissingFileError
 from scannery.indexer.versions.dropping import drop_index
 from scannery.indexer.versions.leases import working
 from scannery.indexer.versions.versions import is_dropped
@@ -125,3 +127,88 @@ def test_what_a_failed_build_left_is_collected_or_dropped(store: Store):
     assert drop_index(store, "other").files == 2
     with pytest.raises(NotFoundError, match="there is no index 'failed'"):
         collect_garbage(store, "failed", min_age=timedelta(0))
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_commit_during_which_its_index_is_dropped_leaves_no_version_without_files(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+):
+    """Between the check of a commit and its put, a drop ends, or begins."""
+    original = Store.create
+
+    def create(self: Store, key: str, data: bytes) -> None:
+        monkeypatch.setattr(Store, "create", original)
+        if ends:
+            drop_index(self, "t", force=True)
+        else:
+            self.write("t/versions/dropped.json", b'{"token": "other"}')
+        original(self, key, data)
+
+    monkeypatch.setattr(Store, "create", create)
+    with pytest.raises(MissingFileError if ends else InUseError):
+        publish_next(store, tmp_path, 50)
+    left = {item.key for item in store.list("t/versions")}
+    assert left == (set() if ends else {"t/versions/00000001.json", "t/versions/dropped.json"})
+
+
+RACING = """
+import random, sys, time
+from scannery.indexer import Store, create_index
+from scannery.indexer.errors import IndexerError
+from scannery.indexer.versions.dropping import drop_index
+from tests.data import clustered, datapoints, publish
+from tests.indexer.test_maintenance import SPEC
+from pathlib import Path
+what, store, until = sys.argv[1], Store.open(sys.argv[2]), time.monotonic() + 3
+rows, done = datapoints(SPEC, clustered(10, 4)), 0
+while time.monotonic() < until:
+    try:
+        if what == "drop":
+            drop_index(store, "t", force=True)
+        elif what == "create":
+            create_index(store, SPEC, dimensions=4)
+        else:
+            publish(store, SPEC, rows, Path(sys.argv[3]))
+        done += 1
+    except IndexerError:
+        time.sleep(random.uniform(0, 0.1))  # two drops that repeat at once would only stop each other
+print(done)
+"""
+
+
+def test_drops_creates_and_commits_of_one_name_at_once_leave_a_whole_index_or_none(tmp_path: Path):
+    store = Store.open(tmp_path / "store", create=True)
+    kinds = ["drop", "drop", "create", "publish"]
+    folders = [tmp_path / f"{number}" for number in range(len(kinds))]
+    for folder in folders:
+        folder.mkdir()
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACING, kind, store.uri, str(folder)], cwd=ROOT,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for kind, folder in zip(kinds, folders, strict=True)
+    ]  # fmt: skip
+    ended = [process.communicate(timeout=60) for process in running]
+    assert [error for _, error in ended if error] == []
+    assert sum(int(done) for done, _ in ended) > 0
+    if list_versions(store, "t"):
+        assert verify(store, "t").problems == ()
+        assert not is_dropped(store, "t")
+    with contextlib.suppress(NotFoundError):
+        drop_index(store, "t", force=True)
+    assert list(tmp_path.joinpath("store").iterdir()) == []
+
+
+def test_gc_leaves_no_empty_folders(store: Store, tmp_path: Path):
+    assert store.local_root is not None
+    publish_next(store, tmp_path, 50)
+    store.write("t/stage/units/left.json", b"{}")
+    (store.local_root / "t" / "deletes").mkdir(exist_ok=True)
+    collect_garbage(store, "t", min_age=timedelta(0))
+    folders = [path for path in (store.local_root / "t").rglob("*") if path.is_dir()]
+    assert all(any(path.iterdir()) for path in folders)
+    assert verify(store, "t").problems == ()
+    store.write("failed/stage/units/left.json", b"{}")
+    collect_garbage(store, "failed", min_age=timedelta(0))
+    assert not (store.local_root / "failed").exists()

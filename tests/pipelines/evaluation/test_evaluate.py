@@ -167,7 +167,8 @@ def test_queries_in_columns_and_lines(tmp_path: Path) -> None:
         ('{"vector": [1]}', "line 1: needs `_id`"),
         ('{"_id": true, "text": "a"}', "line 1: `_id` must be a string, got True"),
         ('{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', "line 2: the id 'a' occurs twice"),
-        ("{", "line 1: is not JSON"),
+        ("{", "line 1: not JSON"),
+        ('{"_id": "a", "text": "x", "vector": ["a"]}', "line 1: `vector` must be a list of numbers, got"),
         ("[]", "must be a JSON object, got list"),
         ("", "is empty"),
     ],
@@ -190,7 +191,7 @@ def test_queries_for_recall_have_text_or_vector(tmp_path: Path) -> None:
     vector, text = read_recall_queries(path)
     assert (np.asarray(vector).tolist(), text) == ([1, 2.5], "words")
     path.write_text('{"vector": ["a"]}')
-    with pytest.raises(CollectionError, match="needs `text` or `vector`"):
+    with pytest.raises(CollectionError, match="`vector` must be a list of numbers"):
         read_recall_queries(path)
 
 

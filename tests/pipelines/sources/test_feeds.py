@@ -226,6 +226,7 @@ def web() -> Iterator[Any]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     fetching._CACHE.clear()
+    fetching._FAILED.forget()
     yield server
     server.shutdown()
     thread.join()
@@ -262,6 +263,46 @@ def test_fetching_is_bounded(web, monkeypatch):
     monkeypatch.setattr(fetching, "FETCH_S", 0.0)
     with pytest.raises(FetchError):
         fetch(f"{url}/1.vtt?again", [web.host], 1000)
+
+
+def test_what_failed_is_not_tried_again_by_each_unit(web):
+    web.answers["/gone.vtt"] = (404, {}, b"")
+    for _ in range(3):
+        with pytest.raises(FetchError, match="answers 404"):
+            fetch(f"http://{web.host}/gone.vtt", [web.host], 1000)
+    assert web.asked == ["/gone.vtt"]
+    assert fetch(f"http://{web.host}/1.vtt", [web.host], 1000) == VTT.encode()
+
+
+def test_a_host_that_cannot_be_reached_is_left_alone_after_three_attempts(monkeypatch):
+    tried: list[str] = []
+    real = fetching._get
+
+    def counted(parts: Any, *args: Any) -> Any:
+        tried.append(parts.path)
+        return real(parts, *args)
+
+    monkeypatch.setattr(fetching, "_get", counted)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+    messages = set()
+    for number in range(20):
+        with pytest.raises(FetchError) as caught:
+            fetch(f"http://{host}/{number}.vtt", [host], 1000)
+        messages.add(str(caught.value))
+    assert len(tried) == fetching.MOST_FAILURES
+    assert len(messages) == 1  # one line in the report
+
+
+def test_a_failure_is_forgotten_in_time():
+    now = 0.0
+    failures = fetching._Failures(lambda: now)
+    failures.add("http://a/1", "a", FetchError("a answers 503"))
+    with pytest.raises(FetchError, match="a answers 503"):
+        failures.check("http://a/1", "a")
+    failures.check("http://a/2", "a")
+    now = fetching.FAILED_FOR_S
+    failures.check("http://a/1", "a")
 
 
 def test_a_head_that_comes_byte_by_byte_does_not_hold_on(monkeypatch):

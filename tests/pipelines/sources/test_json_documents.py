@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from scannery.indexer import parse_spec
 from scannery.pipelines.dead_letters import DeadLetter
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.sources import Fields, Part, arrange, find_files, read_part, split_file
+from scannery.pipelines.sources.json_recovery import end_of_broken
 
 RECORDS: list[dict[str, Any]] = [
     {"id": "1", "text": 'a "quoted" ] } text, é 漢'},
@@ -94,7 +96,7 @@ def test_objects_over_several_lines_and_json_lines_need_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("limit", [1, 1 << 20])
-@pytest.mark.parametrize("rest", ['{"id": "5", "te', '{"id": }, {"id": 6}]', "", '{"id": 5} {"id": 6}]'])
+@pytest.mark.parametrize("rest", ['{"id": "5", "te', ""])
 def test_damage_costs_what_comes_after_it(tmp_path, rest, limit):
     path = tmp_path / "a.json"
     path.write_text(json.dumps(RECORDS)[:-1] + "," + rest)
@@ -102,6 +104,84 @@ def test_damage_costs_what_comes_after_it(tmp_path, rest, limit):
     assert found[:4] == RECORDS
     assert [letter.reason for letter in letters] == ["damaged_file"]
     assert f"nothing from record {5 + len(found[4:])} on" in letters[0].message
+
+
+BROKEN = {
+    "a value is missing": '{"id": }',
+    "a quote is missing": '{"id": "5, "text": "b"}',
+    "a quote inside": '{"id": "5", "text": "5" pipe, 3" long"}',
+    "a bracket is missing": '{"id": "5", "tags": ["a", "b"}',
+    "a bracket too much": '{"id": "5"}, "text": "b"}',
+    "words": "null null, NaN undefined",
+    "a comma too much": "",
+    "nested objects": '{"id": "5", "parts": [{"n": 1}, {"n": 2}], bad}',
+    "a bad escape": '{"id": "\\x"}',
+    "cut by an editor": '{"id": "5", "te',
+}
+
+
+@pytest.mark.parametrize("limit", [1, 30, 1 << 20])
+@pytest.mark.parametrize("separator", [", ", ",\n  "])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_an_element_that_is_not_json_costs_itself_only(tmp_path, kind, separator, limit):
+    good = [
+        {"id": "1", "text": "x, ]}"},
+        {"id": "2", "parts": [{"n": 1}, {"n": 2}]},
+        {"id": "3"},
+        {"id": "4"},
+    ]
+    texts = [json.dumps(record) for record in good]
+    texts.insert(2, BROKEN[kind])
+    path = tmp_path / "a.json"
+    path.write_text("[" + separator.join(texts) + "]")
+    found, letters = read(path, limit=limit)
+    begun = [{"id": "5"}] if kind == "a bracket too much" else []
+    assert found == good[:2] + begun + good[2:]
+    assert {letter.reason for letter in letters} == {"malformed"}
+    assert letters[0].row == 3 + len(begun)
+    assert "from byte " in letters[-1].message
+    assert letters[-1].excerpt in path.read_text()
+    path.write_text(separator.join(texts).join(['{"data": {"items": [', '], "next": 1}, "z": [{"id": 9}]}']))
+    assert read(path, "data.items", limit)[0] == found
+
+
+def test_the_place_of_a_broken_element_is_told(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"id": 1}, {"id": tru}, {"id": 3}]')
+    _, (letter,) = read(path)
+    assert (letter.row, letter.excerpt) == (2, '{"id": tru}')
+    assert "the 11 bytes from byte 12 on were skipped" in letter.message
+
+
+def test_a_list_without_a_comma_between_two_objects_loses_nothing(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"id": 1} {"id": 2}, {"id": 3}]')
+    assert read(path, limit=1) == ([{"id": 1}, {"id": 2}, {"id": 3}], [])
+
+
+def test_many_broken_elements_take_linear_time_and_little_memory(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("[" + ",\n".join(['{"id": 1, "text": "a"}', '{"id": "2, "text": "b"}'] * 5_000) + "]")
+    tracemalloc.start()
+    found, letters = read(path, limit=1 << 16)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(found), len(letters)) == (5_000, 5_000)
+    assert most_bytes < 40 << 20
+
+
+@pytest.mark.parametrize("ending", [".json", ".jsonl", ".json.gz"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("limit", [1, 1 << 20])
+def test_json_in_utf16_is_read_whole_and_in_parts(tmp_path, ending, encoding, limit):
+    path = tmp_path / f"a{ending}"
+    data = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS).encode(encoding)
+    path.write_bytes(gzip.compress(data) if ending.endswith(".gz") else data)
+    assert read(path, limit=limit) == (RECORDS, [])
+    if ".json" in path.suffixes:
+        data = json.dumps(RECORDS, ensure_ascii=False).encode(encoding)
+        path.write_bytes(gzip.compress(data) if ending.endswith(".gz") else data)
+        assert read(path, limit=limit) == (RECORDS, [])
 
 
 @pytest.mark.parametrize("limit", [1, 1 << 20])
@@ -159,3 +239,11 @@ def test_any_list_of_objects_comes_out_as_it_went_in(tmp_path, records, ascii_on
     path.write_bytes(json.dumps(records, ensure_ascii=ascii_only).encode("utf-8", "replace"))
     found, letters = read(path, limit=limit)
     assert (found, letters) == (json.loads(path.read_bytes()), [])
+
+
+@pytest.mark.parametrize("piece", ['\\"', '"', ', {"id": ', "[", ",   "])
+def test_looking_for_the_next_element_takes_linear_time(piece):
+    text = ('{"id": x' + piece * 60_000)[: 1 << 17]
+    started = time.process_time()
+    end_of_broken(text, 0, "id", is_all=True, is_cut=False)
+    assert time.process_time() - started < 5  # without the bound, 80 s

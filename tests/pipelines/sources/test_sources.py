@@ -295,7 +295,7 @@ def test_a_folder_of_texts(tmp_path):
     (tmp_path / "show" / "b.md").write_text("# Bé")
     (tmp_path / "show" / "_draft.md").write_text("hidden")
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"plain"))
-    (tmp_path / "c.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "c.txt").write_bytes(b"\xff\xff\0\1")
     records, letters = read(tmp_path)
     assert [dict(r.fields) for r in records] == [
         {"id": "a.txt.gz", "path": "a.txt.gz", "name": "a", "folder": "", "text": "plain"},
@@ -316,6 +316,35 @@ def test_an_unreadable_file_is_a_dead_letter(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "a.txt").chmod(0)
     assert [d.reason for d in read(tmp_path)[1]] == ["unreadable_file"]
+
+
+def test_links_are_followed_within_the_folder_only(tmp_path):
+    folder, outside = tmp_path / "in", tmp_path / "outside"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "..data").mkdir()
+    outside.mkdir()
+    (folder / "sub" / "a.txt").write_text("a")
+    (folder / "..data" / "b.txt").write_text("b")
+    (outside / "secret.txt").write_text("secret")
+    (folder / "b.txt").symlink_to(folder / "..data" / "b.txt")  # as Kubernetes mounts files
+    (folder / "c.txt").symlink_to(outside / "secret.txt")
+    (folder / "d").symlink_to(outside)
+    (folder / "sub" / "loop").symlink_to(folder)
+    (folder / "e.txt").symlink_to(folder / "e.txt")
+    records, letters = read(folder)
+    assert {r.fields["id"]: r.fields["text"] for r in records} == {"b.txt": "b", "sub/a.txt": "a"}
+    assert sorted((letter.source, letter.reason) for letter in letters) == [
+        (f"{folder}/{name}", "unreadable_file") for name in ("c.txt", "d", "e.txt")
+    ]
+    assert all(
+        "outside of the input's folder" in letter.message
+        for letter in letters
+        if "e.txt" not in letter.source
+    )
+    records, letters = read(folder / "*.txt")
+    assert [r.fields["id"] for r in records] == ["b.txt"]
+    records, letters = read(folder / "c.txt")  # named by the caller
+    assert [r.fields["text"] for r in records] == ["secret"]
 
 
 def test_a_dangling_link_is_a_dead_letter(tmp_path):
