@@ -45,9 +45,15 @@ NOT_RUN = {
     ("docs/quickstart.md", "scannery demo"): "tests/cli/test_demo.py runs it",
     ("docs/searching.md", "rerank=50"): "no cross-encoder is installed; tests/serving/engine has one",
     ("docs/searching.md", "Sparse({"): "needs vectors of a model for sparse retrieval",
-    ("docs/import-export.md", "gs://bucket/export"): "needs a bucket; tests/cli/test_export.py exports to folders",
+    (
+        "docs/import-export.md",
+        "gs://bucket/export",
+    ): "needs a bucket; tests/cli/test_export.py exports to folders",
     ("docs/serving.md", "gs://bucket/store"): "needs a bucket; tests/serving/process serves with workers",
-    ("docs/operations/serving.md", "pip install"): "pip would change this environment; test_tracing.py traces",
+    (
+        "docs/operations/serving.md",
+        "pip install",
+    ): "pip would change this environment; test_tracing.py traces",
 }
 """Blocks that are not run, by their page and a text in them, each with the reason."""
 
