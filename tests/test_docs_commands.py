@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,9 +58,9 @@ NOT_RUN = {
 """Blocks that are not run, by their page and a text in them, each with the reason."""
 
 SLOW = {
-    ("docs/operations/serving.md", "# doubles the rate"): "it measures for a minute",
+    "docs/operations/serving.md": "it measures for a minute; tests/cli/test_bench.py does for a second",
 }
-"""Blocks that only `make test-long` runs, each with the reason."""
+"""Pages that only `make test-long` runs, each with the reason."""
 
 ELSEWHERE = {
     "docs/evaluate.md": "tests/test_docs_evaluate.py runs it",
@@ -93,14 +93,18 @@ SHOWN = {
 """Texts that the commands of a page print."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _encoder() -> None:
+    # Torch's import must not count against the 30 s of a page's first call when the machine is busy.
+    Encoder.load(MINILM, device="cpu")
+
+
 @pytest.fixture
 def reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Reader]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
-    # Torch's import must not count against the 30 s of a page's first call when the machine is busy.
-    Encoder.load(MINILM, device="cpu")
     for name in ("SCANNERY_API_KEY", "SCANNERY_CA"):
         monkeypatch.delenv(name, raising=False)
     reader = Reader(capsys, monkeypatch)
@@ -108,8 +112,8 @@ def reader(
     reader.close()
 
 
-def listed(page: str, text: str, blocks: Iterable[tuple[str, str]]) -> bool:
-    return any(page == where and part in text for where, part in blocks)
+def is_listed(page: str, text: str) -> bool:
+    return any(page == where and part in text for where, part in NOT_RUN)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +128,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, *(pytest.param(page, marks=pytest.mark.long) for page in {page for page, _ in SLOW})]
+    "page", [pytest.param(page, marks=pytest.mark.long) if page in SLOW else page for page in PAGES]
 )
 def test_the_page_works_as_it_stands(
     page: str, reader: Reader, tmp_path: Path, request: pytest.FixtureRequest
@@ -135,16 +139,16 @@ def test_the_page_works_as_it_stands(
             pytest.skip(f"there is no {program}")
     if START in text:
         shutil.copytree(request.getfixturevalue("start"), tmp_path, dirs_exist_ok=True)
-    long = request.node.get_closest_marker("long") is not None
     for block in blocks(page):
-        if not listed(page, block.text, NOT_RUN) and (long or not listed(page, block.text, SLOW)):
+        if not is_listed(page, block.text):
             reader.run(block)
     printed = "".join(reader.outputs.values())
     assert [text for text in SHOWN.get(page, ()) if text not in printed] == []
 
 
 def test_what_is_not_run_is_listed_and_there() -> None:
-    for page, part in (*NOT_RUN, *SLOW):
+    assert SLOW.keys() <= set(PAGES)
+    for page, part in NOT_RUN:
         assert any(part in block.text for block in blocks(page)), (page, part)
     for page in PAGES:
         untagged = [block.text for block in blocks(page) if not block.language]
