@@ -21,8 +21,11 @@ wheel: $(VENV)/.ready  ## dist/scannery-VERSION-py3-none-any.whl, to install els
 	rm -f dist/scannery-*.whl
 	$(CONSTRAINED) $(BIN)/python -m build --wheel --no-isolation
 
-test: $(VENV)/.ready  ## Two tests at a time: most of the time of one goes into waiting for processes.
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+# Three on two cores: a quarter of the time of a test goes into waiting for other processes and for clocks.
+TESTS_AT_ONCE ?= 3
+
+test: $(VENV)/.ready  ## All tests but the long ones.
+	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 
 test-long: $(VENV)/.ready  ## What repeats what quicker tests do once: random operations, and kills at random moments.
 	$(BIN)/python -m pytest -n 2 --dist load -m long

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from scannery.embed import Encoder
+from scannery.pipelines import build
 from tests.data import ROOT
-from tests.pages import Reader, blocks
+from tests.pages import Reader, blocks, commands
 from tests.served import MINILM
 
 PAGES = (
@@ -22,7 +27,17 @@ PAGES = (
     "docs/sdk.md",
     "docs/encoders.md",
     "docs/spec.md",
+    "docs/live-updates.md",
+    "docs/import-export.md",
+    "docs/serving.md",
+    "docs/http.md",
+    "docs/security.md",
+    "docs/operations/serving.md",
+    "docs/operations/versions.md",
 )
+
+START = "the first commands of Searching]("
+"""What a page says whose examples begin with the index that docs/searching.md builds first."""
 
 NOT_RUN = {
     ("README.md", "make demo"): "makes an environment; tests/cli/test_demo.py runs the demo",
@@ -30,21 +45,28 @@ NOT_RUN = {
     ("docs/quickstart.md", "scannery demo"): "tests/cli/test_demo.py runs it",
     ("docs/searching.md", "rerank=50"): "no cross-encoder is installed; tests/serving/engine has one",
     ("docs/searching.md", "Sparse({"): "needs vectors of a model for sparse retrieval",
+    (
+        "docs/import-export.md",
+        "gs://bucket/export",
+    ): "needs a bucket; tests/cli/test_export.py exports to folders",
+    ("docs/serving.md", "gs://bucket/store"): "needs a bucket; tests/serving/process serves with workers",
+    (
+        "docs/operations/serving.md",
+        "pip install",
+    ): "pip would change this environment; test_tracing.py traces",
 }
 """Blocks that are not run, by their page and a text in them, each with the reason."""
+
+SLOW = {
+    "docs/operations/serving.md": "it measures for a minute; tests/cli/test_bench.py does for a second",
+}
+"""Pages that only `make test-long` runs, each with the reason."""
 
 ELSEWHERE = {
     "docs/evaluate.md": "tests/test_docs_evaluate.py runs it",
     "docs/embedding.md": "needs a TPU and models that are not installed",
-    "docs/http.md": "tests/serving/transport/http calls what it describes",
-    "docs/import-export.md": "has buckets; tests/cli/test_export.py runs the commands",
-    "docs/live-updates.md": "has servers and buckets; tests/cli/test_live.py runs the commands",
     "docs/podcasts.md": "needs transcripts that are not in the repository",
-    "docs/security.md": "needs certificates; tests/serving/security makes some",
-    "docs/serving.md": "servers that do not end; tests/serving/process starts some",
     "docs/operations/runners.md": "needs clusters; tests/pipelines runs two of the engines",
-    "docs/operations/serving.md": "needs containers and systemd; tests/test_deploy.py checks the files",
-    "docs/operations/versions.md": "synopses; tests/cli/test_index.py runs the commands",
 }
 """Other pages with commands, each with the reason."""
 
@@ -60,9 +82,21 @@ SHOWN = {
     "docs/searching.md": ("Magma rises", "Cars without petrol"),
     "docs/build.md": ("missing_text", "removed"),
     "docs/encoders.md": ("intfloat/multilingual-e5-small", "german"),
+    "docs/live-updates.md": ("Choirs", "ep-3"),
+    "docs/import-export.md": ("sift: version 1", "products: version 1"),
+    "docs/serving.md": ("Magma rises", "Serving on"),
+    "docs/security.md": ("indexer", "Magma rises"),
+    "docs/operations/serving.md": ("p99_ms",),
+    "docs/operations/versions.md": ("podcasts: version 2", "version 3"),
     "README.md": ("operations: version 1", "Versions: show, verify"),
 }
 """Texts that the commands of a page print."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _encoder() -> None:
+    # Torch's import must not count against the 30 s of a page's first call when the machine is busy.
+    Encoder.load(MINILM, device="cpu")
 
 
 @pytest.fixture
@@ -71,32 +105,56 @@ def reader(
 ) -> Iterator[Reader]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
-    # Torch's import must not count against the 30 s of a page's first call when the machine is busy.
-    Encoder.load(MINILM, device="cpu")
-    reader = Reader(capsys)
+    for name in ("SCANNERY_API_KEY", "SCANNERY_CA"):
+        monkeypatch.delenv(name, raising=False)
+    reader = Reader(capsys, monkeypatch)
     yield reader
     reader.close()
 
 
-def is_run(page: str, text: str) -> bool:
-    return not any(page == where and part in text for where, part in NOT_RUN)
+def is_listed(page: str, text: str) -> bool:
+    return any(page == where and part in text for where, part in NOT_RUN)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_page_works_as_it_stands(page: str, reader: Reader) -> None:
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the first commands of docs/searching.md make: `store`, `podcasts.yaml`, `episodes.jsonl`."""
+    folder = tmp_path_factory.mktemp("start")
+    files = [text for text in commands(blocks("docs/searching.md")[0].text) if text.startswith("cat ")]
+    subprocess.run(["bash", "-euc", "\n".join(files)], check=True, cwd=folder)
+    spec = yaml.safe_load((folder / "podcasts.yaml").read_text())
+    build(spec, [str(folder / "episodes.jsonl")], str(folder / "store"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.long) if page in SLOW else page for page in PAGES]
+)
+def test_the_page_works_as_it_stands(
+    page: str, reader: Reader, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    text = (ROOT / page).read_text()
+    for program in ("curl", "openssl"):
+        if re.search(rf"^{program} ", text, re.MULTILINE) and shutil.which(program) is None:
+            pytest.skip(f"there is no {program}")
+    if START in text:
+        shutil.copytree(request.getfixturevalue("start"), tmp_path, dirs_exist_ok=True)
     for block in blocks(page):
-        if is_run(page, block.text):
+        if not is_listed(page, block.text):
             reader.run(block)
     printed = "".join(reader.outputs.values())
     assert [text for text in SHOWN.get(page, ()) if text not in printed] == []
 
 
 def test_what_is_not_run_is_listed_and_there() -> None:
+    assert SLOW.keys() <= set(PAGES)
     for page, part in NOT_RUN:
         assert any(part in block.text for block in blocks(page)), (page, part)
     for page in PAGES:
         untagged = [block.text for block in blocks(page) if not block.language]
         assert [text for text in untagged if text.startswith(("scannery ", "pip ", "make ", "python "))] == []
+        synopses = [block.text for block in blocks(page) if block.language == "text"]
+        assert [text for text in synopses if not re.search(r"\b(INDEX|PATH|URI)\b", text)] == []
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
     guides = {page for page in pages if not page.startswith(("docs/adr/", "docs/benchmarks/"))}
     with_blocks = {page for page in guides if any(b.language != "yaml" for b in blocks(page))}

@@ -19,7 +19,7 @@ from scannery.serving import Server, ServerConfig
 from tests.data import ROOT, shared_data
 
 EXAMPLE = ROOT / "examples" / "podcasts"
-EPISODES = 60
+EPISODES = 18
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     few = folder / "few.jsonl"
     few.write_text("".join(documents.read_text().splitlines(keepends=True)[:EPISODES]))
     spec = load_spec(EXAMPLE / "spec.yaml").model_dump()
+    # Short passages: more than 1,000 of them from a few episodes.
+    spec["source"]["chunk"] = {"max_tokens": 32, "overlap_tokens": 4}
     report = build(
         parse_spec(spec | {"scann": {"exact_below_rows": 1000}}), [str(few)], str(folder / "store")
     )
+    assert report.passages > 1000
     assert (report.documents, report.dead) == (EPISODES, 0)
     return str(folder / "store")
 

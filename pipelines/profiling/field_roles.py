@@ -111,7 +111,7 @@ def find_roles(
     document_id = next((_role(p, "groups passages") for p in rest if _groups(p)), None)
     taken = {role.field.path for role in (id, text, title, vector, document_id) if role is not None}
     others = [profile for profile in profiles if profile.path not in taken]
-    attributes, left_out = _sorted_out(others, id, is_whole=is_whole)
+    attributes, left_out = _sorted_out(others, (id, text), is_whole=is_whole)
     template = _pair(rest) if id is None else None
     return Roles(id, template, text, title, vector, document_id, attributes, left_out)
 
@@ -237,7 +237,7 @@ def _short_text(profiles: Sequence[FieldProfile], title: Role | None, id: Role |
 
 def _title(profiles: Sequence[FieldProfile], text: Role | None, id: Role | None) -> Role | None:
     taken = {role.field.path for role in (text, id) if role is not None}
-    taken |= {profile.path for profile in profiles if _is_same(profile, id)}
+    taken |= {profile.path for profile in profiles if _is_same(profile, id) or _is_same(profile, text)}
 
     def can_be(profile: FieldProfile) -> bool:
         is_short = profile.is_text and 0 < profile.longest <= TITLE_CHARS and profile.words <= 20
@@ -290,11 +290,11 @@ def _groups(profile: FieldProfile) -> bool:
 
 
 def _sorted_out(
-    profiles: Sequence[FieldProfile], id: Role | None, *, is_whole: bool
+    profiles: Sequence[FieldProfile], copied: Sequence[Role | None], *, is_whole: bool
 ) -> tuple[tuple[Attribute, ...], tuple[LeftOut, ...]]:
     attributes, left_out = [], []
     for profile in profiles:
-        why = _objection(profile, id)
+        why = _objection(profile, copied)
         if why is None and is_whole and _is_constant(profile):
             why = "the same in every record"
         if why is None and profile.guess is not None:
@@ -304,8 +304,8 @@ def _sorted_out(
     return tuple(attributes), tuple(left_out)
 
 
-def _is_same(profile: FieldProfile, id: Role | None) -> bool:
-    return id is not None and bool(profile.values) and list(profile.values) == list(id.field.values)
+def _is_same(profile: FieldProfile, role: Role | None) -> bool:
+    return role is not None and bool(profile.values) and list(profile.values) == list(role.field.values)
 
 
 _OBJECTIONS: tuple[tuple[Callable[[FieldProfile], bool], str], ...] = (
@@ -316,9 +316,10 @@ _OBJECTIONS: tuple[tuple[Callable[[FieldProfile], bool], str], ...] = (
 )
 
 
-def _objection(profile: FieldProfile, id: Role | None) -> str | None:
-    if _is_same(profile, id) and id is not None:
-        return f"the same as {id.field.path}"
+def _objection(profile: FieldProfile, copied: Sequence[Role | None]) -> str | None:
+    for role in copied:
+        if role is not None and _is_same(profile, role):
+            return f"the same as {role.field.path}"
     return next((why for check, why in _OBJECTIONS if check(profile)), None)
 
 

@@ -9,16 +9,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
+import scannery
 from scannery.cli.commands import demo as demo_module
 from scannery.cli.commands.demo import demo
 from scannery.cli.main import main
-from scannery.cli.sample import EPISODES_PATH, SPEC_PATH, episodes, questions
+from scannery.cli.sample import EPISODES_PATH, SPEC_PATH, Question, episodes, questions
+from scannery.embed import Encoder
 from scannery.indexer import read_manifest
 from scannery.indexer.store.object_store import Store
+from tests.served import MINILM
 
 ASKED = [question for question in questions() if question.demo]
 
@@ -42,6 +46,48 @@ def three_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(demo_module, "EPISODES_PATH", small)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     return temporary
+
+
+@pytest.fixture(scope="module")
+def vectors(store: Path) -> np.ndarray:
+    """Vectors of the episodes, in their order."""
+    with scannery.connect(store) as client:
+        points = client.index("sample").get([row["id"] for row in episodes()], vectors=True)
+    return np.stack([point.vector for point in points if point is not None and point.vector is not None])
+
+
+@pytest.fixture(scope="module")
+def asked() -> dict[str, np.ndarray]:
+    """Vectors of all questions, by their texts."""
+    texts = [question.question for question in questions()]
+    return dict(zip(texts, Encoder.load(MINILM, device="cpu").encode_queries(texts), strict=True))
+
+
+@pytest.mark.parametrize("question", questions(), ids=lambda question: question.question)
+def test_the_encoder_ranks_the_expected_episodes_first(
+    question: Question, vectors: np.ndarray, asked: dict[str, np.ndarray]
+):
+    scores_N = vectors @ asked[question.question]
+    ranked = map(episodes().__getitem__, np.argsort(-scores_N))
+    allowed = [row["id"] for row in ranked if _passes(row, question)]
+    assert set(question.expect) <= set(allowed[: question.within])
+
+
+def _passes(row: dict[str, Any], question: Question) -> bool:
+    """The few operators that the questions use; the real ones are tested with the engine."""
+    for name, wanted in question.where.items():
+        tests = wanted if isinstance(wanted, dict) else {"$eq": wanted}
+        for operator, bound in tests.items():
+            value = row[name]
+            if not {"$eq": value == bound, "$gte": value >= bound, "$lte": value <= bound}[operator]:
+                return False
+    return True
+
+
+def test_no_two_episodes_mean_the_same(vectors: np.ndarray):
+    similarity_NN = vectors @ vectors.T
+    np.fill_diagonal(similarity_NN, 0)
+    assert similarity_NN.max() < 0.7
 
 
 def test_every_question_finds_its_episode(store: Path):

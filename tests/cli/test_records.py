@@ -211,8 +211,8 @@ def test_queries_come_from_a_file(store: Path, tmp_path: Path, capsys: pytest.Ca
 
 def test_a_server_that_goes_away_is_not_a_refused_record(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "more.jsonl"
-    file.write_text(lines([record(number % 12) for number in range(60)]))
-    with serving(store) as server, scannery.connect(server.address, timeout_s=2) as client:
+    file.write_text(lines([record(number % 12) for number in range(24)]))
+    with serving(store) as server, scannery.connect(server.address, timeout_s=1) as client:
         upload = Upload(client.index("shop"), [str(file)], 2, lambda _: server.stop())
         with pytest.raises((scannery.UnavailableError, scannery.DeadlineExceededError)):
             upload.upsert(skips=True)

@@ -38,7 +38,7 @@ class Slow:
 
 
 def fork_some() -> None:
-    for _ in range(10):
+    for _ in range(5):
         if not (child := os.fork()):
             os._exit(0)
         os.waitpid(child, 0)

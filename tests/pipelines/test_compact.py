@@ -33,8 +33,9 @@ def test_it_merges_the_segments_of_each_shard(store, write):
 def test_it_refuses_what_is_not_there_or_damaged(store, write):
     with pytest.raises(NotFoundError, match="no index"):
         compact("vectors", store.uri)
-    run(store, write("a.jsonl", vector_records(0, 2400)), spec=SPEC)
-    run(store, write("b.jsonl", vector_records(2400, 2500)), spec=SPEC)
+    spec = SPEC | {"shards": 1}
+    run(store, write("a.jsonl", vector_records(0, 1200)), spec=spec)
+    run(store, write("b.jsonl", vector_records(1200, 1250)), spec=spec)
     entry = manifest_of(store).segments[1]
     store.write(f"vectors/{entry.key}", b"x" * entry.size_bytes)
     with pytest.raises(CorruptError, match="SHA-256"):

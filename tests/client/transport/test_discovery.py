@@ -354,7 +354,11 @@ time.sleep(float(sys.argv[2]))
         assert (done.returncode, done.stderr) == (0, "")
 
 
-async def test_coroutines_find_and_lose_http_as_threads_do(speaker: Speaker) -> None:
+async def test_coroutines_find_and_lose_http_as_threads_do(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery_module, "_FIRST_WAIT_S", 0.2)
+
     async def wire(client: scannery.aio.AsyncClient) -> int:
         return (await client.index("any").search([1.0])).version
 

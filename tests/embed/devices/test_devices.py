@@ -21,6 +21,7 @@ from scannery.embed.batching import Bucket, bucket_batches, choose_buckets, snug
 from scannery.embed.devices import precision as precision_module
 from scannery.embed.devices.cores import on_cores
 from scannery.embed.devices.cpu import CpuDevice
+from scannery.embed.devices.factory import open_device
 from scannery.embed.devices.out_of_memory import halving
 from scannery.embed.devices.protocol import cosines
 from tests.embed.tiny_models import make_model
@@ -215,9 +216,9 @@ def test_bfloat16_is_faithful_on_the_real_model(minilm: Encoder, minilm_folder: 
 
 
 @pytest.mark.parametrize("name", ["tpu", "cpu:1", "cuda:x", "", "xla:0"])
-def test_unknown_devices_are_refused(name: str, minilm_folder: Path) -> None:
+def test_unknown_devices_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="device must be auto, cpu, cuda, cuda:N or xla"):
-        Encoder.load(minilm_folder, device=name)
+        open_device(name, "auto", max_tokens=128)
 
 
 def test_absent_devices_and_unfit_types_are_refused(minilm_folder: Path) -> None:
@@ -226,10 +227,14 @@ def test_absent_devices_and_unfit_types_are_refused(minilm_folder: Path) -> None
             Encoder.load(minilm_folder, device="cuda")
     if "torch_xla" not in sys.modules and not _has_torch_xla():
         with pytest.raises(DeviceError, match="torch_xla is not installed"):
-            Encoder.load(minilm_folder, device="xla")
-    for options in ({"dtype": "float16"}, {"dtype": "int8"}, {"threads": 0}):
-        with pytest.raises(InvalidArgumentError, match=f"{next(iter(options))} must be"):
-            Encoder.load(minilm_folder, device="cpu", **options)
+            open_device("xla", "auto", max_tokens=128)
+    with pytest.raises(InvalidArgumentError, match="dtype must be"):
+        Encoder.load(minilm_folder, device="cpu", dtype="float16")
+    for dtype, threads in (("int8", None), ("auto", 0)):
+        with pytest.raises(
+            InvalidArgumentError, match="dtype must be" if threads is None else "threads must be"
+        ):
+            open_device("cpu", dtype, threads=threads, max_tokens=128)
 
 
 def _has_torch_xla() -> bool:

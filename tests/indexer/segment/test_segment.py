@@ -42,7 +42,7 @@ from scannery.indexer.scann.config import choose_config
 from scannery.indexer.tuning.settings_choice import recall_by_score
 from tests.data import ROOT, clustered, datapoints, first_quick, publish
 
-ROWS = 21_000
+ROWS = 6_000
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def spec_for(distance: str) -> IndexSpec:
             "distance": distance,
             "attributes": {"number": "int", "tags": "string_list"},
             # SOAR is for inner products; one of the two uses it here.
-            "scann": {"soar": distance == "dot"},
+            "scann": {"soar": distance == "dot", "exact_below_rows": 5_000},
         }
     )
 
@@ -296,7 +296,7 @@ def test_a_native_death_is_an_error_that_names_the_shard(tmp_path: Path):
     vectors = clustered(ROWS, 4)
     vectors[5] = np.nan
     np.save(tmp_path / "vectors.npy", vectors)
-    config = choose_config(ROWS, 4, "dot", ScannSpec())
+    config = choose_config(ROWS, 4, "dot", ScannSpec(exact_below_rows=5_000))
     assert config is not None
     died = r"shard 3: the ScaNN build (was killed by SIG|failed with status)"
     with (
@@ -309,7 +309,7 @@ def test_a_native_death_is_an_error_that_names_the_shard(tmp_path: Path):
 def test_the_death_of_the_tuner_is_an_error_that_names_the_shard(tmp_path: Path):
     np.save(tmp_path / "vectors.npy", clustered(ROWS, 4))
     np.save(tmp_path / "queries.npy", clustered(10, 3))
-    config = choose_config(ROWS, 4, "dot", ScannSpec())
+    config = choose_config(ROWS, 4, "dot", ScannSpec(exact_below_rows=5_000))
     assert config is not None
     with ScannBuild(config, "dot", folder=tmp_path, name="shard 3") as build:
         build.tune()

@@ -114,9 +114,10 @@ def test_passages_of_documents():
 def test_what_is_left_out_says_why():
     ids = ["a", "b", "c", "d"]
     same: dict[str, list[Any]] = {"status": ["ok"] * 4, "empty": [None] * 4, "parts": [[{"x": 1}]] * 4}
-    found = roles_of(rows(id=ids, key=ids, text=TEXTS, **same))
+    found = roles_of(rows(id=ids, key=ids, text=TEXTS, notes=TEXTS, **same))
     assert {one.field.path: one.why for one in found.left_out} == {
         "key": "the same as id",
+        "notes": "the same as text",
         "status": "the same in every record",
         "empty": "has no value in the sample",
         "parts": "lists or mappings; one such field can be the `payload`",

@@ -103,7 +103,7 @@ def columns_of(draw: st.DrawFn, rows: int) -> dict[str, pa.Array]:
     return {name: values for name, values in columns.items() if name not in left_out}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_both_ways_make_the_same_of_anything(data):
     spec = SPEC | {"distance": data.draw(st.sampled_from(["cosine", "dot"]))}

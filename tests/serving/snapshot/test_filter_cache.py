@@ -252,7 +252,7 @@ def test_what_a_cache_holds_is_counted_whatever_filters_match(max_bytes: int) ->
     cache.mask(segment, nodes_of({"show": "gotime"})[0])  # type: ignore[arg-type]  # which makes the index of the field
 
     def fill() -> None:
-        for number in range(150):
+        for number in range(60):
             wanted = [f"no show has a name such as this, {number} {each}" for each in range(400)]
             [node] = nodes_of({"$or": [{"show": {"$in": wanted}}, {"show": f"nor {number}"}]})
             assert not cache.mask(segment, node).any()  # type: ignore[arg-type]
