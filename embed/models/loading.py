@@ -45,7 +45,7 @@ def load_model(
     Args:
         model: name or folder, as for `Encoder.load`.
         options: options that affect the vectors.
-        device: name of the device it will run on; models are loaded from notes only for a CPU.
+        device: name of the device it will run on; models are loaded from notes for a CPU and for XLA.
         expected: fingerprint that it must have. The hashes of its files are compared before any is loaded.
 
     Raises:
@@ -70,9 +70,12 @@ def _loaded(
     folder: Path, label: str, options: ModelOptions, known: Known, kind: str
 ) -> tuple[Any, Fingerprint]:
     fingerprint = known.fingerprint(label)
-    if kind == "cpu" and fingerprint and (modules := _lean(folder, known)) is not None:
+    if kind in ("cpu", "xla") and fingerprint and (modules := _lean(folder, known)) is not None:
         return modules, fingerprint
-    return _load_by_library(folder, label, options, known)
+    modules, fingerprint = _load_by_library(folder, label, options, known)
+    if kind == "xla" and (lean := _lean(folder, known)) is not None:
+        return lean, fingerprint  # as at the next time: workers must compile equal programs, to share them
+    return modules, fingerprint
 
 
 def _load_by_library(
