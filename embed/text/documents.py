@@ -25,6 +25,7 @@ __all__ = [
     "DocumentEncoder",
     "cut",
     "cut_all",
+    "embedded_texts",
     "encode_passages",
     "passage_columns",
     "uncut",
@@ -130,7 +131,7 @@ def encode_passages(
     texts = [
         text
         for title, own in zip(titles, passages, strict=True)
-        for text in _embedded_texts(title, own, chunker)
+        for text in embedded_texts(title, own, chunker)
     ]
     vectors_ND = np.empty((len(texts), encoder.dimensions), np.float32)
     problems: dict[int, str] = {}
@@ -177,7 +178,7 @@ def _encode_into(
         _encode_into(vectors_ND, texts, middle, end, encoder, problems, cut_tokens)
 
 
-def _embedded_texts(title: str | None, passages: Sequence[Passage], chunker: Chunker | None) -> Iterator[str]:
+def embedded_texts(title: str | None, passages: Sequence[Passage], chunker: Chunker | None) -> Iterator[str]:
     """Yield the texts of a document's passages, each below its title: the document's and that of its section."""
     for section, run in groupby(passages, key=lambda passage: passage.section):
         front = passage_title(title, section)

@@ -12,6 +12,7 @@ from scannery.pipelines.execution.chain import EncoderHandle, one_encoder, run_i
 from scannery.pipelines.execution.failures import restored
 from scannery.pipelines.execution.runners import new_pipeline
 from scannery.pipelines.execution.up_to_date import publish_finished
+from scannery.pipelines.planning.padded_widths import with_widths
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.stages.embed import finished_unit
 from scannery.pipelines.stages.publish import BuildRecord, read_record
@@ -78,7 +79,7 @@ def _run_until_sound(
     progress: ProgressCallback | None,
 ) -> None:
     for attempt in range(1, ATTEMPTS + 1):
-        planned = _with_catalogue(job, units, store)
+        planned = _with_plan(job, units, store, engine)
         try:
             with watched(planned, store, units, progress), _catalogue_removed(planned, store):
                 _run(planned, units, shard_changes, engine)
@@ -88,10 +89,12 @@ def _run_until_sound(
                 raise
 
 
-def _with_catalogue(job: Job, units: Sequence[WorkUnit], store: Store) -> Job:
+def _with_plan(job: Job, units: Sequence[WorkUnit], store: Store, engine: Engine) -> Job:
+    """Return the job with what its workers need to embed, if a unit is left to embed."""
     pending = any(finished_unit(unit, job, store) is None for unit in units)
     if not (job.embeds and pending):
         return job
+    job = with_widths(job, [part for unit in units for part in unit.parts], engine.encoder)
     has_catalogue = write_catalogue(store, job.index, job.build_id, dimensions=job.dimensions)
     return dataclasses.replace(job, has_catalogue=has_catalogue)
 
@@ -128,7 +131,7 @@ def _runs_here(units: Sequence[WorkUnit], engine: Engine) -> bool:
 def _run_here(
     job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], engine: Engine
 ) -> None:
-    run_in_process(job, units, shard_changes, _with_loaded(one_encoder(), engine))
+    run_in_process(job, units, shard_changes, _with_loaded(one_encoder(), job, engine))
 
 
 def _run_by_beam(
@@ -137,14 +140,15 @@ def _run_by_beam(
     pipeline = new_pipeline(engine.runner, engine.options)
     from scannery.pipelines.execution.beam_pipeline import add_build, new_encoder_handle
 
-    add_build(pipeline, job, units, _with_loaded(new_encoder_handle(), engine), shard_changes)
+    add_build(pipeline, job, units, _with_loaded(new_encoder_handle(), job, engine), shard_changes)
     state = pipeline.run().wait_until_finish()
     if state not in (None, "DONE"):
         raise PipelineError(f"the runner ended in state {state}")
 
 
-def _with_loaded(encoders: EncoderHandle, engine: Engine) -> EncoderHandle:
+def _with_loaded(encoders: EncoderHandle, job: Job, engine: Engine) -> EncoderHandle:
     loaded = engine.encoder.loaded if engine.encoder else None
     if loaded is not None:
+        loaded.use_widths(job.widths)
         encoders.acquire(lambda: loaded)
     return encoders

@@ -92,6 +92,9 @@ class Job:
     max_dead_letters: float | None = None
     """Most dead letters allowed: a number from 1 (or 0), or a share of the records below 1."""
 
+    widths: tuple[int, ...] = ()
+    """To how many tokens workers on XLA pad the texts of large batches (planning/padded_widths.py)."""
+
     started_at: float = 0.0
     """When the build began, in seconds since the epoch."""
 
