@@ -56,8 +56,9 @@ def few_row_buckets(longest: int, chips: int = 1) -> list[Bucket]:
 
 
 def bulk_buckets(widths: Sequence[int], chips: int = 1) -> list[Bucket]:
-    """Return a shape of BUDGET_TOKENS tokens, about, for each width; rows are a multiple of eight for each chip."""
-    return [Bucket(_rows(_budget(chips) // width, 8 * chips), width, fixed=True) for width in widths]
+    """Return a shape of BUDGET_TOKENS tokens, about, for each width; rows are a multiple of eight for each chip,
+    or of the chips where the budget holds fewer."""
+    return [Bucket(_rows(_budget(chips) // width, chips), width, fixed=True) for width in widths]
 
 
 def plan_widths(lengths_N: np.ndarray, longest: int) -> tuple[int, ...]:
@@ -91,5 +92,7 @@ def _budget(chips: int) -> int:
     return max(BUDGET_TOKENS, CHIP_TOKENS * chips)
 
 
-def _rows(rows: int, step: int) -> int:
-    return rows - rows % step if rows >= step else max(1, rows)
+def _rows(rows: int, chips: int) -> int:
+    """Return at most so many rows that the chips can divide; at least one."""
+    step = next((step for step in (8 * chips, chips) if rows >= step), 1)
+    return max(1, rows - rows % step)

@@ -201,9 +201,14 @@ def save(facts: dict[str, Any], vectors: np.ndarray) -> None:
     np.save(model_folder().parent / "vectors.npy", vectors)
 
 
+def make_smaller() -> None:
+    make_small(setattr)
+    xla_shapes.LEAST_WIDTH, xla_shapes.MAX_WIDTHS = 64, 2
+
+
 def in_a_process(part: str, folder: Path, chips: int = 1, **options: str) -> tuple[dict[str, Any], Any]:
     """Run a function of this module in a new process: chips are shared out before the first of them is used."""
-    code = f"from tests.embed.devices import test_xla as own; own.make_small(setattr); own.{part}()"
+    code = f"from tests.embed.devices import test_xla as own; own.make_smaller(); own.{part}()"
     environment = {
         **os.environ,
         "PJRT_DEVICE": "CPU",
@@ -211,17 +216,17 @@ def in_a_process(part: str, folder: Path, chips: int = 1, **options: str) -> tup
         "SCANNERY_TEST_FOLDER": str(folder),
         **{f"SCANNERY_TEST_{name}": value for name, value in options.items()},
     }
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=150, cwd=ROOT, env=environment)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600, cwd=ROOT, env=environment)
     facts = folder / "facts.json"
     return (json.loads(facts.read_text()), np.load(folder / "vectors.npy")) if facts.exists() else ({}, None)
 
 
-@pytest.mark.parametrize("kind", ["bert-cls", "roberta-mean-max"])
-def test_one_process_drives_all_chips_of_a_host(kind: str, tmp_path: Path) -> None:
-    here = Encoder.load(make_model(kind, tmp_path), device="cpu", dtype="float32")
+def test_one_process_drives_all_chips_of_a_host(tmp_path: Path) -> None:
+    # Of the test models, the one whose vectors XLA leaves divided unless told otherwise.
+    here = Encoder.load(make_model("roberta-mean-max", tmp_path), device="cpu", dtype="float32")
     facts, vectors = in_a_process("on_all_chips", tmp_path, chips=4)
     assert facts["chips"] == 4
-    assert facts["rows"].count(1) == 2, "a row on each chip"
+    assert facts["rows"].count(1) == 1, "on every chip"
     assert all(rows % 4 == 0 for rows in facts["rows"] if rows > 1), "rows divided among the chips"
     assert facts["late"] == 0, "programs compiled after the first calls"
     expected = np.concatenate([here.encode_documents(TEXTS), here.encode_queries(["the dog sleeps"])])

@@ -55,6 +55,7 @@ def test_few_texts_cost_little() -> None:
 
 def test_rows_are_divided_among_chips_and_wide_shapes_stay_in_the_budget() -> None:
     assert bulk_buckets([128, 8192], chips=4) == [Bucket(512, 128, fixed=True), Bucket(8, 8192, fixed=True)]
+    assert bulk_buckets([6000], chips=4) == [Bucket(8, 6000, fixed=True)]
     assert bulk_buckets([128], chips=8) == [Bucket(1024, 128, fixed=True)]
     assert max(bucket.rows * bucket.width for bucket in few_row_buckets(8192)) == 65_536
 
