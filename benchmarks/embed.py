@@ -292,7 +292,10 @@ def xla(_: argparse.Namespace) -> None:
             [f"padding share, 65,536 texts like {len(sample)} {kind}", f"{padding_share(here, sample):.1%}"]
         )
     # A TPU's steps would take a CPU half a minute each.
-    shapes.MAX_WIDTHS, shapes.BUDGET_TOKENS, shapes.FEW_ROWS, device.BULK_TEXTS = 4, 1024, (1, 8), 64
+    small: dict[str, Any] = {"MAX_WIDTHS": 4, "BUDGET_TOKENS": 1024, "FEW_ROWS": (1, 8)}
+    for name, value in small.items():
+        setattr(shapes, name, value)
+    device.BULK_TEXTS = 64
     texts = [" ".join(text.split()[: n % 200]) for n, text in enumerate(paragraphs()[:200])]  # all lengths
     there = Encoder.load(MODEL, device="xla", widths=here.plan_widths(corpus[:4000]))
     started = time.perf_counter()

@@ -20,6 +20,7 @@ import numpy as np
 from scannery.embed.batching import Batch, Bucket, fitted_batches
 from scannery.embed.devices.precision import FAITHFUL_COSINE, logger, lower_precision, worst_cosine
 from scannery.embed.devices.protocol import Emit, Forward, Work
+from scannery.embed.devices.static_masks import use_static_masks
 from scannery.embed.devices.xla_chips import compilations, launch, open_chips
 from scannery.embed.devices.xla_shapes import (
     LONGEST_WIDTH,
@@ -28,7 +29,6 @@ from scannery.embed.devices.xla_shapes import (
     few_row_buckets,
     plan_widths,
 )
-from scannery.embed.devices.xla_static import always_mask, pool_statically
 from scannery.embed.errors import InvalidArgumentError, RecompilationError
 from scannery.embed.tokenization import Features
 
@@ -119,8 +119,7 @@ class XlaDevice:
                 logger.warning("bfloat16 reaches a cosine of only %.5f on this model; using float32", cosine)
         elif wanted == "bfloat16":
             model, self.dtype = lower_precision(model, "bfloat16"), "bfloat16"
-        always_mask(model)
-        pool_statically(model)
+        use_static_masks(model)
         with _TRACING:
             self._model = model.to(self._chips.device)
         self._forward, self._kinds = forward, [_constants(probe) for probe in probes]

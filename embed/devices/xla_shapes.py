@@ -56,8 +56,7 @@ def few_row_buckets(longest: int, chips: int = 1) -> list[Bucket]:
 
 
 def bulk_buckets(widths: Sequence[int], chips: int = 1) -> list[Bucket]:
-    """Return a shape of BUDGET_TOKENS tokens, about, for each width; rows are a multiple of eight for each chip,
-    or of the chips where the budget holds fewer."""
+    """Return a shape of about BUDGET_TOKENS tokens for each width, with rows that the chips can divide."""
     return [Bucket(_rows(_budget(chips) // width, chips), width, fixed=True) for width in widths]
 
 

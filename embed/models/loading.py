@@ -26,6 +26,8 @@ _LOG = logging.getLogger(__name__)
 LEAN_ENVIRONMENT = "SCANNERY_LEAN"
 """Environment variable: with 0, every model is loaded with sentence-transformers."""
 
+LEAN_DEVICES = ("cpu", "cuda", "xla")
+
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -45,7 +47,7 @@ def load_model(
     Args:
         model: name or folder, as for `Encoder.load`.
         options: options that affect the vectors.
-        device: name of the device it will run on; models are loaded from notes for a CPU and for XLA.
+        device: name of the device it will run on; models are loaded from notes only for those of LEAN_DEVICES.
         expected: fingerprint that it must have. The hashes of its files are compared before any is loaded.
 
     Raises:
@@ -70,12 +72,15 @@ def _loaded(
     folder: Path, label: str, options: ModelOptions, known: Known, kind: str
 ) -> tuple[Any, Fingerprint]:
     fingerprint = known.fingerprint(label)
-    if kind in ("cpu", "xla") and fingerprint and (modules := _lean(folder, known)) is not None:
+    if kind not in LEAN_DEVICES:
+        return _load_by_library(folder, label, options, known)
+    if fingerprint and (modules := _lean(folder, known)) is not None:
         return modules, fingerprint
-    modules, fingerprint = _load_by_library(folder, label, options, known)
-    if kind == "xla" and (lean := _lean(folder, known)) is not None:
-        return lean, fingerprint  # as at the next time: workers must compile equal programs, to share them
-    return modules, fingerprint
+    loaded, fingerprint = _load_by_library(folder, label, options, known)
+    # CUDA: it takes packed batches. XLA: its program is that of the next load, so that workers share it.
+    if kind != "cpu" and (modules := _lean(folder, known)) is not None:
+        return modules, fingerprint
+    return loaded, fingerprint
 
 
 def _load_by_library(

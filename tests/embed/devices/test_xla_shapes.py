@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scannery.embed import Encoder, InvalidArgumentError
-from scannery.embed.batching import Bucket, fitted_batches
+from scannery.embed.batching import Batch, Bucket, fitted_batches
 from scannery.embed.devices.xla import STEP_TOKENS, XlaDevice
 from scannery.embed.devices.xla_shapes import bulk_buckets, check_widths, few_row_buckets, plan_widths
 from tests.data import shared_data
@@ -16,7 +16,7 @@ from tests.data import shared_data
 LENGTHS = st.lists(st.integers(0, 256), max_size=300).map(lambda values: np.array(values, np.int64))
 
 
-def computed(batches: list) -> int:
+def computed(batches: list[Batch]) -> int:
     return sum(batch.bucket.rows * batch.bucket.width for batch in batches)
 
 

@@ -1,4 +1,8 @@
-"""Changes to a model so that its graph does not depend on the values of a mask, as XLA's static graphs cannot."""
+"""Attention masks that are applied without a look at their values.
+
+By default transformers asks whether a mask is all ones, in order to leave it out. On an accelerator this question waits
+for the device, once for each batch, and a static graph cannot contain it.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,21 @@ from typing import Any
 
 from scannery.embed.library_output import quiet
 
-__all__ = ["always_mask", "pool_statically"]
+__all__ = ["use_static_masks"]
 
 STATIC, STATIC_EAGER = "scannery_static", "scannery_static_eager"
 
 
-def always_mask(model: Any) -> None:
-    """Make the transformer apply its attention mask in any case.
+def use_static_masks(model: Any) -> None:
+    """Make a model of sentence-transformers apply every mask that it gets; without one it attends to all tokens.
 
-    Usually it leaves out a mask of all ones. A static graph cannot depend on the values of a mask.
+    Args:
+        model: its modules; others than those of transformers are left as they are.
+
     """
+    for module in model:
+        if hasattr(module, "_exclude_prompt_from_mask"):
+            module._exclude_prompt_from_mask = _without_prompt
     transformer = getattr(model[0], "auto_model", None)
     if transformer is None:
         return
@@ -26,8 +35,8 @@ def always_mask(model: Any) -> None:
     from transformers.masking_utils import eager_mask, sdpa_mask
 
     AttentionInterface.register(STATIC, sdpa_attention_forward)
-    AttentionMaskInterface.register(STATIC, partial(_full_mask, sdpa_mask))
-    AttentionMaskInterface.register(STATIC_EAGER, partial(_full_mask, eager_mask))
+    AttentionMaskInterface.register(STATIC, partial(_whole_mask, sdpa_mask))
+    AttentionMaskInterface.register(STATIC_EAGER, partial(_whole_mask, eager_mask))
     with quiet():
         transformer.set_attn_implementation(STATIC)
     if transformer.config._attn_implementation != STATIC:
@@ -35,20 +44,16 @@ def always_mask(model: Any) -> None:
         transformer.config._attn_implementation = STATIC_EAGER
 
 
-def pool_statically(model: Any) -> None:
-    """Make pooling leave out prompts by tensor operations alone: a static graph cannot read values of a mask."""
-    for module in model:
-        if hasattr(module, "_exclude_prompt_from_mask"):
-            module._exclude_prompt_from_mask = _without_prompt
+def _whole_mask(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("attention_mask") is not None:
+        kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return make(*args, **kwargs)
 
 
 def _without_prompt(mask_BT: Any, prompt_length: int) -> Any:
+    """Return the mask without the tokens of the prompt, behind the padding of a left-padded text."""
     import torch
 
     padding_B1 = mask_BT.to(torch.int32).argmax(dim=1, keepdim=True)
     positions_1T = torch.arange(mask_BT.size(1), device=mask_BT.device).unsqueeze(0)
     return mask_BT * (positions_1T >= padding_B1 + prompt_length).to(mask_BT.dtype)
-
-
-def _full_mask(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return make(*args, **kwargs | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
