@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from scannery.indexer import Store
+from scannery.indexer.spec.spec import EncoderSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.pipelines import RunnerError, build
 from scannery.pipelines.building import new_job
 from scannery.pipelines.planning.build_plan import cut_input
 from scannery.pipelines.planning.padded_widths import sampled_passages, with_widths
-from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder, load_encoder
 from scannery.pipelines.sources import find_files
 from tests.embed.tiny_models import make_model
 
@@ -66,9 +67,8 @@ def test_the_whole_input_is_sampled(spec: dict[str, Any], tmp_path: Path) -> Non
     # Titles are in front of the texts, and both files are in the sample.
     assert set(texts) == {"fox\ndogs", "fox\ndogs and foxes jump"}
     assert 0.4 < np.mean([text == "fox\ndogs" for text in texts]) < 0.6
-    lengths = (
-        PlannedEncoder(parse_spec(spec).encoder).load_on_cpu()._documents.prepare([*set(texts)]).lengths_N
-    )  # type: ignore[arg-type]
+    encoder = load_encoder(EncoderSpec(model=spec["encoder"]["model"], device="cpu"))
+    lengths = encoder._documents.prepare([*set(texts)]).lengths_N
     # Widths are in steps of eight tokens, and the model's limit is the widest.
     assert set(job.widths) == {*(int(-(-length // 8) * 8) for length in lengths), 64}
 
