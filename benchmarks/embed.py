@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.report import environment, shared_data, table
 from scannery.embed import Encoder
-from scannery.embed.batching import bucket_batches, choose_buckets
+from scannery.embed.batching import Bucket, fitted_batches
 from scannery.embed.devices.protocol import cosines
 from scannery.embed.models.model_files import find_model
 
@@ -279,74 +279,98 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def xla(_: argparse.Namespace) -> None:
-    """Measure compilations after warm-up, the difference to the CPU, padding, and both methods of compilation."""
+    """Measure compilations after warm-up, the difference to the CPU, padding, and the host's time for a step."""
     from scannery.embed.devices import xla as device
+    from scannery.embed.devices import xla_shapes as shapes
     from scannery.embed.devices.xla import compilations
 
-    device.BUDGET_TOKENS = 2048  # a TPU's batch size would take a CPU half a minute per batch
     here = Encoder.load(MODEL, device="cpu", dtype="float32")
-    there = Encoder.load(MODEL, device="xla")
     corpus = chunks(here)
-    texts = [" ".join(text.split()[: n % 200]) for n, text in enumerate(paragraphs()[:400])]  # all lengths
+    rows: list[list[Any]] = []
+    for kind, sample in (("paragraphs", paragraphs()), ("chunks", corpus)):
+        rows.append(
+            [f"padding share, 65,536 texts like {len(sample)} {kind}", f"{padding_share(here, sample):.1%}"]
+        )
+    # A TPU's steps would take a CPU half a minute each.
+    small: dict[str, Any] = {"MAX_WIDTHS": 4, "BUDGET_TOKENS": 1024, "FEW_ROWS": (1, 8)}
+    for name, value in small.items():
+        setattr(shapes, name, value)
+    device.BULK_TEXTS = 64
+    texts = [" ".join(text.split()[: n % 200]) for n, text in enumerate(paragraphs()[:200])]  # all lengths
+    there = Encoder.load(MODEL, device="xla", widths=here.plan_widths(corpus[:4000]))
     started = time.perf_counter()
+    there.encode_queries(["warm"])
     there.encode_documents(corpus[:64])
     warm, first = compilations(), time.perf_counter() - started
     vectors = there.encode_documents(texts)
     there.encode_queries(texts[:5])
-    rows: list[list[Any]] = [
+    error = np.abs(vectors - here.encode_documents(texts)).max()
+    rows += [
         ["programs compiled by warm-up", warm],
         ["shapes", ", ".join(f"{b.rows}×{b.width}" for b in there._device.buckets)],  # type: ignore[attr-defined]
         ["warm-up and first 64 passages, s", f"{first:.1f}"],
-        ["programs compiled after warm-up, 400 passages of all lengths and 5 queries", compilations() - warm],
-        [
-            "largest difference to the CPU, float32",
-            f"{np.abs(vectors - here.encode_documents(texts)).max():.1e}",
-        ],
+        ["programs compiled after warm-up, 200 passages of all lengths and 5 queries", compilations() - warm],
+        ["largest difference to the CPU, float32", f"{error:.1e}"],
     ]
-    for kind, sample in (("paragraphs", paragraphs()), ("chunks", corpus)):
-        rows.append([f"padding share, {len(sample)} {kind}", f"{padding_share(here, sample):.1%}"])
-    for name, seconds in both_ways(there).items():
-        rows.append([f"one batch of 8×128 again, {name}, ms", f"{seconds * 1000:.0f}"])
+    for name, seconds in host_seconds(there).items():
+        rows.append([f"host time of a step, {name}, ms", f"{seconds * 1000:.2f}"])
+    rows.append(["host time to pad 512×128 tokens, ms", f"{padding_seconds(here, corpus) * 1000:.2f}"])
     print(table(["XLA", ""], rows))
 
 
 def padding_share(encoder: Encoder, texts: list[str]) -> float:
-    """Return the padding share with buckets chosen from the first window, at a TPU's batch size."""
-    from scannery.embed.devices import xla as device
+    """Return the padding share of 65,536 texts drawn from these, with shapes planned from 4,000 others."""
+    from scannery.embed.devices.xla import STEP_TOKENS
+    from scannery.embed.devices.xla_shapes import bulk_buckets, few_row_buckets, plan_widths
 
     lengths = encoder._documents.prepare(texts)[1]
-    size = device.XlaDevice.window_texts
-    buckets = choose_buckets(lengths[:size], encoder.max_tokens, 16_384, device.MAX_GRAPHS)
-    windows = [lengths[at : at + size] for at in range(0, len(lengths), size)]
-    batches = [batch for window in windows for batch in bucket_batches(window, buckets)]
-    return 1 - float(lengths.sum() / sum(b.bucket.rows * b.bucket.width for b in batches))
+    drawn = np.random.default_rng(1).choice(lengths, 65_536 + 4_000)
+    widths = plan_widths(drawn[65_536:], encoder.max_tokens)
+    buckets = [*few_row_buckets(encoder.max_tokens), *bulk_buckets(widths)]
+    batches = list(fitted_batches(drawn[:65_536], buckets, STEP_TOKENS))
+    return 1 - float(drawn[:65_536].sum() / sum(b.bucket.rows * b.bucket.width for b in batches))
 
 
-def both_ways(encoder: Encoder) -> dict[str, float]:
-    """Return the seconds of one batch, traced lazily and compiled by Dynamo, each after its compilation."""
+def host_seconds(encoder: Encoder) -> dict[str, float]:
+    """Return the processor seconds of the calling thread for a step: traced in every call, and compiled by Dynamo."""
     import torch
     import torch_xla
 
-    model, where = encoder._device._model, torch_xla.device()  # type: ignore[attr-defined]
-    ids = torch.randint(1000, 20_000, (8, 128)).to(where)
-    features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    device: Any = encoder._device
+    ids = torch.ones((8, 32), dtype=torch.int32)
 
-    def step(input_ids: Any, attention_mask: Any) -> Any:
-        return model({"input_ids": input_ids, "attention_mask": attention_mask})["sentence_embedding"]
+    def traced(ids_BT: Any) -> Any:
+        features = {"input_ids": ids_BT, "attention_mask": torch.ones_like(ids_BT)}
+        return device._model(features, task="document")["sentence_embedding"]
 
-    def run(way: Any) -> Any:
-        return way(**features).cpu()
-
-    ways = {
-        "torch_xla.compile": torch_xla.compile(step, full_graph=True),
-        "torch.compile(backend='openxla')": torch.compile(step, backend="openxla"),
+    every_call = torch_xla.compile(traced, full_graph=True)
+    ways: dict[str, Callable[[], Any]] = {
+        "torch_xla.compile": lambda: every_call(ids.to(torch_xla.device())).cpu(),
+        "torch.compile(backend='openxla')": lambda: device._call(0, ids, ids.to(torch.uint8)).cpu(),
     }
     result = {}
     with torch.no_grad():
         for name, way in ways.items():
-            run(way)
-            result[name] = statistics.median(timed(partial(run, way)) for _ in range(5))
+            way()
+            way()
+            started = time.thread_time()
+            for _ in range(20):
+                way()
+            result[name] = (time.thread_time() - started) / 20
     return result
+
+
+def padding_seconds(encoder: Encoder, texts: list[str]) -> float:
+    """Return the processor seconds to make one batch of 512 texts and 128 tokens, as XLA gets it."""
+    import torch
+
+    tokens = encoder._documents
+    items = [ids[:128] for ids in tokens.prepare(texts[:512]).items]
+    started = time.thread_time()
+    for _ in range(20):
+        features = tokens.collate(items, Bucket(512, 128, fixed=True))
+        features["input_ids"].to(torch.int32), features["attention_mask"].to(torch.uint8)
+    return (time.thread_time() - started) / 20
 
 
 # --- texts

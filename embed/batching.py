@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Batch", "Bucket", "bucket_batches", "choose_buckets", "snug_batches"]
+__all__ = ["Batch", "Bucket", "bucket_batches", "choose_buckets", "fitted_batches", "snug_batches"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,33 @@ def bucket_batches(lengths_N: np.ndarray, buckets: Sequence[Bucket]) -> Iterator
         rows = min(bucket.rows, len(order_N) - start)
         yield Batch(order_N[start : start + rows], bucket)
         start += rows
+
+
+def fitted_batches(lengths_N: np.ndarray, buckets: Sequence[Bucket], step_tokens: int) -> Iterator[Batch]:
+    """Yield batches in the given shapes only, longest texts first, each in the shape with the most text for its cost.
+
+    The cost of a batch is its tokens, padding included, and `step_tokens` more. So many texts fill the shapes of many
+    rows, and few texts, such as a query, take a shape of few rows.
+
+    Args:
+        lengths_N: tokens of each text, int64.
+        buckets: at least one of them as wide as the longest text.
+        step_tokens: fixed cost of a batch, as the number of tokens that take the same time.
+
+    """
+    rows_S, widths_S = (np.array([getattr(one, name) for one in buckets]) for name in ("rows", "width"))
+    costs_S = rows_S * widths_S + step_tokens
+    order_N = np.argsort(-lengths_N, kind="stable")
+    sorted_N = np.maximum(lengths_N[order_N], 1)
+    total_N1 = np.concatenate([[0], np.cumsum(sorted_N)])
+    start = 0
+    while start < len(order_N):
+        ends_S = np.minimum(start + rows_S, len(order_N))
+        worth_S = (total_N1[ends_S] - total_N1[start]) / costs_S
+        worth_S[widths_S < sorted_N[start]] = -1
+        best = int(worth_S.argmax())
+        yield Batch(order_N[start : ends_S[best]], buckets[best])
+        start = int(ends_S[best])
 
 
 def _rows(budget: int, width: int) -> int:

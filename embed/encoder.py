@@ -108,6 +108,7 @@ class Encoder:
         max_tokens: int | None = None,
         threads: int | None = None,
         expected: Fingerprint | None = None,
+        widths: Sequence[int] | None = None,
     ) -> Encoder:
         """Return the encoder for `model`, a sentence-transformers model: a name, or a local folder.
 
@@ -122,6 +123,8 @@ class Encoder:
             max_tokens: tokens after which texts are cut off; None takes the model's own limit.
             threads: cores to use on a CPU; None takes all that torch sees (OMP_NUM_THREADS limits them).
             expected: fingerprint that the model must have. The hashes of its files are compared before any is loaded.
+            widths: on XLA, to how many tokens the texts of large calls are padded, from `plan_widths`; None: chosen
+                from the first large call. Other devices take any width.
 
         Raises:
             ModelNotFoundError: there is no such model.
@@ -135,7 +138,7 @@ class Encoder:
         return cls(
             modules,
             fingerprint,
-            open_device(device, dtype, threads=threads, max_tokens=fingerprint.max_tokens),
+            open_device(device, dtype, threads=threads, max_tokens=fingerprint.max_tokens, widths=widths),
         )
 
     @staticmethod
@@ -265,6 +268,24 @@ class Encoder:
                     headings=headings,
                 )
             return known
+
+    def plan_widths(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Return the widths, in tokens, for encoders on XLA of a corpus of which `texts` are a sample, as documents.
+
+        Any encoder of the same model can plan, on any device. All workers that get these widths compile equal shapes.
+        """
+        from scannery.embed.devices.xla_shapes import plan_widths
+
+        return plan_widths(self._documents.prepare(texts).lengths_N, self.max_tokens)
+
+    def use_widths(self, widths: Sequence[int]) -> None:
+        """Take widths as of `plan_widths`, unless shapes for large calls are compiled already; only XLA needs them.
+
+        Raises:
+            InvalidArgumentError: a width is not between 1 and the longest text, in tokens.
+
+        """
+        self._device.plan(widths)
 
     def statistics(self) -> EncoderStatistics:
         """Return the counts since the encoder was loaded."""

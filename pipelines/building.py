@@ -30,7 +30,7 @@ from scannery.indexer.versions.versions import (
 from scannery.pipelines.errors import ModeError, NothingToIndexError, SpecConflictError
 from scannery.pipelines.execution.outcome import check_record
 from scannery.pipelines.execution.run import Engine, execute
-from scannery.pipelines.execution.runners import check_engine
+from scannery.pipelines.execution.runners import check_engine, check_processes
 from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of
 from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
 from scannery.pipelines.planning.compounds import with_compounds
@@ -107,7 +107,7 @@ def build(
     """
     spec = spec if isinstance(spec, IndexSpec) else parse_spec(spec)
     clock = _Clock()
-    check_engine(runner, runner_options, [*inputs, store_uri])
+    _check_engine(spec, runner, runner_options, [*inputs, store_uri])
     gone = {identifier(value, field="deletes") for value in deletes}
     _check_mode(mode, inputs, gone)
     files = arrange(find_files(inputs), spec.source) if inputs else []
@@ -231,6 +231,14 @@ class _Clock:
 
     def lap(self, name: str) -> None:
         self.laps[name] = self.wall_s
+
+
+def _check_engine(
+    spec: IndexSpec, runner: str | None, options: Sequence[str], locations: Sequence[str]
+) -> None:
+    check_engine(runner, options, locations)
+    if spec.encoder is not None:
+        check_processes(spec.encoder.device, options)
 
 
 def _check_mode(mode: str, inputs: Sequence[str], gone: set[str]) -> None:

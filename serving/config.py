@@ -134,6 +134,20 @@ class ListenConfig:
         allowed = is_loopback(host) or self.security.authenticates
         return joined_address(host, 0) if allowed else ""
 
+    def check_workers(self, workers: int) -> None:
+        """Check that the device can be used by `workers` processes.
+
+        Raises:
+            ConfigError: it is XLA, whose chips one process holds.
+
+        """
+        if workers > 1 and self.device == "xla":
+            raise ConfigError(
+                f"workers: must be 1 with device xla, got {workers}: one process holds all chips of a host. Start "
+                "`scannery encoder --device xla`, and give its address to the workers (--encoder)",
+                field="workers",
+            )
+
     def _check_address(self, name: str) -> None:
         address = getattr(self, name)
         host, _ = split_address(address, field=name)

@@ -67,6 +67,9 @@ class CpuDevice:
         self._model: Any = None
         self._forward: Forward | None = None
 
+    def plan(self, widths: Sequence[int]) -> None:
+        """Do nothing: batches may have any width."""
+
     def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
         """Convert the model to its dtype; `auto` takes bfloat16 if it is fast here and keeps the vectors."""
         on_one_core(lambda: self._place(model, forward, probes[0]))

@@ -70,6 +70,9 @@ class CudaDevice:
         self._model: Any = None
         self._forward: Forward | None = None
 
+    def plan(self, widths: Sequence[int]) -> None:
+        """Do nothing: batches may have any width."""
+
     def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
         """Convert the model to its dtype; `auto` takes bfloat16 if the GPU has it, else float16, if vectors stay."""
         import torch

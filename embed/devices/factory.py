@@ -13,7 +13,9 @@ __all__ = ["DTYPES", "device_kind", "open_device"]
 DTYPES: Sequence[str] = ("auto", "float32", "bfloat16", "float16")
 
 
-def open_device(name: str, dtype: str, *, threads: int | None = None, max_tokens: int) -> Device:
+def open_device(
+    name: str, dtype: str, *, threads: int | None = None, max_tokens: int, widths: Sequence[int] | None = None
+) -> Device:
     """Return the device called `name`.
 
     Args:
@@ -21,6 +23,7 @@ def open_device(name: str, dtype: str, *, threads: int | None = None, max_tokens
         dtype: one of DTYPES.
         threads: cores to use on a CPU; None: all that torch sees.
         max_tokens: longest text of the model, in tokens.
+        widths: in tokens, of the batches that XLA compiles for many texts; None: chosen from the first of them.
 
     Raises:
         InvalidArgumentError: no device or dtype has this name.
@@ -40,7 +43,7 @@ def open_device(name: str, dtype: str, *, threads: int | None = None, max_tokens
     if kind == "xla" and not number:
         from scannery.embed.devices.xla import XlaDevice
 
-        return XlaDevice(dtype, max_tokens=max_tokens)
+        return XlaDevice(dtype, max_tokens=max_tokens, widths=widths)
     raise InvalidArgumentError(f"device must be auto, cpu, cuda, cuda:N or xla, got {name!r}", field="device")
 
 

@@ -44,6 +44,10 @@ class Device(Protocol):
     longest_tokens: int | None
     """Longest text that it takes, in tokens; None: the model's limit."""
 
+    def plan(self, widths: Sequence[int]) -> None:
+        """Take the planned widths of batches, in tokens, where shapes are compiled; else do nothing."""
+        ...
+
     def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
         """Move a model to the device, and convert it to the device's type.
 

@@ -1,7 +1,7 @@
-"""TPUs through PyTorch/XLA: a few static shapes, all compiled before the first batch.
+"""TPUs through PyTorch/XLA: a fixed set of shapes, all compiled before data flows, on all chips of a host.
 
-`PJRT_DEVICE` chooses the hardware: `TPU` on a TPU VM, `CPU` for tests. An encoder uses one chip; `launch` runs one for
-each chip of the host.
+`PJRT_DEVICE` chooses the hardware: `TPU` on a TPU VM, `CPU` for tests. One process drives all chips of its host, which
+share every step (xla_chips.py); the shapes are those of xla_shapes.py.
 
 Legend: N texts, B texts in a batch, T tokens of a text, D dimensions.
 """
@@ -12,89 +12,96 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from scannery.embed.batching import Batch, Bucket, bucket_batches, choose_buckets
-from scannery.embed.cache_folders import is_ours, make_cache_folder
+from scannery.embed.batching import Batch, Bucket, fitted_batches
 from scannery.embed.devices.precision import FAITHFUL_COSINE, logger, lower_precision, worst_cosine
-from scannery.embed.devices.protocol import Emit, Forward, Work, unavailable
+from scannery.embed.devices.protocol import Emit, Forward, Work
 from scannery.embed.devices.static_masks import use_static_masks
+from scannery.embed.devices.xla_chips import compilations, launch, open_chips
+from scannery.embed.devices.xla_shapes import (
+    LONGEST_WIDTH,
+    bulk_buckets,
+    check_widths,
+    few_row_buckets,
+    plan_widths,
+)
 from scannery.embed.errors import InvalidArgumentError, RecompilationError
 from scannery.embed.tokenization import Features
 
 __all__ = ["XlaDevice", "compilations", "launch"]
 
-MAX_GRAPHS = 12
-"""Most shapes; compiling one takes seconds, once (docs/benchmarks/embed.md)."""
+BULK_TEXTS = 1024
+"""Texts in one call from which the shapes of many rows are used; without planned widths these texts decide them."""
 
-BUDGET_TOKENS = 16_384
-"""Tokens in a batch, padding included."""
+STEP_TOKENS = 1024
+"""Fixed cost of a step, as the number of tokens that take the same time: an estimate."""
+
 IN_FLIGHT = 2
 """Batches on the device at once."""
-CACHE_ENVIRONMENT = "SCANNERY_XLA_CACHE"
 
 _TRACING = threading.Lock()
 """Held for every call of XLA: if several threads of a process each use a chip, a call during another thread's tracing
 becomes a part of that thread's program, or fails because tracing forbids execution."""
 
+Step = Callable[[Any, Any], Any]
+"""`(ids_BT, mask_BT) -> vectors_BD`, compiled for one shape."""
+
 
 class XlaDevice:
-    """Runs a model on one XLA device.
+    """Runs a model on the XLA devices of this process.
 
-    The shapes are chosen from the lengths of the first block of texts, and compiled before it is computed. All texts
-    are padded to these shapes; a batch of another shape is an error.
+    Calls of fewer than BULK_TEXTS texts use shapes of few rows, which are compiled in the first call. Larger calls also
+    use shapes of many rows, which are compiled in the first of these. A batch of another shape is an error.
     """
 
     name = "xla"
-    window_texts = 16_384
+    window_texts = 65_536
     fixed_shapes = True
 
-    def __init__(
-        self,
-        dtype: str = "auto",
-        *,
-        max_tokens: int,
-        max_graphs: int | None = None,
-        budget_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, dtype: str = "auto", *, max_tokens: int, widths: Sequence[int] | None = None) -> None:
         """Start XLA and its cache of compiled programs.
 
         Args:
             dtype: `auto`, `float32` or `bfloat16`.
             max_tokens: longest text of the model, in tokens.
-            max_graphs: most shapes to compile; None: MAX_GRAPHS.
-            budget_tokens: tokens in a batch, padding included; None: BUDGET_TOKENS.
+            widths: of the shapes of many rows, in tokens; None: chosen from the first large call.
 
         Raises:
             InvalidArgumentError: an option is out of range.
-            DeviceError: torch_xla is not installed.
+            DeviceError: as `open_chips`.
 
         """
         if dtype == "float16":
             raise InvalidArgumentError(
                 "dtype must be float32 or bfloat16 on XLA, got 'float16'", field="dtype"
             )
-        max_graphs = MAX_GRAPHS if max_graphs is None else max_graphs
-        if max_graphs < 1:
-            raise InvalidArgumentError(f"max_graphs must be at least 1, got {max_graphs}", field="max_graphs")
-        self._xla = _torch_xla()
         self.dtype = dtype
-        self.longest_tokens: int | None = min(max_tokens, LONGEST_WIDTH)
-        self._max_graphs = max_graphs
-        self._budget_tokens = budget_tokens or BUDGET_TOKENS
-        self._buckets: list[Bucket] = []
+        self._longest = min(max_tokens, LONGEST_WIDTH)
+        self.longest_tokens: int | None = self._longest
+        self._widths: tuple[int, ...] = ()
+        self._few: list[Bucket] = []
+        self._bulk: list[Bucket] = []
+        self.plan(widths or ())
+        self._chips = open_chips()
         self._lock = threading.Lock()  # one call at a time has batches on the device
-        self._probes: Sequence[Features] = ()
+        self._kinds: list[Features] = []
         self._model: Any = None
-        self._step: Any = None
+        self._forward: Forward | None = None
+        self._steps: dict[tuple[int, int, int], Step] = {}
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         """The compiled shapes; none before the first texts."""
-        return tuple(self._buckets)
+        return (*self._few, *self._bulk)
+
+    def plan(self, widths: Sequence[int]) -> None:
+        """Set the widths of the shapes of many rows, unless these are compiled already."""
+        if widths and not self._bulk:
+            self._widths = check_widths(widths, self._longest)
 
     def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
         """Convert the model to its dtype on the host; `auto` takes bfloat16 on a TPU if it keeps the vectors."""
@@ -114,27 +121,16 @@ class XlaDevice:
             model, self.dtype = lower_precision(model, "bfloat16"), "bfloat16"
         use_static_masks(model)
         with _TRACING:
-            self._model = model.to(self._xla.device())
-
-        def step(features: Features) -> Any:
-            return forward(self._model, features)
-
-        # Without full_graph, a part that reads a tensor's value would run operation by operation, each compiled apart.
-        graphs = self._max_graphs * len(probes)
-        self._step = self._xla.compile(
-            step, full_graph=True, name="scannery_embed", max_different_graphs=graphs
-        )
-        self._probes = probes
+            self._model = model.to(self._chips.device)
+        self._forward, self._kinds = forward, [_constants(probe) for probe in probes]
+        self._names = [name for name, value in probes[0].items() if torch.is_tensor(value)]
 
     def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
-        """Yield batches in the compiled shapes; the first call chooses and compiles them."""
+        """Yield batches in the compiled shapes; the first call, and the first large one, compile theirs."""
         with self._lock:
-            if not self._buckets and lengths_N.size:
-                self._buckets = choose_buckets(
-                    lengths_N, self.longest_tokens or LONGEST_WIDTH, self._budget_tokens, self._max_graphs
-                )
-                self._warm_up()
-        return bucket_batches(lengths_N, self._buckets)
+            self._prepare(lengths_N)
+            buckets = self.buckets
+        return fitted_batches(lengths_N, buckets, STEP_TOKENS)
 
     def run(self, work: Work, emit: Emit) -> None:
         """Compute all batches. The device computes one while the host pads the next and reads the previous one."""
@@ -147,82 +143,78 @@ class XlaDevice:
             while waiting:
                 _finish(*waiting.popleft(), emit)
 
-    def _warm_up(self) -> None:
-        """Compile every shape, for queries and for documents."""
+    def _prepare(self, lengths_N: np.ndarray) -> None:
+        """Compile the shapes that a call of texts of these lengths may take, unless they are compiled already."""
+        if lengths_N.size and not self._few:
+            self._few = self._compiled(few_row_buckets(self._longest, self._chips.count))
+        if lengths_N.size >= BULK_TEXTS and not self._bulk:
+            widths = self._widths or plan_widths(lengths_N, self._longest)
+            self._bulk = self._compiled(bulk_buckets(widths, self._chips.count))
+
+    def _compiled(self, buckets: list[Bucket]) -> list[Bucket]:
+        """Compile shapes for documents, and for queries if the model treats these differently, and return them."""
         import torch
 
-        for bucket in self._buckets:
-            for probe in self._probes:
-                ones = {
-                    k: torch.ones((bucket.rows, bucket.width), dtype=v.dtype)
-                    for k, v in probe.items()
-                    if torch.is_tensor(v)
-                }
-                self._compute({**probe, **ones})
+        for bucket in buckets:
+            ones_BT = torch.ones((bucket.rows, bucket.width), dtype=torch.int32)
+            for kind in range(len(self._kinds)):
+                if (kind, bucket.rows, bucket.width) in self._steps:
+                    continue
+                self._steps[kind, bucket.rows, bucket.width] = self._step(kind, bucket.rows)
+                self._call(kind, ones_BT, ones_BT.to(torch.uint8))
         with _TRACING:
-            self._xla.sync(wait=True)
+            self._chips.wait()
+        return buckets
+
+    def _step(self, kind: int, rows: int) -> Step:
+        """Return a function for batches of one shape, not yet compiled.
+
+        Dynamo compiles it rather than torch_xla.compile, which traces the model in every call: 0.6 ms against 6 to 8.
+        """
+        import torch
+
+        model, forward, names, constants = self._model, self._forward, self._names, self._kinds[kind]
+        gathered = self._chips.gathered(rows)
+
+        def step(ids_BT: Any, mask_BT: Any) -> Any:
+            tensors = {
+                "input_ids": ids_BT,
+                "attention_mask": mask_BT.to(torch.int32),
+                "token_type_ids": torch.zeros_like(ids_BT),  # a batch has one text in a row
+            }
+            features = {name: tensors[name] for name in names} | constants
+            return gathered(forward(model, features))  # type: ignore[misc]
+
+        # Code of its own, since Dynamo bounds and searches the programs of a code object.
+        own = FunctionType(step.__code__.replace(), step.__globals__, "step", None, step.__closure__)
+        return torch.compile(own, backend="openxla", fullgraph=True, dynamic=False)
 
     def _compute(self, features: Features) -> Any:
         import torch
 
-        try:
-            with _TRACING, torch.no_grad():
-                device = self._xla.device()
-                return self._step({k: v.to(device) if torch.is_tensor(v) else v for k, v in features.items()})
-        except RuntimeError as error:
-            if "different graphs" in str(error).lower() or "max_different_graphs" in str(error):
-                raise RecompilationError(f"a batch has a shape that was not compiled: {error}") from error
-            raise
+        constants = _constants(features)
+        kind = self._kinds.index(constants) if len(self._kinds) > 1 else 0
+        return self._call(
+            kind, features["input_ids"].to(torch.int32), features["attention_mask"].to(torch.uint8)
+        )
+
+    def _call(self, kind: int, ids_BT: Any, mask_BT: Any) -> Any:
+        import torch
+
+        rows, width = ids_BT.shape
+        step = self._steps.get((kind, rows, width))
+        if step is None:
+            known = ", ".join(f"{bucket.rows}×{bucket.width}" for bucket in self.buckets)
+            raise RecompilationError(f"a batch of {rows}×{width} was not compiled; the shapes are {known}")
+        with _TRACING, torch.no_grad():
+            return step(self._chips.put(ids_BT), self._chips.put(mask_BT))
 
 
-def launch(work: Callable[[int, int], None]) -> None:
-    """Run `work(rank, world)` in parallel for each chip of this host; `world` is the number of chips.
-
-    `work` loads its own encoder with `device="xla"` and encodes its share of the texts, such as `texts[rank::world]`.
-    It must be a module-level function, since on a TPU each chip has its own process.
-    """
-    _torch_xla().launch(_ranked, args=(work,))
-
-
-def _ranked(_index: int, work: Callable[[int, int], None]) -> None:
-    from torch_xla import runtime
-
-    work(runtime.global_ordinal(), runtime.world_size())
-
-
-LONGEST_WIDTH = 8192
-"""Widest shape in tokens, also for models that read more: it is always compiled. Longer texts are refused: cutting them
-off would give other vectors than on a CPU."""
-
-
-def compilations() -> int:
-    """Return how many programs this process has compiled so far."""
-    from torch_xla.debug import metrics
-
-    data = metrics.metric_data("CompileTime")
-    return int(data[0]) if data else 0
+def _constants(features: Features) -> Features:
+    return {name: value for name, value in features.items() if not hasattr(value, "shape")}
 
 
 def _finish(batch: Batch, vectors_BD: Any, emit: Emit) -> None:
     with _TRACING:
         host_BD = vectors_BD.cpu()
     emit(batch, host_BD.numpy())
-
-
-def _torch_xla() -> Any:
-    try:
-        import torch_xla
-        from torch_xla import runtime
-    except ImportError as error:
-        raise unavailable("xla", "torch_xla is not installed (pip install 'scannery[tpu]')") from error
-    named = os.environ.get(CACHE_ENVIRONMENT)
-    cache = Path(named).absolute() if named else Path.home() / ".cache" / "scannery" / "xla"
-    try:
-        make_cache_folder(cache)
-        if is_ours(cache):
-            runtime.initialize_cache(str(cache), readonly=False)
-        else:  # compiled programs are code, which other users could replace
-            logger.warning("compiled programs are not cached: other users can write to %s", cache)
-    except (RuntimeError, AssertionError, OSError) as error:  # XLA has started already, or it is not writable
-        logger.info("compiled programs are not cached: %s", error)
-    return torch_xla

@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 LEAN_ENVIRONMENT = "SCANNERY_LEAN"
 """Environment variable: with 0, every model is loaded with sentence-transformers."""
 
-LEAN_DEVICES = ("cpu", "cuda")
+LEAN_DEVICES = ("cpu", "cuda", "xla")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ def _loaded(
     if fingerprint and (modules := _lean(folder, known)) is not None:
         return modules, fingerprint
     loaded, fingerprint = _load_by_library(folder, label, options, known)
-    if kind == "cuda" and (modules := _lean(folder, known)) is not None:  # it takes packed batches
+    # CUDA: it takes packed batches. XLA: its program is that of the next load, so that workers share it.
+    if kind != "cpu" and (modules := _lean(folder, known)) is not None:
         return modules, fingerprint
     return loaded, fingerprint
 

@@ -32,6 +32,7 @@ __all__ = [
     "WindowEncoder",
     "cut",
     "cut_and_encode",
+    "embedded_texts",
     "encode_passages",
     "passage_columns",
     "uncut",
@@ -170,7 +171,7 @@ def _cut_block(
     if passages is None:
         passages = [cut(text, chunker, title) for text, title in zip(texts, titles, strict=True)]
     found = [
-        CutDocument(own, [*_embedded_texts(title, own, chunker)])
+        CutDocument(own, [*embedded_texts(title, own, chunker)])
         for own, title in zip(passages, titles, strict=True)
     ]
     times.cut(time.perf_counter() - started)
@@ -247,7 +248,7 @@ def cut_and_encode(
     passages: list[list[Passage]] = []
     times = EncodingTimes()
 
-    def embedded_texts() -> Iterator[str]:
+    def all_texts() -> Iterator[str]:
         for document in cut_ahead(texts, titles, chunker, times, helpers):
             passages.append(document.passages)
             yield from document.texts
@@ -255,7 +256,7 @@ def cut_and_encode(
     windows: list[EncodedWindow] = []
     problems: dict[int, str] = {}
     done = 0
-    for window in encoder.encode_windows(embedded_texts()):
+    for window in encoder.encode_windows(all_texts()):
         times.encode(window)
         # As the error of a call with this text alone.
         problems |= {
@@ -294,7 +295,7 @@ def encode_passages(
     texts = [
         text
         for title, own in zip(titles, passages, strict=True)
-        for text in _embedded_texts(title, own, chunker)
+        for text in embedded_texts(title, own, chunker)
     ]
     vectors_ND = np.empty((len(texts), encoder.dimensions), np.float32)
     problems: dict[int, str] = {}
@@ -338,7 +339,7 @@ def _encode_into(
         _encode_into(vectors_ND, texts, middle, end, encoder, problems)
 
 
-def _embedded_texts(title: str | None, passages: Sequence[Passage], chunker: Chunker | None) -> Iterator[str]:
+def embedded_texts(title: str | None, passages: Sequence[Passage], chunker: Chunker | None) -> Iterator[str]:
     """Yield the texts of a document's passages, each below its title: the document's and that of its section."""
     for section, run in groupby(passages, key=lambda passage: passage.section):
         front = passage_title(title, section)

@@ -248,7 +248,7 @@ class EmbedUnit(Stage):
         job, spec = self._job, self._job.spec.encoder
         if job.embeds and spec is not None and self._encoder is None:
             # One per process, for all threads of the runner.
-            self._encoder = self._encoders.acquire(lambda: load_encoder(spec))
+            self._encoder = self._encoders.acquire(lambda: load_encoder(spec, job.widths))
         if job.has_catalogue and self._catalogue is None:
             opened = Catalogue.open(self._store, job.index, job.build_id)
             with contextlib.suppress(
@@ -343,4 +343,4 @@ class Publish(Stage):
 
 def _encoder_source(job: Job, encoders: EncoderHandle) -> EncoderSource | None:
     spec = job.spec.encoder
-    return None if spec is None else lambda: encoders.acquire(lambda: load_encoder(spec))
+    return None if spec is None else lambda: encoders.acquire(lambda: load_encoder(spec, job.widths))

@@ -17,6 +17,7 @@ from scannery.pipelines.execution.chain import (
 from scannery.pipelines.execution.failures import restored
 from scannery.pipelines.execution.runners import new_pipeline
 from scannery.pipelines.execution.up_to_date import publish_finished
+from scannery.pipelines.planning.padded_widths import with_widths
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.stages.finished_units import finished_units
 from scannery.pipelines.stages.publish import BuildRecord, read_record
@@ -89,7 +90,7 @@ def _run_until_sound(
     progress: ProgressCallback | None,
 ) -> None:
     for attempt in range(1, ATTEMPTS + 1):
-        planned = _with_catalogue(job, units, store)
+        planned = _with_plan(job, units, store, engine)
         try:
             with watched(planned, store, units, progress), _catalogue_removed(planned, store):
                 _run(planned, units, shard_changes, engine)
@@ -99,9 +100,11 @@ def _run_until_sound(
                 raise
 
 
-def _with_catalogue(job: Job, units: Sequence[WorkUnit], store: Store) -> Job:
+def _with_plan(job: Job, units: Sequence[WorkUnit], store: Store, engine: Engine) -> Job:
+    """Return the job with what its workers need to embed, if a unit is left to embed."""
     if not job.embeds or finished_units(units, job, store) is not None:
         return job
+    job = with_widths(job, [part for unit in units for part in unit.parts], engine.encoder)
     has_catalogue = write_catalogue(store, job.index, job.build_id, dimensions=job.dimensions)
     return dataclasses.replace(job, has_catalogue=has_catalogue)
 
@@ -145,7 +148,7 @@ def _runs_here(units: Sequence[WorkUnit], engine: Engine) -> bool:
 def _run_here(
     job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], engine: Engine
 ) -> None:
-    run_in_process(job, units, shard_changes, _with_loaded(one_encoder(), engine))
+    run_in_process(job, units, shard_changes, _with_loaded(one_encoder(), job, engine))
 
 
 def _run_by_beam(
@@ -159,15 +162,16 @@ def _run_by_beam(
     runs = write_unit_list(units, job, store)
     parent = read_parent(job, store) if units and may_move(job) else None
     elements = first_elements(runs, shard_changes, job, parent)
-    add_build(pipeline, job, elements, _with_loaded(new_encoder_handle(), engine))
+    add_build(pipeline, job, elements, _with_loaded(new_encoder_handle(), job, engine))
     state = pipeline.run().wait_until_finish()
     if state not in (None, "DONE"):
         raise PipelineError(f"the runner ended in state {state}")
     remove_unit_list(job, store)
 
 
-def _with_loaded(encoders: EncoderHandle, engine: Engine) -> EncoderHandle:
+def _with_loaded(encoders: EncoderHandle, job: Job, engine: Engine) -> EncoderHandle:
     loaded = engine.encoder.loaded if engine.encoder else None
     if loaded is not None:
+        loaded.use_widths(job.widths)
         encoders.acquire(lambda: loaded)
     return encoders

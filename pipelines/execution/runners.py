@@ -11,7 +11,7 @@ from typing import Any
 from scannery.embed.uncollected import uncollected
 from scannery.pipelines.errors import RunnerError
 
-__all__ = ["RUNNERS", "check_engine", "check_runner", "import_beam", "new_pipeline"]
+__all__ = ["RUNNERS", "check_engine", "check_processes", "check_runner", "import_beam", "new_pipeline"]
 
 RUNNERS = {
     # Not Beam's "DirectRunner": it first looks for a binary to download, and its multi-process mode hangs when a worker
@@ -82,6 +82,34 @@ def check_engine(runner: str | None, options: Sequence[str], locations: Sequence
     local = [location for location in locations if "://" not in location or location.startswith("file:")]
     if name == "dataflow" and local:
         raise RunnerError(f"Dataflow cannot reach {', '.join(local)}; use gs://", field="runner")
+
+
+def check_processes(device: str, options: Sequence[str]) -> None:
+    """Check that options start one worker process on a machine, where the device of the encoder is XLA.
+
+    Args:
+        device: of the spec's encoder.
+        options: of the runner, as on a command line.
+
+    Raises:
+        RunnerError: several processes would share the chips of a host, which one process holds.
+
+    """
+    if device != "xla" or not options:
+        return
+    known, _ = _parsed(options)
+    several = {
+        "--direct_running_mode=multi_processing": known.get("direct_running_mode") == "multi_processing",
+        "--sdk_worker_parallelism": int(known.get("sdk_worker_parallelism") or 1) > 1,
+        "--experiments=use_multiple_sdk_containers": "use_multiple_sdk_containers"
+        in (known.get("experiments") or ()),
+    }
+    if wrong := [name for name, given in several.items() if given]:
+        raise RunnerError(
+            f"encoder device xla: {wrong[0]} starts several worker processes on a machine, but one process holds all "
+            "chips of a host, and uses all of them",
+            field="runner_options",
+        )
 
 
 def _parsed(options: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

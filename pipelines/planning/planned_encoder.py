@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["PlannedEncoder", "load_encoder"]
 
 
-def load_encoder(spec: EncoderSpec) -> Encoder:
-    """Return the encoder that the spec names, loaded."""
+def load_encoder(spec: EncoderSpec, widths: Sequence[int] = ()) -> Encoder:
+    """Return the encoder that the spec names, loaded.
+
+    Args:
+        spec: model, options and device.
+        widths: planned widths in tokens, for XLA; empty: none.
+
+    """
     from scannery.embed import Encoder
 
     return Encoder.load(
@@ -25,6 +32,7 @@ def load_encoder(spec: EncoderSpec) -> Encoder:
         query_prompt=spec.query_prompt,
         document_prompt=spec.document_prompt,
         max_tokens=spec.max_tokens,
+        widths=widths or None,
     )
 
 
@@ -47,6 +55,10 @@ class PlannedEncoder:
             self.loaded = load_encoder(self.spec)
         return self.loaded
 
+    def load_on_cpu(self) -> Encoder:
+        """Return the encoder on a CPU, for its tokenizer; not kept. Raises EmbedError if it cannot be loaded."""
+        return load_encoder(self.spec.model_copy(update={"device": "cpu", "dtype": "float32"}))
+
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """The encoder's fingerprint, from the files of the model where these suffice, else from the loaded encoder."""
@@ -60,7 +72,10 @@ class PlannedEncoder:
             document_prompt=spec.document_prompt,
             max_tokens=spec.max_tokens,
         )
-        return known or self.load().fingerprint
+        if known is not None:
+            return known
+        # The launcher of a build on TPUs may have none.
+        return (self.load_on_cpu() if spec.device == "xla" else self.load()).fingerprint
 
     @property
     def dimensions(self) -> int:

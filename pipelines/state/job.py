@@ -107,6 +107,9 @@ class Job:
     units_per_sum: int = 64
     """Outcomes of neighbouring units that are added up as one group."""
 
+    widths: tuple[int, ...] = ()
+    """To how many tokens workers on XLA pad the texts of large batches (planning/padded_widths.py)."""
+
     started_at: float = 0.0
     """When the build began, in seconds since the epoch."""
 

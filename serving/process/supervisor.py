@@ -89,6 +89,7 @@ class Supervisor(Generic[ConfigT, SharedT]):
         """
         if not 1 <= workers <= MAX_WORKERS:
             raise ConfigError(f"workers: must be 1 to {MAX_WORKERS}, got {workers}", field="workers")
+        config.check_workers(workers)
         helpers: dict[str, Helper] = {"metrics": run_metrics} if config.metrics_listen else {}
         self._config = config
         self._share, self._run_worker = share, run_worker

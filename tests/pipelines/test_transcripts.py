@@ -133,7 +133,7 @@ def test_only_what_was_embedded_otherwise_is_embedded_again_after_an_upgrade(
     path = write("a.jsonl", [odd, *records()[1:]])
     with monkeypatch.context() as before:
         before.setattr(
-            documents, "_embedded_texts", lambda title, own, _: [f"{title}\n{one.text}" for one in own]
+            documents, "embedded_texts", lambda title, own, _: [f"{title}\n{one.text}" for one in own]
         )
         before.setattr(passages, "passage_columns", without_spoken)
         before.setattr(Chunker, "fit", lambda self, title: (title, self.max_tokens))

@@ -41,11 +41,10 @@ def small_batches() -> Iterator[None]:
     if DEVICE != "xla":
         yield
         return
-    from scannery.embed.devices import xla
+    from scannery.embed.devices import xla_shapes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(xla, "MAX_GRAPHS", 2)
-        patch.setattr(xla, "BUDGET_TOKENS", 512)
+        patch.setattr(xla_shapes, "FEW_ROWS", (8,))
         yield
 
 

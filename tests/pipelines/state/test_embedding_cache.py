@@ -33,14 +33,14 @@ def test_an_update_reads_only_the_shards_of_vectors_that_it_reuses(write, tmp_pa
     build(TEXTS, [write("a.jsonl", texts)], store.uri)
     written = bucket.written_bytes["embeddings"]
     in_launcher: list[int] = []
-    real = execution._with_catalogue
+    real = execution._with_plan
 
     def planned(*arguments: Any) -> Any:
         job = real(*arguments)
         in_launcher.append(bucket.read_bytes["embeddings"])
         return job
 
-    monkeypatch.setattr(execution, "_with_catalogue", planned)
+    monkeypatch.setattr(execution, "_with_plan", planned)
     bucket.read_bytes.clear()
     report = build(TEXTS, [write("b.jsonl", [*texts[:1], {"id": "new", "text": "another"}])], store.uri)
     assert (report.embedded, report.reused) == (1, 1)

@@ -187,6 +187,10 @@ def test_a_server_that_cannot_start_says_why_and_ends(library: Path, workers: st
 def test_options_are_checked_before_anything_happens(library: Path) -> None:
     with pytest.raises(ConfigError, match="workers: must be 1 to 256, got 0"):
         serve(ServerConfig(store=str(library)), workers=0)
+    with pytest.raises(
+        ConfigError, match="workers: must be 1 with device xla, got 2: one process holds all chips"
+    ):
+        serve(ServerConfig(store=str(library), device="xla"), workers=2)
     with serving(library) as server, pytest.raises(BindError):
         serve(ServerConfig(store=str(library), listen=server.address), workers=2)
 
