@@ -29,7 +29,8 @@ from scannery.indexer.versions.versions import (
 )
 from scannery.pipelines.errors import ModeError, NothingToIndexError, SpecConflictError
 from scannery.pipelines.execution.outcome import check_record
-from scannery.pipelines.execution.run import Engine, execute
+from scannery.pipelines.execution.chain import Until
+from scannery.pipelines.execution.run import Engine, embed_only, execute
 from scannery.pipelines.execution.runners import check_engine
 from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of
 from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
@@ -67,6 +68,8 @@ def build(
     max_dead_letters: float | None = None,
     queries: str | Path | None = None,
     before: Callable[[Store, str], object] | None = None,
+    until: Until | None = None,
+    accelerator: str | None = None,
 ) -> BuildReport:
     """Build the index that `spec` describes from all records in `inputs`, and commit it as a new version.
 
@@ -92,6 +95,10 @@ def build(
             instead of queries made from its own rows. They are stored and used by later builds.
         before: called with the store and the name of an index that exists, before the build reads its version. The
             command line seals live updates there, so that the build replaces them.
+        until: `embed` stops after the units are embedded, and makes no version. A later build without it finds them
+            done, so that the segments can be built on other machines. None: the whole build.
+        accelerator: Dataflow only: accelerator of the machines that embed, such as
+            `type:nvidia-l4;count:1;install-nvidia-driver`; segments are built on machines without.
 
     Raises:
         InvalidSpecError: `spec` is a mapping that does not describe an index.
@@ -105,9 +112,10 @@ def build(
     """
     spec = spec if isinstance(spec, IndexSpec) else parse_spec(spec)
     clock = _Clock()
-    check_engine(runner, runner_options, [*inputs, store_uri])
+    check_engine(runner, runner_options, [*inputs, store_uri], accelerator=accelerator)
     gone = {identifier(value, field="deletes") for value in deletes}
     _check_mode(mode, inputs, gone)
+    _check_until(until, inputs)
     files = arrange(find_files(inputs), spec.source) if inputs else []
     gone |= (
         ids_to_delete(files) if mode == "upsert" else set()
@@ -116,7 +124,7 @@ def build(
     if is_dropped(store, spec.index):
         raise InUseError(no_such_index(store, spec.index), field="index")
     parent = _current(store, spec.index, needed=not inputs)
-    if parent is not None and before is not None:
+    if parent is not None and before is not None and until is None:
         before(store, spec.index)
     with working(store, spec.index) as lease:
         parent = _hold_parent(store, spec.index, lease)
@@ -130,7 +138,7 @@ def build(
         encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
         given = None if queries is None else read_queries(queries, encoder)
         clock.lap("plan")
-        engine = Engine(runner=runner, options=runner_options, encoder=encoder)
+        engine = Engine(runner=runner, options=runner_options, encoder=encoder, accelerator=accelerator)
         for attempt in range(1, ATTEMPTS + 1):
             job = dataclasses.replace(
                 _job(spec, store, parts, encoder, given, parent, "full" if mode == "full" else "upsert"),
@@ -149,6 +157,16 @@ def build(
                 raise NothingToIndexError("no record could be indexed (the input is empty)")
             job = dataclasses.replace(job, build_id=build_id(job, units, shard_changes))
             lease.hold(parent=job.parent, units=[unit.key for unit in units])
+            if until == "embed":
+                record = embed_only(job, store, units, engine, progress)
+                check_record(record, job)
+                return BuildReport.of_units(
+                    record,
+                    job,
+                    parent,
+                    files=files,
+                    seconds=record.statistics["seconds"] | {"wall": clock.wall_s},
+                )
             try:
                 record = execute(job, store, units, shard_changes, engine, progress)
                 break
@@ -235,6 +253,13 @@ def _check_mode(mode: str, inputs: Sequence[str], gone: set[str]) -> None:
         )
     if not inputs and not gone:
         raise ModeError("give inputs, ids to delete, or both", field="inputs")
+
+
+def _check_until(until: str | None, inputs: Sequence[str]) -> None:
+    if until not in (None, "embed"):
+        raise ModeError(f"until must be embed, got {until!r}", field="until")
+    if until is not None and not inputs:
+        raise ModeError("until needs inputs, whose records are embedded", field="until")
 
 
 def _job(

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -89,6 +89,22 @@ def build(
             help="Logs of live updates, as `scannery serve --log`; default: those in the store.",
         ),
     ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="embed",
+            help="embed: stop after the texts are embedded, and make no version; the same command without it goes on, "
+            "on other machines if you like.",
+        ),
+    ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Dataflow: accelerator of the machines that embed, such as `type:nvidia-l4;count:1;"
+            "install-nvidia-driver`.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Build an index from files, or update it from them.
@@ -120,6 +136,8 @@ def build(
             max_dead_letters=limit,
             queries=queries,
             before=lambda store, index: _seal(store, index, log, repairs=full or mode == "full"),
+            until=_until(until),
+            accelerator=accelerator,
         )
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
@@ -144,6 +162,12 @@ def _seal(store: Store, index: str, log: Path | None, *, repairs: bool) -> None:
         if not repairs:
             raise
         _LOG.warning("live updates are not sealed before the build: %s", error)
+
+
+def _until(name: str | None) -> Literal["embed"] | None:
+    if name not in (None, "embed"):
+        raise typer.BadParameter(f"--until must be embed, got {name!r}")
+    return "embed" if name else None
 
 
 def _split(rest: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -191,7 +215,9 @@ def quiet_beam() -> Iterator[None]:
 
 def _print(report: BuildReport, store: str, *, query: str, records: str) -> None:
     out = console()
-    if report.up_to_date:
+    if report.until:
+        out.print(f"[green]✓[/green] {report.index}: embedded; no version was made")
+    elif report.up_to_date:
         out.print(f"[green]✓[/green] {report.index} is already up to date: version {report.version}")
     else:
         out.print(f"[green]✓[/green] {report.index}: version {report.version}")
@@ -226,7 +252,9 @@ def _print(report: BuildReport, store: str, *, query: str, records: str) -> None
             "segment, so it is searched exactly, which is slower (`scann` in the spec has parameters to try)",
             soft_wrap=True,
         )
-    if not report.up_to_date:
+    if report.until:
+        out.print("Next: the same command without --until builds the segments and the version", soft_wrap=True)
+    elif not report.up_to_date:
         out.print(
             f"Next: scannery search {query} --index {report.index} --store {store}",
             soft_wrap=True,
@@ -270,17 +298,16 @@ def _warnings(report: BuildReport) -> Iterator[str]:
 
 def _facts(report: BuildReport, records: str) -> Iterator[tuple[str, str]]:
     yield records, f"{report.documents:,} from {report.files:,} file(s), {size_text(report.input_bytes)}"
-    if report.mode == "upsert":
+    if report.mode == "upsert" and not report.until:
         yield "changes", _changes(report)
     of = (
         ""
         if report.indexed_documents in (None, report.passages)
         else f" of {report.indexed_documents:,} documents"
     )
-    yield (
-        "datapoints",
-        f"{report.passages:,}{of} in {report.shards} shard(s), {size_text(report.index_bytes)}",
-    )
+    where = f"for {report.shards} shard(s)" if report.until else f"in {report.shards} shard(s)"
+    size = report.embeddings_bytes if report.until else report.index_bytes
+    yield "datapoints", f"{report.passages:,}{of} {where}, {size_text(size)}"
     if report.embedded:
         yield (
             "embedded",

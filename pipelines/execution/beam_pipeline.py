@@ -15,9 +15,11 @@ from scannery.pipelines.execution.chain import (
     Publish,
     ResolveDuplicates,
     Stage,
+    Until,
     first_elements,
     resolves,
 )
+from scannery.pipelines.execution.worker_options import StagePools
 from scannery.pipelines.stages.update import ShardChange
 from scannery.pipelines.state.job import Job
 from scannery.pipelines.state.work_units import WorkUnit
@@ -34,6 +36,9 @@ def add_build(
     units: Sequence[WorkUnit],
     encoders: EncoderHandle,
     shard_changes: Mapping[int, ShardChange],
+    pools: StagePools | None = None,
+    *,
+    until: Until | None = None,
 ) -> None:
     """Add the whole build to a pipeline.
 
@@ -43,13 +48,18 @@ def add_build(
         units: the input.
         encoders: from `new_encoder_handle`.
         shard_changes: by shard, changes besides the units' rows.
+        pools: machines that single stages ask for.
+        until: the last stage; None: all stages.
 
     """
+    pools = pools or StagePools()
     embedded = (
         pipeline
         | "Units" >> beam.Create(first_elements(units, shard_changes))
-        | "Embed" >> _stage(EmbedUnit(job, encoders)).with_output_types(tuple[int, str])
+        | "Embed" >> _stage(EmbedUnit(job, encoders), pools.embed).with_output_types(tuple[int, str])
     )
+    if until == "embed":
+        return
     if resolves(job):
         embedded = (
             embedded
@@ -60,7 +70,7 @@ def add_build(
     outcomes = (
         embedded
         | "Group by shard" >> beam.GroupByKey()
-        | "Build segment" >> _stage(BuildSegment(job, encoders)).with_output_types(tuple[str, str])
+        | "Build segment" >> _stage(BuildSegment(job, encoders), pools.segment).with_output_types(tuple[str, str])
         | "Gather" >> beam.GroupByKey()
     )
     _ = outcomes | "Publish" >> _stage(Publish(job, encoders)).with_output_types(str)
@@ -97,8 +107,10 @@ class StageFn(beam.DoFn):
         return self._stage.process(element)
 
 
-def _stage(stage: Stage) -> Any:
-    return beam.ParDo(StageFn(stage))
+def _stage(stage: Stage, hints: Mapping[str, str] | None = None) -> Any:
+    # A stage with hints gets an environment of its own, also in engines that ignore them; so none without need.
+    made = beam.ParDo(StageFn(stage))
+    return made.with_resource_hints(**hints) if hints else made
 
 
 def _under_one_key(pair: tuple[int, str]) -> tuple[str, tuple[int, str]]:

@@ -18,7 +18,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from scannery.embed import Encoder
 from scannery.indexer.errors import CorruptError, NotFoundError
@@ -43,6 +43,7 @@ __all__ = [
     "Publish",
     "ResolveDuplicates",
     "Stage",
+    "Until",
     "first_elements",
     "one_encoder",
     "resolves",
@@ -53,6 +54,9 @@ _LOG = logging.getLogger(__name__)
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
+
+Until: TypeAlias = Literal["embed"]
+"""Stage after which a build stops: units are embedded, and a later build makes segments of them."""
 
 COUNTS = -1
 """Key in place of a shard number: its records are outcomes of units, for the last stage."""
@@ -91,7 +95,12 @@ def resolves(job: Job) -> bool:
 
 
 def run_in_process(
-    job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], encoders: EncoderHandle
+    job: Job,
+    units: Sequence[WorkUnit],
+    shard_changes: Mapping[int, ShardChange],
+    encoders: EncoderHandle,
+    *,
+    until: Until | None = None,
 ) -> None:
     """Run the chain in this thread; a failed stage raises as a Beam runner would.
 
@@ -100,9 +109,14 @@ def run_in_process(
         units: the input.
         shard_changes: by shard, changes besides the units' rows.
         encoders: from `one_encoder`.
+        until: the last stage; None: all stages.
 
     """
     pairs = _outputs(EmbedUnit(job, encoders), first_elements(units, shard_changes))
+    if until == "embed":
+        for _ in pairs:
+            pass
+        return
     if resolves(job):
         pairs = _outputs(ResolveDuplicates(job), [("", list(pairs))])
     outcomes = _outputs(BuildSegment(job, encoders), _grouped(pairs))

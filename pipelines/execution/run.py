@@ -8,20 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.errors import PipelineError, StageDamagedError
-from scannery.pipelines.execution.chain import EncoderHandle, one_encoder, run_in_process
+from scannery.pipelines.execution.chain import EncoderHandle, Until, one_encoder, run_in_process
 from scannery.pipelines.execution.failures import restored
-from scannery.pipelines.execution.runners import new_pipeline
+from scannery.pipelines.execution.runners import new_pipeline, stage_pools
 from scannery.pipelines.execution.up_to_date import publish_finished
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.stages.embed import finished_unit
-from scannery.pipelines.stages.publish import BuildRecord, read_record
+from scannery.pipelines.stages.publish import BuildRecord, embedded_record, read_record
 from scannery.pipelines.stages.update import ShardChange
+from scannery.pipelines.state.counts import UnitOutcome
 from scannery.pipelines.state.embedding_cache import write_catalogue
 from scannery.pipelines.state.job import Job, stage_key
 from scannery.pipelines.state.progress import Progress, ProgressCallback, watched
+from scannery.pipelines.state.stage_outputs import read_unit
 from scannery.pipelines.state.work_units import WorkUnit
 
-__all__ = ["Engine", "execute"]
+__all__ = ["Engine", "embed_only", "execute"]
 
 ATTEMPTS = 3
 """Each run removes the damaged files that it meets; a run that still meets one after two repetitions fails."""
@@ -43,6 +45,12 @@ class Engine:
 
     encoder: PlannedEncoder | None = None
     """Encoder of the job; workers in this process use it if it is already loaded."""
+
+    accelerator: str | None = None
+    """Accelerator of the machines that embed, for engines that have machines by stage (worker_options.py)."""
+
+    segment_bytes: int = 0
+    """Memory that building the largest shard needs, as planned; 0: not known."""
 
 
 def execute(
@@ -69,6 +77,35 @@ def execute(
     return record
 
 
+def embed_only(
+    job: Job,
+    store: Store,
+    units: Sequence[WorkUnit],
+    engine: Engine,
+    progress: ProgressCallback | None,
+) -> BuildRecord:
+    """Embed all units and make no segments; return counts of the units.
+
+    A later build of the same input and spec finds the units done.
+
+    Raises:
+        PipelineError, IndexerError, EmbedError: as the failed stage raised them.
+
+    """
+    before = {unit.key for unit in units if finished_unit(unit, job, store) is not None}
+    if len(before) < len(units):
+        _run_until_sound(job, store, units, {}, engine, progress, until="embed")
+    outcomes = [_outcome(unit, job, store, worked=unit.key not in before) for unit in units]
+    return embedded_record(job, store, outcomes)
+
+
+def _outcome(unit: WorkUnit, job: Job, store: Store, *, worked: bool) -> UnitOutcome:
+    outcome = read_unit(store, job.index, unit.key) if worked else finished_unit(unit, job, store)
+    if outcome is None:
+        raise PipelineError(f"the record of work unit {unit.key} is missing; run the build again")
+    return dataclasses.replace(outcome, ordinal=unit.ordinal)
+
+
 def _run_until_sound(
     job: Job,
     store: Store,
@@ -76,12 +113,14 @@ def _run_until_sound(
     shard_changes: Mapping[int, ShardChange],
     engine: Engine,
     progress: ProgressCallback | None,
+    *,
+    until: Until | None = None,
 ) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         planned = _with_catalogue(job, units, store)
         try:
             with watched(planned, store, units, progress), _catalogue_removed(planned, store):
-                _run(planned, units, shard_changes, engine)
+                _run(planned, units, shard_changes, engine, until)
             return
         except StageDamagedError:
             if attempt == ATTEMPTS:
@@ -106,11 +145,15 @@ def _catalogue_removed(job: Job, store: Store) -> Iterator[None]:
 
 
 def _run(
-    job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], engine: Engine
+    job: Job,
+    units: Sequence[WorkUnit],
+    shard_changes: Mapping[int, ShardChange],
+    engine: Engine,
+    until: Until | None,
 ) -> None:
     run = _run_here if _runs_here(units, engine) else _run_by_beam
     try:
-        run(job, units, shard_changes, engine)
+        run(job, units, shard_changes, engine, until)
     except Exception as failure:
         if str(failure).startswith("KeyboardInterrupt"):  # Beam wraps every exception of a stage
             raise KeyboardInterrupt from failure
@@ -126,18 +169,30 @@ def _runs_here(units: Sequence[WorkUnit], engine: Engine) -> bool:
 
 
 def _run_here(
-    job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], engine: Engine
+    job: Job,
+    units: Sequence[WorkUnit],
+    shard_changes: Mapping[int, ShardChange],
+    engine: Engine,
+    until: Until | None,
 ) -> None:
-    run_in_process(job, units, shard_changes, _with_loaded(one_encoder(), engine))
+    run_in_process(job, units, shard_changes, _with_loaded(one_encoder(), engine), until=until)
 
 
 def _run_by_beam(
-    job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], engine: Engine
+    job: Job,
+    units: Sequence[WorkUnit],
+    shard_changes: Mapping[int, ShardChange],
+    engine: Engine,
+    until: Until | None,
 ) -> None:
     pipeline = new_pipeline(engine.runner, engine.options)
     from scannery.pipelines.execution.beam_pipeline import add_build, new_encoder_handle
 
-    add_build(pipeline, job, units, _with_loaded(new_encoder_handle(), engine), shard_changes)
+    encoders = _with_loaded(new_encoder_handle(), engine)
+    pools = stage_pools(
+        engine.runner, engine.options, accelerator=engine.accelerator, segment_bytes=engine.segment_bytes
+    )
+    add_build(pipeline, job, units, encoders, shard_changes, pools, until=until)
     state = pipeline.run().wait_until_finish()
     if state not in (None, "DONE"):
         raise PipelineError(f"the runner ended in state {state}")

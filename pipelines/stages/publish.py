@@ -30,7 +30,7 @@ from scannery.pipelines.tuning.fusion_weight import with_fusion_weight
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
 from scannery.pipelines.tuning.whole_recall import with_fresh_recall, with_whole_recall
 
-__all__ = ["BuildRecord", "publish", "read_record"]
+__all__ = ["BuildRecord", "embedded_record", "publish", "read_record"]
 
 
 MOST_BUILDS = 1000
@@ -43,7 +43,8 @@ class BuildRecord:
     """Result of a build, which the last stage writes to the store for the launcher."""
 
     status: str
-    """`committed`, `unchanged` (equal to the current version), `empty` or `too_many_dead_letters`."""
+    """`committed`, `unchanged` (equal to the current version), `embedded` (only the units were made), `empty` or
+    `too_many_dead_letters`."""
 
     version: int | None
     """Number of the committed or unchanged version; None without one."""
@@ -106,6 +107,23 @@ def publish(
     )
     store.write(stage_key(job.index, "builds", f"{job.build_id}.json"), record.to_json())
     return record
+
+
+def embedded_record(job: Job, store: Store, units: Sequence[UnitOutcome]) -> BuildRecord:
+    """Return the record of a build that stops after embedding: counts of its units, and no version."""
+    counts = functools.reduce(operator.add, [unit.counts for unit in units], Counts())
+    examples = _write_dead_letters(job, store, units, (), counts)
+    status = "embedded" if counts.documents else "empty"
+    return BuildRecord(
+        status="too_many_dead_letters" if _too_many(counts, job.max_dead_letters) else status,
+        version=job.parent,
+        counts=counts,
+        statistics=_statistics(job, counts, units, ())
+        | observations(counts, units)
+        | {"dead_letter_examples": examples},
+        units=[unit.key for unit in units],
+        segments=(),
+    )
 
 
 def read_record(job: Job, store: Store) -> BuildRecord:
