@@ -41,7 +41,7 @@ def open_embedded(store: str | Path, *, device: str = "auto") -> EmbeddedEngine:
 
     Args:
         store: a folder or URI.
-        device: where texts are encoded: `auto`, `cpu`, `cuda` or `xla`.
+        device: where texts are encoded: `auto`, `cpu`, `cuda`, `cuda:1` or `xla`.
 
     Raises:
         NotFoundError, StoreError: there is no such store.
