@@ -64,6 +64,12 @@ class BuildReport:
     dtype: str | None
     """Number type of the encoder's weights; None if nothing was embedded."""
 
+    dtypes: Mapping[str, int]
+    """Units embedded in this run by the number type that they were computed in."""
+
+    hardware_dtypes: Mapping[str, int]
+    """The same units by the number type that their worker's device computes fastest in: several, if workers differ."""
+
     dimensions: int
     """Components of a vector."""
 
@@ -213,7 +219,6 @@ class BuildReport:
             "seconds": dict(seconds),
             "errors_allowed": errors_allowed,
         })  # fmt: skip
-
 
     @classmethod
     def of_units(

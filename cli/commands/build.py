@@ -253,7 +253,9 @@ def _print(report: BuildReport, store: str, *, query: str, records: str) -> None
             soft_wrap=True,
         )
     if report.until:
-        out.print("Next: the same command without --until builds the segments and the version", soft_wrap=True)
+        out.print(
+            "Next: the same command without --until builds the segments and the version", soft_wrap=True
+        )
     elif not report.up_to_date:
         out.print(
             f"Next: scannery search {query} --index {report.index} --store {store}",
@@ -264,6 +266,12 @@ def _print(report: BuildReport, store: str, *, query: str, records: str) -> None
 
 def _warnings(report: BuildReport) -> Iterator[str]:
     """Yield what may be wrong with the result, each with the remedy."""
+    if len(report.dtypes) > 1 or len(report.hardware_dtypes) > 1:
+        units = ", ".join(f"{count:,} of {name}" for name, count in report.hardware_dtypes.items())
+        yield (
+            f"workers of different kinds embedded ({units} units by their fastest number type), all in "
+            f"{' and '.join(report.dtypes)}; machines of one kind, or `encoder: {{dtype: …}}`, are faster"
+        )
     if report.removed_datapoints:
         yield f"{report.removed_datapoints:,} datapoints are not in the input, and this full build removed them"
     if report.dropped_live:

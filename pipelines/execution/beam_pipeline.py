@@ -70,7 +70,8 @@ def add_build(
     outcomes = (
         embedded
         | "Group by shard" >> beam.GroupByKey()
-        | "Build segment" >> _stage(BuildSegment(job, encoders), pools.segment).with_output_types(tuple[str, str])
+        | "Build segment"
+        >> _stage(BuildSegment(job, encoders), pools.segment).with_output_types(tuple[str, str])
         | "Gather" >> beam.GroupByKey()
     )
     _ = outcomes | "Publish" >> _stage(Publish(job, encoders)).with_output_types(str)

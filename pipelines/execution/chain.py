@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 from scannery.embed import Encoder
 from scannery.indexer.errors import CorruptError, NotFoundError
 from scannery.pipelines.execution.failures import carried
+from scannery.pipelines.planning.agreed_dtype import agreed_encoder
 from scannery.pipelines.planning.planned_encoder import load_encoder
 from scannery.pipelines.stages.embed import embed_unit, finished_unit
 from scannery.pipelines.stages.publish import publish
@@ -201,7 +202,7 @@ class EmbedUnit(Stage):
         job, spec = self._job, self._job.spec.encoder
         if job.embeds and spec is not None and self._encoder is None:
             # One per process, for all threads of the runner.
-            self._encoder = self._encoders.acquire(lambda: load_encoder(spec))
+            self._encoder = agreed_encoder(job, self._store, spec, load_encoder, self._encoders.acquire)
         if job.has_catalogue and self._catalogue is None:
             opened = Catalogue.open(self._store, job.index, job.build_id)
             with contextlib.suppress(

@@ -73,7 +73,9 @@ def with_one_worker(runner: str, known: Mapping[str, Any], options: Sequence[str
     if not known.get("number_of_worker_harness_threads"):
         added.append("--number_of_worker_harness_threads=1")
     if added:
-        _LOG.info("added for Dataflow, so that a machine does one piece of work at a time: %s", " ".join(added))
+        _LOG.info(
+            "added for Dataflow, so that a machine does one piece of work at a time: %s", " ".join(added)
+        )
     return [*options, *added]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.embed import Encoder
+from scannery.embed.devices.precision import fastest_dtype
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.store.object_store import Store
@@ -82,6 +83,7 @@ def embed_unit(
         sha256=digest,
         device=encoder.device if encoder else None,
         dtype=encoder.dtype if encoder else None,
+        hardware_dtype=fastest_dtype(encoder.device) if encoder else None,
     )
     # Last, since this record marks the unit as done.
     store.write(stage_key(job.index, "units", f"{unit.key}.json"), sealed(outcome.to_json()))

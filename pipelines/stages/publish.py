@@ -8,6 +8,7 @@ import functools
 import json
 import operator
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -280,6 +281,8 @@ def _statistics(
         "tokens_per_s": round(counts.tokens / encode_s, 1) if encode_s else None,
         "device": worked and worked.device,
         "dtype": worked and worked.dtype,
+        "dtypes": dict(Counter(unit.dtype for unit in units if unit.dtype is not None)),
+        "hardware_dtypes": dict(Counter(u.hardware_dtype for u in units if u.hardware_dtype is not None)),
         "input_bytes": counts.input_bytes,
         "embeddings_bytes": counts.embeddings_bytes,
         "units": len(units),

@@ -124,6 +124,9 @@ class UnitOutcome:
     dtype: str | None = None
     """Number type of the encoder's weights; None without one."""
 
+    hardware_dtype: str | None = None
+    """Number type that the worker's device computes fastest in."""
+
     def to_json(self) -> str:
         """Return the outcome as one line of JSON."""
         return json.dumps(dataclasses.asdict(self))

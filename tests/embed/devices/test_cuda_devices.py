@@ -90,7 +90,12 @@ def test_a_forked_worker_takes_its_own(tmp_path):
 
 @pytest.mark.parametrize(
     ("visible", "count", "names"),
-    [(None, 2, ["0", "1"]), ("2,3", 2, ["2", "3"]), ("GPU-ab, GPU-cd", 2, ["GPU-ab", "GPU-cd"]), ("5", 2, ["0", "1"])],
+    [
+        (None, 2, ["0", "1"]),
+        ("2,3", 2, ["2", "3"]),
+        ("GPU-ab, GPU-cd", 2, ["GPU-ab", "GPU-cd"]),
+        ("5", 2, ["0", "1"]),
+    ],
 )
 def test_names_of_the_visible_gpus(visible, count, names, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

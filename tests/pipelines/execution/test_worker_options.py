@@ -79,7 +79,11 @@ def test_a_dataflow_job_that_is_made_and_not_submitted(store):
 
     description = result.job.proto_pipeline
     environment = apiclient.Environment(
-        [], result.job.options, apiclient._FNAPI_ENVIRONMENT_MAJOR_VERSION, "gs://bucket/tmp/pipeline", description
+        [],
+        result.job.options,
+        apiclient._FNAPI_ENVIRONMENT_MAJOR_VERSION,
+        "gs://bucket/tmp/pipeline",
+        description,
     ).proto
     assert "no_use_multiple_sdk_containers" in environment.experiments
     assert "use_multiple_sdk_containers" not in environment.experiments
