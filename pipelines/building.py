@@ -28,20 +28,21 @@ from scannery.indexer.versions.versions import (
     read_manifest,
 )
 from scannery.pipelines.errors import ModeError, NothingToIndexError, SpecConflictError
-from scannery.pipelines.execution.outcome import check_record
 from scannery.pipelines.execution.chain import Until
+from scannery.pipelines.execution.outcome import check_record
 from scannery.pipelines.execution.run import Engine, embed_only, execute
 from scannery.pipelines.execution.runners import check_engine
 from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of
 from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
 from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.planning.worker_resources import UNEVEN, row_size, segment_memory
 from scannery.pipelines.report import BuildReport
 from scannery.pipelines.sources import Part, arrange, find_files, ids_to_delete
 from scannery.pipelines.stages.update import ShardChange, write_deletes
 from scannery.pipelines.state.job import Job, Mode
 from scannery.pipelines.state.progress import ProgressCallback
-from scannery.pipelines.state.work_units import WorkUnit, group, key_of
+from scannery.pipelines.state.work_units import WorkUnit, expected_rows, group, key_of
 from scannery.pipelines.tuning.tuning_queries import queries_of, read_queries, write_queries
 
 __all__ = ["MODES", "build", "build_id", "new_job"]
@@ -120,10 +121,7 @@ def build(
     gone |= (
         ids_to_delete(files) if mode == "upsert" else set()
     )  # a full build removes all ids without a record
-    store = Store.open(store_uri, create=bool(inputs))
-    if is_dropped(store, spec.index):
-        raise InUseError(no_such_index(store, spec.index), field="index")
-    parent = _current(store, spec.index, needed=not inputs)
+    store, parent = _opened(store_uri, spec.index, inputs)
     if parent is not None and before is not None and until is None:
         before(store, spec.index)
     with working(store, spec.index) as lease:
@@ -132,8 +130,7 @@ def build(
         if parent is not None and not files:
             spec = parent.spec
         spec = with_headings(spec, parent, files)
-        if max_dead_letters is None:
-            max_dead_letters = spec.source.max_dead_letters
+        allowed = spec.source.max_dead_letters if max_dead_letters is None else max_dead_letters
         parts, limit = cut_input(files, spec, progress)
         encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
         given = None if queries is None else read_queries(queries, encoder)
@@ -146,7 +143,7 @@ def build(
                 log_after=began_at,
                 lease=lease.key,
                 deletes=len(gone),
-                max_dead_letters=max_dead_letters,
+                max_dead_letters=allowed,
                 started_at=clock.started_at,
                 plan_seconds=clock.laps["plan"],
             )
@@ -160,15 +157,12 @@ def build(
             if until == "embed":
                 record = embed_only(job, store, units, engine, progress)
                 check_record(record, job)
-                return BuildReport.of_units(
-                    record,
-                    job,
-                    parent,
-                    files=files,
-                    seconds=record.statistics["seconds"] | {"wall": clock.wall_s},
-                )
+                seconds = {**record.statistics["seconds"], "wall": clock.wall_s}
+                return BuildReport.of_units(record, job, parent, files=files, seconds=seconds)
             try:
-                record = execute(job, store, units, shard_changes, engine, progress)
+                record = execute(
+                    job, store, units, shard_changes, _sized(engine, job, parts, parent), progress
+                )
                 break
             except (AlreadyExistsError, MissingFileError) as error:
                 if attempt == ATTEMPTS:
@@ -191,6 +185,22 @@ def build(
         seconds=seconds,
         errors_allowed=job.max_dead_letters is not None,
     )
+
+
+def _opened(store_uri: str, index: str, inputs: Sequence[str]) -> tuple[Store, Manifest | None]:
+    """Return the store, made where there are inputs, and the current version."""
+    store = Store.open(store_uri, create=bool(inputs))
+    if is_dropped(store, index):
+        raise InUseError(no_such_index(store, index), field="index")
+    return store, _current(store, index, needed=not inputs)
+
+
+def _sized(engine: Engine, job: Job, parts: Sequence[Part], parent: Manifest | None) -> Engine:
+    """Return the engine with the memory that building the largest shard needs."""
+    new = expected_rows(parts, job.spec)
+    rows = new + (parent.rows if parent is not None and job.mode == "upsert" else 0)
+    row = row_size(parts, new, job.spec, job.dimensions)
+    return dataclasses.replace(engine, segment_bytes=segment_memory(rows / job.shards * UNEVEN, row))
 
 
 def _hold_parent(store: Store, index: str, lease: WorkLease) -> Manifest | None:
@@ -289,7 +299,7 @@ def _job(
         spec,
         store,
         dimensions=dimensions,
-        shards=shards_of(spec, parts, parent),
+        shards=shards_of(spec, parts, parent, dimensions),
         fingerprint=fingerprint,
         parent=parent,
         mode="upsert" if updates else "full",

@@ -173,7 +173,8 @@ class BuildReport:
     """Whether the caller or the spec set a limit of refused records, which this build kept."""
 
     until: str | None = None
-    """`embed` if the build stopped after embedding, so that `version` has nothing of the input; None: it is complete."""
+    """`embed` if the build stopped after embedding, so that `version` has nothing of the input; None: it is
+    complete."""
 
     @property
     def dead(self) -> int:

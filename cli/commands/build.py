@@ -215,12 +215,7 @@ def quiet_beam() -> Iterator[None]:
 
 def _print(report: BuildReport, store: str, *, query: str, records: str) -> None:
     out = console()
-    if report.until:
-        out.print(f"[green]✓[/green] {report.index}: embedded; no version was made")
-    elif report.up_to_date:
-        out.print(f"[green]✓[/green] {report.index} is already up to date: version {report.version}")
-    else:
-        out.print(f"[green]✓[/green] {report.index}: version {report.version}")
+    out.print(f"[green]✓[/green] {report.index}{_outcome(report)}")
     for label, text in _facts(report, records):
         out.print(f"[bold]{label:<12}[/bold]{text}", soft_wrap=True)
     if report.dead:
@@ -262,6 +257,12 @@ def _print(report: BuildReport, store: str, *, query: str, records: str) -> None
             soft_wrap=True,
             markup=False,
         )
+
+
+def _outcome(report: BuildReport) -> str:
+    if report.until:
+        return ": embedded; no version was made"
+    return f"{' is already up to date' if report.up_to_date else ''}: version {report.version}"
 
 
 def _warnings(report: BuildReport) -> Iterator[str]:

@@ -150,8 +150,8 @@ def warn_of_slots(master: str) -> None:
     if busy:
         name, slots = next(iter(busy.items()))
         _LOG.warning(
-            "%d TaskManager(s) of Flink have several slots (%s has %d): each slot builds a shard or embeds a unit of its "
-            "own in the memory of the machine; set taskmanager.numberOfTaskSlots: 1",
+            "%d TaskManager(s) of Flink have several slots (%s has %d): each slot builds a shard or embeds a unit of "
+            "its own in the memory of the machine; set taskmanager.numberOfTaskSlots: 1",
             len(busy),
             name,
             slots,

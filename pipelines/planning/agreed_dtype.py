@@ -56,8 +56,8 @@ def agreed_encoder(
     own = fastest_dtype(encoder.device)
     if own != agreed:
         _LOG.warning(
-            "%s computes fastest in %s, and this build embeds in %s, as its first worker chose; set encoder.dtype in the "
-            "spec, or use machines of one kind",
+            "%s computes fastest in %s, and this build embeds in %s, as its first worker chose; set encoder.dtype in "
+            "the spec, or use machines of one kind",
             encoder.device,
             own,
             agreed,
