@@ -127,9 +127,7 @@ def build(
     with working(store, spec.index) as lease:
         parent = _hold_parent(store, spec.index, lease)
         began_at = parent.log_sequence if parent is not None else 0
-        if parent is not None and not files:
-            spec = parent.spec
-        spec = with_headings(spec, parent, files)
+        spec = with_headings(spec if files or parent is None else parent.spec, parent, files)
         allowed = spec.source.max_dead_letters if max_dead_letters is None else max_dead_letters
         parts, limit = cut_input(files, spec, progress)
         encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)

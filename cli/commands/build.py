@@ -18,11 +18,13 @@ from scannery.cli.progress import stage_bar
 
 if TYPE_CHECKING:
     from scannery.indexer import Store
-    from scannery.pipelines import BuildReport
+    from scannery.pipelines import BuildPlan, BuildReport
 
 __all__ = ["build", "quiet_beam"]
 
 _LOG = logging.getLogger(__name__)
+
+_PLAN = "Plan"
 
 
 def build(
@@ -105,6 +107,31 @@ def build(
             "install-nvidia-driver`.",
         ),
     ] = None,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Print what the build needs (work, memory, disk, hours, price), and neither start nor write anything.",
+            rich_help_panel=_PLAN,
+        ),
+    ] = False,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Machines side by side.", rich_help_panel=_PLAN)
+    ] = 1,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="cpu-bf16, cpu-f32, l4, h100 or v5e; default: all.", rich_help_panel=_PLAN
+        ),
+    ] = None,
+    passages_per_s: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Passages that one machine embeds per second.", rich_help_panel=_PLAN),
+    ] = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(metavar="$", help="Price of one machine per hour.", rich_help_panel=_PLAN),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Build an index from files, or update it from them.
@@ -122,6 +149,21 @@ def build(
     from scannery.pipelines import build as run_build
 
     parsed = load_spec(spec)
+    if plan:
+        from scannery.pipelines import chosen_machines, estimate
+
+        needs = estimate(
+            parsed,
+            [*(inputs or []), *more_inputs],
+            store,
+            mode="full" if full else mode,
+            runner=runner,
+            runner_options=runner_options,
+            workers=workers,
+            machines=chosen_machines(machine, passages_per_s=passages_per_s, price_per_h=price_per_hour),
+        )
+        _print_plan(needs, as_json=as_json)
+        return
     gone = _deletes(deletes or [])
     with quiet_beam(), stage_bar() as progress:
         report = run_build(
@@ -146,6 +188,15 @@ def build(
         _print(report, store, query=query, records="records" if parsed.source.document_id else "documents")
     if report.dead and not report.errors_allowed:
         raise typer.Exit(PARTIAL)
+
+
+def _print_plan(plan: BuildPlan, *, as_json: bool) -> None:
+    from scannery.cli.build_plan import print_plan
+
+    if as_json:
+        typer.echo(json.dumps(plan.to_dict(), indent=2))
+    else:
+        print_plan(plan)
 
 
 def _seal(store: Store, index: str, log: Path | None, *, repairs: bool) -> None:

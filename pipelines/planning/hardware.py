@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["MACHINES", "REFERENCE_FLOPS", "REFERENCE_TOKENS", "SEGMENT_ROWS_PER_S", "Machine"]
+__all__ = [
+    "MACHINES",
+    "REFERENCE_FLOPS",
+    "REFERENCE_TOKENS",
+    "SEGMENT_DIMENSIONS",
+    "SEGMENT_ROWS_PER_S",
+    "SEGMENT_VCPUS",
+    "Machine",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +58,8 @@ REFERENCE_FLOPS = 2 * 12 * 6 * 384**2
 """Of all-MiniLM-L6-v2 for one token, in its linear layers; a larger model is slower in proportion."""
 
 REFERENCE_TOKENS = 128
+
+SEGMENT_VCPUS, SEGMENT_DIMENSIONS = 8, 384
 
 SEGMENT_ROWS_PER_S = 700.0
 """Rows of a shard built per second by one worker of 8 vCPUs, with 384 dimensions and the words of its texts (E)."""

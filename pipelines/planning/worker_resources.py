@@ -34,7 +34,7 @@ PROCESS_BYTES = int(0.6 * GIB)
 """Of a worker's process with its libraries."""
 
 VECTOR_COPIES, TRAINING_COPIES, TEXT_COPIES = 4.5, 2.0, 3.0
-"""Bytes of memory while a segment is built, for each byte of vectors, of the vectors that ScaNN trains on, and of texts,
+"""Bytes of memory while a segment is built, for each byte of vectors, of vectors that ScaNN trains on, and of texts,
 attributes and payloads. All processes of the build together; measured: 4.4, 1.9 and 3."""
 
 SCANN_COPIES = 1.5
