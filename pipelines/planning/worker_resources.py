@@ -108,12 +108,12 @@ def embed_memory(unit_bytes: int, rows: float, row: RowSize, weights_bytes: int)
 
 def embeddings_bytes(rows: float, row: RowSize) -> int:
     """Return the size of the embeddings files of `rows` rows."""
-    return math.ceil(rows * (0.93 * row.vector_bytes + 0.4 * row.other_bytes + 40))
+    return math.ceil(rows * (0.93 * row.vector_bytes + 0.4 * row.other_bytes + 20))
 
 
 def segment_bytes(rows: float, row: RowSize) -> int:
     """Return the size of the segments of `rows` rows, with ScaNN's codes and the index of words."""
-    return math.ceil(rows * (0.94 * row.vector_bytes + row.dimensions / 2 + 0.5 * row.other_bytes + 40))
+    return math.ceil(rows * (0.94 * row.vector_bytes + row.dimensions / 2 + 0.5 * row.other_bytes + 20))
 
 
 def segment_disk(rows: float, row: RowSize) -> int:
