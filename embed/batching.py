@@ -26,6 +26,9 @@ class Bucket:
     fixed: bool = False
     """Whether the device compiled this shape; then the batch always has an attention mask."""
 
+    packed: bool = False
+    """Whether the texts stand one behind the other in one row, without padding (packing.py)."""
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from scannery.embed.batching import Bucket
+from scannery.embed.packing import pack
 
 __all__ = ["FastTokens", "Features", "ModelTokens", "Prepared", "Tokens", "text_problem", "tokens_for"]
 
@@ -136,6 +137,8 @@ class FastTokens:
         """Return the batch as tensors, padded on the tokenizer's side; a mask of all ones is left out if allowed."""
         import torch
 
+        if bucket is not None and bucket.packed:
+            return pack(items) | self._constants
         bucket = bucket or Bucket(len(items), max(map(len, items)), fixed=True)
         ids_BT = np.full((bucket.rows, bucket.width), self._pad_id, np.int64)
         mask_BT = np.zeros((bucket.rows, bucket.width), np.int64)

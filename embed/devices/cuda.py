@@ -1,8 +1,8 @@
-"""NVIDIA GPUs: copies overlap with computation, and a batch that does not fit into memory is halved.
+"""NVIDIA GPUs: packed batches where model and GPU allow it, copies that overlap with computation.
 
-Not measured: it was developed on machines without a GPU.
+The parts that need no GPU are tested; speed on one was not measured.
 
-Legend: B texts in a batch, D dimensions.
+Legend: B texts, D dimensions.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import numpy as np
 
 from scannery.embed.batching import Batch, Bucket, bucket_batches
 from scannery.embed.devices.cuda_devices import has_cuda
+from scannery.embed.devices.out_of_memory import TokenBudget, halving
 from scannery.embed.devices.precision import FAITHFUL_COSINE, logger, lower_precision, worst_cosine
-from scannery.embed.devices.protocol import Emit, Forward, Work, halving, unavailable
+from scannery.embed.devices.protocol import Emit, Forward, Work, unavailable
+from scannery.embed.devices.static_masks import use_static_masks
 from scannery.embed.errors import InvalidArgumentError
+from scannery.embed.packing import pack, packed_batches
 from scannery.embed.tokenization import Features
 
 __all__ = ["CudaDevice"]
@@ -63,6 +66,8 @@ class CudaDevice:
             )
         self.dtype = dtype
         self._max_tokens = max_tokens
+        self._budget = TokenBudget(BUDGET_TOKENS)
+        self._packs = False
         self._model: Any = None
         self._forward: Forward | None = None
 
@@ -77,26 +82,26 @@ class CudaDevice:
         else:
             choose = False
         self._forward = forward
+        use_static_masks(model)
         self._model = model.to(self.name)
         if wanted == "float32":
             return
-        on_device = {k: v.to(self.name) if torch.is_tensor(v) else v for k, v in probes[0].items()}
-        with torch.inference_mode():
-            expected_ND = forward(model, dict(on_device)).cpu().numpy()
+        expected_ND = self._vectors(model, probes[0])
         lower = lower_precision(model, wanted)
-        cosine = worst_cosine(expected_ND, lower, forward, on_device)
+        cosine = worst_cosine(expected_ND, lower, forward, self._on_device(probes[0]))
         if choose and cosine < FAITHFUL_COSINE:
             logger.warning(
                 "%s reaches a cosine of only %.5f to float32 on this model; using float32", wanted, cosine
             )
             return
         self._model, self.dtype = lower, wanted
+        self._packs = self._can_pack(probes[0], expected_ND)
 
     def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
-        """Yield batches of about 32,768 tokens whose widths are multiples of 16."""
-        top = min(self._max_tokens, int(lengths_N.max(initial=1)))
-        widths = sorted({*range(WIDTH_STEP, top, WIDTH_STEP), top})
-        return bucket_batches(lengths_N, [Bucket(max(1, BUDGET_TOKENS // w), w) for w in widths])
+        """Yield batches of about 32,768 tokens: packed ones, or padded to widths that are multiples of 16."""
+        if self._packs:
+            return packed_batches(lengths_N, self._budget.tokens)
+        return bucket_batches(lengths_N, padded_shapes(lengths_N, self._max_tokens, self._budget.tokens))
 
     def run(self, work: Work, emit: Emit) -> None:
         """Compute all batches; copies, in page-locked memory, overlap with the computation."""
@@ -105,7 +110,7 @@ class CudaDevice:
         waiting: deque[tuple[Batch, Any, Any]] = deque()
         with torch.inference_mode(), torch.cuda.device(self.name):
             for batch, collate in work:
-                vectors_BD = halving(self._compute, collate(), torch.OutOfMemoryError, torch.cuda.empty_cache)
+                vectors_BD = halving(self._compute, collate(), self._free)
                 # A copy to page-locked memory does not block the stream.
                 host_BD = torch.empty(vectors_BD.shape, dtype=torch.float32, pin_memory=True)
                 host_BD.copy_(vectors_BD, non_blocking=True)
@@ -117,16 +122,62 @@ class CudaDevice:
             while waiting:
                 _finish(*waiting.popleft(), emit)
 
+    def _can_pack(self, probe: Features, expected_ND: np.ndarray) -> bool:
+        """Return whether model and GPU take packed batches, and these give the same vectors."""
+        from scannery.embed.devices.packed_attention import has_packed_kernel
+
+        if not getattr(self._model, "takes_packed", False) or not has_packed_kernel(self.name, self.dtype):
+            return False
+        packed = self._on_device(packed_like(probe))
+        if self._forward is None:
+            raise RuntimeError("packing is tried before place()")
+        return worst_cosine(expected_ND, self._model, self._forward, packed) >= FAITHFUL_COSINE
+
+    def _free(self, features: Features) -> None:
+        """Free unused memory after `features` did not fit, and make later batches smaller than they are."""
+        import torch
+
+        torch.cuda.empty_cache()
+        self._budget.shrink(features)
+
     def _compute(self, features: Features) -> Any:
+        if self._forward is None:
+            raise RuntimeError("run() before place()")
+        return self._forward(self._model, self._on_device(features))
+
+    def _vectors(self, model: Any, features: Features) -> np.ndarray:
         import torch
 
         if self._forward is None:
-            raise RuntimeError("run() before place()")
-        there = {
+            raise RuntimeError("a model is tried before place()")
+        with torch.inference_mode():
+            vectors_BD: np.ndarray = self._forward(model, self._on_device(features)).cpu().numpy()
+        return vectors_BD
+
+    def _on_device(self, features: Features) -> Features:
+        """Return the features with copies of their tensors on the GPU; pinned, so that the copy does not wait."""
+        import torch
+
+        return {
             name: value.pin_memory().to(self.name, non_blocking=True) if torch.is_tensor(value) else value
             for name, value in features.items()
         }
-        return self._forward(self._model, there)
+
+
+def padded_shapes(lengths_N: np.ndarray, max_tokens: int, budget: int) -> list[Bucket]:
+    """Return shapes of about `budget` tokens for padded texts, whose widths are multiples of 16 up to `max_tokens`."""
+    longest = -(-int(lengths_N.max(initial=1)) // WIDTH_STEP) * WIDTH_STEP
+    top = min(max_tokens, longest)
+    widths = sorted({*range(WIDTH_STEP, top, WIDTH_STEP), top})
+    return [Bucket(max(1, budget // width), width) for width in widths]
+
+
+def packed_like(features: Features) -> Features:
+    """Return the texts of a padded batch as a packed batch."""
+    ids_BT, mask_BT = features["input_ids"], features["attention_mask"].bool()
+    items = [ids_T[mask_T].numpy() for ids_T, mask_T in zip(ids_BT, mask_BT, strict=True)]
+    constants = {name: value for name, value in features.items() if not hasattr(value, "shape")}
+    return constants | pack(items)
 
 
 def _finish(batch: Batch, host_BD: Any, done: Any, emit: Emit) -> None:

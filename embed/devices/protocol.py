@@ -14,7 +14,7 @@ from scannery.embed.batching import Batch
 from scannery.embed.errors import DeviceError
 from scannery.embed.tokenization import Features
 
-__all__ = ["Device", "Emit", "Forward", "Work", "cosines", "halving", "unavailable"]
+__all__ = ["Device", "Emit", "Forward", "Work", "cosines", "unavailable"]
 
 Forward: TypeAlias = Callable[[Any, Features], Any]
 """`(model, features) -> vectors_BD`, a float32 tensor on the device of the model."""
@@ -72,39 +72,6 @@ def cosines(one_ND: np.ndarray, two_ND: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore"):
         cosines_N: np.ndarray = np.nan_to_num((one * two).sum(axis=1) / norms, nan=0.0)
     return cosines_N
-
-
-def halving(
-    compute: Callable[[Features], Any],
-    features: Features,
-    out_of_memory: type[Exception],
-    free: Callable[[], None],
-) -> Any:
-    """Return `compute(features)`, a tensor `(B, D)`; a batch that does not fit into memory is halved, repeatedly.
-
-    Args:
-        compute: a batch to its vectors, a tensor `(B, D)`.
-        features: the batch; every tensor in it has B rows.
-        out_of_memory: the error that `compute` raises when memory is short.
-        free: frees unused memory before the next attempt.
-
-    Raises:
-        DeviceError: a single text does not fit.
-    """
-    import torch
-
-    try:
-        return compute(features)
-    except out_of_memory as error:
-        rows = max(len(value) for value in features.values() if torch.is_tensor(value))
-        if rows == 1:
-            raise DeviceError(f"out of memory on a single text: {error}") from error
-    free()  # outside of the except block, whose traceback holds references to the tensors
-    halves = [
-        {name: value[part] if torch.is_tensor(value) else value for name, value in features.items()}
-        for part in (slice(rows // 2), slice(rows // 2, None))
-    ]
-    return torch.cat([halving(compute, half, out_of_memory, free) for half in halves])
 
 
 def unavailable(name: str, why: str) -> DeviceError:

@@ -12,7 +12,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from scannery.embed.batching import Batch, Bucket, bucket_batches, choose_bucket
 from scannery.embed.cache_folders import is_ours, make_cache_folder
 from scannery.embed.devices.precision import FAITHFUL_COSINE, logger, lower_precision, worst_cosine
 from scannery.embed.devices.protocol import Emit, Forward, Work, unavailable
+from scannery.embed.devices.static_masks import use_static_masks
 from scannery.embed.errors import InvalidArgumentError, RecompilationError
-from scannery.embed.library_output import quiet
 from scannery.embed.tokenization import Features
 
 __all__ = ["XlaDevice", "compilations", "launch"]
@@ -113,8 +112,7 @@ class XlaDevice:
                 logger.warning("bfloat16 reaches a cosine of only %.5f on this model; using float32", cosine)
         elif wanted == "bfloat16":
             model, self.dtype = lower_precision(model, "bfloat16"), "bfloat16"
-        _always_mask(model)
-        _pool_statically(model)
+        use_static_masks(model)
         with _TRACING:
             self._model = model.to(self._xla.device())
 
@@ -203,50 +201,6 @@ def compilations() -> int:
 
     data = metrics.metric_data("CompileTime")
     return int(data[0]) if data else 0
-
-
-STATIC, STATIC_EAGER = "scannery_static", "scannery_static_eager"
-
-
-def _always_mask(model: Any) -> None:
-    """Make the transformer apply its attention mask in any case.
-
-    Usually it leaves out a mask of all ones. A static graph cannot depend on the values of a mask.
-    """
-    transformer = getattr(model[0], "auto_model", None)
-    if transformer is None:
-        return
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import eager_mask, sdpa_mask
-
-    AttentionInterface.register(STATIC, sdpa_attention_forward)
-    AttentionMaskInterface.register(STATIC, partial(_full_mask, sdpa_mask))
-    AttentionMaskInterface.register(STATIC_EAGER, partial(_full_mask, eager_mask))
-    with quiet():
-        transformer.set_attn_implementation(STATIC)
-    if transformer.config._attn_implementation != STATIC:
-        # A model with its own attention code reads this setting only to make masks.
-        transformer.config._attn_implementation = STATIC_EAGER
-
-
-def _pool_statically(model: Any) -> None:
-    """Make pooling leave out prompts by tensor operations alone: a static graph cannot read values of a mask."""
-    for module in model:
-        if hasattr(module, "_exclude_prompt_from_mask"):
-            module._exclude_prompt_from_mask = _without_prompt
-
-
-def _without_prompt(mask_BT: Any, prompt_length: int) -> Any:
-    import torch
-
-    padding_B1 = mask_BT.to(torch.int32).argmax(dim=1, keepdim=True)
-    positions_1T = torch.arange(mask_BT.size(1), device=mask_BT.device).unsqueeze(0)
-    return mask_BT * (positions_1T >= padding_B1 + prompt_length).to(mask_BT.dtype)
-
-
-def _full_mask(make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return make(*args, **kwargs | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
 
 def _finish(batch: Batch, vectors_BD: Any, emit: Emit) -> None:

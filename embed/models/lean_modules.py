@@ -1,22 +1,28 @@
 """The layers of BERT for inference. Imports torch at its top, so import this module inside functions.
 
-Legend: B texts, T tokens, D dimensions, H heads.
+Legend: B texts, T tokens, S tokens of packed texts, D dimensions, H heads, d dimensions of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
 
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from scannery.embed.devices.packed_attention import packed_attention
+from scannery.embed.packing import is_packed
 from scannery.embed.tokenization import FastTokens, Features
 
 __all__ = ["LeanModel", "LeanTokenizer"]
 
-Weights = Mapping[str, Tensor]
+Weights: TypeAlias = Mapping[str, Tensor]
+Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries, keys and values, each (B, T, H, d), or (S, H, d) of packed texts → attended values of the same shape."""
 
 
 class LeanTokenizer:
@@ -42,6 +48,9 @@ class LeanTokenizer:
 
 class LeanModel(nn.Sequential):
     """BERT, pooling, and normalisation if the model has it; features to features, as in sentence-transformers."""
+
+    takes_packed = True
+    """Whether `forward` takes packed batches (packing.py), too."""
 
     def __init__(self, notes: Mapping[str, Any], weights: Weights) -> None:
         """Make the layers.
@@ -86,15 +95,25 @@ class _Bert(nn.Module):
         )
 
     def forward(self, features: Features) -> Features:
+        if is_packed(features):
+            return self._packed(features)
         ids_BT, kinds_BT = features["input_ids"], features.get("token_type_ids")
         kinds = self.kinds.weight[0] if kinds_BT is None else self.kinds(kinds_BT)
         x_BTD = self.words(ids_BT) + kinds + self.positions.weight[: ids_BT.shape[1]]
-        x_BTD = self.norm(x_BTD)
         mask = features.get("attention_mask")
         wanted = None if mask is None else mask[:, None, None, :].bool()
+        return features | {"token_embeddings": self._through(x_BTD, partial(_padded_attention, wanted))}
+
+    def _packed(self, features: Features) -> Features:
+        positions_SD = self.positions.weight[features["positions"]]
+        x_SD = self.words(features["input_ids"]) + self.kinds.weight[0] + positions_SD
+        return features | {"token_embeddings": self._through(x_SD, partial(packed_attention, features))}
+
+    def _through(self, x: Tensor, attend: Attention) -> Tensor:
+        x = self.norm(x)
         for layer in self.layers:
-            x_BTD = layer(x_BTD, wanted)
-        return features | {"token_embeddings": x_BTD}
+            x = layer(x, attend)
+        return x
 
 
 class _Layer(nn.Module):
@@ -110,22 +129,31 @@ class _Layer(nn.Module):
         self.narrow = _linear(weights, f"{name}.output.dense")
         self.norm = _norm(weights, f"{name}.output.LayerNorm", epsilon)
 
-    def forward(self, x_BTD: Tensor, wanted: Tensor | None) -> Tensor:
-        query, key, value = (self._by_head(part(x_BTD)) for part in (self.query, self.key, self.value))
-        y_BHTd = functional.scaled_dot_product_attention(query, key, value, attn_mask=wanted)
-        y_BTD = self.attended(y_BHTd.transpose(1, 2).reshape(x_BTD.shape))
-        x_BTD = self.attended_norm(y_BTD + x_BTD)
-        y_BTD = self.narrow(functional.gelu(self.wide(x_BTD)))
-        result: Tensor = self.norm(y_BTD + x_BTD)
+    def forward(self, x: Tensor, attend: Attention) -> Tensor:
+        by_head = (*x.shape[:-1], self.heads, -1)
+        query, key, value = (part(x).view(by_head) for part in (self.query, self.key, self.value))
+        y = self.attended(attend(query, key, value).reshape(x.shape))
+        x = self.attended_norm(y + x)
+        y = self.narrow(functional.gelu(self.wide(x)))
+        result: Tensor = self.norm(y + x)
         return result
 
-    def _by_head(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD.view(*x_BTD.shape[:2], self.heads, -1).transpose(1, 2)
+
+def _padded_attention(wanted: Tensor | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return the attention of padded texts, (B, T, H, d); `wanted`: mask of the tokens, (B, 1, 1, T)."""
+    q_BHTd, k_BHTd, v_BHTd = (part.transpose(1, 2) for part in (query, key, value))
+    y_BHTd = functional.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, attn_mask=wanted)
+    return y_BHTd.transpose(1, 2)
 
 
 class _MeanPooling(nn.Module):
     def forward(self, features: Features) -> Features:
         x_BTD, mask = features["token_embeddings"], features.get("attention_mask")
+        if is_packed(features):
+            # Unlike `index_add`, which adds in any order on a GPU, this gives the same bits every time; `unsafe` leaves
+            # out checks that would wait for the device.
+            mean_BD = torch.segment_reduce(x_BTD, "mean", offsets=features["ends"].long(), unsafe=True)
+            return features | {"sentence_embedding": mean_BD}
         if mask is None:
             return features | {"sentence_embedding": x_BTD.mean(dim=1)}
         mask_BT1 = mask[:, :, None].to(x_BTD.dtype)
@@ -135,7 +163,9 @@ class _MeanPooling(nn.Module):
 
 class _FirstPooling(nn.Module):
     def forward(self, features: Features) -> Features:
-        return features | {"sentence_embedding": features["token_embeddings"][:, 0]}
+        x_BTD = features["token_embeddings"]
+        first_BD = x_BTD[features["ends"][:-1]] if is_packed(features) else x_BTD[:, 0]
+        return features | {"sentence_embedding": first_BD}
 
 
 class _Normalize(nn.Module):

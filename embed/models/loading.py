@@ -26,6 +26,8 @@ _LOG = logging.getLogger(__name__)
 LEAN_ENVIRONMENT = "SCANNERY_LEAN"
 """Environment variable: with 0, every model is loaded with sentence-transformers."""
 
+LEAN_DEVICES = ("cpu", "cuda")
+
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -45,7 +47,7 @@ def load_model(
     Args:
         model: name or folder, as for `Encoder.load`.
         options: options that affect the vectors.
-        device: name of the device it will run on; models are loaded from notes only for a CPU.
+        device: name of the device it will run on; models are loaded from notes only for those of LEAN_DEVICES.
         expected: fingerprint that it must have. The hashes of its files are compared before any is loaded.
 
     Raises:
@@ -70,9 +72,14 @@ def _loaded(
     folder: Path, label: str, options: ModelOptions, known: Known, kind: str
 ) -> tuple[Any, Fingerprint]:
     fingerprint = known.fingerprint(label)
-    if kind == "cpu" and fingerprint and (modules := _lean(folder, known)) is not None:
+    if kind not in LEAN_DEVICES:
+        return _load_by_library(folder, label, options, known)
+    if fingerprint and (modules := _lean(folder, known)) is not None:
         return modules, fingerprint
-    return _load_by_library(folder, label, options, known)
+    loaded, fingerprint = _load_by_library(folder, label, options, known)
+    if kind == "cuda" and (modules := _lean(folder, known)) is not None:  # it takes packed batches
+        return modules, fingerprint
+    return loaded, fingerprint
 
 
 def _load_by_library(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -38,8 +38,19 @@ __all__ = ["EncoderPool", "Observer", "QueryEncoder", "TextEncoder", "load_encod
 
 CACHED_BYTES = 64 << 20
 """Limit of the cache, texts and vectors together: a text may have 32 KiB."""
-DOCUMENTS_AT_ONCE = 128
-"""Documents per batch: enough for the throughput of an accelerator; the deadline is checked between batches."""
+
+
+class BatchLimits(NamedTuple):
+    """Most texts in a batch of several callers; the deadline is checked between batches."""
+
+    queries: int
+    documents: int
+
+
+CPU_LIMITS = BatchLimits(queries=64, documents=128)
+"""Enough for the throughput of a CPU, few enough for short waits."""
+ACCELERATOR_LIMITS = BatchLimits(queries=1024, documents=256)
+"""What fills the 32,768 tokens of a GPU's batch with short questions, and with passages of 128 tokens."""
 
 _NO_DEADLINE = Deadline.after(None)
 
@@ -104,14 +115,19 @@ class QueryEncoder:
 
         """
         self._encoder = encoder
+        on_cpu = getattr(encoder, "device", "cpu") == "cpu"  # one in another process batches there
+        self._limits = CPU_LIMITS if on_cpu else ACCELERATOR_LIMITS
         self._observer = observer or Observer()
         self._queries: Encode = lambda texts, deadline: encoder.encode_queries(texts)
         self._documents: Encode = lambda texts, deadline: encoder.encode_documents(texts)
         if batched:
-            self._queries = TextBatcher(encoder.encode_queries, observe=self._encoding).encode
-            self._documents = TextBatcher(
-                encoder.encode_documents, max_texts=DOCUMENTS_AT_ONCE, observe=self._encoding
-            ).encode
+            self._queries, self._documents = (
+                TextBatcher(encode, max_texts=most, observe=self._encoding).encode
+                for encode, most in (
+                    (encoder.encode_queries, self._limits.queries),
+                    (encoder.encode_documents, self._limits.documents),
+                )
+            )
         # By caller and text: response times must not reveal the queries of other callers.
         self._vectors: BoundedCache[tuple[str, str], np.ndarray] = BoundedCache(
             cached_bytes, max_entries=cached
@@ -180,11 +196,11 @@ class QueryEncoder:
 
         unique = list(dict.fromkeys(texts))
         vectors: list[np.ndarray] = []
-        for start in range(0, len(unique), DOCUMENTS_AT_ONCE):
+        for start in range(0, len(unique), self._limits.documents):
             deadline.check()
             try:
                 with waiting(), span("scannery.encode_texts", **{"scannery.texts": len(unique)}):
-                    vectors.extend(self._documents(unique[start : start + DOCUMENTS_AT_ONCE], deadline))
+                    vectors.extend(self._documents(unique[start : start + self._limits.documents], deadline))
             except InvalidTextError as error:
                 place = texts.index(unique[start + error.index])
                 raise InvalidRequestError.at(f"{path}[{place}]", f"cannot be encoded: {error}") from error

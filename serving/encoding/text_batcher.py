@@ -12,18 +12,13 @@ from scannery.serving.scheduling.coalescer import Coalescer
 
 __all__ = ["TextBatcher"]
 
-MAX_TEXTS = 64
-"""Texts per batch: enough for the throughput of a CPU, few enough for short waits."""
-
 Encode = Callable[[Sequence[str]], np.ndarray]
 
 
 class TextBatcher:
     """Encodes one batch at a time. Safe to use from several threads."""
 
-    def __init__(
-        self, encode: Encode, *, max_texts: int = MAX_TEXTS, observe: Callable[[float], None]
-    ) -> None:
+    def __init__(self, encode: Encode, *, max_texts: int, observe: Callable[[float], None]) -> None:
         """Prepare.
 
         Args:

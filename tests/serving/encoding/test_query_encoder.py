@@ -96,11 +96,14 @@ class CountingEncoder:
 
     dimensions = 1
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
         self.encoded: list[str] = []
+        self.batches: list[int] = []
 
     def encode_queries(self, texts: list[str]) -> np.ndarray:
         self.encoded += texts
+        self.batches.append(len(texts))
         return np.array([[len(text)] for text in texts], np.float32)
 
     encode_documents = encode_queries
@@ -114,6 +117,15 @@ def test_queries_are_encoded_once_and_forgotten_in_the_end() -> None:
     assert counting.encoded == ["a", "bb", "ccc"]
     encoder.encode(["a"])
     assert counting.encoded == ["a", "bb", "ccc", "a"]
+
+
+@pytest.mark.parametrize(("device", "batches"), [("cpu", [128, 128, 44]), ("cuda:0", [256, 44])])
+def test_a_batch_of_documents_fills_the_device(device: str, batches: list[int]) -> None:
+    counting = CountingEncoder(device)
+    encoder = QueryEncoder(counting)  # type: ignore[arg-type]
+    texts = [f"text {number}" for number in range(300)]
+    assert len(encoder.encode_documents(texts, Deadline.after(60), path="texts")) == 300
+    assert counting.batches == batches
 
 
 def test_a_text_that_cannot_be_encoded_is_the_callers_error() -> None:

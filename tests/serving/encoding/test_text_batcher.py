@@ -44,7 +44,7 @@ def await_waiting(batcher: TextBatcher, count: int) -> None:
 def test_texts_that_come_while_others_are_encoded_are_encoded_together() -> None:
     slow = SlowEncoder()
     sizes: list[float] = []
-    batcher = TextBatcher(slow.encode, observe=sizes.append)  # type: ignore[arg-type]
+    batcher = TextBatcher(slow.encode, max_texts=64, observe=sizes.append)  # type: ignore[arg-type]
     with ThreadPoolExecutor(5) as pool:
         first = pool.submit(batcher.encode, ["first"], NEVER)
         assert slow.entered.wait(60)
@@ -78,7 +78,7 @@ def test_a_batch_has_at_most_so_many_texts_unless_one_caller_brings_more() -> No
 @pytest.mark.parametrize("error", [CallerGoneError, DeadlineError])
 def test_texts_that_nobody_waits_for_are_not_encoded(error: type[Exception]) -> None:
     slow = SlowEncoder()
-    batcher = TextBatcher(slow.encode, observe=lambda texts: None)  # type: ignore[arg-type]
+    batcher = TextBatcher(slow.encode, max_texts=64, observe=lambda texts: None)  # type: ignore[arg-type]
     here = [True]
 
     def ask() -> object:

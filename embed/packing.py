@@ -1,0 +1,79 @@
+"""Packed batches: the tokens of several texts one behind the other, without padding.
+
+A device with an attention kernel for sequences of different lengths computes nothing but tokens this way, and needs no
+mask. A packed batch has these features instead of tensors `(B, T)`:
+
+    input_ids   int64 (S,): the tokens of all texts
+    positions   int64 (S,): the position of each token in its text
+    ends        int32 (B + 1,): where each text begins, and the end of the last one
+    lengths     list of B ints: tokens of each text, on the host, so that the device need not be asked
+
+Legend: N texts, B texts in a batch, T tokens of the longest of them, S tokens of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from scannery.embed.batching import Batch, Bucket
+
+__all__ = ["is_packed", "pack", "packed_batches", "packed_halves"]
+
+
+def is_packed(features: Mapping[str, Any]) -> bool:
+    """Return whether features are a packed batch."""
+    return "ends" in features
+
+
+def pack(items: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Return the packed batch of texts, given as token ids; a text must have a token."""
+    import torch
+
+    lengths = [len(ids) for ids in items]
+    positions_S = np.concatenate([np.arange(length) for length in lengths])
+    return {
+        "input_ids": torch.from_numpy(np.concatenate(items).astype(np.int64)),
+        "positions": torch.from_numpy(positions_S),
+        "ends": torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
+        "lengths": lengths,
+    }
+
+
+def packed_batches(lengths_N: np.ndarray, budget: int) -> Iterator[Batch]:
+    """Yield batches of at most `budget` tokens, longest texts first; a longer text is a batch of its own.
+
+    Texts of similar length are together, so that a kernel that gives each text the time of the longest loses little.
+    """
+    order_N = np.argsort(-lengths_N, kind="stable")
+    ends_N = np.cumsum(lengths_N[order_N])
+    start, done = 0, 0
+    while start < len(order_N):
+        end = max(start + 1, int(np.searchsorted(ends_N, done + budget, side="right")))
+        tokens = int(ends_N[end - 1]) - done
+        yield Batch(order_N[start:end], Bucket(1, tokens, packed=True))
+        start, done = end, done + tokens
+
+
+def packed_halves(features: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a packed batch of at least two texts as two batches with half of the texts each."""
+    lengths = features["lengths"]
+    middle = len(lengths) // 2
+    cut, ends = sum(lengths[:middle]), features["ends"]
+    constants = {name: value for name, value in features.items() if not hasattr(value, "shape")}
+    return [
+        {
+            **constants,
+            "input_ids": features["input_ids"][tokens],
+            "positions": features["positions"][tokens],
+            "ends": own_ends,
+            "lengths": own_lengths,
+        }
+        for tokens, own_ends, own_lengths in (
+            (slice(cut), ends[: middle + 1], lengths[:middle]),
+            (slice(cut, None), ends[middle:] - cut, lengths[middle:]),
+        )
+    ]
