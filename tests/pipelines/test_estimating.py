@@ -90,7 +90,8 @@ def test_a_plan_of_vectors_is_what_the_build_does(store, tmp_path):
     assert plan.units == manifest_of(store).statistics["units"]
     embed, segment = plan.stages
     assert embed.written_bytes == pytest.approx(report.embeddings_bytes, rel=0.2)
-    assert segment.written_bytes == pytest.approx(report.index_bytes, rel=0.3)
+    # It counts ScaNN's codes, which segments of so few rows do not have.
+    assert 1.0 < segment.written_bytes / report.index_bytes < 1.5
     assert {cost.embed_hours for cost in plan.costs} == {0}
 
 
