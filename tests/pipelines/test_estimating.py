@@ -25,11 +25,12 @@ from scannery.pipelines.planning.worker_resources import (
 from scannery.pipelines.sources import Part
 from tests.pipelines.conftest import VECTORS, manifest_of, run, vector_records
 
-MEASURED = [  # rows, dimensions, bytes of text, MiB of memory, MiB of disk: docs/benchmarks/index.md
+MEASURED = [  # rows, dimensions, bytes of text, MiB of memory, MiB of disk: docs/operations/runners.md
     (100_000, 384, 600, 1548, 364),
     (250_000, 384, 600, 2790, 915),
     (100_000, 1024, 600, 3100, 904),
     (200_000, 96, 0, 878, 166),
+    (250_000, 384, 0, 2388, 819),
 ]
 TEXTS = {
     "index": "talks",

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
+from scannery.cli.server_options import _checked_device
 from scannery.embed import DeviceError
 from scannery.embed.devices import cuda_devices
 from scannery.embed.devices.cuda_devices import NVML_CHECK, has_cuda, least_used, visible_devices
@@ -139,3 +141,14 @@ def test_a_reranker_takes_the_gpu_of_the_encoder(monkeypatch, tmp_path):
         ]
     with pytest.raises(DeviceError, match="auto, cpu, cuda or cuda:N"):
         reranker_device("xla")
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:0", "cuda:12", "xla"])
+def test_servers_take_a_gpu_by_its_number(name):
+    assert _checked_device(name) == name
+
+
+@pytest.mark.parametrize("name", ["cuda:", "cuda:x", "cpu:1", "xla:0", "tpu"])
+def test_servers_refuse_other_devices(name):
+    with pytest.raises(typer.BadParameter, match="auto, cpu, cuda, cuda:N or xla"):
+        _checked_device(name)
