@@ -12,6 +12,7 @@ SPEC = VECTORS | {"shards": 3}
 
 
 def unit_files(store: Store) -> list[tuple[str, str]]:
+    assert store.local_root is not None
     folder = store.local_root / "vectors"
     files = [*folder.glob("stage/units/*"), *folder.glob("embeddings/*")]
     return sorted((path.name, str(path.stat().st_mtime_ns)) for path in files)

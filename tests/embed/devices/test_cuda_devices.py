@@ -109,9 +109,14 @@ def test_names_of_the_visible_gpus(visible, count, names, monkeypatch):
 @pytest.mark.parametrize("ask", [has_cuda, lambda: device_kind("auto"), lambda: _forks_well("auto")])
 def test_a_process_may_fork_after_asking_for_cuda(ask, monkeypatch):
     """The variable is set before torch is asked."""
-    seen = []
+    seen: list[str | None] = []
+
+    def is_available() -> bool:
+        seen.append(os.environ.get(NVML_CHECK))
+        return False
+
     monkeypatch.delenv(NVML_CHECK, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen.append(os.environ.get(NVML_CHECK)) or False)
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
     ask()
     assert seen == ["1"]
 
