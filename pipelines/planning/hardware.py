@@ -33,7 +33,7 @@ class Machine:
 
     vcpus: int
     basis: str
-    """M: the speed is measured; E: it is estimated."""
+    """M: the speed of one vCPU is measured, on two; E: the speed is estimated."""
 
 
 MACHINES = {

@@ -70,7 +70,9 @@ def test_options_that_the_caller_gave_stay():
 
 def test_a_dataflow_job_that_is_made_and_not_submitted(store):
     """The job that Dataflow would get, of Beam's own client for it."""
-    pytest.importorskip("google.cloud.dataflow", reason="needs apache-beam[gcp]")
+    pytest.importorskip(
+        "google.cloud.dataflow", reason="needs google-cloud-dataflow-client and google-cloud-storage"
+    )
     options = [*DATAFLOW, "--dry_run=true", "--sdk_container_image=registry/scannery", "--experiments=mine"]
     pipeline = new_pipeline("dataflow", options)
     units = 2000
