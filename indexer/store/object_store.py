@@ -1,68 +1,33 @@
 """The object store: a folder or a bucket, with conditional puts that make publishing atomic.
 
-Keys are relative paths with `/`. A folder created for a store has mode 0700. Files and folders in it get the mode of
-the store's folder (files without the execute bits), so an existing folder can be shared with a group. In a local folder
-every write goes to a temporary file, is synced to disk, and is then renamed; obstore's own local store (0.12) does not
-sync, so a power cut could leave a visible but empty manifest.
+Keys are relative paths with `/`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
-import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
-import obstore
-from obstore.exceptions import AlreadyExistsError as ObjectExistsError
-from obstore.exceptions import BaseError
-
-from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
-from scannery.indexer.local.draft_files import new_draft, remove_draft
+from scannery.indexer.errors import NotFoundError, StoreError, StoreUriError
 from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.store.backend import Backend, StoredObject
+from scannery.indexer.store.bucket_backend import BucketBackend
+from scannery.indexer.store.folder_backend import FolderBackend, store_folder
 
-__all__ = ["Store", "StoredObject", "sync_folder"]
+__all__ = ["Store", "StoredObject"]
 
 _REMOTE = re.compile(r"(?:gs|s3|az|abfs|abfss)://", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# Prefix of files that are being written, or that a killed writer left; never listed as objects.
-_TEMPORARY = ".tmp-"
-_OWN = 0o700
-"""Mode of a folder created for a store. Not set by a umask, which all threads of a process share."""
-
-
-@dataclass(frozen=True)
-class StoredObject:
-    """One object of a store."""
-
-    key: str
-    size_bytes: int
-    modified: datetime
-    """Time of the last write, by the store's clock, UTC."""
-
-
-class _Backend(Protocol):
-    def read(self, key: str) -> bytes: ...
-    def read_range(self, key: str, start: int, length: int) -> bytes: ...
-    def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None: ...
-    def size(self, key: str) -> int: ...
-    def stamp(self, key: str) -> str: ...
-    def list(self, prefix: str) -> Iterator[StoredObject]: ...
-    def folders(self) -> Sequence[str]: ...
-    def delete(self, key: str) -> None: ...
 
 
 class Store:
     """Objects (named bytes) in one folder or bucket prefix. Safe to use from several threads and processes."""
 
-    def __init__(self, uri: str, backend: _Backend) -> None:
+    def __init__(self, uri: str, backend: Backend) -> None:
         """Keep the backend; use `Store.open`.
 
         Args:
@@ -91,20 +56,20 @@ class Store:
         """
         text = str(uri)
         if _REMOTE.match(text):
-            return cls(text.rstrip("/"), _ObjectBackend.from_url(text))
+            return cls(text.rstrip("/"), BucketBackend.from_url(text))
         if text.startswith("file://"):
             text = unquote(urlsplit(text).path)
         elif _SCHEME.match(text):
             raise StoreUriError(
                 f"store {text!r}: unknown scheme; use a folder, file://, gs://, s3:// or az://"
             )
-        root = _folder(text, create=create)
-        return cls(str(root), _FolderBackend(root))
+        root = store_folder(text, create=create)
+        return cls(str(root), FolderBackend(root))
 
     @property
     def local_root(self) -> Path | None:
         """The folder of a local store, None for a bucket."""
-        return self._backend.root if isinstance(self._backend, _FolderBackend) else None
+        return self._backend.root if isinstance(self._backend, FolderBackend) else None
 
     def read(self, key: str) -> bytes:
         """Return the bytes of an object; NotFoundError if it does not exist."""
@@ -118,11 +83,16 @@ class Store:
             StoreError: the object ends before.
 
         """
-        if length < 0 or start < 0:
-            raise ValueError(f"a range must not be negative, got start {start}, length {length}")
+        _check_range(start, length)
         data = self._backend.read_range(_checked(key), start, length) if length else b""
-        if len(data) != length:
-            raise StoreError(f"{key}: wanted bytes {start} to {start + length}, got {len(data)} of {length}")
+        _check_length(key, start, length, data)
+        return data
+
+    def map_range(self, key: str, start: int, length: int) -> memoryview:
+        """Return a range as `read_range` does; in a folder store it is mapped from the file, and not copied."""
+        _check_range(start, length)
+        data = self._backend.map_range(_checked(key), start, length) if length else memoryview(b"")
+        _check_length(key, start, length, data)
         return data
 
     def write(self, key: str, data: bytes) -> None:
@@ -185,11 +155,8 @@ class Store:
 
         Drafts that are being written stay.
         """
-        if self.local_root is not None:
-            for path in _files_below(self.local_root, _checked(prefix)):
-                if path.name.startswith(_TEMPORARY):
-                    with _failing_os(prefix):
-                        remove_draft(path, before_s=before.timestamp())
+        if isinstance(self._backend, FolderBackend):
+            self._backend.remove_drafts(_checked(prefix), before)
 
     @contextlib.contextmanager
     def open_file(self, key: str) -> Iterator[Path]:
@@ -204,151 +171,8 @@ class Store:
             return
         with scratch_folder("object") as folder:
             path = folder / "object"
-            path.write_bytes(self.read(key))
+            self._backend.download(_checked(key), path)
             yield path
-
-
-class _FolderBackend:
-    """A local folder."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        with _os_errors("the store"):
-            self._mode = root.stat().st_mode & 0o777
-
-    def read(self, key: str) -> bytes:
-        with _os_errors(key):
-            return (self.root / key).read_bytes()
-
-    def read_range(self, key: str, start: int, length: int) -> bytes:
-        with _os_errors(key), (self.root / key).open("rb") as file:
-            file.seek(start)
-            return file.read(length)
-
-    def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
-        final = self.root / key
-        with _os_errors(key):
-            _make_folders(final.parent, self._mode)
-            temporary = final.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
-            try:
-                with new_draft(temporary, self._mode & 0o666) as file:
-                    _write_synced(file, data)
-                    # A hard link fails if the name exists, a rename replaces it; both are atomic.
-                    (os.link if only_if_absent else os.replace)(temporary, final)
-            finally:
-                temporary.unlink(missing_ok=True)
-            sync_folder(final.parent)
-
-    def size(self, key: str) -> int:
-        with _os_errors(key):
-            return (self.root / key).stat().st_size
-
-    def stamp(self, key: str) -> str:
-        with _os_errors(key):
-            status = (self.root / key).stat()
-        return f"{status.st_dev}-{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
-
-    def list(self, prefix: str) -> Iterator[StoredObject]:
-        for path in _files_below(self.root, prefix):
-            if not path.name.startswith(_TEMPORARY):
-                with contextlib.suppress(FileNotFoundError), _failing_os(prefix):  # removed while we walk
-                    yield _described(path, self.root)
-
-    def folders(self) -> Sequence[str]:
-        with _os_errors("the store"), os.scandir(self.root) as entries:
-            return [entry.name for entry in entries if entry.is_dir()]
-
-    def delete(self, key: str) -> None:
-        with _os_errors(key):
-            (self.root / key).unlink(missing_ok=True)
-
-
-class _ObjectBackend:
-    """A bucket, through obstore."""
-
-    def __init__(self, store: obstore.store.ObjectStore) -> None:
-        self._store = store
-
-    @classmethod
-    def from_url(cls, url: str) -> _ObjectBackend:
-        try:
-            return cls(obstore.store.from_url(url))
-        except (BaseError, ValueError) as error:
-            raise StoreUriError(f"cannot open the store {url}: {_short(error)}") from error
-
-    def read(self, key: str) -> bytes:
-        with _object_errors(key):
-            return bytes(obstore.get(self._store, key).bytes())
-
-    def read_range(self, key: str, start: int, length: int) -> bytes:
-        with _object_errors(key):
-            return bytes(obstore.get_range(self._store, key, start=start, length=length))
-
-    def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
-        with _object_errors(key):
-            obstore.put(self._store, key, data, mode="create" if only_if_absent else "overwrite")
-
-    def size(self, key: str) -> int:
-        with _object_errors(key):
-            return obstore.head(self._store, key)["size"]
-
-    def stamp(self, key: str) -> str:
-        with _object_errors(key):
-            meta = obstore.head(self._store, key)
-        return f"{meta['e_tag']}-{meta['last_modified'].timestamp()}-{meta['size']}"
-
-    def list(self, prefix: str) -> Iterator[StoredObject]:
-        with _object_errors(prefix):
-            for page in obstore.list(self._store, prefix or None):
-                yield from (StoredObject(item["path"], item["size"], item["last_modified"]) for item in page)
-
-    def folders(self) -> Sequence[str]:
-        with _object_errors("the store"):
-            return [str(p) for p in obstore.list_with_delimiter(self._store)["common_prefixes"]]
-
-    def delete(self, key: str) -> None:
-        with contextlib.suppress(NotFoundError), _object_errors(key):
-            obstore.delete(self._store, key)
-
-
-def _folder(path: str, *, create: bool) -> Path:
-    root = Path(path).expanduser().absolute()
-    try:
-        if not root.exists():
-            if not create:
-                raise NotFoundError(f"there is no store at {path!r}; `scannery build` creates one")
-            _make_folders(root.parent)
-            _make_folders(root, _OWN)
-        if not root.is_dir():
-            raise StoreUriError(f"store {path!r} is a file; a store is a folder")
-    except OSError as error:
-        raise StoreError(
-            f"cannot {'create' if create else 'open'} a store at {path!r}: {error.strerror}"
-        ) from error
-    return root
-
-
-def _files_below(root: Path, prefix: str) -> Iterator[Path]:
-    """Yield all files in a folder of a store and below; none if the store has no such folder.
-
-    Raises:
-        StoreError: a folder cannot be listed, or the store does not exist any more.
-
-    """
-
-    def failed(error: OSError) -> None:
-        # A folder that does not exist, or was removed meanwhile, has no files; a store that was removed is an error.
-        if not isinstance(error, (FileNotFoundError, NotADirectoryError)) or not root.is_dir():
-            raise StoreError(f"{prefix or 'the store'} cannot be listed: {error.strerror}") from error
-
-    for folder, _, names in os.walk(root / prefix, onerror=failed):
-        yield from (Path(folder, name) for name in names)
-
-
-def _described(path: Path, root: Path) -> StoredObject:
-    status = path.stat()
-    modified = datetime.fromtimestamp(status.st_mtime, timezone.utc)
-    return StoredObject(path.relative_to(root).as_posix(), status.st_size, modified)
 
 
 def _checked(key: str) -> str:
@@ -359,68 +183,11 @@ def _checked(key: str) -> str:
     return key
 
 
-def _make_folders(folder: Path, mode: int = 0o777) -> None:
-    """Create a folder and its parents durably: each new name is synced in its parent. The umask restricts `mode`."""
-    missing = [f for f in (folder, *folder.parents) if not f.exists()]
-    for item in reversed(missing):
-        item.mkdir(mode, exist_ok=True)
-        sync_folder(item.parent)
+def _check_range(start: int, length: int) -> None:
+    if length < 0 or start < 0:
+        raise ValueError(f"a range must not be negative, got start {start}, length {length}")
 
 
-def _write_synced(file: BinaryIO, data: bytes | Path) -> None:
-    if isinstance(data, Path):
-        with data.open("rb") as source:
-            shutil.copyfileobj(source, file, 1 << 22)
-    else:
-        file.write(data)
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a local folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _os_errors(key: str) -> Iterator[None]:
-    try:
-        yield
-    except FileExistsError as error:
-        raise AlreadyExistsError(f"{key} exists already") from error
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f"there is no {key} in the store") from error
-    except OSError as error:
-        raise StoreError(f"{key}: {error.strerror or error}") from error
-
-
-@contextlib.contextmanager
-def _failing_os(key: str) -> Iterator[None]:
-    """Turn an OSError other than FileNotFoundError into a StoreError."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise StoreError(f"{key or 'the store'}: {error.strerror or error}") from error
-
-
-@contextlib.contextmanager
-def _object_errors(key: str) -> Iterator[None]:
-    try:
-        yield
-    except ObjectExistsError as error:
-        raise AlreadyExistsError(f"{key} exists already") from error
-    except FileNotFoundError as error:
-        raise NotFoundError(f"there is no {key} in the store") from error
-    except (BaseError, OSError) as error:
-        raise StoreError(f"{key}: {_short(error)}") from error
-
-
-def _short(error: Exception) -> str:
-    # Without the library's state, hundreds of words of internals; the cause of the error keeps them.
-    return str(error).partition("\n\nDebug source")[0]
+def _check_length(key: str, start: int, length: int, data: bytes | memoryview) -> None:
+    if len(data) != length:
+        raise StoreError(f"{key}: wanted bytes {start} to {start + length}, got {len(data)} of {length}")

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from scannery.indexer.errors import InUseError, NotFoundError
 from scannery.indexer.spec.spec import INDEX_NAME
-from scannery.indexer.store.object_store import Store, StoredObject, sync_folder
+from scannery.indexer.store.folder_backend import sync_folder
+from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.versions.leases import read_leases
 from scannery.indexer.versions.versions import is_dropped, list_versions, no_such_index, tombstone_key
 

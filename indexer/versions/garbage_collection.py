@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -196,7 +197,11 @@ class _Garbage:
                 stays = self._named | self._taken_up
                 yield from (item for item in self._old(kind) if item.key not in stays)
             case "embeddings":
-                yield from (item for item in self._unfinished(kind) if _stem(item) not in self._units)
+                stays = self._units
+                unnamed = self._unnamed_embeddings()
+                yield from (
+                    item for item in self._unfinished(kind) if _stem(item) not in stays or item.key in unnamed
+                )
             case "scratch":
                 for folder in _SCRATCH:
                     yield from self._old(folder)
@@ -204,6 +209,30 @@ class _Garbage:
                 yield from self._removals()
             case _:
                 yield from self._records()
+
+    def _unnamed_embeddings(self) -> set[str]:
+        """Return the embeddings files that their unit's record does not name, of units with several files.
+
+        Two workers made such a unit at the same time, or it was made again after damage.
+        """
+        files: dict[str, list[str]] = defaultdict(list)
+        for item in self._listed("embeddings"):
+            files[_stem(item)].append(item.key)
+        several = {unit: keys for unit, keys in files.items() if len(keys) > 1}
+        return {
+            key for unit, keys in several.items() for key in keys if key != self._embeddings_of(unit, key)
+        }
+
+    def _embeddings_of(self, unit: str, default: str) -> str:
+        """Return the embeddings file that a unit's record names, or `default` without a readable record."""
+        try:
+            _, _, body = self._store.read(f"{self._index}/stage/units/{unit}.json").partition(b"\n")
+            record: dict[str, Any] = json.loads(body)
+            # As pipelines/state/job.py names it; files of earlier releases have no pieces.
+            name = f"{unit}.{record['sha256'][:32]}.pieces" if record.get("pieces") else f"{unit}.parquet"
+        except (NotFoundError, ValueError, KeyError, TypeError, AttributeError):
+            return default
+        return f"{self._index}/embeddings/{name}"
 
     def _records(self) -> Iterator[StoredObject]:
         yield from (item for item in self._old("queries") if item.key not in self._named)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scannery.indexer import StoreError
-from scannery.indexer.store.object_store import sync_folder
+from scannery.indexer.store.folder_backend import sync_folder
 from scannery.live.log.forks import held_by_this_process
 from scannery.runtime.errors import ReadOnlyError
 

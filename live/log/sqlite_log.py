@@ -19,7 +19,7 @@ from pathlib import Path
 import apsw
 
 from scannery.indexer import StoreError
-from scannery.indexer.store.object_store import sync_folder
+from scannery.indexer.store.folder_backend import sync_folder
 from scannery.live.log.database import (
     BUSY_MS,
     connected,

@@ -16,7 +16,7 @@ from typing import Literal
 
 from typing_extensions import Self
 
-from scannery.indexer.store.object_store import sync_folder
+from scannery.indexer.store.folder_backend import sync_folder
 from scannery.pipelines.errors import CollectionError
 from scannery.pipelines.evaluation.judgements import (
     Judgement,

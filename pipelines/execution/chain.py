@@ -28,11 +28,12 @@ from scannery.pipelines.planning.planned_encoder import load_encoder
 from scannery.pipelines.stages.embed import embed_unit, finished_unit
 from scannery.pipelines.stages.publish import publish
 from scannery.pipelines.stages.resolve import may_move, moved_ids, needs_resolving, resolve
-from scannery.pipelines.stages.segment import RowGroup, build_shard, finished_shard, shard_key
+from scannery.pipelines.stages.segment import build_shard, finished_shard, shard_key
 from scannery.pipelines.stages.update import ShardChange, update_shard
 from scannery.pipelines.state.counts import ShardOutcome, UnitOutcome
 from scannery.pipelines.state.embedding_cache import Catalogue
 from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.row_groups import RowGroup, row_groups_of
 from scannery.pipelines.state.stage_outputs import read_parent
 from scannery.pipelines.state.work_units import WorkUnit
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
@@ -189,8 +190,8 @@ class EmbedUnit(Stage):
         unit = WorkUnit.from_json(element)
         with carried():
             outcome = finished_unit(unit, self._job, self._store) or self._embed(unit)
-        for shard, group in outcome.row_groups.items():
-            yield shard, RowGroup(unit.ordinal, unit.key, group).to_json()
+        for shard, group in row_groups_of(outcome):
+            yield shard, group.to_json()
         yield COUNTS, outcome.to_json()
 
     def _embed(self, unit: WorkUnit) -> UnitOutcome:

@@ -10,10 +10,11 @@ from scannery.indexer.store.object_store import Store
 from scannery.pipelines.stages.embed import finished_unit
 from scannery.pipelines.stages.publish import publish
 from scannery.pipelines.stages.resolve import moved_ids, needs_resolving
-from scannery.pipelines.stages.segment import RowGroup, finished_shard, shard_key
+from scannery.pipelines.stages.segment import finished_shard, shard_key
 from scannery.pipelines.stages.update import ShardChange, finished_update
 from scannery.pipelines.state.counts import ShardOutcome, UnitOutcome
 from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.row_groups import RowGroup, row_groups_of
 from scannery.pipelines.state.stage_outputs import read_parent
 from scannery.pipelines.state.work_units import WorkUnit
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
@@ -54,11 +55,7 @@ def _finished_shards(
     values: dict[int, list[str]] = defaultdict(list)
     for shard, change in shard_changes.items():
         values[shard].append(change.to_json())
-    groups = [
-        (shard, RowGroup(unit.ordinal, unit.key, group))
-        for unit in units
-        for shard, group in unit.row_groups.items()
-    ]
+    groups = [pair for unit in units for pair in row_groups_of(unit)]
     for shard, row_group in groups:
         values[shard].append(row_group.to_json())
     for shard, change in moved_ids(groups, job, store).items():

@@ -1,4 +1,4 @@
-"""Embeddings files: the vectors of a work unit as Parquet, one row group per shard.
+"""Embeddings files: the vectors of a work unit, one piece per shard (state/row_groups.py), each a Parquet file.
 
 They have the columns of `datapoint_schema`, `_spoken`, and, for the build itself: `_content_hash` (passages.py),
 `_speakers` of the passage, `_cut_tokens` (how many the encoder cut off its text, about), `_record` (its number within
@@ -7,8 +7,10 @@ the unit) and `_source`, `_line`, `_row` (where the record was).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +20,10 @@ from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, datapoint_schema
 from scannery.indexer.spec.sharding import shards_of_ids
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.sources import Record
+from scannery.pipelines.state.counts import Piece
 from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN
 
-__all__ = ["embeddings_schema", "embeddings_table", "places_of", "write_embeddings"]
+__all__ = ["WrittenEmbeddings", "embeddings_schema", "embeddings_table", "places_of", "write_embeddings"]
 
 
 def embeddings_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
@@ -38,27 +41,84 @@ def embeddings_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
     return pa.schema([*datapoint_schema(spec, dimensions), *own])
 
 
-def write_embeddings(path: Path, table: pa.Table, *, shards: int) -> dict[int, int]:
-    """Write the rows of a unit as its embeddings file, and return which row group each of its shards has.
+class WrittenEmbeddings(NamedTuple):
+    """An embeddings file that was written."""
+
+    pieces: dict[int, Piece]
+    """Shard → place of its rows; shards without rows are left out."""
+
+    size_bytes: int
+    sha256: str
+
+
+def write_embeddings(path: Path, table: pa.Table, *, shards: int) -> WrittenEmbeddings:
+    """Write the rows of a unit as its embeddings file, one piece after another.
 
     Within a shard the rows keep the order of the input, and a document's passages stand together.
     """
+    pieces: dict[int, Piece] = {}
+    with path.open("wb") as file:
+        whole = _HashingFile(file)
+        for shard, own in _by_shard(table, shards):
+            piece = _HashingFile(whole)
+            _write_piece(own, piece)
+            pieces[shard] = Piece(whole.size_bytes - piece.size_bytes, piece.size_bytes, piece.sha256[:32])
+    return WrittenEmbeddings(pieces, whole.size_bytes, whole.sha256)
+
+
+def _by_shard(table: pa.Table, shards: int) -> Iterator[tuple[int, pa.Table]]:
     shard_N = shards_of_ids(table.column("document_id"), shards)
     used = np.unique(shard_N).tolist()
+    for shard in used:
+        yield shard, table if len(used) == 1 else table.take(pa.array(np.flatnonzero(shard_N == shard)))
+
+
+def _write_piece(own: pa.Table, sink: _HashingFile) -> None:
     # Floats as split byte streams are smaller and faster to read; vectors never repeat, so no dictionary. Of 64 MiB of
     # vectors, LZ4 leaves 0.93 and takes 0.17 s to write and 0.07 s to read them, zstd 0.85 and 0.32 s and 0.39 s.
-    with pq.ParquetWriter(
-        path,
-        table.schema,
-        compression={_leaf(field): "lz4" if field.name == "embedding" else "zstd" for field in table.schema},
+    pq.write_table(
+        own,
+        pa.PythonFile(sink, mode="w"),
+        row_group_size=own.num_rows,
+        compression={_leaf(field): "lz4" if field.name == "embedding" else "zstd" for field in own.schema},
         use_dictionary=["title", "_source", "payload"],
         column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"},
+        write_statistics=False,  # a reader takes all rows; of a piece of few rows they would be a tenth
         write_page_checksum=True,
-    ) as writer:
-        for shard in used:
-            own = table if len(used) == 1 else table.take(pa.array(np.flatnonzero(shard_N == shard)))
-            writer.write_table(own, row_group_size=own.num_rows)
-    return {shard: group for group, shard in enumerate(used)}
+    )
+
+
+class _HashingFile:
+    """A writable file that hashes what is written to it, so that the bytes are not read again for it.
+
+    Args:
+        sink: where the bytes go: an open file, or another one of these.
+
+    """
+
+    closed = False
+
+    def __init__(self, sink: BinaryIO | _HashingFile) -> None:
+        self._sink, self._hash, self.size_bytes = sink, hashlib.sha256(), 0
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def write(self, data: bytes) -> int:
+        self._sink.write(data)
+        self._hash.update(data)
+        self.size_bytes += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self.size_bytes
+
+    def flush(self) -> None:
+        """Do nothing: the file below is flushed when it is closed."""
+
+    def close(self) -> None:
+        """Do nothing: the file below has further pieces."""
 
 
 def _leaf(field: pa.Field) -> str:

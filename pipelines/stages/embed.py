@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections import Counter
@@ -13,11 +14,11 @@ import pyarrow as pa
 
 from scannery.embed import Encoder
 from scannery.embed.devices.precision import fastest_dtype
+from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.local.scratch_folders import scratch_folder
-from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.dead_letters import DeadLetter, count_categories, count_reasons, json_lines
-from scannery.pipelines.records.embeddings_files import write_embeddings
+from scannery.pipelines.records.embeddings_files import WrittenEmbeddings, write_embeddings
 from scannery.pipelines.records.text_languages import foreign_texts
 from scannery.pipelines.records.unit_rows import UnitRows, embedded_rows, own_rows
 from scannery.pipelines.sources import Fields, read_batches
@@ -38,14 +39,13 @@ SAMPLED_TEXTS = 40
 
 def finished_unit(unit: WorkUnit, job: Job, store: Store) -> UnitOutcome | None:
     """Return the outcome of a unit that an earlier run finished, or None."""
-    outcome = read_unit(store, job.index, unit.key)
-    if outcome is None or not has_size(
-        store, embeddings_key(job.index, unit.key), outcome.counts.embeddings_bytes
-    ):
+    outcome = _recorded(unit, job, store)
+    if outcome is None:
         return None
     # The same content may be at another position of the input now.
-    return UnitOutcome(key=unit.key, ordinal=unit.ordinal, counts=outcome.counts.without_work(),
-                       row_groups=outcome.row_groups, sha256=outcome.sha256)  # fmt: skip
+    return dataclasses.replace(
+        outcome, ordinal=unit.ordinal, counts=outcome.counts.without_work(), device=None, dtype=None
+    )
 
 
 def embed_unit(
@@ -60,7 +60,7 @@ def embed_unit(
     started = time.perf_counter()
     rows = _rows(unit, job, encoder, catalogue)
     made = time.perf_counter()
-    row_groups, size_bytes, digest = _write_embeddings(unit, rows.table, job, store)
+    written = _write_embeddings(unit, rows.table, job, store)
     _write_letters(unit, rows.letters, job, store)
     outcome = UnitOutcome(
         key=unit.key,
@@ -72,22 +72,47 @@ def embed_unit(
             tokens=rows.work.tokens,
             padding_tokens=rows.work.padding_tokens,
             input_bytes=sum(part.size_bytes for part in unit.parts),
-            embeddings_bytes=size_bytes,
+            embeddings_bytes=written.size_bytes,
             dead_letters=count_reasons(rows.letters),
             record_errors=count_categories(rows.letters),
             ignored=_bounded(rows.ignored),
             **_observed(unit, rows, job, encoder),
             seconds=_seconds(rows, made - started, time.perf_counter() - made),
         ),
-        row_groups=row_groups,
-        sha256=digest,
+        row_groups={shard: number for number, shard in enumerate(written.pieces)},
+        pieces=written.pieces,
+        sha256=written.sha256,
         device=encoder.device if encoder else None,
         dtype=encoder.dtype if encoder else None,
         hardware_dtype=fastest_dtype(encoder.device) if encoder else None,
     )
-    # Last, since this record marks the unit as done.
-    store.write(stage_key(job.index, "units", f"{unit.key}.json"), sealed(outcome.to_json()))
+    return _record(unit, outcome, job, store)
+
+
+def _record(unit: WorkUnit, outcome: UnitOutcome, job: Job, store: Store) -> UnitOutcome:
+    """Record the outcome, which marks the unit as done, and return the one by which its rows are read.
+
+    Two workers can make one unit at the same time, and to different bytes. The first record stays, since the other
+    worker's shards may read the file that it names.
+    """
+    marker = stage_key(job.index, "units", f"{unit.key}.json")
+    try:
+        store.create(marker, sealed(outcome.to_json()))
+    except AlreadyExistsError:
+        if (earlier := _recorded(unit, job, store)) is not None:
+            counts = dataclasses.replace(outcome.counts, embeddings_bytes=earlier.counts.embeddings_bytes)
+            return dataclasses.replace(earlier, ordinal=unit.ordinal, counts=counts)
+        store.write(marker, sealed(outcome.to_json()))  # the old record is damaged, or its file is missing
     return outcome
+
+
+def _recorded(unit: WorkUnit, job: Job, store: Store) -> UnitOutcome | None:
+    """Return the recorded outcome of a unit whose embeddings file exists with the recorded size, or None."""
+    outcome = read_unit(store, job.index, unit.key)
+    if outcome is None:
+        return None
+    key = embeddings_key(job.index, unit.key, outcome.file)
+    return outcome if has_size(store, key, outcome.counts.embeddings_bytes) else None
 
 
 def _observed(unit: WorkUnit, rows: UnitRows, job: Job, encoder: Encoder | None) -> dict[str, Any]:
@@ -147,15 +172,12 @@ def _bounded(counts: Counter[str]) -> dict[str, int]:
     return kept | ({"…": rest} if rest else {})
 
 
-def _write_embeddings(
-    unit: WorkUnit, table: pa.Table, job: Job, store: Store
-) -> tuple[dict[int, int], int, str]:
-    """Return the row group of each shard, and the size and SHA-256 of the file."""
+def _write_embeddings(unit: WorkUnit, table: pa.Table, job: Job, store: Store) -> WrittenEmbeddings:
     with scratch_folder("embed") as folder:
-        path = folder / "embeddings.parquet"
-        row_groups = write_embeddings(path, table, shards=job.shards)
-        store.write_file(embeddings_key(job.index, unit.key), path)
-        return row_groups, path.stat().st_size, file_sha256(path)
+        path = folder / "embeddings"
+        written = write_embeddings(path, table, shards=job.shards)
+        store.write_file(embeddings_key(job.index, unit.key, written.sha256[:32]), path)
+        return written
 
 
 def _write_letters(unit: WorkUnit, letters: Sequence[DeadLetter], job: Job, store: Store) -> None:

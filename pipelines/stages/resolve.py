@@ -18,9 +18,9 @@ from scannery.indexer.datapoints.schema import REVISION_COLUMN
 from scannery.indexer.hashes import id_hashes, text_hash
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.stages.old_rows import newer_rows, read_live_rows
-from scannery.pipelines.stages.segment import RowGroup, read_row_group
 from scannery.pipelines.stages.update import ShardChange
 from scannery.pipelines.state.job import Job
+from scannery.pipelines.state.row_groups import RowGroup, read_row_group
 from scannery.pipelines.state.stage_outputs import read_parent
 
 __all__ = ["may_move", "moved_ids", "needs_resolving", "resolve"]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN
 from scannery.indexer.errors import AlreadyExistsError
@@ -22,28 +20,20 @@ from scannery.indexer.segment.segment_writer import BuiltSegment, build_segment
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import segment_key
 from scannery.pipelines.dead_letters import DeadLetter, count_reasons, json_lines
-from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.records.embeddings_files import embeddings_schema
 from scannery.pipelines.state.counts import Counts, ShardOutcome
 from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN
-from scannery.pipelines.state.job import Job, embeddings_key, sealed, stage_key
-from scannery.pipelines.state.stage_outputs import (
-    forget_unit,
-    has_hash,
-    has_size,
-    open_embeddings,
-    read_stage,
-)
+from scannery.pipelines.state.job import Job, sealed, stage_key
+from scannery.pipelines.state.row_groups import RowGroup, read_row_group
+from scannery.pipelines.state.stage_outputs import has_hash, has_size, read_stage
 from scannery.pipelines.state.work_units import key_of
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource, questions_of
 from scannery.pipelines.tuning.tuning_queries import load_queries, tuning_half
 
 __all__ = [
-    "RowGroup",
     "build_shard",
     "finished_shard",
     "new_rows",
-    "read_row_group",
     "record_shard",
     "shard_key",
     "update_key",
@@ -52,32 +42,9 @@ __all__ = [
 
 
 _PARALLEL_READS = 4
-
-
-class RowGroup(NamedTuple):
-    """Reference to the rows that one unit has for one shard; the shuffle moves these instead of vectors."""
-
-    ordinal: int
-    """Position of the unit in the input."""
-
-    unit: str
-    """Key of the unit."""
-
-    group: int
-    """Row group in the unit's embeddings file."""
-
-    lost: tuple[int, ...] = ()
-    """Rows of the group that are duplicates of records in other shards (resolve.py)."""
-
-    @classmethod
-    def from_json(cls, text: str) -> RowGroup:
-        """Return the row group that `to_json` wrote."""
-        ordinal, unit, group, lost = json.loads(text)
-        return cls(ordinal, unit, group, tuple(lost))
-
-    def to_json(self) -> str:
-        """Return the reference as a string, for Beam."""
-        return json.dumps(self)
+_SMALL_BYTES = 2**21
+_PARALLEL_SMALL_READS = 16
+"""Row groups read at once: more of them if they are small, since a request to a bucket takes about 30 ms."""
 
 
 def shard_key(job: Job, shard: int, rows: Sequence[RowGroup]) -> str:
@@ -235,25 +202,6 @@ def write_segment(
     return built
 
 
-def read_row_group(item: RowGroup, job: Job, store: Store, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows that one unit has for one shard, in input order.
-
-    Raises:
-        StageDamagedError: the file is damaged; the next run makes it again.
-
-    """
-    try:
-        with (
-            open_embeddings(store, job.index, item.unit) as path,
-            pq.ParquetFile(path, page_checksum_verification=True) as file,
-        ):
-            return file.read_row_group(item.group, columns=columns)
-    except (pa.ArrowException, OSError) as error:
-        forget_unit(store, job.index, item.unit)
-        key = embeddings_key(job.index, item.unit)
-        raise StageDamagedError(f"{key} is damaged ({error}); run the build again") from error
-
-
 def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:
     own = [pa.field("_unit", pa.int64()), pa.field("_lost", pa.bool_())]
     schema = pa.schema([*embeddings_schema(job.spec, job.dimensions), *own])
@@ -270,7 +218,8 @@ def _read(rows: Sequence[RowGroup], job: Job, store: Store) -> pa.Table:
                 table = table.append_column(name, pa.nulls(table.num_rows, schema.field(name).type))
         return table.select(schema.names).cast(schema)
 
-    with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+    largest = max((item.piece.length for item in rows if item.piece), default=_SMALL_BYTES)
+    with ThreadPoolExecutor(_PARALLEL_READS if largest >= _SMALL_BYTES else _PARALLEL_SMALL_READS) as pool:
         return pa.concat_tables([schema.empty_table(), *pool.map(read, enumerate(rows))])
 
 

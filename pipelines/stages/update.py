@@ -26,7 +26,6 @@ from scannery.indexer.versions.tombstones import with_deleted
 from scannery.pipelines.dead_letters import DeadLetter, count_reasons
 from scannery.pipelines.stages.old_rows import newer_rows, read_live_rows, stored_schema, unchanged_documents
 from scannery.pipelines.stages.segment import (
-    RowGroup,
     finished_shard,
     new_rows,
     record_shard,
@@ -35,6 +34,7 @@ from scannery.pipelines.stages.segment import (
 )
 from scannery.pipelines.state.counts import Counts, ShardOutcome
 from scannery.pipelines.state.job import Job, stage_key
+from scannery.pipelines.state.row_groups import RowGroup
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
 
 __all__ = [

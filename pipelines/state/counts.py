@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from scannery.indexer.manifest import SegmentEntry
 
-__all__ = ["Counts", "ShardOutcome", "UnitOutcome"]
+__all__ = ["Counts", "Piece", "ShardOutcome", "UnitOutcome"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,19 @@ class Counts:
         return dataclasses.replace(self, embedded=0, tokens=0, padding_tokens=0, seconds={})
 
 
+class Piece(NamedTuple):
+    """Place of the rows of one shard in an embeddings file."""
+
+    offset: int
+    """First byte."""
+
+    length: int
+    """Number of bytes."""
+
+    digest: str
+    """First 32 hex digits of the SHA-256 of these bytes: enough to find damage, and half as many bytes to shuffle."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnitOutcome:
     """Outcome of a finished unit."""
@@ -113,7 +126,10 @@ class UnitOutcome:
 
     counts: Counts
     row_groups: Mapping[int, int]
-    """Shard → its row group in the embeddings file; shards without rows are left out."""
+    """Shard → number of its row group in the embeddings file; shards without rows are left out."""
+
+    pieces: Mapping[int, Piece] = dataclasses.field(default_factory=dict)
+    """Shard → place of its row group in the embeddings file; empty for a file of an earlier release."""
 
     sha256: str = ""
     """Of the embeddings file."""
@@ -127,6 +143,11 @@ class UnitOutcome:
     hardware_dtype: str | None = None
     """Number type that the worker's device computes fastest in."""
 
+    @property
+    def file(self) -> str:
+        """Part of the embeddings file's key: 32 hex digits of its SHA-256; empty for a file of an earlier release."""
+        return "" if self.row_groups and not self.pieces else self.sha256[:32]
+
     def to_json(self) -> str:
         """Return the outcome as one line of JSON."""
         return json.dumps(dataclasses.asdict(self))
@@ -137,6 +158,7 @@ class UnitOutcome:
         data: dict[str, Any] = json.loads(text)
         data["counts"] = Counts(**data["counts"])
         data["row_groups"] = {int(shard): group for shard, group in data["row_groups"].items()}
+        data["pieces"] = {int(shard): Piece(*piece) for shard, piece in data.get("pieces", {}).items()}
         return cls(**data)
 
 

@@ -12,8 +12,8 @@ import dataclasses
 import io
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from scannery.indexer.store.object_store import Store
 from scannery.indexer.vectors.arrays import mapped
 from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.state.job import stage_key
-from scannery.pipelines.state.stage_outputs import open_embeddings
+from scannery.pipelines.state.row_groups import embeddings_of
 
 __all__ = ["CUT_TOKENS_COLUMN", "PIECE_COLUMNS", "Catalogue", "Known", "write_catalogue"]
 
@@ -57,12 +57,14 @@ def write_catalogue(store: Store, index: str, build_id: str, *, dimensions: int)
     """Write the catalogue of all embeddings files of the index with these dimensions; False if it would be empty."""
     files: list[str] = []
     entries: list[np.ndarray] = []
-    for item in store.list(f"{index}/embeddings"):
-        found = _documents_in(store, index, item.key, dimensions)
+    # A name begins with the unit's key. Of several files of a unit its record names one.
+    units = {PurePosixPath(item.key).name.partition(".")[0] for item in store.list(f"{index}/embeddings")}
+    for unit in sorted(units):
+        found = _documents_in(store, index, unit, dimensions)
         if found is not None:
             prefixes_N, rows_N = found
             entries.append(np.stack([prefixes_N, np.uint64(len(files)) << _FILE_SHIFT | rows_N]))
-            files.append(item.key)
+            files.append(unit)
     if not entries:
         return False
     table_2N = np.concatenate(entries, axis=1)
@@ -80,7 +82,7 @@ class Catalogue:
     Args:
         store: where the embeddings files are.
         index: name of the index.
-        files: store keys, by the numbers in the table.
+        files: keys of units, by the numbers in the table.
         table_2N: uint64 (2, N): hash prefixes in ascending order, and file and row of each.
 
     """
@@ -122,8 +124,7 @@ class Catalogue:
 
     def _read(self, key: str, rows: dict[int, bytes]) -> Iterator[tuple[bytes, Known]]:
         try:
-            with open_embeddings(self._store, self._index, PurePosixPath(key).stem) as path:
-                table = _pieces_in(path)
+            table = _passages(embeddings_of(self._store, self._index, key))
         except (StageDamagedError, pa.ArrowException, OSError):
             return  # the documents are embedded again
         hashes, starts, ends = _runs(table)
@@ -143,10 +144,13 @@ def _piece(row: dict[str, Any]) -> tuple[Any, ...]:
     return (*(row[name] for name in PIECE_COLUMNS[:-1]), tuple(row["_speakers"] or ()))
 
 
-def _pieces_in(path: Path) -> pa.Table:
+def _passages(files: Iterable[pq.ParquetFile]) -> pa.Table:
     columns = [*PIECE_COLUMNS, CUT_TOKENS_COLUMN, "embedding", "_content_hash", "_record"]
-    stored = pq.read_schema(path).names
-    table = pq.read_table(path, columns=[name for name in columns if name in stored])
+    tables = [
+        file.read(columns=[name for name in columns if name in file.schema_arrow.names]) for file in files
+    ]
+    table = pa.concat_tables(tables)
+    stored = table.column_names
     # Files of earlier releases: their rows are no transcripts, or have an outdated content hash; how much of their
     # texts was cut off is not known.
     for name, kind in ((SPOKEN_COLUMN, pa.string()), (CUT_TOKENS_COLUMN, pa.int64())):
@@ -156,17 +160,20 @@ def _pieces_in(path: Path) -> pa.Table:
 
 
 def _documents_in(
-    store: Store, index: str, key: str, dimensions: int
+    store: Store, index: str, unit: str, dimensions: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the hash prefix of each document in a file, and its first row."""
+    """Return the hash prefix of each document of a unit, and its first row."""
+    tables = []
     try:
-        with open_embeddings(store, index, PurePosixPath(key).stem) as path:
-            if not _has_vectors(path, dimensions):
+        for file in embeddings_of(store, index, unit):
+            if not _has_vectors(file.schema_arrow, dimensions):
                 return None
-            table = pq.read_table(path, columns=["_content_hash", "_record"])
+            tables.append(file.read(columns=["_content_hash", "_record"]))
     except (StageDamagedError, pa.ArrowException, OSError):
         return None  # an unreadable file must not prevent the build
-    hashes, starts_N, _ = _runs(table)
+    if not tables:
+        return None
+    hashes, starts_N, _ = _runs(pa.concat_tables(tables))
     starts_N = starts_N[[hashes[row].is_valid for row in starts_N.tolist()]] if len(starts_N) else starts_N
     if not len(starts_N):
         return None
@@ -174,8 +181,8 @@ def _documents_in(
     return np.frombuffer(b"".join(prefixes), np.uint64), starts_N.astype(np.uint64)
 
 
-def _has_vectors(path: Path, dimensions: int) -> bool:
-    kind = pq.read_schema(path).field("embedding").type
+def _has_vectors(schema: pa.Schema, dimensions: int) -> bool:
+    kind = schema.field("embedding").type
     return bool(pa.types.is_fixed_size_list(kind)) and kind.list_size == dimensions
 
 

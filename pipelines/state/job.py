@@ -1,7 +1,8 @@
 """The job that every worker of a build gets, and the store keys of a build's files.
 
-    INDEX/embeddings/<unit>.parquet      vectors of one work unit, one row group per shard
-    INDEX/stage/units/<unit>.json        counts and row groups; written last, so it marks the unit as done
+    INDEX/embeddings/<unit>.<hash>.pieces   vectors of one work unit, one piece per shard (row_groups.py)
+    INDEX/embeddings/<unit>.parquet      the same of earlier releases
+    INDEX/stage/units/<unit>.json        counts and pieces; written last, so it marks the unit as done
     INDEX/stage/units/<unit>.dead.jsonl  its dead letters, if any
     INDEX/stage/units/<build>.dtype.json number type that the first worker of a build chose (planning/agreed_dtype.py)
     INDEX/stage/segments/<input>.json    manifest entry of the segment made from these row groups
@@ -12,9 +13,10 @@
     INDEX/queries/<sha256>.npy           a user's tuning queries (tuning/tuning_queries.py)
     INDEX/dead-letters/<build>.jsonl     all dead letters of a build, in input order
 
-Every name is a hash of all that the content depends on: an existing file need not be made again, and concurrent builds
-write equal files. Records of units and segments begin with a checksum, and a unit's record has that of its embeddings
-file: damaged files are made again.
+Every name is a hash of all that the content depends on, so an existing file need not be made again. Two machines can
+encode a unit's texts to slightly different vectors: the name of an embeddings file has the hash of its bytes too, so
+that neither writer replaces the other's file, and of their records the first one stays. Records of units and segments
+begin with a checksum, and a unit's record has those of its pieces: damaged files are made again.
 """
 
 from __future__ import annotations
@@ -114,9 +116,16 @@ class Job:
         return Store.open(self.store_uri, create=True)
 
 
-def embeddings_key(index: str, unit: str) -> str:
-    """Return the store key of a unit's embeddings file."""
-    return f"{index}/embeddings/{unit}.parquet"
+def embeddings_key(index: str, unit: str, file: str) -> str:
+    """Return the store key of a unit's embeddings file.
+
+    Args:
+        index: name of the index.
+        unit: key of the unit. It is the part of the name up to the first dot, by which garbage collection finds it.
+        file: `UnitOutcome.file`, which is empty for a file of an earlier release.
+
+    """
+    return f"{index}/embeddings/{unit}.{file}.pieces" if file else f"{index}/embeddings/{unit}.parquet"
 
 
 def stage_key(index: str, kind: str, name: str) -> str:

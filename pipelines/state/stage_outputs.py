@@ -15,7 +15,7 @@ from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.state.counts import UnitOutcome
 from scannery.pipelines.state.job import Job, embeddings_key, stage_key, unsealed
 
-__all__ = ["forget_unit", "has_hash", "has_size", "open_embeddings", "read_parent", "read_stage", "read_unit"]
+__all__ = ["forget_unit", "has_hash", "has_size", "open_checked", "read_parent", "read_stage", "read_unit"]
 
 _SOUND: set[tuple[str, int, int, str]] = set()
 """Files whose hash this process has checked, as (path, size, time, hash): each shard in a file reads it."""
@@ -69,20 +69,30 @@ def has_hash(store: Store, key: str, sha256: str) -> bool:
         return _is_sound(path, sha256)
 
 
-def forget_unit(store: Store, index: str, unit: str) -> None:
-    """Remove a unit's record, so that the next run makes the unit again."""
-    store.delete(stage_key(index, "units", f"{unit}.json"))
+def forget_unit(store: Store, index: str, unit: str, file: str) -> None:
+    """Remove a unit's record, so that the next run makes the unit again, unless it names another embeddings file.
+
+    Args:
+        store: the store.
+        index: name of the index.
+        unit: key of the unit.
+        file: `UnitOutcome.file` of the damaged file.
+
+    """
+    outcome = read_unit(store, index, unit)
+    if outcome is not None and outcome.file == file:
+        store.delete(stage_key(index, "units", f"{unit}.json"))
 
 
 @contextlib.contextmanager
-def open_embeddings(store: Store, index: str, unit: str) -> Iterator[Path]:
-    """Yield the path of a unit's embeddings file, with its hash checked.
+def open_checked(store: Store, index: str, unit: str) -> Iterator[Path]:
+    """Yield the path of a unit's embeddings file of an earlier release, with its hash checked.
 
     Raises:
         StageDamagedError: the file is missing or damaged; the unit's record is removed.
 
     """
-    key, outcome = embeddings_key(index, unit), read_unit(store, index, unit)
+    key, outcome = embeddings_key(index, unit, ""), read_unit(store, index, unit)
     with contextlib.ExitStack() as stack:
         try:
             path = stack.enter_context(store.open_file(key))
@@ -90,7 +100,7 @@ def open_embeddings(store: Store, index: str, unit: str) -> Iterator[Path]:
         except NotFoundError:
             problem = "is missing"
         if problem:
-            forget_unit(store, index, unit)
+            forget_unit(store, index, unit, "")
             raise StageDamagedError(f"{key} {problem}; run the build again, which makes a new one")
         yield path
 

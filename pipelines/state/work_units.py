@@ -25,6 +25,12 @@ is visible and a kill costs little."""
 MIN_VECTOR_UNIT_BYTES = 2**24
 """Least size of a unit of vectors, which are only read and written: smaller units would be mostly overhead."""
 
+LEAST_UNIT_SHARDS = 32
+LEAST_VECTOR_UNIT_SHARDS = 512
+"""Shards up to which a unit may have the least size; with more of them it is larger. A unit writes about 4 kB for each
+of its shards besides the rows, and each shard reads from each unit by a request of its own: with 8 KiB of text, or
+32 KiB of vectors, for a shard in each unit these are at least 20 rows."""
+
 MAX_UNIT_BYTES = 32 * 2**20
 """Most a worker holds: about 64,000 passages of 128 tokens, with 1,024 dimensions 260 MB of vectors."""
 
@@ -62,10 +68,15 @@ class WorkUnit:
 def unit_bytes(files: Sequence[InputFile], spec: IndexSpec) -> int:
     """Return the size of a unit of this input in bytes, at most 32 MiB, for about 500 units.
 
-    It is a power of two, so that a growing input seldom changes it: a change would cut every file differently.
+    It is a power of two, so that a growing input seldom changes it: a change would cut every file differently. With
+    `shards: auto` a shard has about a million rows, so that a unit with the rows of few shards is large anyway.
     """
     wanted = sum(file.size_bytes for file in files) / WANTED_UNITS
-    least = MIN_UNIT_BYTES if spec.source.vector is None else MIN_VECTOR_UNIT_BYTES
+    least, shards = MIN_UNIT_BYTES, LEAST_UNIT_SHARDS
+    if spec.source.vector is not None:
+        least, shards = MIN_VECTOR_UNIT_BYTES, LEAST_VECTOR_UNIT_SHARDS
+    if isinstance(spec.shards, int) and spec.shards > shards:
+        least *= 2 ** math.ceil(math.log2(spec.shards / shards))
     return int(min(max(2 ** math.ceil(math.log2(max(wanted, 1))), least), MAX_UNIT_BYTES))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scannery.indexer.store.object_store import sync_folder
+from scannery.indexer.store.folder_backend import sync_folder
 from scannery.runtime.errors import ConfigError
 
 __all__ = ["locked", "read_private", "replaced"]

@@ -28,7 +28,7 @@ from scannery.indexer import (
     read_manifest,
     rollback,
 )
-from scannery.indexer.store.object_store import _ObjectBackend
+from scannery.indexer.store.bucket_backend import BucketBackend
 from scannery.live.log import home as log_place
 from scannery.live.log import sqlite_log
 from scannery.live.log.database import LOG_FORMAT, create_database
@@ -550,7 +550,7 @@ def bucket(path: Path) -> Store:
     memory = MemoryStore()
     for item in Store.open(path).list():
         obstore.put(memory, item.key, (path / item.key).read_bytes())
-    return Store("gs://bucket", _ObjectBackend(memory))
+    return Store("gs://bucket", BucketBackend(memory))
 
 
 def test_an_index_in_a_bucket_has_one_log(path: Path, fast: Path, tmp_path: Path) -> None:
@@ -582,7 +582,7 @@ def test_an_index_in_a_bucket_has_one_log(path: Path, fast: Path, tmp_path: Path
 def test_a_snapshot_in_a_bucket_is_restored_with_its_log(path: Path, fast: Path, tmp_path: Path) -> None:
     with opened(path) as catalog:
         write(catalog, "a")
-    copy = Store("gs://copies", _ObjectBackend(MemoryStore()))
+    copy = Store("gs://copies", BucketBackend(MemoryStore()))
     snapshot(Store.open(path), "live", copy)
     # Served as it is, it lacks the log: what a new one would get is refused.
     catalog = EmbeddedCatalog(copy, log=fast, cache=SegmentCache(tmp_path / "cache"))

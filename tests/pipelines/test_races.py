@@ -229,7 +229,7 @@ def test_a_build_whose_parent_is_gone_goes_on_from_the_current_version(store, wr
         # As if the lease had expired: the machine slept.
         store.delete("vectors/versions/00000001.json")
 
-    before_call(monkeypatch, "write", "vectors/stage/units/", removed)
+    before_call(monkeypatch, "create", "vectors/stage/units/", removed)
     report = run(store, write("b.jsonl", vector_records(50, 60)), spec=SPEC)
     wanted = expected(*vector_records(0, 40), *vector_records(50, 60))
     del wanted["d1"]

@@ -13,7 +13,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from scannery.indexer import AlreadyExistsError, NotFoundError, Store, StoreError, list_indexes, list_versions
-from scannery.indexer.store.object_store import _ObjectBackend
+from scannery.indexer.store.bucket_backend import BucketBackend
 from tests.hooks import no_descriptors
 
 
@@ -21,7 +21,7 @@ from tests.hooks import no_descriptors
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "folder":
         return Store.open(tmp_path / "store", create=True)
-    return Store("memory", _ObjectBackend(MemoryStore()))
+    return Store("memory", BucketBackend(MemoryStore()))
 
 
 def test_objects_come_back(store: Store, tmp_path: Path):

@@ -19,7 +19,7 @@ import zstandard
 from obstore.store import MemoryStore
 
 from scannery.indexer import CorruptError, NotFoundError, Store, open_index, parse_spec, read_manifest
-from scannery.indexer.store.object_store import _ObjectBackend
+from scannery.indexer.store.bucket_backend import BucketBackend
 from scannery.pipelines import OutputError, build, export
 from tests.data import clustered, datapoints, publish, without_ids
 
@@ -275,7 +275,7 @@ def test_a_damaged_segment_leaves_no_file(tmp_path, films, damage):
 
 
 def test_object_stores(tmp_path, films, monkeypatch):
-    bucket = Store("gs://bucket", _ObjectBackend(MemoryStore()))
+    bucket = Store("gs://bucket", BucketBackend(MemoryStore()))
     for item in films.list():
         bucket.write(item.key, films.read(item.key))
     real = Store.open

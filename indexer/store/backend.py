@@ -1,0 +1,55 @@
+"""What a place for objects can do: the interface of folders and buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+__all__ = ["Backend", "StoredObject"]
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One object of a store."""
+
+    key: str
+    size_bytes: int
+    modified: datetime
+    """Time of the last write, by the store's clock, UTC."""
+
+
+class Backend(Protocol):
+    """Objects by key. Keys are checked by the `Store`; errors are those of its methods."""
+
+    def read(self, key: str) -> bytes:
+        """Return the bytes of an object."""
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """Return the bytes of a range; fewer if the object ends before."""
+
+    def map_range(self, key: str, start: int, length: int) -> memoryview:
+        """Return a range without a copy where that is possible; fewer bytes if the object ends before."""
+
+    def download(self, key: str, path: Path) -> None:
+        """Write the bytes of an object to a local file."""
+
+    def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
+        """Write an object; with `only_if_absent` raise AlreadyExistsError if it exists."""
+
+    def size(self, key: str) -> int:
+        """Return the size of an object in bytes."""
+
+    def stamp(self, key: str) -> str:
+        """Return a string that changes when the object is replaced."""
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """Yield the objects in the folder `prefix` and below."""
+
+    def folders(self) -> Sequence[str]:
+        """Return the names of the top-level folders."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object, if it exists."""

@@ -1,0 +1,211 @@
+"""A bucket as a place for objects, through obstore.
+
+A request for a large object is many requests for parts of it, several at once. A request ends `TIMEOUT_S` after its
+start, and obstore resumes one that was cut at most ten times within three minutes: a segment of some gigabytes that
+many machines read at once would take longer than that as one request, and no part does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import obstore
+from obstore.exceptions import AlreadyExistsError as ObjectExistsError
+from obstore.exceptions import BaseError, PreconditionError
+
+from scannery.indexer.errors import AlreadyExistsError, NotFoundError, StoreError, StoreUriError
+from scannery.indexer.store.backend import StoredObject
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+    from obstore.store import ClientConfig
+
+__all__ = ["BucketBackend"]
+
+PART_BYTES = 2**24
+"""Most bytes of a request. At `TIMEOUT_S` a connection must carry 140 kB/s; without resuming, 30 s need 560 kB/s."""
+
+PARALLEL = 4
+"""Requests for one object at once; with `PART_BYTES` 64 MiB of memory."""
+
+TIMEOUT_S = 120.0
+"""Most seconds of a request; the environment variable SCANNERY_STORE_TIMEOUT_S replaces it."""
+
+MOST_TIMEOUT_S = 86_400.0
+_CLOUDS = ("AWS", "AZURE", "GOOGLE")
+_TRUE = ("1", "true", "on", "yes", "y")
+
+
+class BucketBackend:
+    """A bucket, through obstore."""
+
+    def __init__(self, store: obstore.store.ObjectStore) -> None:
+        """Keep the store.
+
+        Args:
+            store: an object store of obstore, of any kind.
+
+        """
+        self._store = store
+
+    @classmethod
+    def from_url(cls, url: str) -> BucketBackend:
+        """Return the bucket, with credentials from their usual environment variables and files.
+
+        Raises:
+            StoreUriError: the URL or a setting is wrong.
+
+        """
+        try:
+            return cls(obstore.store.from_url(url, client_options=_client_options()))
+        except (BaseError, ValueError) as error:
+            raise StoreUriError(f"cannot open the store {url}: {_short(error)}") from error
+
+    def read(self, key: str) -> bytes:
+        """Return the bytes of an object."""
+        with _object_errors(key):
+            found = obstore.get(self._store, key)
+            size, etag = found.meta["size"], found.meta["e_tag"]
+            if size <= PART_BYTES:
+                return bytes(found.bytes())
+            del found  # ends the request, of which only the size is used
+            return self._joined(key, 0, size, etag)
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """Return the bytes of a range; fewer if the object ends before."""
+        with _object_errors(key):
+            if length > PART_BYTES:
+                return self._joined(key, start, length, None)
+            return bytes(obstore.get_range(self._store, key, start=start, length=length))
+
+    def map_range(self, key: str, start: int, length: int) -> memoryview:
+        """Return a range without a copy where that is possible; fewer bytes if the object ends before."""
+        return memoryview(self.read_range(key, start, length))
+
+    def download(self, key: str, path: Path) -> None:
+        """Write an object to a local file, part by part; holds at most `PARALLEL` parts in memory."""
+        with _object_errors(key), path.open("wb") as file:
+            found = obstore.head(self._store, key)
+            for start, data in self._parts(key, 0, found["size"], found["e_tag"]):
+                os.pwrite(file.fileno(), data, start)
+
+    def write(self, key: str, data: bytes | Path, *, only_if_absent: bool) -> None:
+        """Write an object; with `only_if_absent` raise AlreadyExistsError if it exists."""
+        with _object_errors(key):
+            if only_if_absent:
+                obstore.put(self._store, key, data, mode="create", use_multipart=False)
+            else:
+                obstore.put(self._store, key, data, chunk_size=PART_BYTES, max_concurrency=PARALLEL)
+
+    def _joined(self, key: str, start: int, length: int, etag: str | None) -> bytes:
+        """Return a large range; at its end `getvalue` gives the buffer itself, so that there is no second copy."""
+        buffer = io.BytesIO()
+        buffer.seek(length - 1)
+        buffer.write(b"\0")
+        for offset, data in self._parts(key, start, length, etag):
+            buffer.seek(offset - start)
+            buffer.write(data)
+        return buffer.getvalue()
+
+    def _parts(self, key: str, start: int, length: int, etag: str | None) -> Iterator[tuple[int, memoryview]]:
+        """Yield the parts of a range in order, each with its offset in the object; `PARALLEL` are on their way."""
+        end = start + length
+        with ThreadPoolExecutor(PARALLEL, "scannery-parts") as pool:
+            asked = (
+                (offset, pool.submit(self._part, key, offset, min(offset + PART_BYTES, end), etag))
+                for offset in range(start, end, PART_BYTES)
+            )
+            pending: deque[tuple[int, Future[memoryview]]] = deque(islice(asked, PARALLEL))
+            while pending:
+                offset, part = pending.popleft()
+                data = part.result()
+                del part  # the future would keep the bytes
+                yield offset, data
+                del data
+                pending.extend(islice(asked, 1))
+
+    def _part(self, key: str, start: int, end: int, etag: str | None) -> memoryview:
+        # With the tag, parts of two different objects cannot be mixed if another writer replaces the object.
+        options: GetOptions = {"range": (start, end)}
+        if etag:
+            options["if_match"] = etag
+        data = memoryview(obstore.get(self._store, key, options=options).bytes())
+        if len(data) != end - start:
+            raise StoreError(f"{key}: wanted bytes {start} to {end}, got {len(data)} of {end - start}")
+        return data
+
+    def size(self, key: str) -> int:
+        """Return the size of an object in bytes."""
+        with _object_errors(key):
+            return obstore.head(self._store, key)["size"]
+
+    def stamp(self, key: str) -> str:
+        """Return a string that changes when the object is replaced."""
+        with _object_errors(key):
+            meta = obstore.head(self._store, key)
+        return f"{meta['e_tag']}-{meta['last_modified'].timestamp()}-{meta['size']}"
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """Yield the objects in the folder `prefix` and below."""
+        with _object_errors(prefix):
+            for page in obstore.list(self._store, prefix or None):
+                yield from (StoredObject(item["path"], item["size"], item["last_modified"]) for item in page)
+
+    def folders(self) -> Sequence[str]:
+        """Return the names of the top-level folders."""
+        with _object_errors("the store"):
+            return [str(p) for p in obstore.list_with_delimiter(self._store)["common_prefixes"]]
+
+    def delete(self, key: str) -> None:
+        """Remove an object, if it exists."""
+        with contextlib.suppress(NotFoundError), _object_errors(key):
+            obstore.delete(self._store, key)
+
+
+def _client_options() -> ClientConfig:
+    options: ClientConfig = {"timeout": timedelta(seconds=_timeout_s(os.environ))}
+    # Options that are given replace those of the environment, which are this one.
+    if any(os.environ.get(f"{cloud}_ALLOW_HTTP", "").lower() in _TRUE for cloud in _CLOUDS):
+        options["allow_http"] = True
+    return options
+
+
+def _timeout_s(environment: Mapping[str, str]) -> float:
+    text = environment.get("SCANNERY_STORE_TIMEOUT_S", "")
+    try:
+        value = float(text) if text else TIMEOUT_S
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= MOST_TIMEOUT_S:
+        raise StoreUriError(
+            f"SCANNERY_STORE_TIMEOUT_S must be a number of seconds from above 0 to {MOST_TIMEOUT_S:.0f}, got {text!r}"
+        )
+    return value
+
+
+@contextlib.contextmanager
+def _object_errors(key: str) -> Iterator[None]:
+    try:
+        yield
+    except ObjectExistsError as error:
+        raise AlreadyExistsError(f"{key} exists already") from error
+    except FileNotFoundError as error:
+        raise NotFoundError(f"there is no {key} in the store") from error
+    except PreconditionError as error:
+        raise StoreError(f"{key} was replaced while it was read; try again") from error
+    except (BaseError, OSError) as error:
+        raise StoreError(f"{key}: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    # Without the library's state, hundreds of words of internals; the cause of the error keeps them.
+    return str(error).partition("\n\nDebug source")[0]

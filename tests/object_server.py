@@ -1,0 +1,160 @@
+"""A bucket on loopback, as S3 serves it, with slow and broken connections."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+__all__ = ["ObjectServer", "object_server"]
+
+_CHUNK = 1 << 16
+
+
+class ObjectServer(ThreadingHTTPServer):
+    """Objects in memory, by path.
+
+    Attributes:
+        objects: the objects.
+        requests: method and path of each request, with the number of bytes of its body or answer.
+        bytes_per_s: speed of a connection; None: unlimited.
+        cut_after: a connection is closed after this number of bytes of an answer; None: never.
+
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        """Listen on a free port of 127.0.0.1."""
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.objects: dict[str, bytes] = {}
+        self.uploads: dict[str, dict[int, bytes]] = {}
+        self.requests: list[tuple[str, str, int]] = []
+        self.bytes_per_s: float | None = None
+        self.cut_after: int | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which `s3://` URIs name this server."""
+        return {
+            "AWS_ENDPOINT": f"http://127.0.0.1:{self.server_port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_SKIP_SIGNATURE": "true",
+            "AWS_REGION": "us-east-1",
+        }
+
+
+@contextlib.contextmanager
+def object_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """Run a server that `Store.open("s3://…")` uses."""
+    with ObjectServer() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: ObjectServer
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_HEAD(self) -> None:
+        self._send_object(with_body=False)
+
+    def do_GET(self) -> None:
+        self._send_object(with_body=True)
+
+    def do_PUT(self) -> None:
+        data = self._body()
+        url = urlsplit(self.path)
+        if "partNumber" in (query := parse_qs(url.query)):
+            self.server.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = data
+        elif self.headers.get("If-None-Match") == "*" and url.path in self.server.objects:
+            self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+            return
+        else:
+            self.server.objects[url.path] = data
+        self._answer(200, b"", etag=_etag(data))
+
+    def do_POST(self) -> None:
+        self._body()
+        url = urlsplit(self.path)
+        query = parse_qs(url.query, keep_blank_values=True)
+        if "uploads" in query:
+            name = f"upload{len(self.server.uploads)}"
+            self.server.uploads[name] = {}
+            answer = (
+                f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>"
+            )
+        else:
+            parts = self.server.uploads.pop(query["uploadId"][0])
+            self.server.objects[url.path] = b"".join(parts[number] for number in sorted(parts))
+            answer = (
+                f"<CompleteMultipartUploadResult><ETag>{_etag(b'')}</ETag></CompleteMultipartUploadResult>"
+            )
+        self._answer(200, answer.encode())
+
+    def _body(self) -> bytes:
+        length, data = int(self.headers.get("Content-Length", 0)), bytearray()
+        while len(data) < length:
+            data += self.rfile.read(min(_CHUNK, length - len(data)))
+            self._wait(_CHUNK)
+        self.server.requests.append((self.command, self.path, length))
+        return bytes(data)
+
+    def _send_object(self, *, with_body: bool) -> None:
+        whole = self.server.objects.get(urlsplit(self.path).path)
+        if whole is None:
+            self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>" if with_body else b"")
+            return
+        if self.headers.get("If-Match") not in (None, _etag(whole)):
+            self._answer(412, b"")
+            return
+        data, status, headers = whole, 200, {"ETag": _etag(whole)}
+        if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            start, last = int(asked[1]), min(int(asked[2] or len(whole) - 1), len(whole) - 1)
+            data, status = whole[start : last + 1], 206
+            headers["Content-Range"] = f"bytes {start}-{last}/{len(whole)}"
+        self.server.requests.append((self.command, self.path, len(data) if with_body else 0))
+        self._answer(status, data, with_body=with_body, **headers)
+
+    def _answer(self, status: int, data: bytes, *, with_body: bool = True, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Last-Modified", "Sun, 01 Nov 2026 00:00:00 GMT")
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        cut = self.server.cut_after if with_body else None
+        with contextlib.suppress(OSError):  # the client has given up
+            for start in range(0, len(data) if with_body else 0, _CHUNK):
+                if cut is not None and start >= cut:
+                    self.close_connection = True
+                    self.connection.close()
+                    return
+                self.wfile.write(data[start : start + _CHUNK])
+                self._wait(_CHUNK)
+
+    def _wait(self, size_bytes: int) -> None:
+        if self.server.bytes_per_s:
+            time.sleep(size_bytes / self.server.bytes_per_s)
+
+
+@functools.lru_cache(64)
+def _etag(data: bytes) -> str:
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
