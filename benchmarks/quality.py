@@ -75,10 +75,11 @@ def measure(collection: Collection, model: str, folder: Path) -> list[Evaluation
             "source": {"id": "id", "title": "title", "text": "text"},
             "encoder": {"model": model},
             "lexical": True,
+            "search": {"alpha": 0.5},
             "shards": shards,
         }
-        build(spec, [str(folder / "corpus.jsonl")], str(folder / "store"))
-        index = partial(ask, scannery.connect(folder / "store").index("quality"))
+        build(spec, [str(folder / "corpus.jsonl")], str(folder / "store"), mode="full")
+        index = partial(ask, scannery.connect(folder / "store", timeout_s=600).index("quality"))
         cut = "one shard" if shards == 1 else f"{shards} shards"
         searches = {
             f"dense, {cut}": index("dense", None),

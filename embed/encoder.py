@@ -27,7 +27,7 @@ from scannery.embed.fingerprint import Fingerprint
 from scannery.embed.models.known_models import recalled
 from scannery.embed.models.loading import ModelOptions, load_model, tokens_of
 from scannery.embed.models.model_files import find_model
-from scannery.embed.statistics import EncoderStatistics
+from scannery.embed.statistics import EncodedWindow, EncoderStatistics
 from scannery.embed.tokenization import FastTokens, Features, Prepared, Tokens, text_problem
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class Encoder:
         self._device = device
         self._statistics = EncoderStatistics()
         self._lock = threading.Lock()
+        self._chunkers: dict[tuple[int, int, bool], Chunker] = {}
         if isinstance(self._documents, FastTokens) and isinstance(self._queries, FastTokens):
             # For a lean model, `lean_notes` checked this already.
             optional = self._documents.mask_is_optional or on_one_core(
@@ -200,6 +201,14 @@ class Encoder:
         """
         return self._encode(texts, self._queries, invalid)
 
+    def encode_windows(self, texts: Iterable[str]) -> Generator[EncodedWindow, None, None]:
+        """Yield the vectors of `texts` as documents in windows: as many texts as the device sorts by length together.
+
+        Texts are read in this thread, and tokenised one window ahead of the computation. A text without a vector fails
+        no call: it has a row of NaN and a problem.
+        """
+        yield from self._blocks(self._windows(texts), self._documents, "nan")
+
     def encode_stream(
         self, texts: Iterable[str], *, invalid: Invalid = "raise"
     ) -> Generator[np.ndarray, None, None]:
@@ -211,10 +220,8 @@ class Encoder:
         Raises:
             InvalidTextError: as `encode_documents`; the index counts from the start of the stream.
         """
-        iterator = iter(texts)
-        windows = iter(lambda: list(islice(iterator, self._device.window_texts)), [])
-        for vectors_ND, _ in self._blocks(windows, self._documents, invalid):
-            yield vectors_ND
+        for window in self._blocks(self._windows(texts), self._documents, invalid):
+            yield window.vectors_ND
 
     @property
     def tokenizer_json(self) -> str | None:
@@ -243,15 +250,21 @@ class Encoder:
         """
         from scannery.embed.text.chunking import chunker_for
 
-        return chunker_for(
-            self.fingerprint.model,
-            self.tokenizer_json,
-            self.passage_tokens,
-            max_tokens,
-            overlap_tokens,
-            prompt=self.fingerprint.document_prompt,
-            headings=headings,
-        )
+        with (
+            self._lock
+        ):  # one of each kind: to make one parses the vocabulary, and a build asks for each of its units
+            known = self._chunkers.get((max_tokens, overlap_tokens, headings))
+            if known is None:
+                known = self._chunkers[max_tokens, overlap_tokens, headings] = chunker_for(
+                    self.fingerprint.model,
+                    self.tokenizer_json,
+                    self.passage_tokens,
+                    max_tokens,
+                    overlap_tokens,
+                    prompt=self.fingerprint.document_prompt,
+                    headings=headings,
+                )
+            return known
 
     def statistics(self) -> EncoderStatistics:
         """Return the counts since the encoder was loaded."""
@@ -267,35 +280,48 @@ class Encoder:
         windows = (texts[at : at + size] for at in range(0, len(texts), size))
         vectors_ND = np.empty((len(texts), self.dimensions), np.float32)
         at = 0
-        for block_ND, cut_N in self._blocks(windows, tokens, invalid):
-            vectors_ND[at : at + len(block_ND)] = block_ND
+        for window in self._blocks(windows, tokens, invalid, alone=len(texts) <= size):
+            end = at + len(window.vectors_ND)
+            vectors_ND[at:end] = window.vectors_ND
             if cut_tokens is not None:
-                cut_tokens[at : at + len(block_ND)] = cut_N
-            at += len(block_ND)
+                cut_tokens[at:end] = window.cut_N
+            at = end
         return vectors_ND
 
+    def _windows(self, texts: Iterable[str]) -> Iterator[Sequence[str]]:
+        iterator = iter(texts)
+        return iter(lambda: list(islice(iterator, self._device.window_texts)), [])
+
     def _blocks(
-        self, windows: Iterator[Sequence[str]], tokens: Tokens, invalid: Invalid
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the vectors of each window, and the number of tokens that were cut off each text, int64 (N,)."""
+        self, windows: Iterator[Sequence[str]], tokens: Tokens, invalid: Invalid, *, alone: bool = False
+    ) -> Iterator[EncodedWindow]:
+        """Yield each window with its vectors; `alone`: there is only one."""
         if invalid not in ("raise", "nan"):
             raise InvalidArgumentError(f"invalid must be 'raise' or 'nan', got {invalid!r}", field="invalid")
         prepare = partial(_prepare, tokens, self._device)
         at = 0
-        for window, (problems, prepared) in _one_ahead(windows, prepare):
+        before = time.perf_counter()
+        for window, (problems, prepared, tokenise_s) in _one_ahead(windows, prepare, alone=alone):
             started = time.perf_counter()
             _refuse(problems, at, invalid)
-            vectors_ND = self._compute(tokens, prepared.items, prepared.lengths_N)
+            vectors_ND, padding_tokens = self._compute(tokens, prepared.items, prepared.lengths_N)
             problems |= {int(row): NOT_FINITE for row in np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))}
             _refuse(problems, at, invalid)
             vectors_ND[list(problems)] = np.nan
             at += len(window)
             if len(window) == self._device.window_texts:
                 give_back_memory()
-            self._count(seconds=time.perf_counter() - started)
-            yield vectors_ND, prepared.cut_N
+            ended = time.perf_counter()
+            self._count(seconds=ended - started)
+            yield EncodedWindow(
+                vectors_ND=vectors_ND, cut_N=prepared.cut_N, problems=problems,
+                tokens=int(prepared.lengths_N.sum()), padding_tokens=padding_tokens,
+                tokenise_s=tokenise_s, wait_s=started - before, compute_s=ended - started,
+            )  # fmt: skip
+            before = time.perf_counter()
 
-    def _compute(self, tokens: Tokens, items: list[Any], lengths_N: np.ndarray) -> np.ndarray:
+    def _compute(self, tokens: Tokens, items: list[Any], lengths_N: np.ndarray) -> tuple[np.ndarray, int]:
+        """Return the vectors of texts, and the number of tokens computed only to fill up batches."""
         vectors_ND = np.empty((len(items), self.dimensions), np.float32)
         batches = list(self._device.batches(lengths_N))
 
@@ -313,7 +339,7 @@ class Encoder:
         computed = sum(batch.bucket.rows * batch.bucket.width for batch in batches)
         total = int(lengths_N.sum())
         self._count(texts=len(items), tokens=total, padding_tokens=computed - total)
-        return vectors_ND
+        return vectors_ND, computed - total
 
     def _forward(self, model: Any, features: Features) -> Any:
         vectors_BD = model(features, task=features["task"])["sentence_embedding"]
@@ -346,28 +372,36 @@ class Encoder:
 
 
 def _one_ahead(
-    windows: Iterator[Sequence[str]], prepare: Callable[[Sequence[str]], T]
+    windows: Iterator[Sequence[str]], prepare: Callable[[Sequence[str]], T], *, alone: bool
 ) -> Iterator[tuple[Sequence[str], T]]:
-    """Yield each window with `prepare(window)`, computed in a thread while the caller handles the previous window."""
+    """Yield each window with `prepare(window)`, computed in a thread while the caller handles the previous window.
+
+    Args:
+        windows: read in this thread, at most one ahead.
+        prepare: what the thread computes.
+        alone: there is only one window, such as a query: starting a thread would take longer.
+
+    """
     current = next(windows, None)
     if current is None:
         return
-    following = next(windows, None)
-    if following is None:  # one window, such as a query: starting a thread would take longer
+    if alone:
         yield current, prepare(current)
         return
     with ThreadPoolExecutor(1, thread_name_prefix="scannery-tokenize") as background:
         ready: Future[T] = background.submit(prepare, current)
         while current is not None:
+            following = next(windows, None)
             done = ready.result()
             if following is not None:
                 ready = background.submit(prepare, following)
             yield current, done
-            current, following = following, next(windows, None) if following is not None else None
+            current = following
 
 
-def _prepare(tokens: Tokens, device: Device, texts: Sequence[str]) -> tuple[dict[int, str], Prepared]:
-    """Return problems by row, and the tokens of each text (of "" for a row with a problem)."""
+def _prepare(tokens: Tokens, device: Device, texts: Sequence[str]) -> tuple[dict[int, str], Prepared, float]:
+    """Return problems by row, the tokens of each text (of "" for a row with a problem), and the seconds it took."""
+    started = time.perf_counter()
     problems = {row: problem for row, text in enumerate(texts) if (problem := text_problem(text))}
     prepared = tokens.prepare(["" if row in problems else text for row, text in enumerate(texts)])
     items, lengths_N, _ = prepared
@@ -380,7 +414,7 @@ def _prepare(tokens: Tokens, device: Device, texts: Sequence[str]) -> tuple[dict
                 f"has {lengths_N[row]} tokens; {device.name} takes at most {most} (max_tokens cuts texts off)"
             )
             items[row], lengths_N[row] = empty, length
-    return problems, prepared
+    return problems, prepared, time.perf_counter() - started
 
 
 def _refuse(problems: dict[int, str], at: int, invalid: Invalid) -> None:

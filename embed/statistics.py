@@ -1,11 +1,45 @@
-"""Counters of an encoder, shown in progress displays, build reports and manifests."""
+"""Counters of an encoder, shown in progress displays, build reports and manifests.
+
+Legend: N texts, D dimensions.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["EncoderStatistics"]
+import numpy as np
+
+__all__ = ["EncodedWindow", "EncoderStatistics"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EncodedWindow:
+    """Texts that were encoded together, and the time it took. Wall times, in seconds."""
+
+    vectors_ND: np.ndarray
+    """float32; NaN for a text with a problem."""
+
+    cut_N: np.ndarray
+    """Tokens that were cut off each text, int64, about."""
+
+    problems: dict[int, str]
+    """Why texts have no vector, by row."""
+
+    tokens: int
+    """Tokens of these texts after truncation."""
+
+    padding_tokens: int
+    """Tokens computed only to fill up batches."""
+
+    tokenise_s: float
+    """Of the thread that tokenises, usually while the device computes the window before."""
+
+    wait_s: float
+    """From the end of the window before, or the start of the call: what the device waited for this window's texts."""
+
+    compute_s: float
+    """Of the device, and of padding and collecting for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

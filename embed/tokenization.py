@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from scannery.embed.batching import Bucket
 from scannery.embed.packing import pack
+from scannery.embed.wordpiece import BulkTokenizer
 
 __all__ = ["FastTokens", "Features", "ModelTokens", "Prepared", "Tokens", "text_problem", "tokens_for"]
 
@@ -88,6 +90,7 @@ class FastTokens:
         self._truncates_right = (tokenizer.truncation or {}).get("direction", "right") == "right"
         self._special_tokens = int(tokenizer.num_special_tokens_to_add(is_pair=False))
         self._names, self._constants = list(names), dict(constants)
+        self._bulk = BulkTokenizer(tokenizer)
         self.mask_is_optional = False
         """Whether `collate` may leave out a mask of all ones; set once the model is known to allow it."""
 
@@ -126,12 +129,49 @@ class FastTokens:
         for at in range(0, len(texts), TEXTS_PER_CALL):
             # In parts: the tokenizer's own results take a hundred bytes per token.
             own = texts[at : at + TEXTS_PER_CALL]
+            if (made := self._prepare_in_bulk(own)) is not None:
+                ids += made[0]
+                cut += made[1]
+                continue
             part = [self._prefix(text) for text in own]
             encodings = self._tokenizer.encode_batch_fast(part)
             ids += [np.array(encoding.ids, np.int32) for encoding in encodings]
             cut += map(self._cut_off, own, part, encodings)
         lengths_N = np.fromiter(map(len, ids), np.int64, len(ids))
         return Prepared(ids, lengths_N, np.array(cut, np.int64))
+
+    def _prepare_in_bulk(self, texts: Sequence[str]) -> tuple[list[np.ndarray], list[int]] | None:
+        """Return the ids of each text and the number of tokens cut off; None if the library must tokenise them."""
+        most = PREFIX_CHARS_PER_TOKEN * self._max_tokens - len(self._prompt)
+        if not self._truncates_right or max(map(len, texts), default=0) > most:
+            return None
+        found = self._bulk.encode([self._prompt + text for text in texts] if self._prompt else texts)
+        if found is None:
+            return None
+        kept_B = np.minimum(np.diff(found.bounds_B1), max(0, self._max_tokens - self._special_tokens))
+        cut_B = np.diff(found.bounds_B1) - kept_B
+        front, back = self._specials
+        ends_B = np.cumsum(kept_B + len(front) + len(back))
+        starts_B = ends_B - kept_B - len(front) - len(back)
+        ids_N = np.empty(int(ends_B[-1]) if len(ends_B) else 0, np.int32)
+        for place, number in enumerate(front):
+            ids_N[starts_B + place] = number
+        for place, number in enumerate(back):
+            ids_N[ends_B - len(back) + place] = number
+        inside = np.arange(int(kept_B.sum())) - np.repeat(np.cumsum(kept_B) - kept_B, kept_B)
+        ids_N[np.repeat(starts_B + len(front), kept_B) + inside] = found.ids_N[
+            np.repeat(found.bounds_B1[:-1], kept_B) + inside
+        ]
+        bounds = zip(starts_B.tolist(), ends_B.tolist(), strict=True)
+        return [ids_N[start:end] for start, end in bounds], cut_B.tolist()
+
+    @cached_property
+    def _specials(self) -> tuple[list[int], list[int]]:
+        """The special tokens in front of a text, and those behind it."""
+        [body] = self._tokenizer.encode("a", add_special_tokens=False).ids[:1]
+        ids = self._tokenizer.encode("a").ids
+        at = ids.index(body)
+        return ids[:at], ids[at + 1 :]
 
     def collate(self, items: Sequence[Any], bucket: Bucket | None = None) -> Features:
         """Return the batch as tensors, padded on the tokenizer's side; a mask of all ones is left out if allowed."""

@@ -34,6 +34,7 @@ from scannery.pipelines.execution.run import Engine, embed_only, execute
 from scannery.pipelines.execution.runners import check_engine
 from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of
 from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
+from scannery.pipelines.planning.compounds import with_compounds
 from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 from scannery.pipelines.planning.worker_resources import UNEVEN, row_size, segment_memory
@@ -286,6 +287,7 @@ def _job(
 
     """
     updates = mode == "upsert" and parent is not None
+    spec = with_compounds(spec, parent if updates else None, parts)
     if parent is not None and not parts and updates:  # only deletes: nothing is read, nothing encoded
         dimensions, fingerprint = parent.dimensions, parent.encoder
     else:

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from scannery.embed.text.cut_places import (
 from scannery.embed.text.markdown import Section, Structure, find_structure, page_of, passage_title
 from scannery.embed.text.transcripts import Marks, find_marks
 from scannery.embed.tokenization import text_problem
+from scannery.embed.wordpiece import BulkTokenizer
 
 __all__ = ["Chunker", "Passage", "chunker_for", "located"]
 
@@ -116,6 +117,11 @@ class Chunker:
         """
         from tokenizers import Tokenizer
 
+        self.arguments: dict[str, Any] = {
+            "tokenizer_json": tokenizer_json, "max_tokens": max_tokens, "overlap_tokens": overlap_tokens, "room": room,
+            "prompt": prompt, "headings": headings,
+        }  # fmt: skip
+        """The constructor's arguments: another process makes the same chunker of them."""
         if max_tokens < 8:
             raise InvalidArgumentError(f"max_tokens must be at least 8, got {max_tokens}", field="max_tokens")
         if not 0 <= overlap_tokens * 2 < max_tokens:
@@ -126,6 +132,7 @@ class Chunker:
         self._tokenizer = Tokenizer.from_str(tokenizer_json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._bulk = BulkTokenizer(self._tokenizer)
         self._room = None if room is None else max(1, room - (self._size(prompt) if prompt else 0))
         self.max_tokens = max_tokens if self._room is None else min(max_tokens, self._room)
         self.overlap_tokens = overlap_tokens
@@ -200,8 +207,12 @@ class Chunker:
 
     def _tokenize(self, text: str, marks: Marks) -> SpokenTokens:
         """Return the offsets of all tokens outside hidden spans, and the quality of a cut in front of each."""
-        spans: list[np.ndarray] = []
         blocks = list(blocks_of(text))
+        if (found := self._bulk.encode([text[start:end] for start, end in blocks])) is not None:
+            moved_N = np.repeat([start for start, _ in blocks], np.diff(found.bounds_B1))
+            spans_N2 = np.stack([found.starts_N + moved_N, found.ends_N + moved_N], axis=1)
+            return spoken_tokens(text, spans_N2, marks)
+        spans: list[np.ndarray] = []
         for at in range(0, len(blocks), 8):
             group = blocks[at : at + 8]
             encodings = self._tokenizer.encode_batch([text[s:e] for s, e in group], add_special_tokens=False)
@@ -238,11 +249,13 @@ class Chunker:
         start = start if table is None else min(table.end, end)
         window = spoken.levels[start:end]
         for level in (SENTENCE, WORD):
-            if (window >= level).any():
-                return start + int(np.argmax(window >= level))
+            if (reached := window >= level).any():
+                return start + int(reached.argmax())
         return start
 
     def _count(self, texts: list[str]) -> list[int]:
+        if (found := self._bulk.encode(texts)) is not None:
+            return [*map(int, np.diff(found.bounds_B1))]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [len(encoding.ids) for encoding in encodings]
 
@@ -338,7 +351,7 @@ def _cut(draft: _Draft, tokens: _Range, limit: int) -> int:
         nearest = min(max(nearest, first + 1, done + 1), furthest)  # noqa: PLW2901
         levels = spoken.levels[nearest : furthest + 1]
         if levels.max() > 0:
-            return nearest + len(levels) - 1 - int(np.argmax(levels[::-1]))
+            return nearest + len(levels) - 1 - int(levels[::-1].argmax())
     # In a table that fits by itself, and not here.
     table = draft.table_at(first) if draft.tables else None
     if table is None:

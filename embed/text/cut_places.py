@@ -56,11 +56,11 @@ class SpokenTokens:
 
     def after(self, first: int, size: int) -> int:
         """Return the largest `end` for which `[first, end)` is at most `size` tokens."""
-        return int(np.searchsorted(self.positions, self.positions[first] + size))
+        return int(self.positions.searchsorted(self.positions[first] + size))
 
     def before(self, end: int, size: int) -> int:
         """Return the smallest `first` for which `[first, end)` is at most `size` tokens."""
-        return int(np.searchsorted(self.positions, self.positions[end - 1] - size, side="right"))
+        return int(self.positions.searchsorted(self.positions[end - 1] - size, side="right"))
 
 
 def spoken_tokens(text: str, spans_N2: np.ndarray, marks: Marks) -> SpokenTokens:

@@ -10,6 +10,8 @@ Khmer, Burmese) give pairs of adjacent syllables. Version 3: as 2, and accents o
 so that "cafe" finds "café"; runs of Chinese and Japanese characters give each Han character and each pair of adjacent
 characters, Korean words each pair of syllables.
 
+If the spec has a list of `compounds`, a compound also gives the stems of its parts (compounds.py), in every version.
+
 All functions take time linear in the text.
 """
 
@@ -17,15 +19,17 @@ from __future__ import annotations
 
 import threading
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import regex
 
+from scannery.indexer.lexical.compounds import CompoundSplitter, Stem, costs_of
 from scannery.indexer.spec.spec import LexicalSpec
 
-__all__ = ["ANALYSER_VERSION", "Analyser", "words_of"]
+__all__ = ["ANALYSER_VERSION", "Analyser", "stem_of", "words_of"]
 
 ANALYSER_VERSION: Final = 3
 """The newest version; `LexicalSpec.version` is that of an index."""
@@ -71,11 +75,12 @@ class Analyser:
         """Prepare the stop words.
 
         Args:
-            spec: language, stop words and version.
+            spec: language, stop words, version and parts of compounds.
 
         """
         self._language = None if spec.language == "none" else spec.language
         self._version = spec.version
+        self._parts = _costs(spec.language, spec.compound_parts, spec.version)
         self._local = threading.local()
         # Stop words are normalised like the words that they are compared with, but not stemmed.
         self._stop_words = frozenset(
@@ -84,39 +89,52 @@ class Analyser:
 
     def terms(self, text: str) -> list[str]:
         """Return the terms of a text in order, with repetitions."""
-        cache, stemmer = self._stemming()
+        own = self._of_thread()
         found: list[str] = []
         for word in words_of(text, self._version):
-            terms = cache.get(word)
+            terms = own.cache.get(word)
             if terms is None:
-                terms = self._terms(word, stemmer)
+                terms = self._terms(word, own)
                 # The cache is bounded by its number of entries, so these must be small.
                 if len(word) <= MAX_WORD_CHARACTERS:
-                    cache[word] = terms
+                    own.cache[word] = terms
             found += terms
         return found
 
-    def _terms(self, word: str, stemmer: Any) -> tuple[str, ...]:
-        """Return the terms of a word, none for a stop word."""
+    def _terms(self, word: str, own: _OfThread) -> tuple[str, ...]:
+        """Return the terms of a word, none for a stop word; those of a compound's parts follow its own."""
         if word in self._stop_words:
             return ()
-        stem = str(stemmer.stemWord(word)) if stemmer else word
+        terms = self._stems(word, own.stem)
+        for part in own.splitter.split(word) if own.splitter else ():
+            terms += self._stems(part, own.stem)
+        return terms
+
+    def _stems(self, word: str, stem: Stem) -> tuple[str, ...]:
         if self._version < 3 or word.isascii():
-            return (stem,)
+            return (stem(word),)
         # Stemmers know words with their accents, and people type words without: both stems are terms, without accents.
-        plain = _without_accents(word)
-        both = _without_accents(stem), str(stemmer.stemWord(plain)) if stemmer else plain
+        both = _without_accents(stem(word)), stem(_without_accents(word))
         return tuple(dict.fromkeys(both))
 
-    def _stemming(self) -> tuple[dict[str, tuple[str, ...]], Any]:
+    def _of_thread(self) -> _OfThread:
         # A stemmer has state, so each thread has its own.
         local = self._local
-        if not hasattr(local, "cache"):
-            local.cache = {}
-            local.stemmer = _stemmer(self._language)
-        elif len(local.cache) > _MAX_CACHED:
-            local.cache.clear()
-        return local.cache, local.stemmer
+        if not hasattr(local, "own"):
+            local.own = _OfThread(self._language, self._parts)
+        elif len(local.own.cache) > _MAX_CACHED:
+            local.own.cache.clear()
+        own: _OfThread = local.own
+        return own
+
+
+class _OfThread:
+    """What each thread has of an analyser: a stemmer, and the terms of the words that it has met."""
+
+    def __init__(self, language: str | None, parts: Mapping[str, float]) -> None:
+        self.stem = stem_of(language)
+        self.splitter = CompoundSplitter(parts, self.stem) if parts else None
+        self.cache: dict[str, tuple[str, ...]] = {}
 
 
 def words_of(text: str, version: int) -> Iterator[str]:
@@ -191,9 +209,21 @@ def _pairs(run: str) -> Iterator[str]:
         yield (one + two)[:MAX_WORD_CHARACTERS]
 
 
-def _stemmer(language: str | None) -> Any:
-    if language is None:
-        return None
+def stem_of(language: str | None) -> Stem:
+    """Return a new stemmer of a language, for one thread; for None or `none`, one that returns each word as it is."""
+    if language is None or language == "none":
+        return str
     import Stemmer  # only if an index has words
 
-    return Stemmer.Stemmer(language, 0)  # no cache: that of `Analyser` also saves the call
+    # No cache: that of `Analyser` also saves the call.
+    stem: Stem = Stemmer.Stemmer(language, 0).stemWord
+    return stem
+
+
+@lru_cache(maxsize=16)
+def _costs(language: str, lines: tuple[str, ...], version: int) -> Mapping[str, float]:
+    """Return `costs_of`; kept, since live updates make an analyser for each batch."""
+    if not lines:
+        return {}
+    # A list that a user wrote can have capitals.
+    return costs_of([" ".join(words_of(line, version)) for line in lines], stem_of(language))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
@@ -186,6 +187,23 @@ Language = Literal[
 ]  # fmt: skip
 
 
+def _check_compounds(value: object) -> object:
+    # Before pydantic tries the union: its own errors list all branches.
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        if (words := sum(len(line.split()) for line in value)) > MAX_COMPOUND_PARTS:
+            raise ValueError(f"must have at most {MAX_COMPOUND_PARTS} words, got {words}")
+        return value
+    raise ValueError(f"must be true, false, the path of a word list, or a list of words, got {value!r:.200}")
+
+
+MAX_COMPOUND_PARTS = 50_000
+Compounds = Annotated[bool | str | list[str] | None, BeforeValidator(_check_compounds)]
+
+
 class LexicalSpec(SpecModel):
     """How words are indexed. `lexical: true` takes the defaults."""
 
@@ -198,6 +216,17 @@ class LexicalSpec(SpecModel):
     analyser: Literal[1, 2, 3] | None = None
     """Version of the analyser. Default: an index keeps its version, a new one gets the newest."""
 
+    compounds: Compounds = None
+    """Whether compounds are also found by their parts. `true`: parts are words that occur by themselves, learned from
+    the input by the first build and by each full build; the path of a text file: also the words of this dictionary; a
+    list: these words, frequent ones first; `false`: compounds are not split. Default: `true` for `language: german`.
+    Updates keep the words of the index, unless the spec has `false` or a list."""
+
+    @property
+    def compound_parts(self) -> tuple[str, ...]:
+        """The words that compounds are split into, in lines; empty until they are learned."""
+        return tuple(self.compounds) if isinstance(self.compounds, list) else ()
+
     @property
     def version(self) -> int:
         """The version of the analyser; indexes from before version 2 have none stored, which means 1."""
@@ -206,7 +235,11 @@ class LexicalSpec(SpecModel):
     @property
     def rules(self) -> dict[str, Any]:
         """Everything that affects the terms of a text, as JSON-ready values."""
-        return {**self.model_dump(), "analyser": self.version}
+        rules = {**self.model_dump(exclude={"compounds"}), "analyser": self.version}
+        if parts := " ".join(self.compound_parts):
+            # Rules are stored with every batch of updates, so the words are not part of them.
+            rules["compounds"] = hashlib.sha256(parts.encode()).hexdigest()
+        return rules
 
 
 def _type_of(written: Any) -> object:
@@ -327,6 +360,8 @@ class IndexSpec(SpecModel):
         if value is None or value == LexicalSpec():
             return value is not None
         written: dict[str, Any] = handler(value)
+        if value.compounds is None:  # a key that earlier releases refuse
+            written.pop("compounds", None)
         return written
 
     @model_validator(mode="after")

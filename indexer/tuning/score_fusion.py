@@ -5,6 +5,10 @@ The first row of each ranking has 1. In the dense ranking the row at place 200 (
 means that no word is shared (Bruch, Gai and Ingber, "An Analysis of Fusion Functions for Hybrid Retrieval", TOIS 2023).
 So the second of two lexical hits counts nearly as much as the first one if their scores are close.
 
+A filter can leave a few rows, of which the best may be a poor answer and the worst a good one. Their scales are
+therefore those of the whole index (`Scale`): lexical scores are divided by the best one without the filter, and 0 of
+the dense ranking is no nearer to its first row than place 200 is without the filter.
+
 Neither scale depends on how many more rows are fused, so the order of the first hits hardly changes with that: dense
 rows after place 200 have values below 0, and rows that the dense ranking lacks have that of its last row.
 
@@ -13,29 +17,51 @@ Shapes: H rows of a ranking.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 
-__all__ = ["FUSED_ROWS", "dense_values", "lexical_values"]
+__all__ = ["FUSED_ROWS", "UNFILTERED", "Scale", "dense_values", "lexical_values"]
 
 FUSED_ROWS = 200
 """Rows of each ranking that are fused, unless more hits are wanted."""
 
 
-def dense_values(scores_H: np.ndarray) -> np.ndarray:
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What the scales of a filtered query take from the same query without the filter."""
+
+    dense_range: float = 0.0
+    """Least difference of the dense scores that have 1 and 0."""
+    lexical_best: float = -math.inf
+    """Least lexical score that has 1."""
+
+
+UNFILTERED = Scale()
+"""The scale of a query without a filter: it takes all from its own rankings."""
+
+
+def dense_values(scores_H: np.ndarray, scale: Scale = UNFILTERED) -> np.ndarray:
     """Return descending scores by vector on the common scale, float64; equal scores are all 1."""
-    return _scaled(scores_H, float(scores_H[min(len(scores_H), FUSED_ROWS) - 1]) if len(scores_H) else 0.0)
+    if not len(scores_H):
+        return np.empty(0)
+    first, last = float(scores_H[0]), float(scores_H[min(len(scores_H), FUSED_ROWS) - 1])
+    return _scaled(scores_H, min(last, first - scale.dense_range), first)
 
 
-def lexical_values(scores_H: np.ndarray) -> np.ndarray:
+def lexical_values(scores_H: np.ndarray, scale: Scale = UNFILTERED) -> np.ndarray:
     """Return descending scores by words on the common scale, float64.
 
     Inner products of sparse vectors may be negative; the last one then is 0.
     """
-    return _scaled(scores_H, min(0.0, float(scores_H[-1])) if len(scores_H) else 0.0)
+    if not len(scores_H):
+        return np.empty(0)
+    return _scaled(scores_H, min(0.0, float(scores_H[-1])), max(float(scores_H[0]), scale.lexical_best))
 
 
-def _scaled(scores_H: np.ndarray, zero: float) -> np.ndarray:
-    if not len(scores_H) or scores_H[0] <= zero:
+def _scaled(scores_H: np.ndarray, zero: float, one: float) -> np.ndarray:
+    if one <= zero:
         return (scores_H >= zero).astype(np.float64)
-    scaled_H: np.ndarray = (scores_H.astype(np.float64) - zero) / (float(scores_H[0]) - zero)
+    scaled_H: np.ndarray = (scores_H.astype(np.float64) - zero) / (one - zero)
     return scaled_H

@@ -9,11 +9,11 @@ from typing import Any
 from scannery.indexer.errors import AlreadyExistsError, NotFoundError
 from scannery.indexer.lexical.analyser import ANALYSER_VERSION
 from scannery.indexer.manifest import Manifest
-from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.spec.spec import IndexSpec, LexicalSpec
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.versions.versions import commit, latest_version, read_manifest
 
-__all__ = ["create_index", "with_analyser"]
+__all__ = ["create_index", "keeps_compounds", "with_analyser"]
 
 
 def create_index(
@@ -60,12 +60,27 @@ def create_index(
 
 
 def with_analyser(spec: IndexSpec, parent: IndexSpec | None) -> IndexSpec:
-    """Return the spec with an analyser version: that of the index before, or the newest for a new index."""
-    if spec.lexical is None or spec.lexical.analyser is not None:
+    """Return the spec with the analyser of the index before, where it leaves that open; a new index gets the newest.
+
+    The words that compounds are split into are kept likewise, unless the spec has a list of its own or `false`.
+    """
+    if spec.lexical is None:
         return spec
-    old = None if parent is None else parent.lexical
-    lexical = spec.lexical.model_copy(update={"analyser": old.analyser if old else ANALYSER_VERSION})
-    return spec.model_copy(update={"lexical": lexical})
+    old, update = None if parent is None else parent.lexical, dict[str, Any]()
+    if spec.lexical.analyser is None:
+        update["analyser"] = old.analyser if old else ANALYSER_VERSION
+    if old and keeps_compounds(spec.lexical, old):
+        update["compounds"] = old.compounds
+    return spec.model_copy(update={"lexical": spec.lexical.model_copy(update=update)})
+
+
+def keeps_compounds(lexical: LexicalSpec, old: LexicalSpec) -> bool:
+    """Return whether an update with `lexical` splits compounds as the index does."""
+    if lexical.compounds is None:
+        return True
+    return isinstance(old.compounds, list) and (
+        lexical.compounds is True or isinstance(lexical.compounds, str)
+    )
 
 
 def _created_before(store: Store, index: str, request_id: str) -> Manifest | None:

@@ -34,7 +34,8 @@ def check_compatible(
 def needs_rewriting(spec: IndexSpec, parent: Manifest) -> bool:
     """Return whether the spec requires new segments for rows that stay the same."""
     old = parent.spec
-    return (spec.attributes, spec.lexical, spec.scann) != (old.attributes, old.lexical, old.scann)
+    words, old_words = (each.lexical and each.lexical.rules for each in (spec, old))
+    return (spec.attributes, words, spec.scann) != (old.attributes, old_words, old.scann)
 
 
 def _same(field: str, given: object, existing: object) -> None:

@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from scannery.embed import Chunker, Encoder, Passage
 from scannery.embed.text.chunking import located
-from scannery.embed.text.documents import cut_all, encode_passages, passage_columns
+from scannery.embed.text.documents import EncodingTimes, cut_and_encode, passage_columns
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import passage_rows, repeated_bytes, repetition_problem
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.dead_letters import DeadLetter
+from scannery.pipelines.records.cutting_processes import cutting_processes
 from scannery.pipelines.records.embeddings_files import embeddings_table, places_of
 from scannery.pipelines.sources import Record
 from scannery.pipelines.state.embedding_cache import CUT_TOKENS_COLUMN, Catalogue, Known
@@ -33,7 +34,7 @@ class Work:
     embedded: int = 0
     tokens: int = 0
     padding_tokens: int = 0
-    seconds: float = 0.0
+    times: EncodingTimes = dataclasses.field(default_factory=EncodingTimes)
 
 
 class Embedded(NamedTuple):
@@ -89,12 +90,14 @@ def embed_documents(
     }
     new = [i for i in range(len(hashes)) if i not in done]
     new_titles = [titles[i] for i in new]
-    passages = cut_all([texts[i] for i in new], chunker, new_titles)
-    made, problems, work = _encoded(new_titles, passages, encoder, chunker)
+    new_texts = [texts[i] for i in new]
+    helpers = cutting_processes(chunker, encoder.device, sum(len(text or "") for text in new_texts))
+    fresh = cut_and_encode(new_texts, new_titles, encoder, chunker, helpers)
+    made = map(_Passages, fresh.passages, fresh.vectors, fresh.cut_tokens)
     letters = []
-    counts = [*map(len, passages)]
+    counts = [*map(len, fresh.passages)]
     sizes = repeated_bytes(table, new, counts)
-    for i, one, size, refused in zip(new, made, sizes, problems, strict=True):
+    for i, one, size, refused in zip(new, made, sizes, fresh.refused, strict=True):
         problem = refused or repetition_problem(size, len(one.passages))
         if problem is None:
             done[i] = one
@@ -109,8 +112,9 @@ def embed_documents(
     rows = _rows(good, [titles[i] for i in numbers], embedded, spec, encoder.dimensions)
     own_columns = _own_columns([hashes[i] for i in numbers], [records[i] for i in numbers], embedded)
     return Embedded(
-        embeddings_table(rows, own_columns, spec, encoder.dimensions), len(numbers), letters, work
-    )
+        embeddings_table(rows, own_columns, spec, encoder.dimensions), len(numbers), letters,
+        Work(sum(counts), fresh.tokens, fresh.padding_tokens, fresh.times),
+    )  # fmt: skip
 
 
 def _known(known: Known, text: str | None, *, headings: bool) -> _Passages:
@@ -174,26 +178,3 @@ def _made_otherwise(title: str | None, text: str | None, chunker: Chunker | None
         if fitted != title or most != spec.source.chunk.max_tokens:
             marks.append(f"{len(fitted or '')} {most}")
     return " ".join(marks).encode()
-
-
-def _encoded(
-    titles: Sequence[str | None],
-    passages: Sequence[Sequence[Passage]],
-    encoder: Encoder,
-    chunker: Chunker | None,
-) -> tuple[list[_Passages], list[str | None], Work]:
-    """Return for each document its embedded passages and the encoder's objection, if any; and the work."""
-    before = encoder.statistics()
-    cut_N = np.zeros(sum(map(len, passages)), np.int64)
-    vectors, refused = encode_passages(titles, passages, encoder, chunker, cut_tokens=cut_N)
-    ends = np.cumsum([0, *map(len, passages)])
-    made = [
-        _Passages(own, vectors_PD, cut_N[start : start + len(own)])
-        for own, vectors_PD, start in zip(passages, vectors, ends[:-1].tolist(), strict=True)
-    ]
-    after = encoder.statistics()
-    work = Work(
-        sum(map(len, passages)), after.tokens - before.tokens, after.padding_tokens - before.padding_tokens,
-        after.seconds - before.seconds,
-    )  # fmt: skip
-    return made, refused, work

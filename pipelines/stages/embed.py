@@ -147,11 +147,19 @@ def _guesses(unit: WorkUnit) -> Counter[str]:
 
 
 def _seconds(rows: UnitRows, made_s: float, write_s: float) -> dict[str, float]:
-    encode_s = rows.work.seconds
+    """Return seconds by stage. Those of `chunk` and `tokenise` are of threads, most of them beside `encode`.
+
+    `wait` is the time in which the device had no texts; `rows` is that of tables, hashes and look-ups.
+    """
+    times = rows.work.times
+    rows_s = made_s - rows.read_s - times.compute_s - times.wait_s
     stages = {
         "read": rows.read_s,
-        "chunk": made_s - rows.read_s - encode_s,
-        "encode": encode_s,
+        "chunk": times.cut_s,
+        "tokenise": times.tokenise_s,
+        "wait": times.wait_s,
+        "encode": times.compute_s,
+        "rows": max(0.0, rows_s),
         "write": write_s,
     }
     return {name: round(value, 6) for name, value in stages.items()}

@@ -264,7 +264,8 @@ def _too_many(counts: Counts, limit: float | None) -> bool:
 def _statistics(
     job: Job, counts: Counts, units: Sequence[UnitOutcome], shards: Sequence[ShardOutcome]
 ) -> dict[str, Any]:
-    encode_s = counts.seconds.get("encode", 0.0)
+    # With the time in which the device waited for texts: what an encoder of this host does.
+    encode_s = counts.seconds.get("encode", 0.0) + counts.seconds.get("wait", 0.0)
     computed = counts.tokens + counts.padding_tokens
     worked = next((unit for unit in units if unit.device is not None), None)
     return {

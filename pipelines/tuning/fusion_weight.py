@@ -5,8 +5,8 @@ rankings are fused with weights from 0 to 1. The weight with the highest mean nD
 ranking alone, weight 0 or 1, is among the choices, so the default is never below it on these questions.
 
 If one ranking alone has less than half the nDCG@10 of the other one, as with an encoder that does not know the
-language, it gets a weight of at most 0.05: questions made of the passages' own words make it look better than it is
-(figures: docs/benchmarks/fusion.md).
+language, it gets a weight of at most 0.05, and with less than a quarter none: questions made of the passages' own
+words make it look better than it is (figures: docs/benchmarks/fusion.md).
 
 The scores of the passage itself are those of what is left of it without the question; other passages of its document
 are left out of the rankings.
@@ -52,6 +52,8 @@ WEIGHTS = np.array([0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 
 WEAK_SHARE = 0.5
 WEAK_WEIGHT = 0.05
 """Most weight of a ranking with less than this share of the other one's nDCG@10."""
+USELESS_SHARE = 0.25
+"""A ranking with less than this share gets no weight."""
 CUTOFF = 10
 _SEED = 2
 _ROW_BITS = 40
@@ -150,14 +152,18 @@ def measured_weight(index: OpenIndex, encoder: EncoderSource) -> FusionWeight | 
 def best_weight(means_A: np.ndarray) -> int:
     """Return the number of the weight to use, given nDCG@10 with each of WEIGHTS; of equal ones, that next to 0.5."""
     lexical, dense = means_A[0], means_A[-1]
-    allowed_A = np.ones(len(WEIGHTS), bool)
-    if dense < WEAK_SHARE * lexical:
-        allowed_A = WEIGHTS <= WEAK_WEIGHT
-    elif lexical < WEAK_SHARE * dense:
-        allowed_A = WEIGHTS >= 1 - WEAK_WEIGHT
+    most, least = _most_weight(dense, lexical), 1 - _most_weight(lexical, dense)
+    allowed_A = (least <= WEIGHTS) & (most >= WEIGHTS)
     rounded_A = np.where(allowed_A, np.round(means_A, 9), -1.0)
     best = np.flatnonzero(rounded_A == rounded_A.max())
     return int(best[np.argmin(np.abs(WEIGHTS[best] - 0.5))])
+
+
+def _most_weight(own: float, other: float) -> float:
+    """Return the most weight of a ranking, given nDCG@10 of it and of the other one."""
+    if own < USELESS_SHARE * other:
+        return 0.0
+    return WEAK_WEIGHT if own < WEAK_SHARE * other else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,16 @@ Shapes: Q queries, M candidates asked for.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, UNFILTERED, Scale
 from scannery.serving.engine.hybrid import fuse, fusion_depth
 from scannery.serving.engine.lexical import LexicalSearch
 from scannery.serving.engine.prepared_search import PreparedSearch, QueryBatch
 from scannery.serving.engine.query_vectors import query_vectors
+from scannery.serving.engine.segment_search import segment_searches, settings_of
 from scannery.serving.engine.top_k import Ranking, merge
 
 __all__ = ["Candidates"]
@@ -35,6 +39,7 @@ class Candidates:
             self._searches = prepared.segments(snapshot)
         self.total = sum(each.rows for each in self._searches)
         """Rows that the filter allows."""
+        self._scales: dict[int, Scale] = {}
         if mode == "lexical":
             for each in self._searches:
                 stats.add_words(each.number, each.rows, batch.paths)
@@ -52,11 +57,35 @@ class Candidates:
         if self._options.mode == "lexical":
             return self._by_words(queries, wanted)
         depth = fusion_depth(wanted)
-        pairs = zip(self._by_vector(queries, depth), self._by_words(queries, depth), strict=True)
+        rankings = (self._by_vector(queries, depth), self._by_words(queries, depth), self._scales_of(queries))
+        fusion, segments = self._options.fusion, self._batch.snapshot.segments
         return [
-            fuse(dense, lexical, self._options.fusion, self._batch.snapshot.segments)
-            for dense, lexical in pairs
+            fuse(dense, lexical, fusion, segments, scale)
+            for dense, lexical, scale in zip(*rankings, strict=True)
         ]
+
+    def _scales_of(self, queries: np.ndarray) -> list[Scale]:
+        """Return the scales of queries for the fusion; those with a filter are measured without it, once."""
+        if self._options.where is None or self._options.fusion.method != "weighted_score":
+            return [UNFILTERED] * len(queries)
+        new = [number for number in queries.tolist() if number not in self._scales]
+        for number, dense_range in zip(new, self._dense_ranges(new), strict=True):
+            self._batch.deadline.check()
+            self._scales[number] = Scale(dense_range, self._words.best_score(number))
+        return [self._scales[number] for number in queries.tolist()]
+
+    def _dense_ranges(self, queries: list[int]) -> list[float]:
+        """Return how far the score at place 200 is below the first one in the whole index, if few rows are allowed."""
+        if not queries or self.total >= FUSED_ROWS:
+            return [0.0] * len(queries)
+        options = replace(self._options, where=None)
+        snapshot = self._batch.snapshot
+        searches = segment_searches(snapshot, options, settings_of(snapshot, options))
+        found = [each.find(self._vectors_QD[queries], FUSED_ROWS).scores_QK for each in searches]
+        scores_QK = -np.sort(-np.concatenate(found, axis=1), axis=1)[:, :FUSED_ROWS]
+        finite_QK = np.where(np.isfinite(scores_QK), scores_QK, np.inf)
+        ranges: list[float] = (scores_QK[:, 0] - finite_QK.min(axis=1)).tolist()
+        return ranges
 
     def _by_vector(self, queries: np.ndarray, wanted: int) -> list[Ranking]:
         vectors_QD, paths = self._vectors_QD, self._batch.paths

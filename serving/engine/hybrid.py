@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from scannery.indexer import Segment
-from scannery.indexer.tuning.score_fusion import FUSED_ROWS, dense_values, lexical_values
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, UNFILTERED, Scale, dense_values, lexical_values
 from scannery.serving.engine.top_k import Ranking, by_score_and_id
 from scannery.serving.request.options import Fusion
 
@@ -41,16 +41,30 @@ def fusion_depth(wanted: int) -> int:
     return depth
 
 
-def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, segments: Sequence[Segment]) -> Ranking:
+def fuse(
+    dense: Ranking,
+    lexical: Ranking,
+    fusion: Fusion,
+    segments: Sequence[Segment],
+    scale: Scale = UNFILTERED,
+) -> Ranking:
     """Return all rows of both rankings by fused score, then by id, with their scores in both.
 
     Rows after the first 200 of both follow the fused ones of these, with lower scores.
+
+    Args:
+        dense: the ranking by vector.
+        lexical: the ranking by words.
+        fusion: method and weight.
+        segments: all segments of the snapshot, for the ids.
+        scale: of a query with a filter.
+
     """
     depth, longest = FUSED_ROWS, max(len(dense), len(lexical))
-    fused = _fused(dense.within(0, depth), lexical.within(0, depth), fusion, segments)
+    fused = _fused(dense.within(0, depth), lexical.within(0, depth), fusion, segments, scale)
     while depth < longest:
         depth *= DEEPER
-        deeper = _fused(dense.within(0, depth), lexical.within(0, depth), fusion, segments)
+        deeper = _fused(dense.within(0, depth), lexical.within(0, depth), fusion, segments, scale)
         fused = _followed(fused, deeper, segments)
     return fused
 
@@ -68,16 +82,18 @@ def _followed(first: Ranking, deeper: Ranking, segments: Sequence[Segment]) -> R
     return by_score_and_id(Ranking(numbers, rows, scores, dense=dense, lexical=lexical), segments)
 
 
-def _fused(dense: Ranking, lexical: Ranking, fusion: Fusion, segments: Sequence[Segment]) -> Ranking:
+def _fused(
+    dense: Ranking, lexical: Ranking, fusion: Fusion, segments: Sequence[Segment], scale: Scale
+) -> Ranking:
     keys_H, places = np.unique(np.concatenate([_keys(dense), _keys(lexical)]), return_inverse=True)
     dense_at, lexical_at = places[: len(dense)], places[len(dense) :]
     dense_gain, lexical_gain = _GAINS[fusion.method]
     alpha = min(max(fusion.alpha, LEAST_WEIGHT), 1 - LEAST_WEIGHT)
-    gains_H = dense_gain(dense.scores)
+    gains_H = dense_gain(dense.scores, scale)
     scores_H = np.full(len(keys_H), min(0.0, gains_H[-1]) if len(gains_H) else 0.0)
     scores_H[dense_at] = gains_H
     scores_H *= alpha
-    scores_H[lexical_at] += (1 - alpha) * lexical_gain(lexical.scores)
+    scores_H[lexical_at] += (1 - alpha) * lexical_gain(lexical.scores, scale)
     fused = Ranking(
         keys_H >> _ROW_BITS,
         keys_H & ((1 << _ROW_BITS) - 1),
@@ -103,12 +119,12 @@ def _spread(scores: np.ndarray, places: np.ndarray, size: int) -> np.ndarray:
     return spread_H
 
 
-def _reciprocal_ranks(scores: np.ndarray) -> np.ndarray:
+def _reciprocal_ranks(scores: np.ndarray, _: Scale) -> np.ndarray:
     ranks: np.ndarray = 1 / (RANK_CONSTANT + 1 + np.arange(len(scores), dtype=np.float64))
     return ranks
 
 
-_Gain = Callable[[np.ndarray], np.ndarray]
+_Gain = Callable[[np.ndarray, Scale], np.ndarray]
 _GAINS: dict[str, tuple[_Gain, _Gain]] = {
     "weighted_score": (dense_values, lexical_values),
     "reciprocal_rank": (_reciprocal_ranks, _reciprocal_ranks),

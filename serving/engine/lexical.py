@@ -55,7 +55,7 @@ class LexicalSearch:
         worded = [number for number, query in enumerate(queries) if not isinstance(query, WithSparse)]
         if worded:
             self._postings, spec = _words_of(snapshot, mode)
-            analyser = _analyser(spec.language, tuple(spec.stop_words), spec.analyser)
+            analyser = _analyser(spec.language, tuple(spec.stop_words), spec.analyser, spec.compound_parts)
             for number in worded:
                 self._terms[number] = _weighted_terms(
                     snapshot, queries[number], mode, paths[number], analyser
@@ -86,6 +86,14 @@ class LexicalSearch:
             for number, mask in allowed
         ]
         return best(found, most, self._snapshot.segments)
+
+    def best_score(self, query: int) -> float:
+        """Return the score of the best row for a query without a filter; minus infinity if there is none."""
+        everywhere = [
+            (number, None if alive is None else alive.mask_N)
+            for number, alive in enumerate(self._snapshot.alive)
+        ]
+        return float(max(self.best(query, everywhere, 1).scores, default=-np.inf))
 
     def _best_sparse(
         self, query: WithSparse, allowed: Sequence[tuple[int, np.ndarray | None]], most: int
@@ -126,9 +134,14 @@ def _words_of(snapshot: Snapshot, mode: str) -> tuple[list[Postings], LexicalSpe
 
 
 @lru_cache(maxsize=64)
-def _analyser(language: Language, stop_words: tuple[str, ...], version: Literal[1, 2, 3] | None) -> Analyser:
+def _analyser(
+    language: Language, stop_words: tuple[str, ...], version: Literal[1, 2, 3] | None, parts: tuple[str, ...]
+) -> Analyser:
     """Return the analyser of an index; kept, since it remembers stems."""
-    return Analyser(LexicalSpec(language=language, stop_words=list(stop_words), analyser=version))
+    spec = LexicalSpec(
+        language=language, stop_words=list(stop_words), analyser=version, compounds=list(parts)
+    )
+    return Analyser(spec)
 
 
 def _weighted_terms(

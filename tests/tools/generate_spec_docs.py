@@ -74,6 +74,7 @@ EXAMPLES: dict[str, Any] = {
     "lexical.language": "german",
     "lexical.stop_words": ["the", "of"],
     "lexical.analyser": 3,
+    "lexical.compounds": True,
     "scann.exact_below_rows": 50000,
     "scann.leaves": 1000,
     "scann.training_rows": 200000,

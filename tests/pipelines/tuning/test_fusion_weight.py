@@ -167,6 +167,9 @@ def test_a_ranking_that_is_far_worse_gets_little_weight():
     assert WEIGHTS[best_weight(curve(0.6, 0.2, 4, 0.7))] == 0.0
     assert WEIGHTS[best_weight(curve(0.6, 0.2, 1, 0.61))] == 0.05
     assert WEIGHTS[best_weight(curve(0.2, 0.6, 4, 0.7))] == 1.0
+    # Below a quarter of the other one's nDCG@10, none.
+    assert WEIGHTS[best_weight(curve(0.6, 0.1, 1, 0.61))] == 0.0
+    assert WEIGHTS[best_weight(curve(0.1, 0.6, 11, 0.61))] == 1.0
 
 
 def test_it_is_never_below_the_better_side():

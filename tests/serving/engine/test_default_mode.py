@@ -13,7 +13,7 @@ from scannery import Blend, Like, testing
 from scannery.indexer import parse_spec
 from scannery.indexer.errors import InvalidSpecError
 from scannery.indexer.manifest import FusionWeight, Manifest
-from scannery.indexer.tuning.score_fusion import FUSED_ROWS, dense_values, lexical_values
+from scannery.indexer.tuning.score_fusion import FUSED_ROWS, Scale, dense_values, lexical_values
 from scannery.serving.request.options import Options, parse_options
 from scannery.serving.request.query import ByText, ByVector, WithSparse
 from scannery.v1 import search_pb2 as pb
@@ -150,6 +150,15 @@ def test_the_scale_of_few_equal_and_negative_scores() -> None:
     assert values(lexical_values, 4, 3, 2) == [1, 0.75, 0.5]
     assert values(lexical_values, 3, -1) == [1, 0]
     assert values(lexical_values, -1, -3) == [1, 0]
+
+
+def test_a_scale_of_the_whole_index_is_only_widened() -> None:
+    scores, whole = np.array([0.8, 0.79], np.float32), Scale(dense_range=0.1, lexical_best=8)
+    np.testing.assert_allclose(dense_values(scores, whole), [1, 0.9], atol=1e-6)
+    np.testing.assert_allclose(dense_values(scores, Scale(dense_range=0.001)), [1, 0])
+    np.testing.assert_allclose(dense_values(scores[:1], whole), [1])
+    np.testing.assert_allclose(lexical_values(20 * scores, whole), [1, 0.9875], atol=1e-6)
+    np.testing.assert_allclose(lexical_values(scores, whole), [0.1, 0.09875], atol=1e-6)
 
 
 def test_the_scale_does_not_change_when_more_rows_are_fused() -> None:

@@ -118,9 +118,15 @@ def test_hybrid_is_the_fusion_of_both_rankings(
     for index in indexes.values():
         dense = index.search(query, 200, where=where, mode="dense")
         lexical = index.search(query, 200, where=where, mode="lexical")
+        # A filter neither narrows the dense scale nor raises lexical scores.
+        whole = index.search(query, 200, mode="dense")
+        width = whole[0].score - whole[-1].score if len(dense) < 200 else 0.0
+        scales = [
+            (min(dense[-1].score, dense[0].score - width), dense[0].score),
+            (0.0, index.search(query, 1, mode="lexical")[0].score),
+        ]
         expected: dict[str, float] = {}
-        for weight, side in ((alpha, dense), (1 - alpha, lexical)):
-            low, high = side[-1].score if side is dense else 0.0, side[0].score
+        for weight, side, (low, high) in zip((alpha, 1 - alpha), (dense, lexical), scales, strict=True):
             for rank, hit in enumerate(side, 1):
                 gain = 1 / (60 + rank) if fusion == "reciprocal_rank" else (hit.score - low) / (high - low)
                 expected[hit.id] = expected.get(hit.id, 0.0) + weight * gain
