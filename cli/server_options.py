@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import re
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -51,7 +52,22 @@ ListenOption = Annotated[
 WorkersOption = Annotated[
     str, typer.Option(metavar="N", help="Processes that share the port; `auto`: one per core.")
 ]
-DeviceOption = Annotated[Literal["auto", "cpu", "cuda", "xla"], typer.Option(help="Where texts are encoded.")]
+
+
+def _checked_device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?|xla", name):
+        raise typer.BadParameter(f"must be auto, cpu, cuda, cuda:N or xla, got {name!r}")
+    return name
+
+
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|cpu|cuda|cuda:N|xla",
+        callback=_checked_device,
+        help="Where texts are encoded. `cuda`: of several GPUs, each worker takes the one that is used least.",
+    ),
+]
 DrainOption = Annotated[
     float, typer.Option(metavar="SECONDS", help="Time for running requests to finish after a stop.")
 ]

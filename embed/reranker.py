@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from scannery.embed.devices.cuda_devices import free_gpu, has_cuda
 from scannery.embed.errors import DeviceError, InvalidModelError
 from scannery.embed.library_output import quiet
 from scannery.embed.models.model_checks import check_model_folder
@@ -79,15 +80,14 @@ class Reranker:
 
 
 def _device(device: str) -> str:
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise DeviceError(f"a reranker runs on cpu or cuda, got {device!r}", field="device")
-    if device == "cuda" and not torch.cuda.is_available():
+    kind, _, number = device.partition(":")
+    if not (device in ("auto", "cpu", "cuda") or (kind == "cuda" and number.isdecimal())):
+        raise DeviceError(f"a reranker runs on auto, cpu, cuda or cuda:N, got {device!r}", field="device")
+    if device == "cpu" or (device == "auto" and not has_cuda()):
+        return "cpu"
+    if not has_cuda():
         raise DeviceError("there is no CUDA device", field="device")
-    return device
+    return device if number else f"cuda:{free_gpu()}"
 
 
 def _loaded(folder: Path, device: str, max_tokens: int | None) -> Any:

@@ -16,6 +16,7 @@ from scannery.pipelines.errors import (
     TooManyDeadLettersError,
     UnknownFormatError,
 )
+from scannery.pipelines.estimating import BuildPlan, CostEstimate, StageNeeds, chosen_machines, estimate
 from scannery.pipelines.execution.runners import RUNNERS
 from scannery.pipelines.exports.exporting import ExportedFile, ExportReport, export
 from scannery.pipelines.report import BuildReport
@@ -24,8 +25,10 @@ from scannery.pipelines.state.progress import Progress, ProgressCallback
 __all__ = [
     "REASONS",
     "RUNNERS",
+    "BuildPlan",
     "BuildReport",
     "CompactReport",
+    "CostEstimate",
     "DeadLetter",
     "ExportReport",
     "ExportedFile",
@@ -40,9 +43,12 @@ __all__ = [
     "RunnerError",
     "SpecConflictError",
     "StageDamagedError",
+    "StageNeeds",
     "TooManyDeadLettersError",
     "UnknownFormatError",
     "build",
+    "chosen_machines",
     "compact",
+    "estimate",
     "export",
 ]

@@ -28,8 +28,9 @@ from scannery.indexer.versions.versions import (
     read_manifest,
 )
 from scannery.pipelines.errors import ModeError, NothingToIndexError, SpecConflictError
+from scannery.pipelines.execution.chain import Until
 from scannery.pipelines.execution.outcome import check_record
-from scannery.pipelines.execution.run import Engine, execute
+from scannery.pipelines.execution.run import Engine, embed_only, execute
 from scannery.pipelines.execution.runners import check_engine, check_processes
 from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of
 from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
@@ -37,12 +38,13 @@ from scannery.pipelines.planning.compounds import with_compounds
 from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.planning.input_parts import CutMemory
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.planning.worker_resources import UNEVEN, row_size, segment_memory
 from scannery.pipelines.report import BuildReport
 from scannery.pipelines.sources import InputFile, Part, arrange, find_files, ids_to_delete
 from scannery.pipelines.stages.update import ShardChange, write_deletes
 from scannery.pipelines.state.job import Job, Mode
 from scannery.pipelines.state.progress import ProgressCallback
-from scannery.pipelines.state.work_units import WorkUnit, group, key_of
+from scannery.pipelines.state.work_units import WorkUnit, expected_rows, group, key_of
 from scannery.pipelines.tuning.tuning_queries import queries_of, read_queries, write_queries
 
 __all__ = ["MODES", "build", "build_id", "new_job"]
@@ -69,6 +71,8 @@ def build(
     max_dead_letters: float | None = None,
     queries: str | Path | None = None,
     before: Callable[[Store, str], object] | None = None,
+    until: Until | None = None,
+    accelerator: str | None = None,
 ) -> BuildReport:
     """Build the index that `spec` describes from all records in `inputs`, and commit it as a new version.
 
@@ -94,6 +98,10 @@ def build(
             instead of queries made from its own rows. They are stored and used by later builds.
         before: called with the store and the name of an index that exists, before the build reads its version. The
             command line seals live updates there, so that the build replaces them.
+        until: `embed` stops after the units are embedded, and makes no version. A later build without it finds them
+            done, so that the segments can be built on other machines. None: the whole build.
+        accelerator: Dataflow only: accelerator of the machines that embed, such as
+            `type:nvidia-l4;count:1;install-nvidia-driver`; segments are built on machines without.
 
     Raises:
         InvalidSpecError: `spec` is a mapping that does not describe an index.
@@ -107,32 +115,27 @@ def build(
     """
     spec = spec if isinstance(spec, IndexSpec) else parse_spec(spec)
     clock = _Clock()
-    _check_engine(spec, runner, runner_options, [*inputs, store_uri])
+    _check_engine(spec, runner, runner_options, [*inputs, store_uri], accelerator)
     gone = {identifier(value, field="deletes") for value in deletes}
     _check_mode(mode, inputs, gone)
+    _check_until(until, inputs)
     files = arrange(find_files(inputs), spec.source) if inputs else []
     gone |= (
         ids_to_delete(files) if mode == "upsert" else set()
     )  # a full build removes all ids without a record
-    store = Store.open(store_uri, create=bool(inputs))
-    if is_dropped(store, spec.index):
-        raise InUseError(no_such_index(store, spec.index), field="index")
-    parent = _current(store, spec.index, needed=not inputs)
-    if parent is not None and before is not None:
+    store, parent = _opened(store_uri, spec.index, inputs)
+    if parent is not None and before is not None and until is None:
         before(store, spec.index)
     with working(store, spec.index) as lease:
         parent = _hold_parent(store, spec.index, lease)
         began_at = parent.log_sequence if parent is not None else 0
-        if parent is not None and not files:
-            spec = parent.spec
-        spec = with_headings(spec, parent, files)
-        if max_dead_letters is None:
-            max_dead_letters = spec.source.max_dead_letters
+        spec = with_headings(spec if files or parent is None else parent.spec, parent, files)
+        allowed = spec.source.max_dead_letters if max_dead_letters is None else max_dead_letters
         parts, limit = cut_input(files, spec, progress, _memory(mode, files, store, spec.index))
         encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
         given = None if queries is None else read_queries(queries, encoder)
         clock.lap("plan")
-        engine = Engine(runner=runner, options=runner_options, encoder=encoder)
+        engine = Engine(runner=runner, options=runner_options, encoder=encoder, accelerator=accelerator)
         for attempt in range(1, ATTEMPTS + 1):
             job = dataclasses.replace(
                 _job(spec, store, parts, encoder, given, parent, "full" if mode == "full" else "upsert"),
@@ -140,7 +143,7 @@ def build(
                 log_after=began_at,
                 lease=lease.key,
                 deletes=len(gone),
-                max_dead_letters=max_dead_letters,
+                max_dead_letters=allowed,
                 started_at=clock.started_at,
                 plan_seconds=clock.laps["plan"],
             )
@@ -151,8 +154,15 @@ def build(
                 raise NothingToIndexError("no record could be indexed (the input is empty)")
             job = dataclasses.replace(job, build_id=build_id(job, units, shard_changes))
             lease.hold(parent=job.parent, units=[unit.key for unit in units])
+            if until == "embed":
+                record = embed_only(job, store, units, engine, progress)
+                check_record(record, job)
+                seconds = {**record.statistics["seconds"], "wall": clock.wall_s}
+                return BuildReport.of_units(record, job, parent, files=files, seconds=seconds)
             try:
-                record = execute(job, store, units, shard_changes, engine, progress)
+                record = execute(
+                    job, store, units, shard_changes, _sized(engine, job, parts, parent), progress
+                )
                 break
             except (AlreadyExistsError, MissingFileError) as error:
                 if attempt == ATTEMPTS:
@@ -180,6 +190,22 @@ def build(
 def _memory(mode: str, files: Sequence[InputFile], store: Store, index: str) -> CutMemory | None:
     """Return how the last build cut its input; a full build repairs, so it reads every file."""
     return None if mode == "full" else CutMemory.of(files, store, index)
+
+
+def _opened(store_uri: str, index: str, inputs: Sequence[str]) -> tuple[Store, Manifest | None]:
+    """Return the store, made where there are inputs, and the current version."""
+    store = Store.open(store_uri, create=bool(inputs))
+    if is_dropped(store, index):
+        raise InUseError(no_such_index(store, index), field="index")
+    return store, _current(store, index, needed=not inputs)
+
+
+def _sized(engine: Engine, job: Job, parts: Sequence[Part], parent: Manifest | None) -> Engine:
+    """Return the engine with the memory that building the largest shard needs."""
+    new = expected_rows(parts, job.spec)
+    rows = new + (parent.rows if parent is not None and job.mode == "upsert" else 0)
+    row = row_size(parts, new, job.spec, job.dimensions)
+    return dataclasses.replace(engine, segment_bytes=segment_memory(rows / job.shards * UNEVEN, row))
 
 
 def _hold_parent(store: Store, index: str, lease: WorkLease) -> Manifest | None:
@@ -234,9 +260,13 @@ class _Clock:
 
 
 def _check_engine(
-    spec: IndexSpec, runner: str | None, options: Sequence[str], locations: Sequence[str]
+    spec: IndexSpec,
+    runner: str | None,
+    options: Sequence[str],
+    locations: Sequence[str],
+    accelerator: str | None,
 ) -> None:
-    check_engine(runner, options, locations)
+    check_engine(runner, options, locations, accelerator=accelerator)
     if spec.encoder is not None:
         check_processes(spec.encoder.device, options)
 
@@ -250,6 +280,13 @@ def _check_mode(mode: str, inputs: Sequence[str], gone: set[str]) -> None:
         )
     if not inputs and not gone:
         raise ModeError("give inputs, ids to delete, or both", field="inputs")
+
+
+def _check_until(until: str | None, inputs: Sequence[str]) -> None:
+    if until not in (None, "embed"):
+        raise ModeError(f"until must be embed, got {until!r}", field="until")
+    if until is not None and not inputs:
+        raise ModeError("until needs inputs, whose records are embedded", field="until")
 
 
 def _job(
@@ -280,7 +317,7 @@ def _job(
         spec,
         store,
         dimensions=dimensions,
-        shards=shards_of(spec, parts, parent),
+        shards=shards_of(spec, parts, parent, dimensions),
         fingerprint=fingerprint,
         parent=parent,
         mode="upsert" if updates else "full",

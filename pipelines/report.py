@@ -9,20 +9,21 @@ from typing import Any
 from scannery.indexer.manifest import Manifest
 from scannery.pipelines.sources import InputFile
 from scannery.pipelines.stages.publish import BuildRecord
+from scannery.pipelines.state.job import Job
 
 __all__ = ["BuildReport"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BuildReport:
-    """Result of a build that committed a version, or found the current version up to date."""
+    """Result of a build that committed a version, found the current version up to date, or only embedded its input."""
 
     index: str
     store: str
     """URI or absolute path of the store."""
 
     version: int
-    """Number of the current version after the build."""
+    """Number of the current version after the build; 0 if the index has none yet (`until`)."""
 
     up_to_date: bool
     """Whether nothing had changed, so that no version was made."""
@@ -37,7 +38,7 @@ class BuildReport:
     """Records of the input that passed validation."""
 
     passages: int
-    """Datapoints in the version."""
+    """Datapoints in the version; with `until`, datapoints of the input."""
 
     embedded: int
     """Passages that went through the encoder in this run."""
@@ -62,6 +63,12 @@ class BuildReport:
 
     dtype: str | None
     """Number type of the encoder's weights; None if nothing was embedded."""
+
+    dtypes: Mapping[str, int]
+    """Units embedded in this run by the number type that they were computed in."""
+
+    hardware_dtypes: Mapping[str, int]
+    """The same units by the number type that their worker's device computes fastest in: several, if workers differ."""
 
     dimensions: int
     """Components of a vector."""
@@ -165,6 +172,10 @@ class BuildReport:
     errors_allowed: bool = False
     """Whether the caller or the spec set a limit of refused records, which this build kept."""
 
+    until: str | None = None
+    """`embed` if the build stopped after embedding, so that `version` has nothing of the input; None: it is
+    complete."""
+
     @property
     def dead(self) -> int:
         """Number of refused records."""
@@ -208,6 +219,40 @@ class BuildReport:
             "alpha_questions": manifest.fusion.questions if manifest.fusion else 0,
             "seconds": dict(seconds),
             "errors_allowed": errors_allowed,
+        })  # fmt: skip
+
+    @classmethod
+    def of_units(
+        cls,
+        record: BuildRecord,
+        job: Job,
+        parent: Manifest | None,
+        *,
+        files: Sequence[InputFile],
+        seconds: Mapping[str, float],
+    ) -> BuildReport:
+        """Return the report of a build that stopped after embedding."""
+        own = {field.name for field in dataclasses.fields(cls)}
+        taken = {name: value for name, value in record.statistics.items() if name in own}
+        return cls(**taken | {
+            "index": job.index,
+            "store": job.store_uri,
+            "version": parent.version if parent is not None else 0,
+            "up_to_date": False,
+            "files": len(files),
+            "input_bytes": sum(file.size_bytes for file in files),
+            "dimensions": job.dimensions,
+            "shards": job.shards,
+            "index_bytes": parent.size_bytes if parent is not None else 0,
+            "recall": None,
+            "whole_recall": None,
+            "recall_reached": True,
+            "target_recall": job.spec.target_recall,
+            "alpha": None,
+            "alpha_questions": 0,
+            "seconds": dict(seconds),
+            "errors_allowed": job.max_dead_letters is not None,
+            "until": "embed",
         })  # fmt: skip
 
 

@@ -88,7 +88,8 @@ class ListenConfig:
     """Time that running requests get to finish after a stop, in seconds."""
 
     device: str = "auto"
-    """Device of the encoders: `auto`, `cpu`, `cuda` or `xla`."""
+    """Device of the encoders: `auto`, `cpu`, `cuda` (each worker takes the GPU that the fewest processes use), `cuda:1`
+    or `xla`."""
 
     cached_queries: int = CACHED_QUERIES
     """Query vectors that each encoder caches, by caller and text; 0: none."""

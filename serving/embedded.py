@@ -41,7 +41,7 @@ def open_embedded(store: str | Path, *, device: str = "auto", create: bool = Fal
 
     Args:
         store: a folder or URI.
-        device: where texts are encoded: `auto`, `cpu`, `cuda` or `xla`.
+        device: where texts are encoded: `auto`, `cpu`, `cuda`, `cuda:1` or `xla`.
         create: whether to create a local folder that does not exist.
 
     Raises:

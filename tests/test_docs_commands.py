@@ -66,6 +66,9 @@ ELSEWHERE = {
     "docs/evaluate.md": "tests/test_docs_evaluate.py runs it",
     "docs/embedding.md": "needs a TPU and models that are not installed",
     "docs/podcasts.md": "needs transcripts that are not in the repository",
+    "docs/operations/dataflow.md": "needs a cloud; tests/pipelines/execution makes the job without submitting it",
+    "docs/operations/flink.md": "needs a cluster",
+    "docs/operations/spark.md": "needs a cluster",
     "docs/operations/runners.md": "needs clusters; tests/pipelines runs two of the engines",
 }
 """Other pages with commands, each with the reason."""

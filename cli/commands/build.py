@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -18,11 +18,13 @@ from scannery.cli.progress import stage_bar
 
 if TYPE_CHECKING:
     from scannery.indexer import Store
-    from scannery.pipelines import BuildReport
+    from scannery.pipelines import BuildPlan, BuildReport
 
 __all__ = ["build", "quiet_beam"]
 
 _LOG = logging.getLogger(__name__)
+
+_PLAN = "Plan"
 
 
 def build(
@@ -89,6 +91,47 @@ def build(
             help="Logs of live updates, as `scannery serve --log`; default: those in the store.",
         ),
     ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="embed",
+            help="embed: stop after the texts are embedded, and make no version; the same command without it goes on, "
+            "on other machines if you like.",
+        ),
+    ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Dataflow: accelerator of the machines that embed, such as `type:nvidia-l4;count:1;"
+            "install-nvidia-driver`.",
+        ),
+    ] = None,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Print what the build needs (work, memory, disk, hours, price), and neither start nor write anything.",
+            rich_help_panel=_PLAN,
+        ),
+    ] = False,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Machines side by side.", rich_help_panel=_PLAN)
+    ] = 1,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="cpu-bf16, cpu-f32, l4, h100 or v5e; default: all.", rich_help_panel=_PLAN
+        ),
+    ] = None,
+    passages_per_s: Annotated[
+        float | None,
+        typer.Option(metavar="X", help="Passages that one machine embeds per second.", rich_help_panel=_PLAN),
+    ] = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(metavar="$", help="Price of one machine per hour.", rich_help_panel=_PLAN),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Build an index from files, or update it from them.
@@ -106,6 +149,21 @@ def build(
     from scannery.pipelines import build as run_build
 
     parsed = load_spec(spec)
+    if plan:
+        from scannery.pipelines import chosen_machines, estimate
+
+        needs = estimate(
+            parsed,
+            [*(inputs or []), *more_inputs],
+            store,
+            mode="full" if full else mode,
+            runner=runner,
+            runner_options=runner_options,
+            workers=workers,
+            machines=chosen_machines(machine, passages_per_s=passages_per_s, price_per_h=price_per_hour),
+        )
+        _print_plan(needs, as_json=as_json)
+        return
     gone = _deletes(deletes or [])
     with quiet_beam(), stage_bar() as progress:
         report = run_build(
@@ -120,6 +178,8 @@ def build(
             max_dead_letters=limit,
             queries=queries,
             before=lambda store, index: _seal(store, index, log, repairs=full or mode == "full"),
+            until=_until(until),
+            accelerator=accelerator,
         )
     if as_json:
         typer.echo(json.dumps(report.to_dict(), indent=2))
@@ -128,6 +188,15 @@ def build(
         _print(report, store, query=query, records="records" if parsed.source.document_id else "documents")
     if report.dead and not report.errors_allowed:
         raise typer.Exit(PARTIAL)
+
+
+def _print_plan(plan: BuildPlan, *, as_json: bool) -> None:
+    from scannery.cli.build_plan import print_plan
+
+    if as_json:
+        typer.echo(json.dumps(plan.to_dict(), indent=2))
+    else:
+        print_plan(plan)
 
 
 def _seal(store: Store, index: str, log: Path | None, *, repairs: bool) -> None:
@@ -144,6 +213,12 @@ def _seal(store: Store, index: str, log: Path | None, *, repairs: bool) -> None:
         if not repairs:
             raise
         _LOG.warning("live updates are not sealed before the build: %s", error)
+
+
+def _until(name: str | None) -> Literal["embed"] | None:
+    if name not in (None, "embed"):
+        raise typer.BadParameter(f"--until must be embed, got {name!r}")
+    return "embed" if name else None
 
 
 def _split(rest: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -191,10 +266,7 @@ def quiet_beam() -> Iterator[None]:
 
 def _print(report: BuildReport, store: str, *, query: str, records: str) -> None:
     out = console()
-    if report.up_to_date:
-        out.print(f"[green]✓[/green] {report.index} is already up to date: version {report.version}")
-    else:
-        out.print(f"[green]✓[/green] {report.index}: version {report.version}")
+    out.print(f"[green]✓[/green] {report.index}{_outcome(report)}")
     for label, text in _facts(report, records):
         out.print(f"[bold]{label:<12}[/bold]{text}", soft_wrap=True)
     if report.dead:
@@ -226,7 +298,11 @@ def _print(report: BuildReport, store: str, *, query: str, records: str) -> None
             "segment, so it is searched exactly, which is slower (`scann` in the spec has parameters to try)",
             soft_wrap=True,
         )
-    if not report.up_to_date:
+    if report.until:
+        out.print(
+            "Next: the same command without --until builds the segments and the version", soft_wrap=True
+        )
+    elif not report.up_to_date:
         out.print(
             f"Next: scannery search {query} --index {report.index} --store {store}",
             soft_wrap=True,
@@ -234,8 +310,20 @@ def _print(report: BuildReport, store: str, *, query: str, records: str) -> None
         )
 
 
+def _outcome(report: BuildReport) -> str:
+    if report.until:
+        return ": embedded; no version was made"
+    return f"{' is already up to date' if report.up_to_date else ''}: version {report.version}"
+
+
 def _warnings(report: BuildReport) -> Iterator[str]:
     """Yield what may be wrong with the result, each with the remedy."""
+    if len(report.dtypes) > 1 or len(report.hardware_dtypes) > 1:
+        units = ", ".join(f"{count:,} of {name}" for name, count in report.hardware_dtypes.items())
+        yield (
+            f"workers of different kinds embedded ({units} units by their fastest number type), all in "
+            f"{' and '.join(report.dtypes)}; machines of one kind, or `encoder: {{dtype: …}}`, are faster"
+        )
     if report.removed_datapoints:
         yield f"{report.removed_datapoints:,} datapoints are not in the input, and this full build removed them"
     if report.dropped_live:
@@ -270,17 +358,16 @@ def _warnings(report: BuildReport) -> Iterator[str]:
 
 def _facts(report: BuildReport, records: str) -> Iterator[tuple[str, str]]:
     yield records, f"{report.documents:,} from {report.files:,} file(s), {size_text(report.input_bytes)}"
-    if report.mode == "upsert":
+    if report.mode == "upsert" and not report.until:
         yield "changes", _changes(report)
     of = (
         ""
         if report.indexed_documents in (None, report.passages)
         else f" of {report.indexed_documents:,} documents"
     )
-    yield (
-        "datapoints",
-        f"{report.passages:,}{of} in {report.shards} shard(s), {size_text(report.index_bytes)}",
-    )
+    where = f"for {report.shards} shard(s)" if report.until else f"in {report.shards} shard(s)"
+    size = report.embeddings_bytes if report.until else report.index_bytes
+    yield "datapoints", f"{report.passages:,}{of} {where}, {size_text(size)}"
     if report.embedded:
         yield (
             "embedded",

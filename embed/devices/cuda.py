@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from scannery.embed.batching import Batch, Bucket, bucket_batches
+from scannery.embed.devices.cuda_devices import has_cuda
 from scannery.embed.devices.out_of_memory import TokenBudget, halving
 from scannery.embed.devices.precision import FAITHFUL_COSINE, logger, lower_precision, worst_cosine
 from scannery.embed.devices.protocol import Emit, Forward, Work, unavailable
@@ -56,7 +57,7 @@ class CudaDevice:
         import torch
 
         self.name = f"cuda:{number}"
-        if not torch.cuda.is_available():
+        if not has_cuda():
             raise unavailable(self.name, "torch finds no CUDA device")
         if number >= torch.cuda.device_count():
             raise InvalidArgumentError(

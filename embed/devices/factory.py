@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scannery.embed.devices.cuda_devices import free_gpu, has_cuda
 from scannery.embed.devices.protocol import Device
 from scannery.embed.errors import InvalidArgumentError
 from scannery.embed.uncollected import uncollected
@@ -19,7 +20,7 @@ def open_device(
     """Return the device called `name`.
 
     Args:
-        name: `auto`, `cpu`, `cuda`, `cuda:N` or `xla`.
+        name: `auto`, `cpu`, `cuda` (of several GPUs the one that the fewest processes use), `cuda:N` or `xla`.
         dtype: one of DTYPES.
         threads: cores to use on a CPU; None: all that torch sees.
         max_tokens: longest text of the model, in tokens.
@@ -39,7 +40,7 @@ def open_device(
     if kind == "cuda" and (number.isdecimal() or not number):
         from scannery.embed.devices.cuda import CudaDevice
 
-        return CudaDevice(int(number or 0), dtype, max_tokens=max_tokens)
+        return CudaDevice(int(number) if number else free_gpu(), dtype, max_tokens=max_tokens)
     if kind == "xla" and not number:
         from scannery.embed.devices.xla import XlaDevice
 
@@ -50,9 +51,9 @@ def open_device(
 def device_kind(name: str) -> str:
     """Return the kind of the device called `name`; for `auto`, `cuda` if there is a CUDA device, else `cpu`."""
     with uncollected():
-        import torch
+        import torch  # noqa: F401  later uses then import it without the collector's delay
 
     kind = name.partition(":")[0]
     if kind != "auto":
         return kind
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda" if has_cuda() else "cpu"

@@ -14,6 +14,7 @@ from scannery.embed.tokenization import Features
 
 __all__ = [
     "FAITHFUL_COSINE",
+    "fastest_dtype",
     "has_fast_bfloat16",
     "lower_precision",
     "prepack_linears",
@@ -34,6 +35,22 @@ def has_fast_bfloat16() -> bool:
     except OSError:
         return False
     return not flags.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})  # the last is ARM's name for it
+
+
+def fastest_dtype(device: str) -> str:
+    """Return the number type that a device of this machine computes fastest in, whatever the model.
+
+    Args:
+        device: its name, such as `cpu` or `cuda:0`.
+
+    """
+    if device == "cpu":
+        return "bfloat16" if has_fast_bfloat16() else "float32"
+    if device.startswith("cuda"):
+        import torch
+
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    return "bfloat16"
 
 
 def lower_precision(model: Any, dtype: str) -> Any:

@@ -293,7 +293,8 @@ class IndexSpec(SpecModel):
     """Also index the words of title and text (BM25): `true`, or a mapping of options."""
 
     shards: Shards = "auto"
-    """Number of hash partitions of the datapoints; `auto`: one per million expected rows."""
+    """Number of hash partitions of the datapoints; `auto`: one per million expected rows, more for many dimensions or
+    long texts."""
 
     target_recall: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
     """Share of the true nearest neighbours that a default search finds, on average."""

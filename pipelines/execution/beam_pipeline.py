@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam
@@ -15,8 +15,10 @@ from scannery.pipelines.execution.chain import (
     Publish,
     ResolveDuplicates,
     Stage,
+    Until,
     resolves,
 )
+from scannery.pipelines.execution.worker_options import StagePools
 from scannery.pipelines.state.job import Job
 
 __all__ = ["StageFn", "add_build", "new_encoder_handle"]
@@ -25,7 +27,15 @@ __all__ = ["StageFn", "add_build", "new_encoder_handle"]
 beam: Any = apache_beam
 
 
-def add_build(pipeline: Any, job: Job, elements: Sequence[str], encoders: EncoderHandle) -> None:
+def add_build(
+    pipeline: Any,
+    job: Job,
+    elements: Sequence[str],
+    encoders: EncoderHandle,
+    pools: StagePools | None = None,
+    *,
+    until: Until | None = None,
+) -> None:
     """Add the whole build to a pipeline.
 
     Args:
@@ -33,13 +43,18 @@ def add_build(pipeline: Any, job: Job, elements: Sequence[str], encoders: Encode
         job: the build.
         elements: of the first stage (`chain.first_elements`).
         encoders: from `new_encoder_handle`.
+        pools: machines that single stages ask for.
+        until: the last stage; None: all stages.
 
     """
+    pools = pools or StagePools()
     embedded = (
         pipeline
         | "Units" >> beam.Create(elements)
-        | "Embed" >> _stage(EmbedUnit(job, encoders)).with_output_types(tuple[int, bytes])
+        | "Embed" >> _stage(EmbedUnit(job, encoders), pools.embed).with_output_types(tuple[int, bytes])
     )
+    if until == "embed":
+        return
     if resolves(job):
         embedded = (
             embedded
@@ -49,7 +64,8 @@ def add_build(pipeline: Any, job: Job, elements: Sequence[str], encoders: Encode
     outcomes = (
         embedded
         | "Group by shard" >> beam.GroupByKey()
-        | "Build segment" >> _stage(BuildSegment(job, encoders)).with_output_types(tuple[int, bytes])
+        | "Build segment"
+        >> _stage(BuildSegment(job, encoders), pools.segment).with_output_types(tuple[int, bytes])
         | "Gather" >> beam.GroupByKey()
     )
     _ = outcomes | "Publish" >> _stage(Publish(job, encoders)).with_output_types(str)
@@ -86,5 +102,7 @@ class StageFn(beam.DoFn):
         return self._stage.process(element)
 
 
-def _stage(stage: Stage) -> Any:
-    return beam.ParDo(StageFn(stage))
+def _stage(stage: Stage, hints: Mapping[str, str] | None = None) -> Any:
+    # A stage with hints gets an environment of its own, also in engines that ignore them; so none without need.
+    made = beam.ParDo(StageFn(stage))
+    return made.with_resource_hints(**hints) if hints else made

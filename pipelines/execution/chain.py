@@ -20,12 +20,13 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from scannery.embed import Encoder
 from scannery.indexer.errors import CorruptError, NotFoundError
 from scannery.indexer.manifest import Manifest
 from scannery.pipelines.execution.failures import carried
+from scannery.pipelines.planning.agreed_dtype import agreed_encoder
 from scannery.pipelines.planning.planned_encoder import load_encoder
 from scannery.pipelines.records.id_blocks import IdBlock
 from scannery.pipelines.stages.embed import embed_unit, finished_unit
@@ -57,6 +58,7 @@ __all__ = [
     "Publish",
     "ResolveDuplicates",
     "Stage",
+    "Until",
     "first_elements",
     "one_encoder",
     "resolves",
@@ -82,6 +84,10 @@ def range_key(number: int) -> int:
 def sums_key(ordinal: int, job: Job) -> int:
     """Return the key under which the outcome of a unit is added up with those of its neighbours."""
     return -1 - ordinal // job.units_per_sum
+
+
+Until: TypeAlias = Literal["embed"]
+"""Stage after which a build stops: units are embedded, and a later build makes segments of them."""
 
 
 class EncoderHandle(Protocol):
@@ -128,7 +134,12 @@ def resolves(job: Job) -> bool:
 
 
 def run_in_process(
-    job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], encoders: EncoderHandle
+    job: Job,
+    units: Sequence[WorkUnit],
+    shard_changes: Mapping[int, ShardChange],
+    encoders: EncoderHandle,
+    *,
+    until: Until | None = None,
 ) -> None:
     """Run the chain in this thread; a failed stage raises as a Beam runner would.
 
@@ -137,11 +148,16 @@ def run_in_process(
         units: the input.
         shard_changes: by shard, changes besides the units' rows.
         encoders: from `one_encoder`.
+        until: the last stage; None: all stages.
 
     """
     parent = read_parent(job, job.open_store()) if units and may_move(job) else None
     first = first_elements([unit.to_json() for unit in units], shard_changes, job, parent)
     pairs = _outputs(EmbedUnit(job, encoders), first)
+    if until == "embed":
+        for _ in pairs:
+            pass
+        return
     if resolves(job):
         pairs = _outputs(ResolveDuplicates(job), _grouped(pairs))
     outcomes = _outputs(BuildSegment(job, encoders), _grouped(pairs))
@@ -248,7 +264,9 @@ class EmbedUnit(Stage):
         job, spec = self._job, self._job.spec.encoder
         if job.embeds and spec is not None and self._encoder is None:
             # One per process, for all threads of the runner.
-            self._encoder = self._encoders.acquire(lambda: load_encoder(spec, job.widths))
+            self._encoder = agreed_encoder(
+                job, self._store, spec, lambda own: load_encoder(own, job.widths), self._encoders.acquire
+            )
         if job.has_catalogue and self._catalogue is None:
             opened = Catalogue.open(self._store, job.index, job.build_id)
             with contextlib.suppress(

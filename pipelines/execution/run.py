@@ -10,17 +10,18 @@ from scannery.indexer.store.object_store import Store
 from scannery.pipelines.errors import PipelineError, StageDamagedError
 from scannery.pipelines.execution.chain import (
     EncoderHandle,
+    Until,
     first_elements,
     one_encoder,
     run_in_process,
 )
 from scannery.pipelines.execution.failures import restored
-from scannery.pipelines.execution.runners import new_pipeline
+from scannery.pipelines.execution.runners import new_pipeline, stage_pools
 from scannery.pipelines.execution.up_to_date import publish_finished
 from scannery.pipelines.planning.padded_widths import with_widths
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
-from scannery.pipelines.stages.finished_units import finished_units
-from scannery.pipelines.stages.publish import BuildRecord, read_record
+from scannery.pipelines.stages.finished_units import find_finished, finished_units, read_outcomes
+from scannery.pipelines.stages.publish import BuildRecord, embedded_record, read_record
 from scannery.pipelines.stages.resolve import may_move, ranges_for
 from scannery.pipelines.stages.update import ShardChange
 from scannery.pipelines.state.embedding_cache import remove_catalogue, write_catalogue
@@ -28,10 +29,10 @@ from scannery.pipelines.state.job import Job
 from scannery.pipelines.state.progress import Progress, ProgressCallback, watched
 from scannery.pipelines.state.stage_outputs import read_parent
 from scannery.pipelines.state.unit_list import new_unit_list, remove_unit_list, write_unit_list
-from scannery.pipelines.state.unit_sums import fan_in
+from scannery.pipelines.state.unit_sums import UnitSums, add_up, fan_in
 from scannery.pipelines.state.work_units import WorkUnit, expected_rows
 
-__all__ = ["Engine", "execute"]
+__all__ = ["Engine", "embed_only", "execute"]
 
 ATTEMPTS = 3
 """Each run removes the damaged files that it meets; a run that still meets one after two repetitions fails."""
@@ -53,6 +54,12 @@ class Engine:
 
     encoder: PlannedEncoder | None = None
     """Encoder of the job; workers in this process use it if it is already loaded."""
+
+    accelerator: str | None = None
+    """Accelerator of the machines that embed, for engines that have machines by stage (worker_options.py)."""
+
+    segment_bytes: int = 0
+    """Memory that building the largest shard needs, as planned; 0: not known."""
 
 
 def execute(
@@ -81,6 +88,29 @@ def execute(
     return record
 
 
+def embed_only(
+    job: Job,
+    store: Store,
+    units: Sequence[WorkUnit],
+    engine: Engine,
+    progress: ProgressCallback | None,
+) -> BuildRecord:
+    """Embed all units and make no segments; return counts of the units.
+
+    A later build of the same input and spec finds the units done.
+
+    Raises:
+        PipelineError, IndexerError, EmbedError: as the failed stage raised them.
+
+    """
+    job = _with_groups(job, units, store)
+    before = {outcome.key for outcome in find_finished(units, job, store)}
+    if not before.issuperset(unit.key for unit in units):
+        _run_until_sound(job, store, units, {}, engine, progress, until="embed")
+    outcomes = read_outcomes(units, job, store, before=before)
+    return embedded_record(job, store, add_up(UnitSums.of(outcome) for outcome in outcomes))
+
+
 def _run_until_sound(
     job: Job,
     store: Store,
@@ -88,12 +118,14 @@ def _run_until_sound(
     shard_changes: Mapping[int, ShardChange],
     engine: Engine,
     progress: ProgressCallback | None,
+    *,
+    until: Until | None = None,
 ) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         planned = _with_plan(job, units, store, engine)
         try:
             with watched(planned, store, units, progress), _catalogue_removed(planned, store):
-                _run(planned, units, shard_changes, engine)
+                _run(planned, units, shard_changes, engine, until)
             return
         except StageDamagedError:
             if attempt == ATTEMPTS:
@@ -126,11 +158,15 @@ def _catalogue_removed(job: Job, store: Store) -> Iterator[None]:
 
 
 def _run(
-    job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], engine: Engine
+    job: Job,
+    units: Sequence[WorkUnit],
+    shard_changes: Mapping[int, ShardChange],
+    engine: Engine,
+    until: Until | None,
 ) -> None:
     run = _run_here if _runs_here(units, engine) else _run_by_beam
     try:
-        run(job, units, shard_changes, engine)
+        run(job, units, shard_changes, engine, until)
     except Exception as failure:
         if str(failure).startswith("KeyboardInterrupt"):  # Beam wraps every exception of a stage
             raise KeyboardInterrupt from failure
@@ -146,13 +182,21 @@ def _runs_here(units: Sequence[WorkUnit], engine: Engine) -> bool:
 
 
 def _run_here(
-    job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], engine: Engine
+    job: Job,
+    units: Sequence[WorkUnit],
+    shard_changes: Mapping[int, ShardChange],
+    engine: Engine,
+    until: Until | None,
 ) -> None:
-    run_in_process(job, units, shard_changes, _with_loaded(one_encoder(), job, engine))
+    run_in_process(job, units, shard_changes, _with_loaded(one_encoder(), job, engine), until=until)
 
 
 def _run_by_beam(
-    job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange], engine: Engine
+    job: Job,
+    units: Sequence[WorkUnit],
+    shard_changes: Mapping[int, ShardChange],
+    engine: Engine,
+    until: Until | None,
 ) -> None:
     pipeline = new_pipeline(engine.runner, engine.options)
     from scannery.pipelines.execution.beam_pipeline import add_build, new_encoder_handle
@@ -162,7 +206,10 @@ def _run_by_beam(
     runs = write_unit_list(units, job, store)
     parent = read_parent(job, store) if units and may_move(job) else None
     elements = first_elements(runs, shard_changes, job, parent)
-    add_build(pipeline, job, elements, _with_loaded(new_encoder_handle(), job, engine))
+    pools = stage_pools(
+        engine.runner, engine.options, accelerator=engine.accelerator, segment_bytes=engine.segment_bytes
+    )
+    add_build(pipeline, job, elements, _with_loaded(new_encoder_handle(), job, engine), pools, until=until)
     state = pipeline.run().wait_until_finish()
     if state not in (None, "DONE"):
         raise PipelineError(f"the runner ended in state {state}")

@@ -10,8 +10,23 @@ from typing import Any
 
 from scannery.embed.uncollected import uncollected
 from scannery.pipelines.errors import RunnerError
+from scannery.pipelines.execution.worker_options import (
+    StagePools,
+    check_pools,
+    needs_ram_hint,
+    warn_of_slots,
+    with_one_worker,
+)
 
-__all__ = ["RUNNERS", "check_engine", "check_processes", "check_runner", "import_beam", "new_pipeline"]
+__all__ = [
+    "RUNNERS",
+    "check_engine",
+    "check_processes",
+    "check_runner",
+    "import_beam",
+    "new_pipeline",
+    "stage_pools",
+]
 
 RUNNERS = {
     # Not Beam's "DirectRunner": it first looks for a binary to download, and its multi-process mode hangs when a worker
@@ -58,22 +73,28 @@ def check_runner(runner: str | None) -> str:
     return name
 
 
-def check_engine(runner: str | None, options: Sequence[str], locations: Sequence[str]) -> None:
+def check_engine(
+    runner: str | None, options: Sequence[str], locations: Sequence[str], *, accelerator: str | None = None
+) -> None:
     """Check a runner and its options before anything is read, started or uploaded.
 
     Args:
         runner: its name.
         options: as on a command line.
         locations: inputs and store; Dataflow must be able to reach them.
+        accelerator: of the machines that embed (worker_options.StagePools).
 
     Raises:
-        RunnerError: unknown runner or option, an option is missing, or the engine cannot reach a location.
+        RunnerError: unknown runner or option, an option is missing, the engine cannot reach a location, or has no
+            machines by stage.
 
     """
     name = check_runner(runner)
     if not options and name not in _NEEDED:
+        check_pools(name, {}, accelerator)
         return
     known, unknown = _parsed(options)
+    check_pools(name, known, accelerator)
     missing = [f"--{option}" for option in _NEEDED.get(name, ()) if known.get(option) in (None, *_DEFAULTS)]
     if missing:
         raise RunnerError(f"runner {name!r} needs {', '.join(missing)}", field="runner_options")
@@ -133,8 +154,30 @@ def _subclasses(kind: Any) -> set[Any]:
     return {child for direct in kind.__subclasses__() for child in (direct, *_subclasses(direct))}
 
 
+def stage_pools(
+    runner: str | None, options: Sequence[str], *, accelerator: str | None, segment_bytes: int
+) -> StagePools:
+    """Return the machines that single stages ask for: none, unless the runner is Dataflow.
+
+    Args:
+        runner: its name.
+        options: as on a command line.
+        accelerator: of the machines that embed.
+        segment_bytes: memory that building the largest shard needs.
+
+    """
+    name = check_runner(runner)
+    if name != "dataflow":
+        return StagePools()
+    known, _ = _parsed(options)
+    wanted = needs_ram_hint(name, known, accelerator)
+    return StagePools(accelerator=accelerator, segment_bytes=segment_bytes if wanted else 0)
+
+
 def new_pipeline(runner: str | None, options: Sequence[str]) -> Any:
     """Return an empty `beam.Pipeline` for a runner and its options, given as on a command line.
+
+    Options by which a machine does one piece of work at a time are added (worker_options.py).
 
     Raises:
         RunnerError: unknown runner, or options that Beam refuses.
@@ -145,7 +188,11 @@ def new_pipeline(runner: str | None, options: Sequence[str]) -> Any:
     from apache_beam.options.pipeline_options import PipelineOptions
     from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
 
+    known = _parsed(options)[0] if options else {}
+    if name == "flink" and known.get("flink_master") not in (None, *_DEFAULTS, "[local]"):
+        warn_of_slots(known["flink_master"])
+    options = with_one_worker(name, known, options)
     try:
-        return beam.Pipeline(runner=RUNNERS[name] or FnApiRunner(), options=PipelineOptions(list(options)))
+        return beam.Pipeline(runner=RUNNERS[name] or FnApiRunner(), options=PipelineOptions(options))
     except (ValueError, ImportError, SystemExit) as error:
         raise RunnerError(f"runner {name!r}: {error}", field="runner_options") from error

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from scannery.indexer.manifest import Manifest
-from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.spec.spec import MAX_SHARDS, IndexSpec
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.planning.input_parts import CutMemory, cut_files
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.planning.worker_resources import SEGMENT_BYTES, UNEVEN, row_size, rows_within
 from scannery.pipelines.records.source_columns import vector_size
 from scannery.pipelines.sources import Fields, InputFile, Part, Record, read_part
 from scannery.pipelines.state.progress import Progress, ProgressCallback
@@ -19,7 +20,8 @@ from scannery.pipelines.state.work_units import expected_rows, unit_bytes
 __all__ = ["ROWS_PER_SHARD", "cut_input", "dimensions_of", "shards_of"]
 
 ROWS_PER_SHARD = 1_000_000
-"""With 384 dimensions 1.5 GB of vectors; building a shard, which is not divided, takes about six times that memory."""
+"""Most rows of a shard that `shards: auto` plans. With 384 dimensions and texts of 600 bytes, building it takes 10 GB;
+with more of either it has fewer rows (worker_resources.SEGMENT_BYTES)."""
 
 SAMPLED_VECTORS = 1000
 
@@ -80,10 +82,16 @@ def _sampled_dimensions(spec: IndexSpec, parts: Sequence[Part]) -> int | None:
     return sizes.most_common(1)[0][0] if sizes else None
 
 
-def shards_of(spec: IndexSpec, parts: Sequence[Part], parent: Manifest | None) -> int:
-    """Return the number of shards: of the spec, else of the index, else from the size of the input."""
+def shards_of(spec: IndexSpec, parts: Sequence[Part], parent: Manifest | None, dimensions: int) -> int:
+    """Return the number of shards: of the spec, else of the index, else from the rows of the input and their size.
+
+    Building the largest shard stays within `SEGMENT_BYTES` of memory, and shards have at most `ROWS_PER_SHARD` rows.
+    """
     if spec.shards != "auto":
         return spec.shards
     if parent is not None:
         return parent.shards
-    return max(1, math.ceil(expected_rows(parts, spec) / ROWS_PER_SHARD))
+    rows = expected_rows(parts, spec)
+    # The mean may be a little less than what fits, as shards differ in size.
+    fits = rows_within(SEGMENT_BYTES, row_size(parts, rows, spec, dimensions)) / UNEVEN
+    return min(MAX_SHARDS, max(1, math.ceil(rows / min(ROWS_PER_SHARD, fits))))

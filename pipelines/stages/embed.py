@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.embed import Encoder
+from scannery.embed.devices.precision import fastest_dtype
 from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.local.scratch_folders import scratch_folder
 from scannery.indexer.store.object_store import Store
@@ -44,7 +45,12 @@ def finished_unit(unit: WorkUnit, job: Job, store: Store) -> UnitOutcome | None:
         return None
     # The same content may be at another position of the input now.
     return dataclasses.replace(
-        outcome, ordinal=unit.ordinal, counts=outcome.counts.without_work(), device=None, dtype=None
+        outcome,
+        ordinal=unit.ordinal,
+        counts=outcome.counts.without_work(),
+        device=None,
+        dtype=None,
+        hardware_dtype=None,
     )
 
 
@@ -85,6 +91,7 @@ def embed_unit(
         sha256=written.sha256,
         device=encoder.device if encoder else None,
         dtype=encoder.dtype if encoder else None,
+        hardware_dtype=fastest_dtype(encoder.device) if encoder else None,
     )
     return _record(unit, outcome, job, store)
 

@@ -31,7 +31,7 @@ from scannery.pipelines.tuning.fusion_weight import with_fusion_weight
 from scannery.pipelines.tuning.synthetic_queries import EncoderSource
 from scannery.pipelines.tuning.whole_recall import with_fresh_recall, with_whole_recall
 
-__all__ = ["BuildRecord", "publish", "read_record"]
+__all__ = ["BuildRecord", "embedded_record", "publish", "read_record"]
 
 
 MOST_BUILDS = 1000
@@ -44,7 +44,8 @@ class BuildRecord:
     """Result of a build, which the last stage writes to the store for the launcher."""
 
     status: str
-    """`committed`, `unchanged` (equal to the current version), `empty` or `too_many_dead_letters`."""
+    """`committed`, `unchanged` (equal to the current version), `embedded` (only the units were made), `empty` or
+    `too_many_dead_letters`."""
 
     version: int | None
     """Number of the committed or unchanged version; None without one."""
@@ -105,6 +106,23 @@ def publish(
     )
     store.write(stage_key(job.index, "builds", f"{job.build_id}.json"), record.to_json())
     return record
+
+
+def embedded_record(job: Job, store: Store, units: UnitSums) -> BuildRecord:
+    """Return the record of a build that stops after embedding: counts of its units, and no version."""
+    counts = units.counts
+    examples = _write_dead_letters(job, store, units, (), counts)
+    status = "embedded" if counts.documents else "empty"
+    return BuildRecord(
+        status="too_many_dead_letters" if _too_many(counts, job.max_dead_letters) else status,
+        version=job.parent,
+        counts=counts,
+        statistics=_statistics(job, counts, units, ())
+        | observations(counts, uncounted=units.uncounted)
+        | {"dead_letter_examples": examples},
+        units=[key for _, key in units.keys],
+        segments=(),
+    )
 
 
 def read_record(job: Job, store: Store) -> BuildRecord:
@@ -260,6 +278,8 @@ def _statistics(job: Job, counts: Counts, units: UnitSums, shards: Sequence[Shar
         "tokens_per_s": round(counts.tokens / encode_s, 1) if encode_s else None,
         "device": worked and worked.device,
         "dtype": worked and worked.dtype,
+        "dtypes": dict(units.dtypes),
+        "hardware_dtypes": dict(units.hardware_dtypes),
         "input_bytes": counts.input_bytes,
         "embeddings_bytes": counts.embeddings_bytes,
         "units": len(units.keys),

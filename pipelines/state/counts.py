@@ -140,6 +140,9 @@ class UnitOutcome:
     dtype: str | None = None
     """Number type of the encoder's weights; None without one."""
 
+    hardware_dtype: str | None = None
+    """Number type that the worker's device computes fastest in."""
+
     @property
     def file(self) -> str:
         """Part of the embeddings file's key: 32 hex digits of its SHA-256; empty for a file of an earlier release."""

@@ -7,7 +7,8 @@ import functools
 import json
 import math
 import operator
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from scannery.pipelines.state.counts import Counts, UnitOutcome
@@ -47,6 +48,12 @@ class UnitSums:
     worked: EncoderUse | None = None
     """The first of the units that were encoded; None if none was."""
 
+    dtypes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Units that were encoded, by number type."""
+
+    hardware_dtypes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """The same by the fastest type of the worker's device."""
+
     uncounted: bool = False
     """Whether a unit of an earlier release, which did not count fields, has documents."""
 
@@ -61,6 +68,8 @@ class UnitSums:
             worked=None
             if outcome.device is None
             else EncoderUse(outcome.ordinal, outcome.device, outcome.dtype),
+            dtypes=_one(outcome.dtype),
+            hardware_dtypes=_one(outcome.hardware_dtype),
             uncounted=bool(counts.documents and not counts.fields),
         )
 
@@ -77,6 +86,8 @@ class UnitSums:
             keys=tuple((ordinal, key) for ordinal, key in data["keys"]),
             with_letters=tuple((ordinal, key) for ordinal, key in data["with_letters"]),
             worked=None if data["worked"] is None else EncoderUse(*data["worked"]),
+            dtypes=data["dtypes"],
+            hardware_dtypes=data["hardware_dtypes"],
             uncounted=data["uncounted"],
         )
 
@@ -90,5 +101,18 @@ def add_up(parts: Iterable[UnitSums]) -> UnitSums:
         keys=tuple(sorted(name for part in ordered for name in part.keys)),
         with_letters=tuple(sorted(name for part in ordered for name in part.with_letters)),
         worked=min((part.worked for part in ordered if part.worked is not None), default=None),
+        dtypes=_summed(part.dtypes for part in ordered),
+        hardware_dtypes=_summed(part.hardware_dtypes for part in ordered),
         uncounted=any(part.uncounted for part in ordered),
     )
+
+
+def _one(name: str | None) -> dict[str, int]:
+    return {} if name is None else {name: 1}
+
+
+def _summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for part in parts:
+        total.update(part)
+    return dict(sorted(total.items()))

@@ -29,7 +29,7 @@ class RerankerPool:
         self._model = model
         self._folder = current_folder()
         # Rerankers do not support XLA.
-        self._device = device if device in ("cpu", "cuda") else "auto"
+        self._device = "auto" if device.startswith("xla") else device
         self._rerankers: dict[tuple[str, int | None], Reranker] = {}
         self._lock = threading.Lock()
 

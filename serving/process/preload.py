@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 
+from scannery.embed.devices.cuda_devices import has_cuda
 from scannery.indexer import (
     Manifest,
     OpenIndex,
@@ -172,6 +173,4 @@ def _load_encoders(manifests: Sequence[Manifest], encoders: EncoderPool, config:
 def _forks_well(device: str) -> bool:
     if device == "cpu":
         return True
-    import torch
-
-    return device == "auto" and not torch.cuda.is_available()
+    return device == "auto" and not has_cuda()

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
         UnavailableError,
         UnimplementedError,
         aio,
-        connect,
     )
+    from scannery.client.connect import connect  # by its module, whose name the package's function shares
 
 __version__ = "0.1.0"
 

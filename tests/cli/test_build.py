@@ -190,3 +190,25 @@ def test_loading_the_command_imports_nothing_slow():
         "PYTHONPATH": ":".join(path for path in sys.path if path),
     })  # fmt: skip
     assert done.stdout.strip() == "[]"
+
+
+def test_a_build_that_stops_after_embedding_says_how_to_go_on(corpus):
+    source = ["--input", str(corpus / "a.jsonl")]
+    printed = run(corpus, *source, "--until", "embed")
+    assert "v: embedded; no version was made" in printed
+    assert "5 for 1 shard(s)" in printed
+    assert "Next: the same command without --until" in printed
+    assert json.loads(run(corpus, *source, "--until", "embed", "--json"))["until"] == "embed"
+    assert "v: version 1" in run(corpus, *source)
+    with pytest.raises(typer.BadParameter, match="--until must be embed"):
+        build(corpus / "spec.yaml", str(corpus / "store"), until="segment")
+
+
+def test_a_plan_prints_needs_and_price_and_makes_nothing(corpus):
+    source = ["--input", str(corpus / "a.jsonl"), "--plan"]
+    printed = run(corpus, *source, "--workers", "4", "--machine", "l4")
+    assert "5 records in 1 file(s)" in printed
+    assert all(word in printed for word in ("segment", "memory", "l4: one L4", "Nothing was"))
+    plan = json.loads(run(corpus, *source, "--json", "--price-per-hour", "2"))
+    assert (plan["passages"], plan["shards"], len(plan["costs"])) == (5, 1, 1)
+    assert not (corpus / "store").exists()

@@ -47,7 +47,7 @@ def test_what_is_no_reranker_is_refused(model: Path, tmp_path: Path) -> None:
         Reranker.load(make_cross_encoder(tmp_path / "three", labels=3))
     with pytest.raises(ModelNotFoundError):
         Reranker.load(tmp_path / "nothing")
-    with pytest.raises(DeviceError, match="runs on cpu or cuda, got 'xla'"):
+    with pytest.raises(DeviceError, match="runs on auto, cpu, cuda or cuda:N, got 'xla'"):
         Reranker.load(model, device="xla")
     damaged = Path(shutil.copytree(model, tmp_path / "damaged"))
     (damaged / "model.safetensors").write_bytes(b"nonsense")

@@ -1,0 +1,332 @@
+"""Tell what a build needs before anything starts: work, memory, disk, bytes, hours and price. Nothing is written.
+
+Estimates, not promises: the number of passages follows from the size of the input, speeds and prices from
+planning/hardware.py, memory and disk from measurements of smaller shards (planning/worker_resources.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scannery.indexer.errors import NotFoundError
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.spec.spec_files import parse_spec
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.versions import read_manifest
+from scannery.pipelines.errors import ModeError
+from scannery.pipelines.execution.runners import check_engine
+from scannery.pipelines.planning import hardware
+from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of
+from scannery.pipelines.planning.cutting import with_headings
+from scannery.pipelines.planning.hardware import MACHINES, Machine
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.planning.worker_resources import (
+    UNEVEN,
+    RowSize,
+    embed_memory,
+    embeddings_bytes,
+    row_size,
+    segment_bytes,
+    segment_disk,
+    segment_memory,
+)
+from scannery.pipelines.sources import Part, arrange, find_files
+from scannery.pipelines.state.work_units import BYTES_PER_TOKEN, expected_rows, group
+
+__all__ = ["BuildPlan", "CostEstimate", "StageNeeds", "chosen_machines", "estimate"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageNeeds:
+    """What a stage needs of every worker, and moves in all."""
+
+    stage: str
+    """`embed` or `segment`."""
+
+    tasks: int
+    """Units or shards: more workers than that are idle."""
+
+    memory_bytes: int
+    """Of a worker that does one task at a time."""
+
+    disk_bytes: int
+    """Temporary disk of such a worker."""
+
+    read_bytes: int
+    """From inputs and store, by all workers."""
+
+    written_bytes: int
+    """To the store, by all workers."""
+
+    files: int
+    """Objects in the store that it writes, their records included."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CostEstimate:
+    """Time and price of a build on one kind of machine."""
+
+    machine: str
+    what: str
+    basis: str
+    """M: its speed was measured; E: estimated; G: given by the caller."""
+
+    workers: int
+    passages_per_s: float
+    """Embedded per second by one worker, with the model and the passages of this build."""
+
+    embed_hours: float
+    """Of all workers working side by side; 0 where the source has vectors."""
+
+    segment_hours: float
+    """The same for segments, on machines of this kind."""
+
+    price: float
+    """Of both, in US dollars."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BuildPlan:
+    """What a build of the whole input needs; work that an earlier run finished is not subtracted."""
+
+    index: str
+    files: int
+    input_bytes: int
+    records: int
+    passages: int
+    """Datapoints that the input is expected to become."""
+
+    tokens_per_passage: float
+    """Expected; 0 where the source has vectors."""
+
+    dimensions: int
+    units: int
+    unit_bytes: int
+    shards: int
+    rows_per_shard: int
+    """Of the mean shard, with the rows that an existing index keeps."""
+
+    index_bytes: int
+    """Of the segments."""
+
+    stages: Sequence[StageNeeds]
+    costs: Sequence[CostEstimate]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON-ready values."""
+        return dataclasses.asdict(self)
+
+
+def estimate(
+    spec: IndexSpec | Mapping[str, Any],
+    inputs: Sequence[str],
+    store_uri: str,
+    *,
+    mode: str = "upsert",
+    runner: str | None = None,
+    runner_options: Sequence[str] = (),
+    workers: int = 1,
+    machines: Sequence[Machine] = tuple(MACHINES.values()),
+) -> BuildPlan:
+    """Return what `build` with these arguments would need. Reads the input, starts nothing and writes nothing.
+
+    Args:
+        spec: what to build.
+        inputs: as for `build`.
+        store_uri: where the index lives, or will live.
+        mode: as for `build`.
+        runner: as for `build`.
+        runner_options: as for `build`.
+        workers: number of machines that work side by side.
+        machines: kinds of machines to estimate for.
+
+    Raises:
+        ModeError: there are no inputs, or no workers.
+        PipelineError, EmbedError, InvalidSpecError: as `build` before it starts.
+
+    """
+    if not inputs:
+        raise ModeError("a plan needs inputs", field="inputs")
+    if workers < 1:
+        raise ModeError(f"workers must be at least 1, got {workers}", field="workers")
+    spec = spec if isinstance(spec, IndexSpec) else parse_spec(spec)
+    check_engine(runner, runner_options, [*inputs, store_uri])
+    files = arrange(find_files(inputs), spec.source)
+    parent = _parent(store_uri, spec.index)
+    spec = with_headings(spec, parent, files)
+    parts, limit = cut_input(files, spec, None)
+    encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
+    dimensions = dimensions_of(spec, parts, encoder, parent)
+    kept = parent.rows if parent is not None and mode == "upsert" else 0
+    work = _Work(
+        spec=spec,
+        parts=parts,
+        rows=expected_rows(parts, spec),
+        kept=kept,
+        units=len(group(parts, limit, {})),
+        unit_bytes=max((part.size_bytes for part in parts), default=0),
+        shards=shards_of(spec, parts, parent, dimensions),
+        row=row_size(parts, expected_rows(parts, spec), spec, dimensions),
+        model=None if encoder is None or spec.source.vector is not None else _Model.of(encoder),
+    )
+    return BuildPlan(
+        index=spec.index,
+        files=len(files),
+        input_bytes=sum(file.size_bytes for file in files),
+        records=sum(part.records for part in parts),
+        passages=work.rows,
+        tokens_per_passage=round(work.tokens, 1),
+        dimensions=dimensions,
+        units=work.units,
+        unit_bytes=limit,
+        shards=work.shards,
+        rows_per_shard=round(work.shard_rows),
+        index_bytes=segment_bytes(work.rows + kept, work.row),
+        stages=(work.embed_needs(limit), work.segment_needs()),
+        costs=tuple(work.cost(machine, workers) for machine in machines),
+    )
+
+
+def chosen_machines(
+    name: str | None = None, *, passages_per_s: float | None = None, price_per_h: float | None = None
+) -> tuple[Machine, ...]:
+    """Return the machines of an estimate: all that are known, one of them, or one with the caller's own figures.
+
+    Args:
+        name: in hardware.MACHINES; None: all, or with figures of the caller `cpu-bf16`.
+        passages_per_s: embedded by one worker with this build's model and passages.
+        price_per_h: of one worker, in US dollars.
+
+    Raises:
+        ModeError: the name is unknown, or a figure is not positive.
+
+    """
+    given = passages_per_s is not None or price_per_h is not None
+    if name is None and not given:
+        return tuple(MACHINES.values())
+    if name is not None and name not in MACHINES:
+        raise ModeError(f"machine must be one of {', '.join(MACHINES)}, got {name!r}", field="machine")
+    for field, value in (("passages_per_s", passages_per_s), ("price_per_h", price_per_h)):
+        if value is not None and not 0 < value < math.inf:
+            raise ModeError(f"{field} must be positive, got {value:g}", field=field)
+    known = MACHINES[name or "cpu-bf16"]
+    own = {"passages_per_s": passages_per_s, "price_per_h": price_per_h}
+    changed: dict[str, Any] = {field: value for field, value in own.items() if value is not None}
+    return (dataclasses.replace(known, **changed, basis="G" if passages_per_s is not None else known.basis),)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """Size of an encoder's model."""
+
+    weights_bytes: int
+    flops: float
+    """Of its linear layers for one token."""
+
+    @classmethod
+    def of(cls, encoder: PlannedEncoder) -> _Model:
+        from scannery.embed.models.model_files import find_model
+
+        folder = find_model(encoder.spec.model)
+        weights = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+        return cls(weights, _flops(folder) or hardware.REFERENCE_FLOPS)
+
+
+def _flops(folder: Path) -> float | None:
+    """Return the operations for one token, from the number and width of a transformer's layers."""
+    for path in (folder / "config.json", *sorted(folder.glob("*/config.json"))):
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+            return 2.0 * 12 * int(known["num_hidden_layers"]) * int(known["hidden_size"]) ** 2
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Work:
+    """The work of a build, from which its needs follow."""
+
+    spec: IndexSpec
+    parts: Sequence[Part]
+    rows: int
+    kept: int
+    units: int
+    unit_bytes: int
+    shards: int
+    row: RowSize
+    model: _Model | None
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a passage."""
+        if self.model is None:
+            return 0.0
+        tokens = self.row.other_bytes / BYTES_PER_TOKEN
+        chunk = self.spec.source.chunk
+        return tokens if chunk is None else min(tokens + chunk.overlap_tokens, chunk.max_tokens)
+
+    @property
+    def shard_rows(self) -> float:
+        return (self.rows + self.kept) / self.shards
+
+    def embed_needs(self, limit: int) -> StageNeeds:
+        """Return the needs of embedding; a unit is at most `limit` bytes, or one larger part."""
+        unit = min(max(limit, self.unit_bytes), sum(part.size_bytes for part in self.parts))
+        rows = self.rows * unit / max(1, sum(part.size_bytes for part in self.parts))
+        weights = self.model.weights_bytes if self.model else 0
+        return StageNeeds(
+            stage="embed",
+            tasks=self.units,
+            memory_bytes=embed_memory(unit, rows, self.row, weights),
+            disk_bytes=embeddings_bytes(rows, self.row),
+            # The launcher reads the input too, to cut it.
+            read_bytes=2 * sum(part.size_bytes for part in self.parts),
+            written_bytes=embeddings_bytes(self.rows, self.row),
+            files=2 * self.units,
+        )
+
+    def segment_needs(self) -> StageNeeds:
+        largest = min(self.shard_rows * UNEVEN, self.rows + self.kept)
+        return StageNeeds(
+            stage="segment",
+            tasks=self.shards,
+            memory_bytes=segment_memory(largest, self.row),
+            disk_bytes=segment_disk(largest, self.row),
+            read_bytes=embeddings_bytes(self.rows, self.row) + segment_bytes(self.kept, self.row),
+            written_bytes=segment_bytes(self.rows + self.kept, self.row),
+            files=3 * self.shards,
+        )
+
+    def cost(self, machine: Machine, workers: int) -> CostEstimate:
+        speed = machine.passages_per_s
+        if self.model is not None and machine.basis != "G":
+            speed *= hardware.REFERENCE_TOKENS / max(self.tokens, 1.0)
+            speed *= hardware.REFERENCE_FLOPS / self.model.flops
+        embed_s = 0.0 if self.model is None else self.rows / speed / min(workers, max(self.units, 1))
+        rate = hardware.SEGMENT_ROWS_PER_S * machine.vcpus / hardware.SEGMENT_VCPUS
+        shard_s = self.shard_rows * self.row.dimensions / hardware.SEGMENT_DIMENSIONS / rate
+        segment_s = shard_s * math.ceil(self.shards / workers)
+        return CostEstimate(
+            machine=machine.name,
+            what=machine.what,
+            basis=machine.basis,
+            workers=workers,
+            passages_per_s=round(speed, 1),
+            embed_hours=round(embed_s / 3600, 4),
+            segment_hours=round(segment_s / 3600, 4),
+            price=round((embed_s + segment_s) / 3600 * workers * machine.price_per_h, 2),
+        )
+
+
+def _parent(store_uri: str, index: str) -> Manifest | None:
+    try:
+        return read_manifest(Store.open(store_uri), index)
+    except NotFoundError:
+        return None
