@@ -81,6 +81,9 @@ class NullDevice:
         self.busy_s = 0.0
         self.spans: list[tuple[float, float]] = []
 
+    def plan(self, widths: Sequence[int]) -> None:
+        """Do nothing."""
+
     def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
         """Do nothing."""
 

@@ -151,7 +151,8 @@ def run_in_process(
         until: the last stage; None: all stages.
 
     """
-    parent = read_parent(job, job.open_store()) if units and may_move(job) else None
+    moves = units and may_move(job) and until is None
+    parent = read_parent(job, job.open_store()) if moves else None
     first = first_elements([unit.to_json() for unit in units], shard_changes, job, parent)
     pairs = _outputs(EmbedUnit(job, encoders), first)
     if until == "embed":

@@ -204,7 +204,7 @@ def _run_by_beam(
     job = new_unit_list(job)
     store = job.open_store()
     runs = write_unit_list(units, job, store)
-    parent = read_parent(job, store) if units and may_move(job) else None
+    parent = read_parent(job, store) if units and may_move(job) and until is None else None
     elements = first_elements(runs, shard_changes, job, parent)
     pools = stage_pools(
         engine.runner, engine.options, accelerator=engine.accelerator, segment_bytes=engine.segment_bytes

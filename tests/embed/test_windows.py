@@ -30,6 +30,9 @@ class GatedDevice:
         self.released = threading.Event()
         self.waited: list[bool] = []
 
+    def plan(self, widths: Sequence[int]) -> None:
+        pass
+
     def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
         pass
 

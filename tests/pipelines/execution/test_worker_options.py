@@ -17,6 +17,7 @@ from scannery.pipelines import RunnerError
 from scannery.pipelines.building import new_job
 from scannery.pipelines.execution.runners import check_engine, new_pipeline, stage_pools
 from scannery.pipelines.execution.worker_options import StagePools, busy_task_managers, with_one_worker
+from scannery.pipelines.state.unit_list import new_unit_list, write_unit_list
 from scannery.pipelines.state.work_units import WorkUnit
 from tests.pipelines.conftest import VECTORS
 
@@ -33,8 +34,9 @@ def a_job(store: Any) -> Any:
 def filled(pipeline: Any, store: Any, pools: StagePools | None = None, units: int = 2, **options: Any) -> Any:
     from scannery.pipelines.execution.beam_pipeline import add_build, new_encoder_handle
 
-    made = [WorkUnit(i, f"{i:032x}", ()) for i in range(units)]
-    add_build(pipeline, a_job(store), made, new_encoder_handle(), {}, pools, **options)
+    job = new_unit_list(a_job(store))
+    runs = write_unit_list([WorkUnit(i, f"{i:032x}", ()) for i in range(units)], job, store)
+    add_build(pipeline, job, runs, new_encoder_handle(), pools, **options)
     return pipeline
 
 
