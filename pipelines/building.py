@@ -119,7 +119,7 @@ def build(
     gone = {identifier(value, field="deletes") for value in deletes}
     _check_mode(mode, inputs, gone)
     _check_until(until, inputs)
-    files = arrange(find_files(inputs), spec.source) if inputs else []
+    files = arrange(find_files(inputs, store=store_uri), spec.source) if inputs else []
     gone |= (
         ids_to_delete(files) if mode == "upsert" else set()
     )  # a full build removes all ids without a record
