@@ -82,7 +82,8 @@ def build(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Queries to tune for, also in later builds: .npy, .parquet, .jsonl, .csv, .tsv, .json, or a text per line.",
+            help="Queries to tune for, also in later builds: .npy, .parquet, .jsonl, .csv, .tsv, .json, or a text per "
+            "line.",
         ),
     ] = None,
     log: Annotated[
