@@ -9,6 +9,7 @@ counted once (PSS), sampled ten times a second; disk is the sum of the files in 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -34,12 +35,21 @@ CENTRES = 200
 SPEC = {"index": "shard", "source": {"id": "id", "vector": "vector", "text": "text"}, "shards": 1}
 
 
-def main(sizes: list[str]) -> None:
+def main() -> None:
     """Measure every size in turn and print a line of JSON for each."""
-    for size in sizes:
-        rows, dimensions, text = map(int, size.split("x"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sizes", nargs="+", type=size_of, metavar="ROWSxDIMENSIONSxBYTES")
+    for rows, dimensions, text in parser.parse_args().sizes:
         with tempfile.TemporaryDirectory(prefix="shard-memory-") as folder:
             print(json.dumps(measured(Path(folder), rows, dimensions, text)), flush=True)
+
+
+def size_of(text: str) -> tuple[int, int, int]:
+    """Return rows, dimensions and bytes of text."""
+    rows, dimensions, size = map(int, text.split("x"))
+    return rows, dimensions, size
 
 
 def measured(folder: Path, rows: int, dimensions: int, text: int) -> dict[str, Any]:
@@ -144,4 +154,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--build"]:
         print(json.dumps(build_here(Path(sys.argv[2]), int(sys.argv[3]))))
     else:
-        main(sys.argv[1:])
+        main()

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from scannery.indexer.errors import NotFoundError
 from scannery.indexer.manifest import Manifest
@@ -37,6 +37,7 @@ from scannery.pipelines.planning.worker_resources import (
     segment_memory,
 )
 from scannery.pipelines.sources import Part, arrange, find_files
+from scannery.pipelines.state.job import Mode
 from scannery.pipelines.state.work_units import BYTES_PER_TOKEN, expected_rows, group
 
 __all__ = ["BuildPlan", "CostEstimate", "StageNeeds", "chosen_machines", "estimate"]
@@ -131,6 +132,7 @@ def estimate(
     mode: str = "upsert",
     runner: str | None = None,
     runner_options: Sequence[str] = (),
+    accelerator: str | None = None,
     workers: int = 1,
     machines: Sequence[Machine] = tuple(MACHINES.values()),
 ) -> BuildPlan:
@@ -143,20 +145,23 @@ def estimate(
         mode: as for `build`.
         runner: as for `build`.
         runner_options: as for `build`.
+        accelerator: as for `build`.
         workers: number of machines that work side by side.
         machines: kinds of machines to estimate for.
 
     Raises:
-        ModeError: there are no inputs, or no workers.
+        ModeError: there are no inputs, or no workers, or the mode is unknown.
         PipelineError, EmbedError, InvalidSpecError: as `build` before it starts.
 
     """
     if not inputs:
         raise ModeError("a plan needs inputs", field="inputs")
+    if mode not in get_args(Mode):
+        raise ModeError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}", field="mode")
     if workers < 1:
         raise ModeError(f"workers must be at least 1, got {workers}", field="workers")
     spec = spec if isinstance(spec, IndexSpec) else parse_spec(spec)
-    check_engine(runner, runner_options, [*inputs, store_uri])
+    check_engine(runner, runner_options, [*inputs, store_uri], accelerator=accelerator)
     files = arrange(find_files(inputs, store=store_uri), spec.source)
     parent = _parent(store_uri, spec.index)
     spec = with_headings(spec, parent, files)
@@ -214,7 +219,7 @@ def chosen_machines(
         raise ModeError(f"machine must be one of {', '.join(MACHINES)}, got {name!r}", field="machine")
     for field, value in (("passages_per_s", passages_per_s), ("price_per_h", price_per_h)):
         if value is not None and not 0 < value < math.inf:
-            raise ModeError(f"{field} must be positive, got {value:g}", field=field)
+            raise ModeError(f"{field} must be a positive number, got {value:g}", field=field)
     known = MACHINES[name or "cpu-bf16"]
     own = {"passages_per_s": passages_per_s, "price_per_h": price_per_h}
     changed: dict[str, Any] = {field: value for field, value in own.items() if value is not None}

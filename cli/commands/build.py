@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -81,7 +82,8 @@ def build(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Queries to tune for, also in later builds: .npy, .parquet, .jsonl, or a text per line.",
+            help="Queries to tune for, also in later builds: .npy, .parquet, .jsonl, .csv, .tsv, .json, or a text per "
+            "line.",
         ),
     ] = None,
     log: Annotated[
@@ -116,12 +118,15 @@ def build(
         ),
     ] = False,
     workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Machines side by side.", rich_help_panel=_PLAN)
-    ] = 1,
+        int | None,
+        typer.Option(metavar="N", min=1, help="Machines side by side; default: 1.", rich_help_panel=_PLAN),
+    ] = None,
     machine: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="cpu-bf16, cpu-f32, l4, h100 or v5e; default: all.", rich_help_panel=_PLAN
+            metavar="NAME",
+            help="cpu-bf16, cpu-f32, l4, h100 or v5e; default: all, or cpu-bf16 with figures of yours.",
+            rich_help_panel=_PLAN,
         ),
     ] = None,
     passages_per_s: Annotated[
@@ -139,7 +144,14 @@ def build(
     In an existing index, documents are added or replaced; only --full and --delete remove any. Work that an earlier
     run finished is reused. Records that cannot be indexed go to a dead-letter file.
     """
-    limit = _limit(allow_errors)
+    limit, last = _limit(allow_errors), _until(until)
+    figures = {
+        "--workers": workers,
+        "--machine": machine,
+        "--passages-per-s": passages_per_s,
+        "--price-per-hour": price_per_hour,
+    }
+    _check_figures(figures, plan=plan, deletes=bool(deletes))
     more_inputs, runner_options = _split(rest or [])
     # Imported late: Beam and the encoder take seconds, which `scannery --help` should not wait for.
     from scannery.indexer.kernels.import_numba import import_numba_without_blas
@@ -159,7 +171,8 @@ def build(
             mode="full" if full else mode,
             runner=runner,
             runner_options=runner_options,
-            workers=workers,
+            accelerator=accelerator,
+            workers=workers or 1,
             machines=chosen_machines(machine, passages_per_s=passages_per_s, price_per_h=price_per_hour),
         )
         _print_plan(needs, as_json=as_json)
@@ -178,7 +191,7 @@ def build(
             max_dead_letters=limit,
             queries=queries,
             before=lambda store, index: _seal(store, index, log, repairs=full or mode == "full"),
-            until=_until(until),
+            until=last,
             accelerator=accelerator,
         )
     if as_json:
@@ -219,6 +232,20 @@ def _until(name: str | None) -> Literal["embed"] | None:
     if name not in (None, "embed"):
         raise typer.BadParameter(f"--until must be embed, got {name!r}")
     return "embed" if name else None
+
+
+def _check_figures(figures: Mapping[str, object], *, plan: bool, deletes: bool) -> None:
+    """Refuse options of a plan without one, figures that are not positive, and deletions, which no plan estimates."""
+    given = [option for option, value in figures.items() if value is not None]
+    if given and not plan:
+        raise typer.BadParameter(
+            f"{', '.join(given)}: only with --plan; a build takes machines from --runner"
+        )
+    if plan and deletes:
+        raise typer.BadParameter("--delete: not with --plan, which estimates the work for the input")
+    for option, value in figures.items():
+        if isinstance(value, float) and not 0 < value < math.inf:
+            raise typer.BadParameter(f"{option} must be a positive number, got {value:g}")
 
 
 def _split(rest: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -10,6 +10,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -94,10 +95,11 @@ class CsvSpec(SpecModel):
 
     @field_validator("delimiter", "quote", "escape")
     @classmethod
-    def _one_character(cls, value: str | None) -> str | None:
+    def _one_character(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None or value == "none" or (len(value) == 1 and value not in "\r\n\0"):
             return value
-        raise ValueError(f"must be one character, got {value!r}")
+        other = "`tab`" if info.field_name == "delimiter" else "`none`"
+        raise ValueError(f"must be one character or {other}, got {value!r}")
 
     @field_validator("encoding")
     @classmethod

@@ -5,6 +5,7 @@ By the ending of the file:
     .tsv                an id and a text, separated by a tab; a first line with names of fields is a header
     .txt                a text per line
     .csv .parquet …     tables: `id` (or `_id`), and `text` (or `query`), `vector` (or `embedding`) or both
+    .npy                a matrix, a vector per row; its ids are row numbers
     other endings       JSON lines with the same fields (BEIR: queries.jsonl); `.json` may also hold a list
     -                   JSON lines of standard input
 """
@@ -96,7 +97,14 @@ def _records(file: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield from ((place, {"text": line.strip()}) for place, line in _lines(path))
     elif suffixes[-1:] == [".tsv"] and not _has_header(path):
         yield from _columns(path)
-    elif {SUFFIXES.get(suffix) for suffix in suffixes[-2:]} & {"jsonl", "csv", "tsv", "parquet", "avro"}:
+    elif {SUFFIXES.get(suffix) for suffix in suffixes[-2:]} & {
+        "jsonl",
+        "csv",
+        "tsv",
+        "parquet",
+        "avro",
+        "npy",
+    }:
         _lines_opened(path).close()
         yield from _tables(find_files([file]), file)
     else:

@@ -95,8 +95,8 @@ def check_pools(runner: str, known: Mapping[str, Any], accelerator: str | None) 
         return
     if runner != "dataflow":
         raise RunnerError(
-            f"accelerator: only dataflow has machines by stage, not {runner!r}; build with until='embed' on machines "
-            "with accelerators and again on others",
+            f"accelerator: only the runner 'dataflow' has machines by stage, got {runner!r}; elsewhere build with "
+            "`--until embed` on machines with accelerators, and again without it on others",
             field="accelerator",
         )
     if not accelerator.startswith("type:"):

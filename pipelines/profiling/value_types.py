@@ -16,7 +16,7 @@ from typing import Any
 
 from scannery.indexer.datapoints.conversions import TRUTH_WORDS
 from scannery.indexer.datapoints.prices import price_in_text
-from scannery.indexer.datapoints.text_values import list_in_text
+from scannery.indexer.datapoints.text_values import is_zero_date, list_in_text
 from scannery.indexer.spec.spec import AttributeType
 
 __all__ = ["TypeGuess", "guess_type", "has_decimal_commas", "is_missing"]
@@ -215,6 +215,9 @@ def _with_comma(texts: Sequence[str]) -> TypeGuess | None:
 
 
 def _time(texts: Sequence[str]) -> TypeGuess | None:
+    texts = [text for text in texts if not is_zero_date(text)]
+    if not texts:
+        return None
     if _all(_ISO_TIME, texts):
         return TypeGuess("timestamp", "dates" if all(len(text) == 10 for text in texts) else "times")
     if _all(_MAIL_TIME, texts):

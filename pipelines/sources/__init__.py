@@ -278,7 +278,9 @@ def _stamp(file: InputFile | Part) -> str:
 
 
 def _problem(file: InputFile, format: str, reason: str, error: Exception) -> Part:
-    return Part(base=file.base, path=file.path, format=format, problem=reason, message=str(error), records=0)
+    # The dead letter has the path beside the message.
+    message = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return Part(base=file.base, path=file.path, format=format, problem=reason, message=message, records=0)
 
 
 def _compression_of(path: str) -> str:

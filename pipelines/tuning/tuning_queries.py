@@ -3,6 +3,7 @@
     .npy                a matrix, one query per row
     .parquet            the column `vector`, `embedding` or `query`, else the first column of vectors or texts
     .jsonl              one query per line: a text, a vector, or an object with one under those names or `text`
+    .csv .tsv .json     as evaluation/query_files.py reads them
     other endings       texts, one per line
 
 Texts are encoded as queries, with the encoder of the index. Half of the queries tune the segments; the other half
@@ -26,7 +27,8 @@ from scannery.indexer.errors import CorruptError
 from scannery.indexer.manifest import Manifest
 from scannery.indexer.store.object_store import Store
 from scannery.indexer.vectors.arrays import read_array
-from scannery.pipelines.errors import CollectionError, InputNotFoundError
+from scannery.pipelines.errors import CollectionError, InputNotFoundError, PipelineError
+from scannery.pipelines.evaluation.query_files import query_records
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
 MOST_QUERIES = 2000
 """Longer files are sampled evenly: the tuner compares each query with every row."""
 
+_TABLES = (".csv", ".tsv", ".json")
 _NAMES = ("vector", "embedding", "query", "text")
 
 
@@ -116,8 +119,13 @@ def _values(path: Path) -> Sequence[Any] | np.ndarray:
             return matrix
         if path.suffix == ".parquet":
             return _column(pq.read_table(path), path)
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        if path.suffix in _TABLES:
+            found = [one.query for one in query_records(path)]
+            return [query.text if query.vector is None else query.vector for query in found]
+        lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
         return [_value(json.loads(line)) for line in lines] if path.suffix == ".jsonl" else lines
+    except PipelineError:
+        raise
     except FileNotFoundError as error:
         raise InputNotFoundError(f"queries: there is no file {path}", field="queries") from error
     except (OSError, ValueError, pa.ArrowException) as error:

@@ -212,3 +212,23 @@ def test_a_plan_prints_needs_and_price_and_makes_nothing(corpus):
     plan = json.loads(run(corpus, *source, "--json", "--price-per-hour", "2"))
     assert (plan["passages"], plan["shards"], len(plan["costs"])) == (5, 1, 1)
     assert not (corpus / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--machine", "l4", "--workers", "2"], "--workers, --machine: only with --plan"),
+        (["--plan", "--price-per-hour", "nan"], "--price-per-hour must be a positive number, got nan"),
+        (["--plan", "--passages-per-s", "-5"], "--passages-per-s must be a positive number, got -5"),
+        (["--plan", "--until", "segment"], "--until must be embed, got 'segment'"),
+        (["--plan", "--accelerator", "l4"], "only the runner 'dataflow' has machines by stage"),
+        (["--plan", "--mode", "some"], "mode must be one of full, upsert, got 'some'"),
+        (["--plan", "--delete", "a"], "--delete: not with --plan"),
+    ],
+)
+def test_options_of_a_plan_are_checked(corpus, capsys, words, message):
+    store = corpus / "store"
+    source = [str(corpus / "spec.yaml"), "--input", str(corpus / "a.jsonl"), "--store", str(store)]
+    assert main(["build", *source, *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not store.exists()

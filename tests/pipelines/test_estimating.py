@@ -140,8 +140,8 @@ def test_a_larger_model_is_slower_in_proportion_to_its_layers(tmp_path):
     ("options", "words"),
     [
         ({"name": "a100"}, "machine must be one of cpu-bf16"),
-        ({"price_per_h": 0.0}, "price_per_h must be positive"),
-        ({"passages_per_s": float("nan")}, "passages_per_s must be positive"),
+        ({"price_per_h": 0.0}, "price_per_h must be a positive number"),
+        ({"passages_per_s": float("nan")}, "passages_per_s must be a positive number"),
     ],
 )
 def test_unknown_machines_are_refused(options, words):

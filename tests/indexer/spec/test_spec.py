@@ -119,7 +119,12 @@ def test_a_source_of_vectors_needs_no_encoder():
         ("encoder", "all-MiniLM-L6-v2", "such as `{model: all-MiniLM-L6-v2}`, got 'all", "encoder"),
         ("source", "text", "such as `{id: id, text: text}`, got 'text'", "source"),
         ("source.text", [], "a list of fields, or a template", "source.text"),
-        ("source.csv", {"delimiter": ";;"}, "must be one character, got ';;'", "source.csv.delimiter"),
+        (
+            "source.csv",
+            {"delimiter": ";;"},
+            "must be one character or `tab`, got ';;'",
+            "source.csv.delimiter",
+        ),
         ("source.csv", {"encoding": "utf-eight"}, "such as utf-8", "source.csv.encoding"),
         ("source.csv", {"quot": '"'}, "did you mean `quote`?", "source.csv.quot"),
         ("source.csv", {"delimiter": '"'}, "must differ", "source.csv"),

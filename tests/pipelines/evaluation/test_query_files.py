@@ -52,6 +52,13 @@ def test_every_format_is_read_the_same_by_all_readers(tmp_path: Path, ending: st
     assert ids == ["a", "7"]
 
 
+def test_a_matrix_is_a_vector_per_row(tmp_path: Path) -> None:
+    matrix = np.eye(2, 3, dtype=np.float32)
+    np.save(tmp_path / "queries.npy", matrix)
+    found = [one.query.vector for one in query_records(tmp_path / "queries.npy")]
+    np.testing.assert_array_equal(np.stack([vector for vector in found if vector is not None]), matrix)
+
+
 def test_a_text_per_line_and_standard_input_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "queries.txt"
     path.write_text("chess\n\n molten rock \n")

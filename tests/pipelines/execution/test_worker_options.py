@@ -128,8 +128,13 @@ def test_which_machines_are_asked_for(runner, options, accelerator, expected):
 @pytest.mark.parametrize(
     ("runner", "options", "accelerator", "words"),
     [
-        ("flink", ["--flink_master=h:1"], GPU, "only dataflow has machines by stage"),
-        (None, [], GPU, "until='embed'"),
+        (
+            "flink",
+            ["--flink_master=h:1"],
+            GPU,
+            "only the runner 'dataflow' has machines by stage, got 'flink'.*--until embed",
+        ),
+        (None, [], GPU, "got 'local'.*--until embed"),
         ("dataflow", DATAFLOW, "nvidia-l4", "must be like type:"),
         (
             "dataflow",

@@ -31,6 +31,7 @@ from scannery.pipelines.profiling.value_types import guess_type, is_missing
         ("day", ["2024-03-02", "2024-03-03"], "timestamp", {}),
         ("at", ["2024-03-02 10:00:00+00", "2024-03-02T10:00:00.123Z"], "timestamp", {}),
         ("day", ["24.12.2023", "01.02.2024"], "timestamp", {"format": "%d.%m.%Y"}),
+        ("day", ["24.12.2023", "00.00.0000"], "timestamp", {"format": "%d.%m.%Y"}),
         ("day", ["12/24/2023", "01/02/2024"], "timestamp", {"format": "%m/%d/%Y"}),
         ("day", ["Sat, 02 Mar 2024 10:00:00 GMT"], "timestamp", {}),
         ("created_ms", ["1709424000000", "1709424000001"], "timestamp", {"unit": "ms"}),

@@ -86,7 +86,7 @@ def test_another_dialect_is_written_as_before():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"escape": "ab"}, "must be one character, got 'ab'"),
+        ({"escape": "ab"}, "must be one character or `none`, got 'ab'"),
         ({"escape": '"'}, "`escape` and `quote` must differ"),
         ({"escape": ";", "delimiter": ";"}, "`escape` and `delimiter` must differ"),
     ],

@@ -15,7 +15,13 @@ from scannery.indexer import open_index
 from scannery.indexer.maintenance import measure_recall
 from scannery.pipelines.errors import CollectionError
 from scannery.pipelines.tuning import whole_recall
-from scannery.pipelines.tuning.tuning_queries import load_queries, measuring_half, read_queries, tuning_half
+from scannery.pipelines.tuning.tuning_queries import (
+    _values,
+    load_queries,
+    measuring_half,
+    read_queries,
+    tuning_half,
+)
 from tests.pipelines.conftest import DIMENSIONS, VECTORS, manifest_of, rows_of, run, vector_records
 
 SPEC = VECTORS | {"shards": 2, "scann": {"exact_below_rows": 1000}}
@@ -41,8 +47,23 @@ def test_files_of_vectors(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("q.csv", "id,text\n1,boats\n2,bread\n"),
+        ("q.tsv", "1\tboats\n2\tbread\n"),
+        ("q.json", '[{"id": "1", "text": "boats"},\n {"id": "2", "text": "bread"}]'),
+        ("q.txt", "\ufeffboats\nbread\n"),
+    ],
+)
+def test_files_of_texts_are_read_as_by_a_search(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert _values(tmp_path / name) == ["boats", "bread"]
+
+
+@pytest.mark.parametrize(
     ("name", "text", "words"),
     [
+        ("a.csv", "id,other\n1,2\n", "a.csv, line 2: needs `text`"),
         ("a.jsonl", "[1, 2]\n[1]\n", "vectors of one length"),
         ("a.jsonl", "[1, 2]\n[1, NaN]\n", "finite"),
         ("a.jsonl", '{"other": 1}\n', "one length|finite"),
