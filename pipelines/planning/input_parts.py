@@ -163,11 +163,19 @@ def _remembered(known: object, file: InputFile, looks: str) -> list[Part]:
 
 
 def _is_of(part: Part, file: InputFile, looks: str) -> bool:
-    numbers = (part.start, part.end or 0, part.first, part.records, part.size_bytes, part.companion_start)
+    numbers: tuple[Any, ...] = (
+        part.start,
+        part.end or 0,
+        part.first,
+        part.records,
+        part.size_bytes,
+        part.companion_start,
+    )
+    texts: tuple[Any, ...] = (part.format, part.compression, part.dialect, part.digest)
     return (
         (part.base, part.path, part.fetch) == (file.base, file.path, ())
         and all(isinstance(number, int) and number >= 0 for number in numbers)
-        and all(isinstance(text, str) for text in (part.format, part.compression, part.dialect, part.digest))
+        and all(isinstance(text, str) for text in texts)
         and _is_plain(part, looks)
     )
 
