@@ -77,7 +77,11 @@ def least_used(names: Sequence[str], folder: Path | None = None) -> int:
     if len(key) < 2:
         return 0
     if key not in _held:
-        _held[key] = _take(key, folder or Path(tempfile.gettempdir()) / f"scannery-gpus-{os.getuid()}")
+        place = folder or Path(tempfile.gettempdir()) / f"scannery-gpus-{os.getuid()}"
+        try:
+            _held[key] = _take(key, place)
+        except OSError:  # others can put a link in the temporary folder, or its disk is full
+            _held[key] = _any_of(key)
     return _held[key][0]
 
 
@@ -94,4 +98,9 @@ def _take(names: Sequence[str], folder: Path) -> tuple[int, int]:
                 os.close(file)
             else:
                 return position, file
+    return _any_of(names)
+
+
+def _any_of(names: Sequence[str]) -> tuple[int, int]:
+    """Return a GPU without a count of processes, and a descriptor that holds nothing."""
     return os.getpid() % len(names), os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

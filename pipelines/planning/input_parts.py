@@ -38,6 +38,8 @@ SETTLED_S = 2.0
 """Least age of a local file that is remembered: a change within the resolution of file times would not be seen."""
 
 _SAVED_EVERY_S = 60.0
+_MOST_RATIO = 100
+"""Most bytes of a memory for one that is stored: a part has a hash of 16 random bytes, and about 500 bytes."""
 
 
 def cut_files(
@@ -109,9 +111,8 @@ class CutMemory:
         """Return the parts of a file, from memory if it looks as it did."""
         looks = _looks(file)
         name = f"{file!r} {limit} {looks}"
-        if looks is not None and (known := self._known.get(name)) is not None:
-            parts = [Part(**part) for part in known]
-        else:
+        parts = [] if looks is None else _remembered(self._known.get(name), file, looks)
+        if not parts:
             parts = [*split_file(file, limit)]
             self._new += 1
         if looks is not None and all(_is_plain(part, looks) for part in parts):
@@ -134,10 +135,49 @@ class CutMemory:
 
     def _read(self) -> dict[str, list[dict[str, Any]]]:
         try:
-            content = json.loads(zlib.decompress(self._store.read(self._key)))
+            content = json.loads(_unpacked(self._store.read(self._key)))
             return dict(content["files"]) if content["version"] == FORMAT_VERSION else {}
-        except (IndexerError, zlib.error, ValueError, KeyError, TypeError):
+        except (IndexerError, zlib.error, ValueError, KeyError, TypeError, RecursionError):
             return {}  # none, or a damaged one: all files are read
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Return the content of a memory; ValueError if it is much larger than that of parts."""
+    stream = zlib.decompressobj()
+    content = stream.decompress(data, _MOST_RATIO * len(data))
+    if not stream.eof:
+        raise ValueError("it ends early, or is not one of parts")
+    return content
+
+
+def _remembered(known: object, file: InputFile, looks: str) -> list[Part]:
+    """Return the parts of a file that the store remembers; none if these cannot be parts of this file.
+
+    Others who can write to the store must not choose which files of this machine are read.
+    """
+    try:
+        parts = [Part(**part) for part in known] if isinstance(known, list) else []
+    except TypeError:
+        return []
+    return parts if all(_is_of(part, file, looks) for part in parts) else []
+
+
+def _is_of(part: Part, file: InputFile, looks: str) -> bool:
+    numbers: tuple[Any, ...] = (
+        part.start,
+        part.end or 0,
+        part.first,
+        part.records,
+        part.size_bytes,
+        part.companion_start,
+    )
+    texts: tuple[Any, ...] = (part.format, part.compression, part.dialect, part.digest)
+    return (
+        (part.base, part.path, part.fetch) == (file.base, file.path, ())
+        and all(isinstance(number, int) and number >= 0 for number in numbers)
+        and all(isinstance(text, str) for text in texts)
+        and _is_plain(part, looks)
+    )
 
 
 def _looks(file: InputFile) -> str | None:

@@ -20,6 +20,8 @@ _SHIELDED = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
 _NULL = chr(_FIRST + ord("N"))
 _LINE_END = chr(_FIRST + ord("\n"))
 _RETURN_END = chr(_FIRST + ord("\r")) + "\n"
+_MOST_CHARACTERS = 16 * 2**20
+"""Of lines that escaped line breaks join: without a bound, a file could be one row."""
 _USUAL = frozenset("\\\"'0bnrtZN,;|\t\r\n")
 """What MySQL and PostgreSQL escape."""
 
@@ -46,16 +48,19 @@ class EscapedRows:
 
     def _shielded(self, lines: Iterator[str]) -> Iterator[str]:
         """Yield the lines; one that ends with an escaped line break together with the next."""
-        pending = ""
+        pending: list[str] = []
+        size = 0
         for line in lines:
-            text = pending + self._pattern.sub(_shield, line)
-            if text.endswith((_LINE_END, _RETURN_END)):
-                pending = text.removesuffix("\n") + _LINE_END if text.endswith(_RETURN_END) else text
+            text = self._pattern.sub(_shield, line)
+            is_open = text.endswith((_LINE_END, _RETURN_END))
+            pending.append(text.removesuffix("\n") + _LINE_END if text.endswith(_RETURN_END) else text)
+            size += len(text)
+            if is_open and size <= _MOST_CHARACTERS:
                 continue
-            pending = ""
-            yield text
+            yield "".join(pending)
+            pending, size = [], 0
         if pending:
-            yield pending
+            yield "".join(pending)
 
 
 def unescaped(cell: str) -> str:

@@ -18,7 +18,7 @@ from scannery.pipelines.dead_letters import DeadLetter, excerpt_of
 from scannery.pipelines.errors import SpecConflictError
 from scannery.pipelines.sources import lines
 from scannery.pipelines.sources.encodings import MAX_WIDE_PARTS, utf8_blocks, wide_encoding
-from scannery.pipelines.sources.json_recovery import end_of_broken, first_key_of
+from scannery.pipelines.sources.json_recovery import Effort, TooBrokenError, end_of_broken, first_key_of
 from scannery.pipelines.sources.locations import InputFile
 from scannery.pipelines.sources.parts import MAX_RECORD_BYTES, DamagedError, Fields, Part, Record
 from scannery.pipelines.sources.streams import lines_of
@@ -32,8 +32,13 @@ _STREAM = "stream"
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODE = json.JSONDecoder(strict=False).raw_decode
+_MOST_BEHIND = 1 << 15
+"""Characters before a broken element that are kept."""
 _MARGIN = 16
 """An error this near to the end of the text that was read may come from the end: `tru`, `\\u00`."""
+
+
+_TOO_BROKEN = "too many elements are not JSON to find where each ends"
 
 
 class _BrokenError(Exception):
@@ -63,6 +68,7 @@ class _Scanner:
     def __init__(self, blocks: Iterator[bytes], offset: int = 0) -> None:
         self._blocks, self._begin = blocks, offset
         self._text, self._at, self._has_ended = "", 0, False
+        self._effort = Effort(reached=offset)
 
     @property
     def offset(self) -> int:
@@ -90,19 +96,22 @@ class _Scanner:
         """Return the text of the next value, as Latin-1, and move past it."""
         self.peek()
         while True:
-            problem = ""
+            problem, failure = "", Exception()
             try:
                 _, end = _DECODE(self._text, self._at)
             except (ValueError, RecursionError) as error:
                 problem = str(error).partition(": line")[0]
                 end = -1
                 if self._is_certain(error):
+                    self._count(error)
                     raise _BrokenError(problem) from error
+                failure = error
             if end >= 0 and (end < len(self._text) or not self._more()):  # a number may go on
                 text = self._text[self._at : end]
                 self._at = end
                 return text
             if end < 0 and not self._more():
+                self._count(failure)
                 raise _BrokenError(f"{problem}, or longer than {MAX_RECORD_BYTES} bytes")
 
     def skip_broken(self, first_key: str | None, *, is_cut: bool) -> str:
@@ -113,19 +122,34 @@ class _Scanner:
             is_cut: the bytes end with an element, and not with the list.
 
         Raises:
-            DamagedError: no element follows within `MAX_RECORD_BYTES`.
+            DamagedError: no element follows within `MAX_RECORD_BYTES`, or too many elements are broken.
 
         """
+        self._effort.reach(self.offset)
+        if self._at > max(_MOST_BEHIND, len(self._text) >> 8):  # each error counts the lines before it
+            self._begin, self._text, self._at = self.offset, self._text[self._at :], 0
         while True:
             is_all = self._has_ended or len(self._text) - self._at > MAX_RECORD_BYTES
             is_end = is_cut and self._has_ended
-            end = end_of_broken(self._text, self._at, first_key, is_all=is_all, is_cut=is_end)
+            try:
+                end = end_of_broken(
+                    self._text, self._at, first_key, self._effort, is_all=is_all, is_cut=is_end
+                )
+            except TooBrokenError as error:
+                raise DamagedError(_TOO_BROKEN) from error
             if end is not None:
                 text = self._text[self._at : end].rstrip(" \t\r\n")
                 self._at = end
                 return text
             if is_all or not (self._more() or self._has_ended):
                 raise DamagedError(f"no other element was found within {MAX_RECORD_BYTES} bytes")
+
+    def _count(self, error: Exception) -> None:
+        """Count an attempt to decode that failed; raises DamagedError after too many."""
+        try:
+            self._effort.failed(self._text, self._at, error)
+        except TooBrokenError as problem:
+            raise DamagedError(_TOO_BROKEN) from problem
 
     def _is_certain(self, error: Exception) -> bool:
         """Return whether a value is not JSON, whatever follows what was read."""

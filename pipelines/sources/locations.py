@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import itertools
 import os
 import re
 import stat
@@ -220,11 +221,12 @@ def _walk(base: Path, pattern: re.Pattern[str] | None, depth: int | None = None)
 
 
 def leaves_folder(base: str, path: str) -> bool:
-    """Return whether a path below a local folder is a link to something outside of it."""
+    """Return whether a path below a local folder leads outside of it, by a link at its end or on the way."""
     if _SCHEME.match(base):
         return False
     local = Path(base) / path
-    if not local.is_symlink():
+    steps = [local, *itertools.islice(local.parents, len(PurePosixPath(path).parts) - 1)]
+    if not any(step.is_symlink() for step in steps):
         return False
     return not Path(os.path.realpath(local)).is_relative_to(os.path.realpath(base))
 

@@ -157,3 +157,16 @@ def test_servers_take_a_gpu_by_its_number(name):
 def test_servers_refuse_other_devices(name):
     with pytest.raises(typer.BadParameter, match="auto, cpu, cuda, cuda:N or xla"):
         _checked_device(name)
+
+
+def test_what_others_put_in_the_place_of_the_folder_does_not_stop_a_process(tmp_path):
+    dangling, full, linked = tmp_path / "dangling", tmp_path / "full", tmp_path / "linked"
+    dangling.symlink_to(tmp_path / "nowhere")
+    (full / "folder").mkdir(parents=True)
+    full.chmod(0o777)
+    linked.mkdir(mode=0o700)
+    (linked / "0.0").symlink_to(tmp_path / "other")
+    for number, folder in enumerate((dangling, full, linked)):
+        assert least_used(["0", str(number + 1)], folder) in (0, 1)
+    assert not (tmp_path / "nowhere").exists()
+    assert not (tmp_path / "other").exists()

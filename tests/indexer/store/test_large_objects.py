@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from obstore.store import MemoryStore
 
 from scannery.indexer import AlreadyExistsError, NotFoundError, Store, StoreError, StoreUriError
 from scannery.indexer.store import bucket_backend
+from scannery.indexer.store.bucket_backend import BucketBackend
 from tests.data import ROOT
 from tests.object_server import ObjectServer, object_server
 
@@ -146,3 +148,12 @@ def test_a_file_is_fetched_in_the_memory_of_a_few_parts(monkeypatch, tmp_path):
     print(f"{most_bytes / 2**20:.0f} MiB more for an object of {size / 2**20:.0f} MiB")
     assert most_bytes < 2 * bucket_backend.PARALLEL * bucket_backend.PART_BYTES
     assert not list(Path(tmp_path).glob("**/object"))
+
+
+def test_a_length_beyond_the_object_takes_no_memory():
+    bucket = BucketBackend(MemoryStore())
+    bucket.write("a", b"x" * 100, only_if_absent=False)
+    for length in (1 << 32, 1 << 62):
+        assert bucket.read_range("a", 10, length) == b"x" * 90
+    with pytest.raises(StoreError):
+        bucket.read_range("a", 200, 1 << 62)

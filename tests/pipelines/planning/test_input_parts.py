@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,31 @@ def test_parts_with_problems_are_not_remembered(tmp_path, monkeypatch):
         parts: list[Part] = cut_files(files, 1000, memory=CutMemory(store, "t"))
         assert [part.problem for part in parts if part.problem] == ["damaged_file"]
     assert sorted(read) == ["000.jsonl", "001.jsonl", "bad.parquet", "bad.parquet"]
+
+
+@pytest.mark.parametrize("change", [
+    {"base": "/etc"}, {"path": "../secret.jsonl"}, {"path": "/etc/passwd"}, {"companions": ["../secret"]},
+    {"fetch": ["10.0.0.1"]}, {"format": "feed"}, {"unknown": 1}, {"start": "0"}, {"end": -1}, {"dialect": []},
+])  # fmt: skip
+def test_a_memory_that_others_wrote_does_not_choose_what_is_read(tmp_path, change):
+    (tmp_path / "secret.jsonl").write_text('{"id": "secret"}\n')
+    store, files = Store.open(tmp_path / "store", create=True), written(tmp_path / "input", 3)
+    first = cut_files(files, 1000, memory=CutMemory(store, "t"))
+    (item,) = store.list("t/stage/cuts")
+    content = json.loads(zlib.decompress(store.read(item.key)))
+    for parts in content["files"].values():
+        parts[0] |= change
+    store.write(item.key, zlib.compress(json.dumps(content).encode()))
+    assert cut_files(files, 1000, memory=CutMemory(store, "t")) == first
+
+
+def test_a_memory_that_is_a_bomb_is_not_unpacked(tmp_path):
+    store, files = Store.open(tmp_path / "store", create=True), written(tmp_path / "input", 3)
+    first = cut_files(files, 1000, memory=CutMemory(store, "t"))
+    (item,) = store.list("t/stage/cuts")
+    store.write(item.key, zlib.compress(bytes(256 << 20)))
+    tracemalloc.start()
+    assert cut_files(files, 1000, memory=CutMemory(store, "t")) == first
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 100 << 20

@@ -3,10 +3,12 @@ r"""CSV of databases: `\"`, `\n` and `\N`, found by the file or given by the spe
 from __future__ import annotations
 
 import gzip
+import time
 
 import pytest
 
 from scannery.indexer import InvalidSpecError, parse_spec
+from scannery.pipelines.sources.csv_escapes import EscapedRows
 from scannery.pipelines.sources.dialects import Dialect
 from tests.pipelines.sources.test_dialects import parts_of, read
 
@@ -100,3 +102,18 @@ def test_a_spec_without_it_is_written_as_before():
     source = {"text": "t", "csv": {"delimiter": ";"}}
     spec = parse_spec({"index": "i", "source": source, "encoder": {"model": "m"}})
     assert "escape" not in spec.source.model_dump()["csv"]
+
+
+@pytest.mark.parametrize("line", ["\\\n", "\\\r\n"])
+def test_a_row_over_very_many_lines_takes_linear_time(line):
+    rows = EscapedRows(iter([line] * (1 << 20)), "\\", delimiter=",")
+    started = time.process_time()
+    assert [row[0] for row in rows] == [line[1:] * (1 << 20)]
+    assert time.process_time() - started < 8  # before, half an hour
+
+
+def test_a_row_over_many_lines_is_bounded():
+    lines = ["x" * (1 << 20) + "\\\n"] * 40
+    shielded = [len(line) for line in EscapedRows(iter(lines), "\\")._shielded(iter(lines))]
+    assert len(shielded) > 1
+    assert max(shielded) < 20 << 20

@@ -30,6 +30,9 @@ from scannery.pipelines.sources import (
     read_part,
     split_file,
 )
+from scannery.pipelines.sources.feeds.feed_records import Transcript
+from scannery.pipelines.sources.feeds.transcripts import transcript_of
+from scannery.pipelines.sources.locations import leaves_folder
 from scannery.pipelines.sources.parts import DamagedError
 from scannery.pipelines.sources.streams import BLOCK_BYTES, lines_of, read_blocks, sized_lines_of
 from tests.hooks import no_descriptors
@@ -458,3 +461,18 @@ def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
     records, letters = read(tmp_path)
     assert [record.fields["id"] for record in records] == ["b.txt"]
     assert [letter.reason for letter in letters] == ["unreadable_file"]
+
+
+def test_a_transcript_in_a_linked_folder_outside_of_the_input_is_not_read(tmp_path):
+    outside, base = tmp_path / "outside", tmp_path / "input"
+    (outside / "deep").mkdir(parents=True)
+    (base / "own").mkdir(parents=True)
+    for folder in (outside, outside / "deep", base / "own"):
+        (folder / "talk.txt").write_text("words")
+    (base / "linked").symlink_to(outside)
+    (base / "inner").symlink_to(base / "own")
+    for path, leaves in (("linked/talk.txt", True), ("linked/deep/talk.txt", True), ("inner/talk.txt", False),
+                         ("own/talk.txt", False)):  # fmt: skip
+        assert leaves_folder(str(base), path) is leaves
+        found = transcript_of([Transcript(path, "text/plain")], str(base), "feed.xml", [])
+        assert (found.text is None) is leaves
