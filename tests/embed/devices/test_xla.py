@@ -131,6 +131,28 @@ def test_an_unplanned_shape_is_an_error_and_not_a_silent_compilation(tmp_path: P
         encoder._device.run(iter([(batch, lambda: tokens.collate(items, batch.bucket))] * 2), lambda *_: None)
 
 
+def test_a_model_that_dynamo_cannot_trace_whole_is_an_error_that_names_it(tmp_path: Path) -> None:
+    folder = make_model("bert-cls", tmp_path)
+    encoder = Encoder.load(folder, device="xla")
+    device = encoder._device
+    assert isinstance(device, XlaDevice)
+    whole = device._forward
+
+    def forward(model: Any, features: Any) -> Any:
+        assert whole is not None
+        vectors_BD = whole(model, features)
+        return vectors_BD * bool(vectors_BD.sum() > 0)  # the program depends on a value
+
+    device._forward = forward
+    for _ in range(2):
+        with pytest.raises(
+            DeviceError, match=f"cannot run {folder}: Dynamo cannot compile it as one program: Failed"
+        ):
+            encoder.encode_queries(["one"])
+    device._forward = whole
+    assert encoder.encode_queries(["one"]).shape == (1, 32)
+
+
 def test_float32_is_multiplied_as_float32(tmp_path: Path) -> None:
     from torch_xla.backends import get_mat_mul_precision
 
