@@ -292,7 +292,7 @@ def xla(_: argparse.Namespace) -> None:
             [f"padding share, 65,536 texts like {len(sample)} {kind}", f"{padding_share(here, sample):.1%}"]
         )
     # A TPU's steps would take a CPU half a minute each.
-    small: dict[str, Any] = {"MAX_WIDTHS": 4, "BUDGET_TOKENS": 1024, "FEW_ROWS": (1, 8)}
+    small: dict[str, Any] = {"MAX_WIDTHS": 4, "BUDGET_TOKENS": 1024, "CHIP_TOKENS": 1024, "FEW_ROWS": (1, 8)}
     for name, value in small.items():
         setattr(shapes, name, value)
     device.BULK_TEXTS = 64

@@ -135,11 +135,15 @@ class Encoder:
         """
         options = ModelOptions(dimensions, query_prompt, document_prompt, max_tokens)
         modules, fingerprint = load_model(model, options, device, expected)
-        return cls(
-            modules,
-            fingerprint,
-            open_device(device, dtype, threads=threads, max_tokens=fingerprint.max_tokens, widths=widths),
+        opened = open_device(
+            device,
+            dtype,
+            threads=threads,
+            max_tokens=fingerprint.max_tokens,
+            widths=widths,
+            label=fingerprint.model,
         )
+        return cls(modules, fingerprint, opened)
 
     @staticmethod
     def known_fingerprint(

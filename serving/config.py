@@ -149,6 +149,20 @@ class ListenConfig:
                 field="workers",
             )
 
+    def check_reload(self) -> None:
+        """Check that new workers can start while the old ones run.
+
+        Raises:
+            ConfigError: they encode on XLA, whose chips the old worker holds.
+
+        """
+        if self.device == "xla":
+            raise ConfigError(
+                "device: a server on xla cannot reload: its worker holds all chips of the host until it ends, so that "
+                "a new one could not start. Restart the server",
+                field="device",
+            )
+
     def _check_address(self, name: str) -> None:
         address = getattr(self, name)
         host, _ = split_address(address, field=name)
@@ -259,6 +273,11 @@ class ServerConfig(ListenConfig):
         super().__post_init__()
         self._check("recall_share", 0, 1)
         make_absolute(self, "store", "log")
+
+    def check_reload(self) -> None:
+        """As `ListenConfig.check_reload`; with an encoder process, workers hold no chips."""
+        if self.encoder is None:
+            super().check_reload()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,13 @@ DTYPES: Sequence[str] = ("auto", "float32", "bfloat16", "float16")
 
 
 def open_device(
-    name: str, dtype: str, *, threads: int | None = None, max_tokens: int, widths: Sequence[int] | None = None
+    name: str,
+    dtype: str,
+    *,
+    threads: int | None = None,
+    max_tokens: int,
+    widths: Sequence[int] | None = None,
+    label: str = "the model",
 ) -> Device:
     """Return the device called `name`.
 
@@ -25,6 +31,7 @@ def open_device(
         threads: cores to use on a CPU; None: all that torch sees.
         max_tokens: longest text of the model, in tokens.
         widths: in tokens, of the batches that XLA compiles for many texts; None: chosen from the first of them.
+        label: the model's name, for errors.
 
     Raises:
         InvalidArgumentError: no device or dtype has this name.
@@ -44,7 +51,7 @@ def open_device(
     if kind == "xla" and not number:
         from scannery.embed.devices.xla import XlaDevice
 
-        return XlaDevice(dtype, max_tokens=max_tokens, widths=widths)
+        return XlaDevice(dtype, max_tokens=max_tokens, widths=widths, label=label)
     raise InvalidArgumentError(f"device must be auto, cpu, cuda, cuda:N or xla, got {name!r}", field="device")
 
 

@@ -29,7 +29,7 @@ from scannery.embed.devices.xla_shapes import (
     few_row_buckets,
     plan_widths,
 )
-from scannery.embed.errors import InvalidArgumentError, RecompilationError
+from scannery.embed.errors import DeviceError, InvalidArgumentError, RecompilationError
 from scannery.embed.tokenization import Features
 
 __all__ = ["XlaDevice", "compilations", "launch"]
@@ -62,13 +62,21 @@ class XlaDevice:
     window_texts = 65_536
     fixed_shapes = True
 
-    def __init__(self, dtype: str = "auto", *, max_tokens: int, widths: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        dtype: str = "auto",
+        *,
+        max_tokens: int,
+        widths: Sequence[int] | None = None,
+        label: str = "the model",
+    ) -> None:
         """Start XLA and its cache of compiled programs.
 
         Args:
             dtype: `auto`, `float32` or `bfloat16`.
             max_tokens: longest text of the model, in tokens.
             widths: of the shapes of many rows, in tokens; None: chosen from the first large call.
+            label: the model's name, for errors.
 
         Raises:
             InvalidArgumentError: an option is out of range.
@@ -80,6 +88,7 @@ class XlaDevice:
                 "dtype must be float32 or bfloat16 on XLA, got 'float16'", field="dtype"
             )
         self.dtype = dtype
+        self._label = label
         self._longest = min(max_tokens, LONGEST_WIDTH)
         self.longest_tokens: int | None = self._longest
         self._widths: tuple[int, ...] = ()
@@ -126,7 +135,12 @@ class XlaDevice:
         self._names = [name for name, value in probes[0].items() if torch.is_tensor(value)]
 
     def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
-        """Yield batches in the compiled shapes; the first call, and the first large one, compile theirs."""
+        """Yield batches in the compiled shapes; the first call, and the first large one, compile theirs.
+
+        Raises:
+            DeviceError: the model cannot be compiled.
+
+        """
         with self._lock:
             self._prepare(lengths_N)
             buckets = self.buckets
@@ -160,8 +174,12 @@ class XlaDevice:
             for kind in range(len(self._kinds)):
                 if (kind, bucket.rows, bucket.width) in self._steps:
                     continue
-                self._steps[kind, bucket.rows, bucket.width] = self._step(kind, bucket.rows)
-                self._call(kind, ones_BT, ones_BT.to(torch.uint8))
+                step = self._step(kind, bucket.rows)
+                try:
+                    self._start(step, ones_BT, ones_BT.to(torch.uint8))
+                except torch._dynamo.exc.TorchDynamoException as error:
+                    raise DeviceError(_not_compiled(self._label, error), field="device") from error
+                self._steps[kind, bucket.rows, bucket.width] = step
         with _TRACING:
             self._chips.wait()
         return buckets
@@ -199,19 +217,27 @@ class XlaDevice:
         )
 
     def _call(self, kind: int, ids_BT: Any, mask_BT: Any) -> Any:
-        import torch
-
         rows, width = ids_BT.shape
         step = self._steps.get((kind, rows, width))
         if step is None:
             known = ", ".join(f"{bucket.rows}×{bucket.width}" for bucket in self.buckets)
             raise RecompilationError(f"a batch of {rows}×{width} was not compiled; the shapes are {known}")
+        return self._start(step, ids_BT, mask_BT)
+
+    def _start(self, step: Step, ids_BT: Any, mask_BT: Any) -> Any:
+        import torch
+
         with _TRACING, torch.no_grad():
             return step(self._chips.put(ids_BT), self._chips.put(mask_BT))
 
 
 def _constants(features: Features) -> Features:
     return {name: value for name, value in features.items() if not hasattr(value, "shape")}
+
+
+def _not_compiled(label: str, error: Exception) -> str:
+    why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"device xla cannot run {label}: Dynamo cannot compile it as one program: {why}. Use device cpu or cuda"
 
 
 def _finish(batch: Batch, vectors_BD: Any, emit: Emit) -> None:

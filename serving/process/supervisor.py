@@ -5,7 +5,8 @@ dead processes (with exponential backoff), and handles signals:
 
 SIGTERM, SIGINT   all workers refuse new requests, finish running ones, and end
 SIGHUP            a new generation of workers starts; when all of them are ready, the old one drains. If one of them
-                  cannot start, or is not ready in time, the old generation stays
+                  cannot start, or is not ready in time, the old generation stays. Refused on XLA, whose chips the old
+                  generation holds
 
 As process 1 of a container it also reaps orphaned processes.
 """
@@ -227,6 +228,11 @@ class Supervisor(Generic[ConfigT, SharedT]):
     def _reload(self) -> None:
         """Begin a new generation; `_take_over` ends the old one."""
         self._reload_wanted = False
+        try:
+            self._config.check_reload()
+        except ConfigError as error:
+            _LOG.error("reload: everything stays as it was: %s", error)
+            return
         _LOG.info("reload: starting new workers")
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from scannery.embed import Encoder
 from scannery.embed.models.model_files import find_model
+
+# The tests on XLA's CPU backend run each program a few times only: most of their time is compilation.
+if os.environ.get("PJRT_DEVICE", "CPU") == "CPU":
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 

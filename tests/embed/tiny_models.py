@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,11 @@ def _tokenizer(kind: str) -> Any:
     )  # fmt: skip
 
 
+# On XLA each layer is traced and compiled for every shape, which is most of the time of a test.
+LAYERS = 1 if os.environ.get("SCANNERY_TEST_DEVICE") == "xla" else 2
+
 SIZES: dict[str, Any] = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "intermediate_size": 64,
     "max_position_embeddings": 80, "pad_token_id": 0,
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -22,6 +23,7 @@ import pytest
 
 import scannery
 from scannery.serving import BindError, ConfigError, ServerConfig, serve
+from scannery.serving.config import RemoteConfig
 from scannery.serving.security import KeyFile
 from tests.data import ROOT
 from tests.served import DIMENSIONS, serving
@@ -193,6 +195,25 @@ def test_options_are_checked_before_anything_happens(library: Path) -> None:
         serve(ServerConfig(store=str(library), device="xla"), workers=2)
     with serving(library) as server, pytest.raises(BindError):
         serve(ServerConfig(store=str(library), listen=server.address), workers=2)
+
+
+def test_a_server_on_xla_refuses_to_reload(library: Path) -> None:
+    """New workers could not get the chips, which the old one holds."""
+    with started(library, "--workers", "1", "--device", "xla") as (process, address):
+        log, before = Log(process), children(process.pid)
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: log.said("everything stays as it was: device: a server on xla cannot reload"))
+        assert children(process.pid) == before
+        assert not log.said("starting new workers")
+        assert answers(address)
+
+
+def test_a_server_whose_encoder_process_has_the_chips_may_reload(library: Path) -> None:
+    config = ServerConfig(store=str(library), device="xla")
+    with pytest.raises(ConfigError, match="cannot reload: its worker holds all chips"):
+        config.check_reload()
+    replace(config, encoder=RemoteConfig(address="127.0.0.1:7078")).check_reload()
+    replace(config, device="cpu").check_reload()
 
 
 class Log:
