@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scannery.embed import Encoder
 from scannery.embed.text.documents import cut
 from scannery.embed.tokenization import FastTokens
+from scannery.embed.warm import warm_tokenizer
 from scannery.embed.wordpiece import ENOUGH_CHARS, BulkTokenizer, WordPiece
 from tests.data import shared_data
 
@@ -177,3 +178,7 @@ def test_a_character_that_two_threads_look_up_keeps_its_place(tokenizer: Any) ->
     made._learn(codes)
     assert made._mapped[codes].tolist() == places.tolist()
     assert made._longer is running
+
+
+def test_the_kernel_can_be_compiled_beforehand() -> None:
+    assert warm_tokenizer()
