@@ -111,7 +111,9 @@ class WordPiece:
     def _learn(self, codes: np.ndarray) -> None:
         """Look up what the normalizer makes of characters, and whether they are words of their own."""
         with self._lock:
-            for code in codes.tolist():
+            # Another thread can have learned them meanwhile. A second row of `longer` would be beyond the end of the
+            # array that a running kernel of that thread has.
+            for code in codes[self._kinds[codes] == UNKNOWN].tolist():
                 kind, mapped = self._character(chr(code))
                 if len(mapped) > 1:
                     kind = self._remember(code, mapped) if len(mapped) <= MOST_MAPPED else UNSAFE

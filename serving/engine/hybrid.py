@@ -10,12 +10,16 @@ A lexical ranking without the row adds nothing, a dense ranking without it the l
 The best 200 rows of both rankings are fused. Where more hits are wanted, rows that only the best 800 have follow them,
 then those of the best 3,200, and so on. So an answer is the beginning of every longer one, and pages fit together.
 
+If one ranking has the weight 0, all rows of the other one come first: the blocks of 200, 800 and so on would put rows
+that only the ranking without weight has in front of the other one's rows after place 200.
+
 Shapes: H rows of both rankings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial, reduce
 
 import numpy as np
 
@@ -61,19 +65,26 @@ def fuse(
 
     """
     depth, longest = FUSED_ROWS, max(len(dense), len(lexical))
-    fused = _fused(dense.within(0, depth), lexical.within(0, depth), fusion, segments, scale)
+    blocks = [_fused(dense.within(0, depth), lexical.within(0, depth), fusion, segments, scale)]
     while depth < longest:
         depth *= DEEPER
-        deeper = _fused(dense.within(0, depth), lexical.within(0, depth), fusion, segments, scale)
-        fused = _followed(fused, deeper, segments)
-    return fused
+        blocks.append(_fused(dense.within(0, depth), lexical.within(0, depth), fusion, segments, scale))
+    if fusion.alpha in (0, 1):
+        blocks = [*(_of_one(block, fusion.alpha) for block in blocks), *blocks]
+    return reduce(partial(_followed, segments=segments), blocks)
+
+
+def _of_one(fused: Ranking, alpha: float) -> Ranking:
+    """Return the rows that the ranking with all the weight has."""
+    scores = fused.dense if alpha else fused.lexical
+    return fused if scores is None else fused.at(~np.isnan(scores))
 
 
 def _followed(first: Ranking, deeper: Ranking, segments: Sequence[Segment]) -> Ranking:
     """Return a ranking, and after it the other rows of a deeper one, whose scores are moved below the last one."""
     rest = deeper.at(~np.isin(_keys(deeper), _keys(first)))
-    if not len(rest):
-        return first
+    if not len(rest) or not len(first):
+        return first if len(first) else rest
     below = float(np.nextafter(first.scores[-1], np.float32(-np.inf)))
     moved_H = rest.scores - max(0.0, float(rest.scores[0]) - below)
     both = [(getattr(first, part), getattr(rest, part)) for part in ("segments", "rows", "dense", "lexical")]

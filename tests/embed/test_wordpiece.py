@@ -169,5 +169,16 @@ def test_passages_are_the_same(minilm: Encoder) -> None:
     assert cut(text, small, "Title") == cut(text, large, "Title")
 
 
+def test_a_character_that_two_threads_look_up_keeps_its_place(tokenizer: Any) -> None:
+    made = WordPiece(tokenizer, json.loads(tokenizer.to_str()))
+    codes = np.arange(0xAC00, 0xAC00 + 60)
+    made._learn(codes)
+    # What the kernel of one thread has, while another thread looks up the same characters.
+    places, running = made._mapped[codes].copy(), made._longer
+    made._learn(codes)
+    assert made._mapped[codes].tolist() == places.tolist()
+    assert made._longer is running
+
+
 def test_the_kernel_can_be_compiled_beforehand() -> None:
     assert warm_tokenizer()

@@ -98,3 +98,36 @@ def test_deleted_rows_set_no_scale() -> None:
         after = index.search(QUERY, 1, where={"n": 3}, alpha=0.5)[0].score
     assert before < 0.95
     assert np.isclose(after, 1.0)
+
+
+@pytest.fixture(scope="module")
+def many_matches() -> Iterator[scannery.Index]:
+    texts = [
+        "apple " * (1 + row % 4) + f"pear w{row % 9}" if row % 2 else f"stone w{row % 9} cloud x{row}"
+        for row in range(1500)
+    ]
+    with testing.client([{"id": f"d{row}", "text": text} for row, text in enumerate(texts)]) as client:
+        yield client.index("test")
+
+
+@pytest.mark.parametrize("fusion", ["weighted_score", "reciprocal_rank"])
+@pytest.mark.parametrize(("alpha", "mode"), [(0, "lexical"), (1, "dense")])
+def test_all_rows_of_the_ranking_with_all_the_weight_come_first(
+    many_matches: scannery.Index, alpha: float, mode: Any, fusion: Any
+) -> None:
+    """Also after the first 200 rows, which are fused apart from those that follow."""
+    alone = {hit.id: hit.score for hit in many_matches.search("apple w3", 900, mode=mode)}
+    whole = list(many_matches.search("apple w3", 900, mode="hybrid", alpha=alpha, fusion=fusion))
+    assert {hit.id for hit in whole[: len(alone)]} == set(alone)
+    scores = [alone[hit.id] for hit in whole[: len(alone)]]
+    assert scores == pytest.approx(sorted(scores, reverse=True), abs=1e-5)
+    fused = [hit.score for hit in whole]
+    assert fused == sorted(fused, reverse=True)
+    pages = [
+        hit.id
+        for offset in range(0, 900, 300)
+        for hit in many_matches.search(
+            "apple w3", 300, offset=offset, mode="hybrid", alpha=alpha, fusion=fusion
+        )
+    ]
+    assert pages == [hit.id for hit in whole]
