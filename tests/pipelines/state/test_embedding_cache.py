@@ -122,7 +122,9 @@ def test_a_twin_that_ends_removes_only_its_own_catalogue(write, tmp_path, monkey
     texts = [{"id": f"t{i}", "text": f"sentence number {i}"} for i in range(6)]
     build(TEXTS, [write("a.jsonl", texts)], store.uri)
     path = write("b.jsonl", [*texts, {"id": "new", "text": "another"}])
-    before_call(monkeypatch, "open_file", r"t/stage/reuse/.*\.entries", lambda: build(TEXTS, [path], store.uri))
+    before_call(
+        monkeypatch, "open_file", r"t/stage/reuse/.*\.entries", lambda: build(TEXTS, [path], store.uri)
+    )
     build(TEXTS, [path], store.uri)
     assert read_manifest(store, "t").rows == 7
     assert not store.list("t/stage/reuse")
