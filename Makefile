@@ -12,6 +12,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(CONSTRAINED) $(BIN)/python -m pip install --quiet setuptools wheel
 	$(CONSTRAINED) $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	$(BIN)/python -m scannery.indexer.warm
+	$(BIN)/python -m scannery.embed.warm
 	touch $@
 
 demo: $(VENV)/.ready  ## Build and query the sample corpus, end to end.

@@ -40,7 +40,7 @@ from scannery.embed.models.loading import ModelOptions, load_model
 from scannery.embed.text import chunking
 from scannery.embed.tokenization import FastTokens, Features
 from scannery.indexer import Store, parse_spec
-from scannery.pipelines.building import new_job
+from scannery.pipelines.job_planning import new_job
 from scannery.pipelines.planning.build_plan import cut_input
 from scannery.pipelines.records import passages, unit_rows
 from scannery.pipelines.records.cutting_processes import PROCESSES_ENVIRONMENT, close_cutting_processes

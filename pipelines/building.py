@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from scannery.indexer.datapoints.schema import identifier
 from scannery.indexer.errors import AlreadyExistsError, InUseError, MissingFileError, NotFoundError
 from scannery.indexer.manifest import Manifest
@@ -18,7 +16,6 @@ from scannery.indexer.spec.sharding import shard_of
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
-from scannery.indexer.versions.creation import with_analyser
 from scannery.indexer.versions.leases import WorkLease, working
 from scannery.indexer.versions.versions import (
     hold_current,
@@ -32,9 +29,8 @@ from scannery.pipelines.execution.chain import Until
 from scannery.pipelines.execution.outcome import check_record
 from scannery.pipelines.execution.run import Engine, embed_only, execute
 from scannery.pipelines.execution.runners import check_engine, check_processes
-from scannery.pipelines.planning.build_plan import cut_input, dimensions_of, shards_of
-from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
-from scannery.pipelines.planning.compounds import with_compounds
+from scannery.pipelines.job_planning import build_id, plan_job, same_space
+from scannery.pipelines.planning.build_plan import cut_input
 from scannery.pipelines.planning.cutting import with_headings
 from scannery.pipelines.planning.input_parts import CutMemory
 from scannery.pipelines.planning.planned_encoder import PlannedEncoder
@@ -44,10 +40,10 @@ from scannery.pipelines.sources import InputFile, Part, arrange, find_files, ids
 from scannery.pipelines.stages.update import ShardChange, write_deletes
 from scannery.pipelines.state.job import Job, Mode
 from scannery.pipelines.state.progress import ProgressCallback
-from scannery.pipelines.state.work_units import WorkUnit, expected_rows, group, key_of
-from scannery.pipelines.tuning.tuning_queries import queries_of, read_queries, write_queries
+from scannery.pipelines.state.work_units import expected_rows, group
+from scannery.pipelines.tuning.tuning_queries import read_queries
 
-__all__ = ["MODES", "build", "build_id", "new_job"]
+__all__ = ["MODES", "build"]
 
 MODES: tuple[Mode, ...] = ("upsert", "full")
 
@@ -119,7 +115,7 @@ def build(
     gone = {identifier(value, field="deletes") for value in deletes}
     _check_mode(mode, inputs, gone)
     _check_until(until, inputs)
-    files = arrange(find_files(inputs), spec.source) if inputs else []
+    files = arrange(find_files(inputs, store=store_uri), spec.source) if inputs else []
     gone |= (
         ids_to_delete(files) if mode == "upsert" else set()
     )  # a full build removes all ids without a record
@@ -138,7 +134,7 @@ def build(
         engine = Engine(runner=runner, options=runner_options, encoder=encoder, accelerator=accelerator)
         for attempt in range(1, ATTEMPTS + 1):
             job = dataclasses.replace(
-                _job(spec, store, parts, encoder, given, parent, "full" if mode == "full" else "upsert"),
+                plan_job(spec, store, parts, encoder, given, parent, "full" if mode == "full" else "upsert"),
                 newer_than=None if parent is None or parent.log_sequence <= began_at else began_at,
                 log_after=began_at,
                 lease=lease.key,
@@ -236,7 +232,7 @@ def _check_overtaken(job: Job, parent: Manifest | None) -> None:
     what = f"index {job.index!r}: live updates {numbers} were sealed while this build ran"
     old, new = parent.spec.attributes, job.spec.attributes
     retyped = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
-    if retyped or not _same_space(parent, job.dimensions, job.fingerprint):
+    if retyped or not same_space(parent, job.dimensions, job.fingerprint):
         raise SpecConflictError(
             f"{what}, and do not fit its {', '.join(retyped) or 'encoder and dimensions'}; nothing was published. "
             "Pause writes and run it again"
@@ -287,130 +283,6 @@ def _check_until(until: str | None, inputs: Sequence[str]) -> None:
         raise ModeError(f"until must be embed, got {until!r}", field="until")
     if until is not None and not inputs:
         raise ModeError("until needs inputs, whose records are embedded", field="until")
-
-
-def _job(
-    spec: IndexSpec,
-    store: Store,
-    parts: Sequence[Part],
-    encoder: PlannedEncoder | None,
-    given_QD: np.ndarray | None,
-    parent: Manifest | None,
-    mode: Mode,
-) -> Job:
-    """Return the job without the caller's options and without the build id, which depends on the input.
-
-    Raises:
-        SpecConflictError: rows of the index do not fit the spec (compatibility.py).
-
-    """
-    updates = mode == "upsert" and parent is not None
-    spec = with_compounds(spec, parent if updates else None, parts)
-    if parent is not None and not parts and updates:  # only deletes: nothing is read, nothing encoded
-        dimensions, fingerprint = parent.dimensions, parent.encoder
-    else:
-        dimensions = dimensions_of(spec, parts, encoder, parent)
-        fingerprint = _fingerprint(encoder, parent)
-    if parent is not None and updates:
-        check_compatible(spec, parent, dimensions=dimensions, fingerprint=fingerprint)
-    job = new_job(
-        spec,
-        store,
-        dimensions=dimensions,
-        shards=shards_of(spec, parts, parent, dimensions),
-        fingerprint=fingerprint,
-        parent=parent,
-        mode="upsert" if updates else "full",
-        queries=None if given_QD is None else write_queries(store, spec.index, given_QD, dimensions),
-    )
-    return dataclasses.replace(
-        job, keep_rows=not updates and parent is not None and _can_keep_rows(job, parent)
-    )
-
-
-def _can_keep_rows(job: Job, parent: Manifest) -> bool:
-    """Return whether this job would make the same segments from the same rows as the index has."""
-    try:
-        check_compatible(job.spec, parent, dimensions=job.dimensions, fingerprint=job.fingerprint)
-    except SpecConflictError:
-        return False
-    same_queries = job.queries == queries_of(parent)
-    return job.shards == parent.shards and same_queries and not needs_rewriting(job.spec, parent)
-
-
-def new_job(
-    spec: IndexSpec,
-    store: Store,
-    *,
-    dimensions: int,
-    shards: int,
-    fingerprint: dict[str, Any] | None,
-    parent: Manifest | None,
-    mode: Mode,
-    queries: str | None = None,
-) -> Job:
-    """Return a job without the caller's options and without a build id.
-
-    An index keeps its analyser version unless the spec names another. Without `queries`, the job keeps the parent's
-    tuning queries if they were encoded by the same encoder.
-    """
-    spec = with_analyser(spec, parent.spec if parent is not None and mode == "upsert" else None)
-    known = None if parent is None else queries_of(parent)
-    if queries is None and parent is not None and _same_space(parent, dimensions, fingerprint):
-        queries = known
-    rewritten = parent is not None and (needs_rewriting(spec, parent) or queries != known)
-    recipe = {
-        "source": spec.source.model_dump(exclude={"max_errors"}),
-        "attributes": spec.model_dump(mode="json", include={"attributes", "attribute_specs"})["attributes"],
-        "distance": spec.distance,
-        "encoder": fingerprint["digest"] if fingerprint and spec.source.vector is None else None,
-        "dimensions": dimensions,
-        "shards": shards,
-    }
-    if spec.source.text is not None:
-        recipe["text"] = TEXT_VERSION
-    return Job(
-        store_uri=str(store.local_root or store.uri),
-        spec=spec,
-        dimensions=dimensions,
-        shards=shards,
-        fingerprint=fingerprint,
-        recipe=recipe,
-        build_id="",
-        parent=parent.version if parent else None,
-        index_id=parent.index_id if parent else None,
-        mode=mode,
-        queries=queries,
-        merge=mode == "upsert" and rewritten,
-    )
-
-
-TEXT_VERSION = 2
-"""Part of the recipe of indexes with texts: raise it when some text would be embedded or searched differently.
-
-Units are then made again; documents with an unchanged content hash (records/passages.py) are not embedded again."""
-
-
-def _same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] | None) -> bool:
-    digests = [(known or {}).get("digest") for known in (fingerprint, parent.encoder)]
-    return dimensions == parent.dimensions and digests[0] == digests[1]
-
-
-def build_id(job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange]) -> str:
-    """Return the name of a build; builds that do the same work have the same name."""
-    # Without the mode: a first build is `full` and its repetition `upsert`, and both must have one name.
-    spec, keys = job.spec.model_dump(mode="json"), [unit.key for unit in units]
-    changes = sorted((shard, change.key) for shard, change in shard_changes.items())
-    return key_of("build", spec, job.recipe, keys, job.merge, job.queries, changes)[:16]
-
-
-def _fingerprint(encoder: PlannedEncoder | None, parent: Manifest | None) -> dict[str, Any] | None:
-    """Return the encoder's fingerprint; the index's record of it if the digests are equal, whatever the model name."""
-    if encoder is None:
-        return None
-    known = parent.encoder if parent is not None else None
-    same = known is not None and known.get("digest") == encoder.fingerprint.digest
-    return known if same else encoder.fingerprint.to_dict()
 
 
 def _shard_changes(

@@ -157,7 +157,7 @@ def estimate(
         raise ModeError(f"workers must be at least 1, got {workers}", field="workers")
     spec = spec if isinstance(spec, IndexSpec) else parse_spec(spec)
     check_engine(runner, runner_options, [*inputs, store_uri])
-    files = arrange(find_files(inputs), spec.source)
+    files = arrange(find_files(inputs, store=store_uri), spec.source)
     parent = _parent(store_uri, spec.index)
     spec = with_headings(spec, parent, files)
     parts, limit = cut_input(files, spec, None)

@@ -82,7 +82,7 @@ def stamp_of(base: str, path: str) -> str:
     return f"{status.st_size}:{status.st_mtime_ns}:{status.st_ino}"
 
 
-def find_files(inputs: Sequence[str]) -> list[InputFile]:
+def find_files(inputs: Sequence[str], *, store: str | None = None) -> list[InputFile]:
     """Return the files of `inputs`, in the given order, and by path within a folder or glob.
 
     An input is a file, a folder (everything below it, except names that begin with `.` or `_`), or a pattern with
@@ -90,6 +90,10 @@ def find_files(inputs: Sequence[str]) -> list[InputFile]:
 
     Of symbolic links in a folder, those to files in the folder are followed. Those that leave the folder have a
     `problem`. Links to folders are not followed, so that loops end: a folder in the input is read in its own place.
+
+    Args:
+        inputs: files, folders and patterns.
+        store: the store that is built; where it is a folder in one of the inputs, its own files are left out.
 
     Raises:
         InputNotFoundError: an input matches no file.
@@ -99,12 +103,23 @@ def find_files(inputs: Sequence[str]) -> list[InputFile]:
         raise InputNotFoundError("no input given", field="input")
     found: dict[str, InputFile] = {}
     for location in inputs:
-        files = sorted(_find(str(location)), key=lambda file: file.path)
+        files = sorted(
+            (file for file in _find(str(location)) if not _in_store(file, store)), key=lambda file: file.path
+        )
         if not files:
             raise InputNotFoundError(f"input {location!r} matches no file", field="input")
         for file in files:
             found.setdefault(file.source, file)
     return list(found.values())
+
+
+def _in_store(file: InputFile, store: str | None) -> bool:
+    """Return whether a local file belongs to a store inside of the folder that the input named."""
+    if store is None or _SCHEME.match(file.base) or _SCHEME.match(store):
+        return False
+    root = Path(store).absolute()
+    base = Path(file.base)
+    return base in root.parents and (base / file.path).is_relative_to(root)
 
 
 def open_bytes(base: str, path: str) -> BinaryIO:

@@ -15,6 +15,7 @@ from scannery.indexer.errors import CorruptError
 from scannery.indexer.manifest import SegmentEntry
 from scannery.indexer.segment.segment_writer import file_sha256
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.store.range_file import RangeFile
 from scannery.indexer.vectors.arrays import taken
 from scannery.indexer.versions.tombstones import read_live_mask
 from scannery.indexer.versions.versions import segment_key
@@ -58,18 +59,43 @@ def _read_segment(entry: SegmentEntry, job: Job, store: Store, columns: Sequence
     schema = stored_schema(job)
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
+    by_range = columns is not None and store.local_root is None
+    table = (_read_columns if by_range else _read_whole)(entry, key, store, schema.names)
+    for field in schema:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return table.select(schema.names).replace_schema_metadata(None).cast(schema)
+
+
+def _read_whole(entry: SegmentEntry, key: str, store: Store, names: Sequence[str]) -> pa.Table:
+    """Return those of the columns that a segment has; its hash is checked."""
     with store.open_file(key) as path:
         if path.stat().st_size != entry.size_bytes or file_sha256(path) != entry.sha256:
             raise CorruptError(
                 f"{key} is damaged: its SHA-256 is not the one in the manifest; build the whole index again (--full)"
             )
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            stored = [name for name in schema.names if name in file.schema_arrow.names]
-            table = file.read(columns=stored)
-    for field in schema:
-        if field.name not in stored:
-            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-    return table.select(schema.names).replace_schema_metadata(None).cast(schema)
+            return file.read(columns=_stored(file, names))
+
+
+def _read_columns(entry: SegmentEntry, key: str, store: Store, names: Sequence[str]) -> pa.Table:
+    """Return those of the columns that a segment in a bucket has, without reading the others.
+
+    Pages have checksums of their own. Ids are a hundredth of a segment, and an update reads them of every segment.
+    """
+    if store.size(key) != entry.size_bytes:
+        raise CorruptError(f"{key} is damaged: its size is not the one in the manifest")
+    try:
+        with pq.ParquetFile(
+            RangeFile(store, key, entry.size_bytes), pre_buffer=True, page_checksum_verification=True
+        ) as file:
+            return file.read(columns=_stored(file, names))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptError(f"{key} is damaged: {error}; build the whole index again (--full)") from error
+
+
+def _stored(file: pq.ParquetFile, names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in file.schema_arrow.names]
 
 
 def newer_rows(table: pa.Table, job: Job) -> np.ndarray:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scannery.embed import Encoder
 from scannery.embed.text.documents import cut
 from scannery.embed.tokenization import FastTokens
+from scannery.embed.warm import warm_tokenizer
 from scannery.embed.wordpiece import ENOUGH_CHARS, BulkTokenizer, WordPiece
 from tests.data import shared_data
 
@@ -166,3 +167,7 @@ def test_passages_are_the_same(minilm: Encoder) -> None:
     assert np.array_equal(small._count(["a b"]), large._count(["a b"]))
     assert large._bulk._made is not None
     assert cut(text, small, "Title") == cut(text, large, "Title")
+
+
+def test_the_kernel_can_be_compiled_beforehand() -> None:
+    assert warm_tokenizer()

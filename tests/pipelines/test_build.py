@@ -300,3 +300,10 @@ def test_a_full_temporary_folder_is_an_error_that_says_so(store, write, monkeypa
     monkeypatch.setattr("scannery.pipelines.stages.embed.write_embeddings", full)
     with pytest.raises(StoreError, match=r"temporary files in /.*: No space left on device"):
         run(store, write("a.jsonl", vector_records(0, 3)))
+
+
+def test_a_store_in_the_input_folder_is_not_its_input(tmp_path, store):
+    (tmp_path / "a.jsonl").write_text(json.dumps(vector_records(0, 1)[0]) + "\n")
+    assert store.local_root.parent == tmp_path
+    for _ in range(2):
+        assert run(store, str(tmp_path)).documents == 1

@@ -184,9 +184,10 @@ def test_a_folder_of_markdown(store, tmp_path):
     folder = tmp_path / "show"
     folder.mkdir()
     (folder / "one.md").write_text(VOLCANO)
-    (folder / "two.md").write_bytes(b"\xff\xff")
+    (folder / "two.md").write_bytes("Grüße aus Zürich, übermorgen früh".encode("cp1252"))
     spec = SPEC | {"attributes": {"folder": "string", "name": "string"}}
     report = run(store, str(tmp_path / "show" / ".." / "show"), spec=spec)
-    assert report.documents == 1
-    assert report.dead_letters == {"encoding": 1}
-    assert {row.split("#")[0] for row in rows_of(store, "talks")} == {"one.md"}
+    assert report.documents == 2
+    assert not report.dead_letters
+    assert report.converted == {"file: text that is not UTF-8 as cp1252": 1}
+    assert {row.split("#")[0] for row in rows_of(store, "talks")} == {"one.md", "two.md"}

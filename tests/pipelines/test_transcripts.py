@@ -138,7 +138,7 @@ def test_only_what_was_embedded_otherwise_is_embedded_again_after_an_upgrade(
         before.setattr(passages, "passage_columns", without_spoken)
         before.setattr(Chunker, "fit", lambda self, title: (title, self.max_tokens))
         before.setattr(passages, "_made_otherwise", lambda *_: b"")
-        before.setattr("scannery.pipelines.building.TEXT_VERSION", 1)
+        before.setattr("scannery.pipelines.job_planning.TEXT_VERSION", 1)
         run(store, path, spec=SPEC)
     stale = rows_of(store, "talks")
     report = run(store, path, spec=SPEC)

@@ -1,0 +1,150 @@
+"""The job of a build: what its workers need, from the spec, the input and the version that it begins from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scannery.indexer.manifest import Manifest
+from scannery.indexer.spec.spec import IndexSpec
+from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.creation import with_analyser
+from scannery.pipelines.errors import SpecConflictError
+from scannery.pipelines.planning.build_plan import dimensions_of, shards_of
+from scannery.pipelines.planning.compatibility import check_compatible, needs_rewriting
+from scannery.pipelines.planning.compounds import with_compounds
+from scannery.pipelines.planning.planned_encoder import PlannedEncoder
+from scannery.pipelines.sources import Part
+from scannery.pipelines.stages.update import ShardChange
+from scannery.pipelines.state.job import Job, Mode
+from scannery.pipelines.state.work_units import WorkUnit, key_of
+from scannery.pipelines.tuning.tuning_queries import queries_of, write_queries
+
+__all__ = ["build_id", "new_job", "plan_job", "same_space"]
+
+TEXT_VERSION = 2
+"""Part of the recipe of indexes with texts: raise it when some text would be embedded or searched differently.
+
+Units are then made again; documents with an unchanged content hash (records/passages.py) are not embedded again."""
+
+
+def plan_job(
+    spec: IndexSpec,
+    store: Store,
+    parts: Sequence[Part],
+    encoder: PlannedEncoder | None,
+    given_QD: np.ndarray | None,
+    parent: Manifest | None,
+    mode: Mode,
+) -> Job:
+    """Return the job without the caller's options and without the build id, which depends on the input.
+
+    Raises:
+        SpecConflictError: rows of the index do not fit the spec (compatibility.py).
+
+    """
+    updates = mode == "upsert" and parent is not None
+    spec = with_compounds(spec, parent if updates else None, parts)
+    if parent is not None and not parts and updates:  # only deletes: nothing is read, nothing encoded
+        dimensions, fingerprint = parent.dimensions, parent.encoder
+    else:
+        dimensions = dimensions_of(spec, parts, encoder, parent)
+        fingerprint = _fingerprint(encoder, parent)
+    if parent is not None and updates:
+        check_compatible(spec, parent, dimensions=dimensions, fingerprint=fingerprint)
+    job = new_job(
+        spec,
+        store,
+        dimensions=dimensions,
+        shards=shards_of(spec, parts, parent, dimensions),
+        fingerprint=fingerprint,
+        parent=parent,
+        mode="upsert" if updates else "full",
+        queries=None if given_QD is None else write_queries(store, spec.index, given_QD, dimensions),
+    )
+    return dataclasses.replace(
+        job, keep_rows=not updates and parent is not None and _can_keep_rows(job, parent)
+    )
+
+
+def new_job(
+    spec: IndexSpec,
+    store: Store,
+    *,
+    dimensions: int,
+    shards: int,
+    fingerprint: dict[str, Any] | None,
+    parent: Manifest | None,
+    mode: Mode,
+    queries: str | None = None,
+) -> Job:
+    """Return a job without the caller's options and without a build id.
+
+    An index keeps its analyser version unless the spec names another. Without `queries`, the job keeps the parent's
+    tuning queries if they were encoded by the same encoder.
+    """
+    spec = with_analyser(spec, parent.spec if parent is not None and mode == "upsert" else None)
+    known = None if parent is None else queries_of(parent)
+    if queries is None and parent is not None and same_space(parent, dimensions, fingerprint):
+        queries = known
+    rewritten = parent is not None and (needs_rewriting(spec, parent) or queries != known)
+    recipe = {
+        "source": spec.source.model_dump(exclude={"max_errors"}),
+        "attributes": spec.model_dump(mode="json", include={"attributes", "attribute_specs"})["attributes"],
+        "distance": spec.distance,
+        "encoder": fingerprint["digest"] if fingerprint and spec.source.vector is None else None,
+        "dimensions": dimensions,
+        "shards": shards,
+    }
+    if spec.source.text is not None:
+        recipe["text"] = TEXT_VERSION
+    return Job(
+        store_uri=str(store.local_root or store.uri),
+        spec=spec,
+        dimensions=dimensions,
+        shards=shards,
+        fingerprint=fingerprint,
+        recipe=recipe,
+        build_id="",
+        parent=parent.version if parent else None,
+        index_id=parent.index_id if parent else None,
+        mode=mode,
+        queries=queries,
+        merge=mode == "upsert" and rewritten,
+    )
+
+
+def build_id(job: Job, units: Sequence[WorkUnit], shard_changes: Mapping[int, ShardChange]) -> str:
+    """Return the name of a build; builds that do the same work have the same name."""
+    # Without the mode: a first build is `full` and its repetition `upsert`, and both must have one name.
+    spec, keys = job.spec.model_dump(mode="json"), [unit.key for unit in units]
+    changes = sorted((shard, change.key) for shard, change in shard_changes.items())
+    return key_of("build", spec, job.recipe, keys, job.merge, job.queries, changes)[:16]
+
+
+def same_space(parent: Manifest, dimensions: int, fingerprint: dict[str, Any] | None) -> bool:
+    """Return whether vectors of these dimensions and this encoder can be in one index with those of a version."""
+    digests = [(known or {}).get("digest") for known in (fingerprint, parent.encoder)]
+    return dimensions == parent.dimensions and digests[0] == digests[1]
+
+
+def _can_keep_rows(job: Job, parent: Manifest) -> bool:
+    """Return whether this job would make the same segments from the same rows as the index has."""
+    try:
+        check_compatible(job.spec, parent, dimensions=job.dimensions, fingerprint=job.fingerprint)
+    except SpecConflictError:
+        return False
+    same_queries = job.queries == queries_of(parent)
+    return job.shards == parent.shards and same_queries and not needs_rewriting(job.spec, parent)
+
+
+def _fingerprint(encoder: PlannedEncoder | None, parent: Manifest | None) -> dict[str, Any] | None:
+    """Return the encoder's fingerprint; the index's record of it if the digests are equal, whatever the model name."""
+    if encoder is None:
+        return None
+    known = parent.encoder if parent is not None else None
+    same = known is not None and known.get("digest") == encoder.fingerprint.digest
+    return known if same else encoder.fingerprint.to_dict()
