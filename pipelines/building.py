@@ -149,7 +149,8 @@ def build(
             if not units and not gone:
                 raise NothingToIndexError("no record could be indexed (the input is empty)")
             job = dataclasses.replace(job, build_id=build_id(job, units, shard_changes))
-            lease.hold(parent=job.parent, units=[unit.key for unit in units])
+            held = [*(unit.key for unit in units), job.build_id]  # the build's number type is among the units
+            lease.hold(parent=job.parent, units=held)
             if until == "embed":
                 record = embed_only(job, store, units, engine, progress)
                 check_record(record, job)
@@ -164,7 +165,6 @@ def build(
                 if attempt == ATTEMPTS:
                     raise
                 _LOG.info("%s; starting again from the current version", error)
-                held = [unit.key for unit in units]
                 parent = hold_current(store, spec.index, lease, units=held)
                 if before is not None and parent is not None and parent.log_sequence < began_at:
                     # A build that began earlier has committed: updates sealed before this build are in the log again.

@@ -268,11 +268,9 @@ class EmbedUnit(Stage):
             self._encoder = agreed_encoder(
                 job, self._store, spec, lambda own: load_encoder(own, job.widths), self._encoders.acquire
             )
-        if job.has_catalogue and self._catalogue is None:
-            opened = Catalogue.open(self._store, job.index, job.build_id)
-            with contextlib.suppress(
-                NotFoundError
-            ):  # a concurrent run of this build has ended and removed it
+        if job.catalogue and self._catalogue is None:
+            opened = Catalogue.open(self._store, job.index, job.catalogue)
+            with contextlib.suppress(NotFoundError):  # removed by gc, after the launcher was killed
                 self._catalogue = self._open.enter_context(opened)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 from scannery.indexer.store.object_store import Store
@@ -137,8 +138,10 @@ def _with_plan(job: Job, units: Sequence[WorkUnit], store: Store, engine: Engine
     if not job.embeds or finished_units(units, job, store) is not None:
         return job
     job = with_widths(job, [part for unit in units for part in unit.parts], engine.encoder)
-    has_catalogue = write_catalogue(store, job.index, job.build_id, dimensions=job.dimensions)
-    return dataclasses.replace(job, has_catalogue=has_catalogue)
+    # Another process that makes the same build has a catalogue of its own, and removes that when it ends.
+    name = f"{job.build_id}.{uuid.uuid4().hex[:8]}"
+    written = write_catalogue(store, job.index, name, dimensions=job.dimensions)
+    return dataclasses.replace(job, catalogue=name if written else "")
 
 
 def _with_groups(job: Job, units: Sequence[WorkUnit], store: Store) -> Job:
@@ -151,10 +154,10 @@ def _with_groups(job: Job, units: Sequence[WorkUnit], store: Store) -> Job:
 
 @contextlib.contextmanager
 def _catalogue_removed(job: Job, store: Store) -> Iterator[None]:
-    """Remove the catalogue after the build, its only reader; the next run overwrites that of a killed build."""
+    """Remove the catalogue after the build, its only reader; garbage collection removes that of a killed build."""
     yield
-    if job.has_catalogue:
-        remove_catalogue(store, job.index, job.build_id)
+    if job.catalogue:
+        remove_catalogue(store, job.index, job.catalogue)
 
 
 def _run(

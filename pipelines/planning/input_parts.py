@@ -1,8 +1,9 @@
 """Cut the input into parts: several files at once, and not again those that the last build cut.
 
 To cut a file is to read and hash all of it: 600 GB take a core ten minutes from a fast disk, and hours from a bucket.
-So the parts of large inputs are remembered in the store, by what a file looks like without reading it: its size, time
-and inode, or the object store's tag. Workers check the same when they read a part.
+So the parts of large inputs are remembered in the store, by what a file looks like without reading it: its size, times
+and inode, or the object store's tag. Workers check the same when they read a part, but for the time of the last status
+change, which a copy of the file or a change of its rights sets too.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ class CutMemory:
 
     def cut(self, file: InputFile, limit: int) -> list[Part]:
         """Return the parts of a file, from memory if it looks as it did."""
-        looks = _looks(file)
-        name = f"{file!r} {limit} {looks}"
+        looks, changed_ns = _looks(file), _changed_ns(file)
+        name = f"{file!r} {limit} {looks} {changed_ns}"
         parts = [] if looks is None else _remembered(self._known.get(name), file, looks)
         if not parts:
             parts = [*split_file(file, limit)]
@@ -191,6 +192,20 @@ def _looks(file: InputFile) -> str | None:
         return stamp_of(file.base, file.path) if age_s > SETTLED_S else None
     except OSError:
         return None
+
+
+def _changed_ns(file: InputFile) -> int:
+    """Return when a local file or its status changed last, in ns; 0 for others.
+
+    Size, modification time and inode can stay: archives are unpacked with the times that they have, and a file system
+    gives the inode of a removed file to the next one. No program can set this time.
+    """
+    if file.tag is not None:
+        return 0
+    try:
+        return (Path(file.base) / file.path).stat().st_ctime_ns
+    except OSError:
+        return 0
 
 
 def _is_plain(part: Part, looks: str) -> bool:

@@ -90,7 +90,7 @@ def document_list(table: pa.Table, shards: int, dimensions: int) -> bytes:
     return np.uint64(dimensions).tobytes() + _side_by_side(found).tobytes()
 
 
-def write_catalogue(store: Store, index: str, build_id: str, *, dimensions: int) -> bool:
+def write_catalogue(store: Store, index: str, name: str, *, dimensions: int) -> bool:
     """Write the catalogue of all embeddings files of the index with these dimensions; False if it would be empty."""
     # A name begins with the unit's key. Of several files of a unit its record names one.
     units = sorted(
@@ -106,21 +106,21 @@ def write_catalogue(store: Store, index: str, build_id: str, *, dimensions: int)
     if not len(table_N2):
         return False
     table_N2 = np.ascontiguousarray(table_N2[np.argsort(table_N2[:, 0], kind="stable")])
-    store.write(_part(index, build_id, "entries"), table_N2.tobytes())
-    store.write(_part(index, build_id, "fences"), np.ascontiguousarray(table_N2[::_BLOCK, 0]).tobytes())
+    store.write(_part(index, name, "entries"), table_N2.tobytes())
+    store.write(_part(index, name, "fences"), np.ascontiguousarray(table_N2[::_BLOCK, 0]).tobytes())
     content = {"units": units, "documents": len(table_N2)}
-    store.write(_part(index, build_id, "json"), json.dumps(content).encode())
+    store.write(_part(index, name, "json"), json.dumps(content).encode())
     return True
 
 
-def remove_catalogue(store: Store, index: str, build_id: str) -> None:
+def remove_catalogue(store: Store, index: str, name: str) -> None:
     """Remove the catalogue of a build that has ended."""
-    for name in _PARTS:
-        store.delete(_part(index, build_id, name))
+    for part in _PARTS:
+        store.delete(_part(index, name, part))
 
 
-def _part(index: str, build_id: str, name: str) -> str:
-    return stage_key(index, "reuse", f"{build_id}.{name}")
+def _part(index: str, name: str, part: str) -> str:
+    return stage_key(index, "reuse", f"{name}.{part}")
 
 
 class _Entries:
@@ -200,11 +200,11 @@ class Catalogue:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, store: Store, index: str, build_id: str) -> Iterator[Catalogue]:
+    def open(cls, store: Store, index: str, name: str) -> Iterator[Catalogue]:
         """Yield the catalogue that `write_catalogue` wrote."""
-        content = json.loads(store.read(_part(index, build_id, "json")))
-        fences = np.frombuffer(store.read(_part(index, build_id, "fences")), np.uint64)
-        entries = _Entries(store, _part(index, build_id, "entries"), fences, content["documents"])
+        content = json.loads(store.read(_part(index, name, "json")))
+        fences = np.frombuffer(store.read(_part(index, name, "fences")), np.uint64)
+        entries = _Entries(store, _part(index, name, "entries"), fences, content["documents"])
         with contextlib.closing(entries):
             yield cls(store, index, content["units"], entries)
 

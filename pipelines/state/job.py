@@ -10,7 +10,7 @@
     INDEX/stage/segments/<input>.dead.jsonl   the duplicates found while it was built, if any
     INDEX/stage/deletes/<ids>.json       ids of documents that a build removes from one shard
     INDEX/stage/units/<unit>.documents   hashes of its documents, if texts are embedded (embedding_cache.py)
-    INDEX/stage/reuse/<build>.*          catalogue of documents embedded before (embedding_cache.py)
+    INDEX/stage/reuse/<build>.<run>.*    catalogue of documents embedded before (embedding_cache.py)
     INDEX/stage/builds/<build>.json      result of a build, with its units and segments
     INDEX/stage/builds/<build>.<run>.units.jsonl   its units, while a pipeline makes them (unit_list.py)
     INDEX/stage/cuts/last.json.z         how the last build cut its input, if that is large (input_parts.py)
@@ -93,8 +93,8 @@ class Job:
     deletes: int = 0
     """Number of documents that the caller wants removed."""
 
-    has_catalogue: bool = False
-    """Whether the launcher has written a catalogue of documents embedded before."""
+    catalogue: str = ""
+    """Name of the catalogue of documents embedded before, which the launcher has written; empty: none."""
 
     max_dead_letters: float | None = None
     """Most dead letters allowed: a number from 1 (or 0), or a share of the records below 1."""

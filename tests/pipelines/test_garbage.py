@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 from datetime import timedelta
+from pathlib import PurePosixPath
 
 import numpy as np
 
-from scannery.indexer import collect_garbage, verify
+from scannery.indexer import Store, collect_garbage, verify
+from tests.hooks import before_call, make_old
 from tests.pipelines.conftest import manifest_of, rows_of, run, vector_records
 from tests.pipelines.stages.test_update import expected
 
@@ -69,6 +71,21 @@ def test_a_build_that_was_stopped_keeps_its_units_longer(store, write):
     report = collect_garbage(store, "vectors", min_age=day / 3)
     assert report.embeddings == ("vectors/embeddings/half.parquet",)
     assert "vectors/stage/units/half.json" in report.records
+
+
+def test_a_resumed_build_keeps_its_number_type(store, write, tmp_path, monkeypatch):
+    path = write("a.jsonl", vector_records(0, 3))
+    other = Store.open(tmp_path / "other", create=True)
+    run(other, path)
+    (build,) = names(other, "stage/builds")
+    chosen = f"vectors/stage/units/{PurePosixPath(build).stem}.dtype.json"
+    store.write(chosen, b"")
+    make_old(store, age=timedelta(days=30))
+    before_call(
+        monkeypatch, "create", "vectors/stage/units/", lambda: collect_garbage(store, "vectors", min_age=NOW)
+    )
+    run(store, path)
+    assert chosen in names(store, "stage/units")
 
 
 def test_given_queries_stay_with_their_versions(store, write, tmp_path):

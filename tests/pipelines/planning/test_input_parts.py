@@ -116,6 +116,24 @@ def test_a_remembered_file_that_changes_is_seen_by_the_build(store, write, tmp_p
     assert len(read) == 2
 
 
+def test_other_content_of_the_same_size_time_and_inode_is_seen_by_the_build(store, write, monkeypatch):
+    monkeypatch.setattr(input_parts, "REMEMBERED_BYTES", 1)
+    path = Path(write("a.jsonl", [{"id": "a", "vector": [1.0, 2.0]}]))
+    aged(path)
+    before = path.stat()
+    run(store, str(path))
+    path.write_text(path.read_text().replace("2.0", "3.0"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns, after.st_ino) == (
+        before.st_size,
+        before.st_mtime_ns,
+        before.st_ino,
+    )
+    run(store, str(path))
+    assert rows_of(store) == {"a": (1.0, 3.0)}
+
+
 def test_small_inputs_leave_nothing_in_the_store(store, write):
     run(store, write("a.jsonl", vector_records(0, 20)))
     assert not store.list("vectors/stage/cuts")

