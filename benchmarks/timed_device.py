@@ -42,6 +42,9 @@ class TimedDevice:
         self._table = generator.standard_normal((1 << 15, dimensions)).astype(np.float32)
         self._lock = threading.Lock()
 
+    def plan(self, widths: Sequence[int]) -> None:
+        """Do nothing."""
+
     def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
         """Do nothing."""
 
