@@ -158,10 +158,11 @@ class QueryEncoder:
 
         Raises:
             InvalidRequestError: a text cannot be encoded; `path` names the field.
+            EncoderUnavailableError: the device cannot run the model.
             DeadlineError: the deadline passed before the texts were encoded.
 
         """
-        from scannery.embed import InvalidTextError
+        from scannery.embed import DeviceError, InvalidTextError
 
         caller = _caller()
         known = {text: vector for text in texts if (vector := self._vectors.find((caller, text))) is not None}
@@ -173,6 +174,8 @@ class QueryEncoder:
                     vectors = self._queries(missing, deadline)
             except InvalidTextError as error:
                 raise InvalidRequestError.at(path, f"cannot be encoded: {error}") from error
+            except DeviceError as error:
+                raise EncoderUnavailableError(f"texts cannot be encoded: {error}", field=path) from error
             known |= dict(zip(missing, vectors, strict=True))
             self._remember({text: known[text] for text in missing})
         return np.stack([known[text] for text in texts])
@@ -189,10 +192,11 @@ class QueryEncoder:
 
         Raises:
             InvalidRequestError: a text cannot be encoded; `path` names the field.
+            EncoderUnavailableError: the device cannot run the model.
             DeadlineError: the deadline passed; checked between batches.
 
         """
-        from scannery.embed import InvalidTextError
+        from scannery.embed import DeviceError, InvalidTextError
 
         unique = list(dict.fromkeys(texts))
         vectors: list[np.ndarray] = []
@@ -204,6 +208,8 @@ class QueryEncoder:
             except InvalidTextError as error:
                 place = texts.index(unique[start + error.index])
                 raise InvalidRequestError.at(f"{path}[{place}]", f"cannot be encoded: {error}") from error
+            except DeviceError as error:
+                raise EncoderUnavailableError(f"texts cannot be encoded: {error}", field=path) from error
         known = dict(zip(unique, vectors, strict=True))
         return np.stack([known[text] for text in texts])
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scannery.client.request.calls import search, search_many
-from scannery.embed import Encoder
+from scannery.embed import DeviceError, Encoder
 from scannery.indexer import Manifest, Store, read_manifest
 from scannery.runtime.deadline import Deadline
 from scannery.serving import EncoderUnavailableError, InvalidRequestError
@@ -126,6 +126,23 @@ def test_a_batch_of_documents_fills_the_device(device: str, batches: list[int]) 
     texts = [f"text {number}" for number in range(300)]
     assert len(encoder.encode_documents(texts, Deadline.after(60), path="texts")) == 300
     assert counting.batches == batches
+
+
+class BrokenEncoder(CountingEncoder):
+    """An encoder whose device fails, as one that is out of memory."""
+
+    def encode_queries(self, texts: list[str]) -> np.ndarray:
+        raise DeviceError("out of memory on a single text")
+
+    encode_documents = encode_queries
+
+
+def test_a_device_that_fails_is_not_the_callers_error() -> None:
+    encoder = QueryEncoder(BrokenEncoder())  # type: ignore[arg-type]
+    with pytest.raises(EncoderUnavailableError, match="out of memory"):
+        encoder.encode(["a"])
+    with pytest.raises(EncoderUnavailableError, match="out of memory"):
+        encoder.encode_documents(["a"], Deadline.after(60), path="texts")
 
 
 def test_a_text_that_cannot_be_encoded_is_the_callers_error() -> None:
