@@ -6,7 +6,7 @@
 Real transcripts, repeated under other ids until there are enough (`--passages`), or generated vectors of 16 dimensions
 (`--rows`), are built into a store at `s3://`, on a server that counts requests and bytes (object_server.py). Every
 process runs the product as it is, but for the encoder's device (timed_device.py). With `--kill` one worker is killed
-when a third of the embeddings files are there. For each size it prints processor time, memory, requests and bytes.
+when about a third of the embeddings are there. For each size it prints processor time, memory, requests and bytes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ STORE = f"s3://{BUCKET}/store"
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 TOKENS_PER_PASSAGE = 115
 BYTES_PER_PASSAGE = 480
+VECTOR_BYTES, ROW_BYTES = 1500, 70
+"""Of an embeddings file, for each passage with 384 dimensions and each row with 16, about."""
 DEADLINE_S = 3600
 BUILD = """
 import json, sys
@@ -273,8 +275,8 @@ def rehearse(arguments: argparse.Namespace, items: int, *, texts: bool) -> Rehea
         build = process("-c", BUILD, *words, json.dumps(options), log=log, **environ)
         with build as running:
             watched.add("launcher", running.pid)
-            units = max(3, items * BYTES_PER_PASSAGE // 2**18) if texts else 3
-            _wait(running, watched, address, workers if arguments.kill else [], units // 3)
+            third = items * (VECTOR_BYTES if texts else ROW_BYTES) // 3
+            _wait(running, watched, address, workers if arguments.kill else [], third)
             printed = running.stdout.read() if running.stdout else ""
         if running.returncode:
             raise SystemExit(f"the build failed:\n{log.read_text()[-4000:]}")
@@ -288,17 +290,18 @@ def _wait(
     watched: Watched,
     address: str,
     victims: Sequence[subprocess.Popen[str]],
-    enough: int,
+    enough_bytes: int,
 ) -> None:
-    """Watch until the build ends; kill the first victim once there are enough embeddings files."""
+    """Watch until the build ends; kill the first victim once there are enough embeddings."""
     end = time.monotonic() + DEADLINE_S
     while build.poll() is None:
         watched.look()
         if time.monotonic() > end:
             raise SystemExit("the build did not end in time")
-        if victims and counts(address).get("PUT embeddings", {}).get("requests", 0) >= enough:
+        written = counts(address).get("PUT embeddings", {}).get("bytes", 0) if victims else 0
+        if written >= enough_bytes and victims:
             victims[0].kill()
-            print(f"one worker was killed after {enough} embeddings files")
+            print(f"one worker was killed after {written / 2**20:.0f} MiB of embeddings\n")
             victims = []
         time.sleep(0.2)
 
