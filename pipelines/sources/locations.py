@@ -120,7 +120,7 @@ def _in_store(file: InputFile, store: str | None) -> bool:
         return False
     root = Path(store).absolute()
     base = Path(file.base)
-    return base in root.parents and (base / file.path).is_relative_to(root)
+    return base in root.parents and root in (base / file.path).parents
 
 
 def open_bytes(base: str, path: str) -> BinaryIO:
