@@ -15,7 +15,7 @@ from scannery.client.request.queries import Mode
 from scannery.client.response.results import Datapoint, Hits
 from tests.model.actors import Actor
 from tests.model.errors import check
-from tests.model.oracle import Oracle, Ranked
+from tests.model.oracle import UNFILTERED, Oracle, Ranked, Scale
 from tests.model.rows import DIMENSIONS, DOCUMENTS, EPOCH, WORDS, Row
 from tests.model.world import Rows, World
 
@@ -280,21 +280,26 @@ class Checker:
         elif mode == "dense":
             ranked = oracle.kept(oracle.dense(dense_query), options)
         else:
-            dense, words_side = (
-                oracle.kept(oracle.dense(dense_query), options),
-                oracle.kept(lexical(), options),
-            )
-            return self._fused(oracle, dense, words_side, own, options)
+            all_dense, all_lexical = oracle.dense(dense_query), lexical()
+            dense, words_side = oracle.kept(all_dense, options), oracle.kept(all_lexical, options)
+            scale = UNFILTERED if "where" not in options else oracle.scale(all_dense, all_lexical, len(dense))
+            return self._fused(oracle, dense, words_side, own, options, scale)
         return oracle.crowded([pair for pair in ranked if pair[0] != own], options)
 
     def _fused(
-        self, oracle: Oracle, dense: Ranked, lexical: Ranked, own: str, options: Mapping[str, Any]
+        self,
+        oracle: Oracle,
+        dense: Ranked,
+        lexical: Ranked,
+        own: str,
+        options: Mapping[str, Any],
+        scale: Scale,
     ) -> Ranked:
         """Return the hits of hybrid search: more rows are fused while groups leave fewer hits than asked for."""
         asked = options.get("offset", 0) + options["k"]
         wanted = asked + bool(own)
         while True:
-            ranked = oracle.fused(dense, lexical, wanted, options["alpha"], options["fusion"])
+            ranked = oracle.fused(dense, lexical, wanted, options["alpha"], options["fusion"], scale)
             hits = oracle.crowded([pair for pair in ranked if pair[0] != own], options)
             if len(hits) >= asked or len(ranked) < wanted or wanted >= len(oracle.rows):
                 return hits

@@ -7,17 +7,18 @@ Shapes: N rows, D dimensions.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tests.model.rows import Row
 
-__all__ = ["Oracle", "Ranked", "matches"]
+__all__ = ["UNFILTERED", "Oracle", "Ranked", "Scale", "matches"]
 
 Ranked = list[tuple[str, float]]
 """Ids with scores, best first, equal scores by id."""
@@ -26,6 +27,18 @@ RANK_CONSTANT = 60
 LEAST_DEPTH = 200
 DEEPER = 4
 LEAST_WEIGHT = 5e-8
+
+
+class Scale(NamedTuple):
+    """What the scales of a query with a filter take from the same query without it."""
+
+    dense_range: float
+    """Least difference of the dense scores that count 1 and 0."""
+    lexical_best: float
+    """Least lexical score that counts 1."""
+
+
+UNFILTERED = Scale(0.0, -math.inf)
 
 
 def matches(row: Row, where: Mapping[str, Any]) -> bool:
@@ -139,24 +152,57 @@ class Oracle:
             if (where is None or matches(self.rows[name], where)) and (least is None or score >= least)
         ]
 
-    def fused(self, dense: Ranked, lexical: Ranked, wanted: int, alpha: float, method: str) -> Ranked:
+    def fused(
+        self,
+        dense: Ranked,
+        lexical: Ranked,
+        wanted: int,
+        alpha: float,
+        method: str,
+        scale: Scale = UNFILTERED,
+    ) -> Ranked:
         """Return both rankings as one: the fused first rows, and below them those of the next depths."""
-        depth, ranked = LEAST_DEPTH, self._fused(dense, lexical, LEAST_DEPTH, alpha, method)
-        while depth < wanted:
-            depth *= DEEPER
-            known = {name for name, _ in ranked}
-            rest = [
-                pair for pair in self._fused(dense, lexical, depth, alpha, method) if pair[0] not in known
+        depths = [LEAST_DEPTH]
+        while depths[-1] < wanted:
+            depths.append(depths[-1] * DEEPER)
+        blocks = [self._fused(dense, lexical, depth, alpha, method, scale) for depth in depths]
+        if alpha in (0, 1):  # all rows of the ranking with all the weight come first
+            own = dense if alpha else lexical
+            names = [{name for name, _ in own[:depth]} for depth in depths]
+            first = [
+                [pair for pair in block if pair[0] in known]
+                for block, known in zip(blocks, names, strict=True)
             ]
-            if rest:
-                below = float(np.nextafter(np.float32(ranked[-1][1]), np.float32(-np.inf)))
-                moved = max(0.0, rest[0][1] - below)
-                ranked += self._ordered(
-                    {name: float(np.float32(min(score - moved, below))) for name, score in rest}
-                )
-        return ranked
+            blocks = [*first, *blocks]
+        return functools.reduce(self._followed, blocks)
 
-    def _fused(self, dense: Ranked, lexical: Ranked, depth: int, alpha: float, method: str) -> Ranked:
+    def _followed(self, first: Ranked, deeper: Ranked) -> Ranked:
+        known = {name for name, _ in first}
+        rest = [pair for pair in deeper if pair[0] not in known]
+        if not rest or not first:
+            return first or rest
+        below = float(np.nextafter(np.float32(first[-1][1]), np.float32(-np.inf)))
+        moved = max(0.0, rest[0][1] - below)
+        return first + self._ordered(
+            {name: float(np.float32(min(score - moved, below))) for name, score in rest}
+        )
+
+    def scale(self, dense: Ranked, lexical: Ranked, allowed: int) -> Scale:
+        """Return what a query with a filter takes from its rankings without the filter.
+
+        Args:
+            dense: all rows by vector.
+            lexical: all rows with a word of the query.
+            allowed: rows that the filter leaves.
+
+        """
+        top = dense[:LEAST_DEPTH]
+        width = top[0][1] - top[-1][1] if top and allowed < LEAST_DEPTH else 0.0
+        return Scale(width, lexical[0][1] if lexical else -math.inf)
+
+    def _fused(
+        self, dense: Ranked, lexical: Ranked, depth: int, alpha: float, method: str, scale: Scale
+    ) -> Ranked:
         dense, lexical = dense[:depth], lexical[:depth]
         alpha = min(max(alpha, LEAST_WEIGHT), 1 - LEAST_WEIGHT)
         if method == "reciprocal_rank":
@@ -164,8 +210,9 @@ class Oracle:
                 {name: 1 / (RANK_CONSTANT + 1 + i) for i, (name, _) in enumerate(x)} for x in (dense, lexical)
             ]
         else:
+            low = min(dense[:LEAST_DEPTH][-1][1], dense[0][1] - scale.dense_range) if dense else 0.0
             lowest = min([0.0, *(score for _, score in lexical)])
-            sides = [_scaled(dense, dense[:LEAST_DEPTH][-1][1] if dense else 0.0), _scaled(lexical, lowest)]
+            sides = [_scaled(dense, low), _scaled(lexical, lowest, scale.lexical_best)]
         least = min([0.0, *sides[0].values()])
         scores = {
             name: alpha * sides[0].get(name, least) + (1 - alpha) * sides[1].get(name, 0.0)
@@ -191,9 +238,9 @@ class Oracle:
         return sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
-def _scaled(ranked: Ranked, zero: float) -> dict[str, float]:
-    """Return the scores where the best one is 1 and another one is 0."""
-    best = ranked[0][1] if ranked else 0.0
+def _scaled(ranked: Ranked, zero: float, least_best: float = -math.inf) -> dict[str, float]:
+    """Return the scores where the best one, or a better one that a filter left out, is 1 and another one is 0."""
+    best = max(ranked[0][1], least_best) if ranked else 0.0
     if best <= zero:
         return {name: float(score >= zero) for name, score in ranked}
     return {name: (score - zero) / (best - zero) for name, score in ranked}
