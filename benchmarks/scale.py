@@ -202,7 +202,7 @@ def write_vectors(folder: Path, rows: int) -> float:
 
 def spec_of(arguments: argparse.Namespace, *, texts: bool) -> dict[str, Any]:
     """Return the spec of the index."""
-    scann = {"scann": {"exact_below_rows": 1 << 40}} if arguments.exact else {}
+    scann = {"scann": {"exact_below_rows": 10_000_000}} if arguments.exact else {}
     source = {"id": "id", "text": "text", "chunk": {"max_tokens": 128, "overlap_tokens": 16}}
     if texts:
         own = {"source": source, "encoder": {"model": MODEL}}
