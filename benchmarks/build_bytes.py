@@ -174,7 +174,7 @@ def piece_rows(corpus: Path, folder: Path) -> Iterator[Sequence[object]]:
         for name in ("title", "_source", "payload"):
             part = part.append_column(name, pa.array(["corpus.parquet"] * rows))
         path = folder / f"{rows}.pieces"
-        written = write_embeddings(path, part, shards=1)
+        written = write_embeddings(path, part, shard_N=np.zeros(rows, np.int64))
         data, times = path.read_bytes(), []
         for _ in range(20):
             started = time.perf_counter()

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from scannery.indexer.spec.sharding import shards_of_ids
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.execution.runners import import_beam
@@ -169,7 +170,9 @@ def _ids(rows: int, job: Job) -> None:
             "document_id": documents,
             "_record": pa.array(np.arange(per_unit) // 17),
         })  # fmt: skip
-        return IdBlock.of_unit(table, job.shards)._replace(ordinal=unit)
+        return IdBlock.of_unit(table, shards_of_ids(table.column("document_id"), job.shards))._replace(
+            ordinal=unit
+        )
 
     made, cpu_s, _ = _timed(lambda: [block(unit) for unit in range(units)])
     ranges = 256

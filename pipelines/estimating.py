@@ -168,16 +168,17 @@ def estimate(
     parts, limit = cut_input(files, spec, None)
     encoder = None if spec.encoder is None else PlannedEncoder(spec.encoder)
     dimensions = dimensions_of(spec, parts, encoder, parent)
+    rows = expected_rows(parts, spec)
     kept = parent.rows if parent is not None and mode == "upsert" else 0
     work = _Work(
         spec=spec,
         parts=parts,
-        rows=expected_rows(parts, spec),
+        rows=rows,
         kept=kept,
         units=len(group(parts, limit, {})),
         unit_bytes=max((part.size_bytes for part in parts), default=0),
         shards=shards_of(spec, parts, parent, dimensions),
-        row=row_size(parts, expected_rows(parts, spec), spec, dimensions),
+        row=row_size(parts, rows, spec, dimensions),
         model=None if encoder is None or spec.source.vector is not None else _Model.of(encoder),
     )
     return BuildPlan(

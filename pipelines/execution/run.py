@@ -81,7 +81,8 @@ def execute(
     job = _with_groups(job, units, store)
     done = finished_units(units, job, store)
     if done is None or not publish_finished(job, store, done, shard_changes, encoder):
-        _run_until_sound(job, store, units, shard_changes, engine, progress)
+        finished = done is not None
+        _run_until_sound(job, store, units, shard_changes, engine, progress, finished=finished)
     record = read_record(job, store)
     if progress is not None:
         dead = sum(record.counts.dead_letters.values())
@@ -107,7 +108,7 @@ def embed_only(
     job = _with_groups(job, units, store)
     before = {outcome.key for outcome in find_finished(units, job, store)}
     if not before.issuperset(unit.key for unit in units):
-        _run_until_sound(job, store, units, {}, engine, progress, until="embed")
+        _run_until_sound(job, store, units, {}, engine, progress, finished=False, until="embed")
     outcomes = read_outcomes(units, job, store, before=before)
     return embedded_record(job, store, add_up(UnitSums.of(outcome) for outcome in outcomes))
 
@@ -120,10 +121,12 @@ def _run_until_sound(
     engine: Engine,
     progress: ProgressCallback | None,
     *,
+    finished: bool,
     until: Until | None = None,
 ) -> None:
+    """Run the chain, again after it has removed damaged files; `finished`: no unit is left to embed at first."""
     for attempt in range(1, ATTEMPTS + 1):
-        planned = _with_plan(job, units, store, engine)
+        planned = job if finished or not job.embeds else _with_plan(job, units, store, engine)
         try:
             with watched(planned, store, units, progress), _catalogue_removed(planned, store):
                 _run(planned, units, shard_changes, engine, until)
@@ -131,12 +134,11 @@ def _run_until_sound(
         except StageDamagedError:
             if attempt == ATTEMPTS:
                 raise
+            finished = finished_units(units, job, store) is not None
 
 
 def _with_plan(job: Job, units: Sequence[WorkUnit], store: Store, engine: Engine) -> Job:
-    """Return the job with what its workers need to embed, if a unit is left to embed."""
-    if not job.embeds or finished_units(units, job, store) is not None:
-        return job
+    """Return the job with what its workers need to embed."""
     job = with_widths(job, [part for unit in units for part in unit.parts], engine.encoder)
     # Another process that makes the same build has a catalogue of its own, and removes that when it ends.
     name = f"{job.build_id}.{uuid.uuid4().hex[:8]}"

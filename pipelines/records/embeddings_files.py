@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, datapoint_schema
-from scannery.indexer.spec.sharding import shards_of_ids
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.pipelines.sources import Record
 from scannery.pipelines.state.counts import Piece
@@ -51,23 +50,28 @@ class WrittenEmbeddings(NamedTuple):
     sha256: str
 
 
-def write_embeddings(path: Path, table: pa.Table, *, shards: int) -> WrittenEmbeddings:
+def write_embeddings(path: Path, table: pa.Table, *, shard_N: np.ndarray) -> WrittenEmbeddings:
     """Write the rows of a unit as its embeddings file, one piece after another.
 
     Within a shard the rows keep the order of the input, and a document's passages stand together.
+
+    Args:
+        path: of the file.
+        table: the rows, in input order.
+        shard_N: shard of each row, int64 (`shards_of_ids`).
+
     """
     pieces: dict[int, Piece] = {}
     with path.open("wb") as file:
         whole = _HashingFile(file)
-        for shard, own in _by_shard(table, shards):
+        for shard, own in _by_shard(table, shard_N):
             piece = _HashingFile(whole)
             _write_piece(own, piece)
             pieces[shard] = Piece(whole.size_bytes - piece.size_bytes, piece.size_bytes, piece.sha256[:32])
     return WrittenEmbeddings(pieces, whole.size_bytes, whole.sha256)
 
 
-def _by_shard(table: pa.Table, shards: int) -> Iterator[tuple[int, pa.Table]]:
-    shard_N = shards_of_ids(table.column("document_id"), shards)
+def _by_shard(table: pa.Table, shard_N: np.ndarray) -> Iterator[tuple[int, pa.Table]]:
     used = np.unique(shard_N).tolist()
     for shard in used:
         yield shard, table if len(used) == 1 else table.take(pa.array(np.flatnonzero(shard_N == shard)))

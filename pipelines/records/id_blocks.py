@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.hashes import id_hashes
-from scannery.indexer.spec.sharding import shards_of_ids
 
 __all__ = ["OLD", "IdBlock"]
 
@@ -48,9 +47,8 @@ class IdBlock(NamedTuple):
     """Number of each row among the unit's rows of its shard, int32."""
 
     @classmethod
-    def of_unit(cls, table: pa.Table, shards: int) -> IdBlock:
-        """Return the block of a unit's rows, which are in input order (`embeddings_schema`)."""
-        shard_N = shards_of_ids(table.column("document_id"), shards)
+    def of_unit(cls, table: pa.Table, shard_N: np.ndarray) -> IdBlock:
+        """Return the block of a unit's rows, which are in input order (`embeddings_schema`), with the shard of each."""
         order_N = np.argsort(shard_N, kind="stable")
         sorted_N = shard_N[order_N]
         firsts_N = np.searchsorted(sorted_N, sorted_N)

@@ -102,10 +102,11 @@ def find_files(inputs: Sequence[str], *, store: str | None = None) -> list[Input
     """
     if not inputs:
         raise InputNotFoundError("no input given", field="input")
+    root = None if store is None or _SCHEME.match(store) else Path(store).absolute()
     found: dict[str, InputFile] = {}
     for location in inputs:
         files = sorted(
-            (file for file in _find(str(location)) if not _in_store(file, store)), key=lambda file: file.path
+            (file for file in _find(str(location)) if not _in_store(file, root)), key=lambda file: file.path
         )
         if not files:
             raise InputNotFoundError(f"input {location!r} matches no file", field="input")
@@ -114,11 +115,10 @@ def find_files(inputs: Sequence[str], *, store: str | None = None) -> list[Input
     return list(found.values())
 
 
-def _in_store(file: InputFile, store: str | None) -> bool:
-    """Return whether a local file belongs to a store inside of the folder that the input named."""
-    if store is None or _SCHEME.match(file.base) or _SCHEME.match(store):
+def _in_store(file: InputFile, root: Path | None) -> bool:
+    """Return whether a file belongs to a store inside of the folder that the input named; `root`: of a local store."""
+    if root is None or _SCHEME.match(file.base):
         return False
-    root = Path(store).absolute()
     base = Path(file.base)
     return base in root.parents and root in (base / file.path).parents
 

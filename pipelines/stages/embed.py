@@ -16,6 +16,7 @@ from scannery.embed import Encoder
 from scannery.embed.devices.precision import fastest_dtype
 from scannery.indexer.errors import AlreadyExistsError
 from scannery.indexer.local.scratch_folders import scratch_folder
+from scannery.indexer.spec.sharding import shards_of_ids
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.dead_letters import DeadLetter, count_categories, count_reasons, json_lines
 from scannery.pipelines.records.embeddings_files import WrittenEmbeddings, write_embeddings
@@ -66,9 +67,10 @@ def embed_unit(
     started = time.perf_counter()
     rows = _rows(unit, job, encoder, catalogue)
     made = time.perf_counter()
-    written = _write_embeddings(unit, rows.table, job, store)
+    shard_N = shards_of_ids(rows.table.column("document_id"), job.shards)
+    written = _write_embeddings(unit, rows.table, shard_N, job, store)
     _write_letters(unit, rows.letters, job, store)
-    _write_lists(unit, rows.table, job, store)
+    _write_lists(unit, rows.table, shard_N, job, store)
     outcome = UnitOutcome(
         key=unit.key,
         ordinal=unit.ordinal,
@@ -187,21 +189,23 @@ def _bounded(counts: Counter[str]) -> dict[str, int]:
     return kept | ({"…": rest} if rest else {})
 
 
-def _write_embeddings(unit: WorkUnit, table: pa.Table, job: Job, store: Store) -> WrittenEmbeddings:
+def _write_embeddings(
+    unit: WorkUnit, table: pa.Table, shard_N: np.ndarray, job: Job, store: Store
+) -> WrittenEmbeddings:
     with scratch_folder("embed") as folder:
         path = folder / "embeddings"
-        written = write_embeddings(path, table, shards=job.shards)
+        written = write_embeddings(path, table, shard_N=shard_N)
         store.write_file(embeddings_key(job.index, unit.key, written.sha256[:32]), path)
         return written
 
 
-def _write_lists(unit: WorkUnit, table: pa.Table, job: Job, store: Store) -> None:
+def _write_lists(unit: WorkUnit, table: pa.Table, shard_N: np.ndarray, job: Job, store: Store) -> None:
     """Write what later stages and builds look up, so that they need not read the embeddings file."""
     if job.shards > 1:
-        ids = IdBlock.of_unit(table, job.shards).to_bytes()
+        ids = IdBlock.of_unit(table, shard_N).to_bytes()
         write_beside(store, job.index, unit.key, "ids", ids)
     if job.embeds:
-        documents = document_list(table, job.shards, job.dimensions)
+        documents = document_list(table, shard_N, job.dimensions)
         write_beside(store, job.index, unit.key, "documents", documents)
 
 

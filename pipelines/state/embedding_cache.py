@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from scannery.indexer.datapoints.schema import SPOKEN_COLUMN, vectors_of
 from scannery.indexer.errors import NotFoundError
-from scannery.indexer.spec.sharding import shards_of_ids
 from scannery.indexer.store.object_store import Store
 from scannery.pipelines.errors import StageDamagedError
 from scannery.pipelines.state.job import stage_key
@@ -72,16 +71,15 @@ class Known:
     """Tokens that the encoder cut off each passage, int64 (passages,)."""
 
 
-def document_list(table: pa.Table, shards: int, dimensions: int) -> bytes:
+def document_list(table: pa.Table, shard_N: np.ndarray, dimensions: int) -> bytes:
     """Return which documents a unit has: their hash prefixes, shards and first rows there.
 
     Args:
         table: rows of the unit in input order.
-        shards: number of shards.
+        shard_N: shard of each row, int64.
         dimensions: of the vectors.
 
     """
-    shard_N = shards_of_ids(table.column("document_id"), shards)
     rows = table.select(["_content_hash", "_record"])
     found = [
         _documents_of(rows.take(pa.array(np.flatnonzero(shard_N == shard))), shard)

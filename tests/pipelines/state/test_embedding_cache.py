@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from scannery.indexer import Store, read_manifest
+from scannery.indexer.spec.sharding import shards_of_ids
 from scannery.pipelines import build
 from scannery.pipelines.execution import run as execution
 from scannery.pipelines.state import embedding_cache as cache
@@ -82,7 +83,7 @@ def test_blocks_of_a_large_catalogue_are_found_by_few_bytes(tmp_path, monkeypatc
             "_record": pa.array(range(len(own)), pa.int64()),
         })  # fmt: skip
         store.write(f"t/embeddings/u{unit}.0.pieces", b"never read")
-        cache_data = document_list(table, 1, 8)
+        cache_data = document_list(table, shards_of_ids(table.column("document_id"), 1), 8)
         write_beside(store, "t", f"u{unit}", "documents", cache_data)
     assert write_catalogue(store, "t", "b", dimensions=8)
     assert not write_catalogue(store, "t", "other", dimensions=9)
@@ -111,7 +112,9 @@ def test_catalogue_parts_are_json_and_arrays(tmp_path):
         "_record": pa.array([0, 0, 1], pa.int64()),
     })  # fmt: skip
     store.write("t/embeddings/u.0.pieces", b"never read")
-    write_beside(store, "t", "u", "documents", document_list(table, 3, 8))
+    write_beside(
+        store, "t", "u", "documents", document_list(table, shards_of_ids(table.column("document_id"), 3), 8)
+    )
     assert write_catalogue(store, "t", "b", dimensions=8)
     assert json.loads(store.read("t/stage/reuse/b.json")) == {"units": ["u"], "documents": 1}
 

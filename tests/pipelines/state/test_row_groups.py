@@ -72,14 +72,14 @@ def test_pieces_are_the_whole_file_and_each_is_parquet(store, write):
         assert RowGroup.from_json(group.to_json()) == group
 
 
-def other_bytes(path: Path, table: pa.Table, *, shards: int) -> WrittenEmbeddings:
+def other_bytes(path: Path, table: pa.Table, *, shard_N: np.ndarray) -> WrittenEmbeddings:
     """Write vectors that differ in the last digits, as another processor makes them."""
     near = pc.multiply(table.column("embedding").combine_chunks().values, pa.scalar(1.000001, pa.float32()))
     kind = table.schema.field("embedding").type
     place = table.schema.get_field_index("embedding")
     column = pa.FixedSizeListArray.from_arrays(near, type=kind)
     return write_embeddings(
-        path, table.set_column(place, table.schema.field("embedding"), column), shards=shards
+        path, table.set_column(place, table.schema.field("embedding"), column), shard_N=shard_N
     )
 
 
