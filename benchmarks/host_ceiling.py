@@ -25,20 +25,17 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.report import environment, shared_data, table
+from benchmarks.timed_device import TimedDevice
 from scannery.embed import Encoder
-from scannery.embed.batching import Batch, Bucket, bucket_batches
-from scannery.embed.devices.protocol import Emit, Forward, Work
 from scannery.embed.models.loading import ModelOptions, load_model
 from scannery.embed.text import chunking
-from scannery.embed.tokenization import FastTokens, Features
+from scannery.embed.tokenization import FastTokens
 from scannery.indexer import Store, parse_spec
 from scannery.pipelines.job_planning import new_job
 from scannery.pipelines.planning.build_plan import cut_input
@@ -55,57 +52,6 @@ from scannery.pipelines.state.work_units import WorkUnit, group
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 SHOWS = ("gotime", "founderstalk", "practicalai", "shipit")
 TOKENS_PER_PASSAGE = 115
-BUDGET_TOKENS = 32_768
-WIDTHS = range(16, 257, 16)
-
-
-class NullDevice:
-    """A device that takes no time, or `seconds_per_token`; it takes batches as `CudaDevice` does.
-
-    Args:
-        dimensions: of a vector.
-        seconds_per_token: how long it takes for a token, padding included; it computes one batch at a time.
-
-    """
-
-    name = "null"
-    dtype = "float32"
-    window_texts = 16_384
-    fixed_shapes = False
-    longest_tokens: int | None = None
-
-    def __init__(self, dimensions: int, seconds_per_token: float = 0.0) -> None:
-        self._vector = np.full(dimensions, dimensions**-0.5, np.float32)
-        self._seconds_per_token = seconds_per_token
-        self._lock = threading.Lock()
-        self.busy_s = 0.0
-        self.spans: list[tuple[float, float]] = []
-
-    def plan(self, widths: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def place(self, model: Any, forward: Forward, probes: Sequence[Features]) -> None:
-        """Do nothing."""
-
-    def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
-        """Yield batches in a few shapes."""
-        return bucket_batches(lengths_N, [Bucket(BUDGET_TOKENS // width, width) for width in WIDTHS])
-
-    def run(self, work: Work, emit: Emit) -> None:
-        """Pad every batch, wait as long as the device computes, and give the same vector to all texts.
-
-        The host pads a batch while the device computes the one before, as a queue of kernels allows.
-        """
-        with self._lock:
-            free_at = time.perf_counter()
-            for batch, collate in work:
-                collate()
-                free_at = max(free_at, time.perf_counter())
-                seconds = self._seconds_per_token * batch.bucket.rows * batch.bucket.width
-                self.spans.append((free_at, free_at + seconds))
-                free_at += seconds
-                emit(batch, np.tile(self._vector, (len(batch.positions), 1)))
-            time.sleep(max(0.0, free_at - time.perf_counter()))
 
 
 class Steps:
@@ -240,10 +186,10 @@ def processor_s() -> float:
     return sum(os.times()[:4])
 
 
-def null_encoder(seconds_per_token: float = 0.0) -> tuple[Encoder, NullDevice]:
+def null_encoder(seconds_per_token: float = 0.0) -> tuple[Encoder, TimedDevice]:
     """Return the real model's encoder on a device that does not compute."""
     modules, fingerprint = load_model(MODEL, ModelOptions(), "cpu")
-    device = NullDevice(fingerprint.dimensions, seconds_per_token)
+    device = TimedDevice(fingerprint.dimensions, seconds_per_token)
     return Encoder(modules, fingerprint, device), device
 
 

@@ -257,9 +257,8 @@ class Encoder:
         """
         from scannery.embed.text.chunking import chunker_for
 
-        with (
-            self._lock
-        ):  # one of each kind: to make one parses the vocabulary, and a build asks for each of its units
+        # One of each kind: to make one parses the vocabulary, and a build asks for each of its units.
+        with self._lock:
             known = self._chunkers.get((max_tokens, overlap_tokens, headings))
             if known is None:
                 known = self._chunkers[max_tokens, overlap_tokens, headings] = chunker_for(

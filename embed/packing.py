@@ -21,12 +21,17 @@ import numpy as np
 
 from scannery.embed.batching import Batch, Bucket
 
-__all__ = ["is_packed", "pack", "packed_batches", "packed_halves"]
+__all__ = ["constants_of", "is_packed", "pack", "packed_batches", "packed_halves"]
 
 
 def is_packed(features: Mapping[str, Any]) -> bool:
     """Return whether features are a packed batch."""
     return "ends" in features
+
+
+def constants_of(features: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the features that are no tensors."""
+    return {name: value for name, value in features.items() if not hasattr(value, "shape")}
 
 
 def pack(items: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -63,7 +68,7 @@ def packed_halves(features: Mapping[str, Any]) -> list[dict[str, Any]]:
     lengths = features["lengths"]
     middle = len(lengths) // 2
     cut, ends = sum(lengths[:middle]), features["ends"]
-    constants = {name: value for name, value in features.items() if not hasattr(value, "shape")}
+    constants = constants_of(features)
     return [
         {
             **constants,

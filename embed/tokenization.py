@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from scannery.embed.batching import Bucket
-from scannery.embed.packing import pack
+from scannery.embed.packing import constants_of, pack
 from scannery.embed.wordpiece import BulkTokenizer
 
 __all__ = ["FastTokens", "Features", "ModelTokens", "Prepared", "Tokens", "text_problem", "tokens_for"]
@@ -107,7 +107,7 @@ class FastTokens:
             pad_id=int(tokenizer.pad_token_id or 0),
             pad_left=tokenizer.padding_side == "left",
             names=[name for name, value in probe.items() if hasattr(value, "shape")],
-            constants={name: value for name, value in probe.items() if not hasattr(value, "shape")},
+            constants=constants_of(probe),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from scannery.embed.devices.precision import FAITHFUL_COSINE, logger, lower_prec
 from scannery.embed.devices.protocol import Emit, Forward, Work, unavailable
 from scannery.embed.devices.static_masks import use_static_masks
 from scannery.embed.errors import InvalidArgumentError
-from scannery.embed.packing import pack, packed_batches
+from scannery.embed.packing import constants_of, pack, packed_batches
 from scannery.embed.tokenization import Features
 
 __all__ = ["CudaDevice"]
@@ -89,16 +89,18 @@ class CudaDevice:
         self._model = model.to(self.name)
         if wanted == "float32":
             return
-        expected_ND = self._vectors(model, probes[0])
+        probe = self._on_device(probes[0])
+        with torch.inference_mode():
+            expected_ND = forward(model, dict(probe)).cpu().numpy()
         lower = lower_precision(model, wanted)
-        cosine = worst_cosine(expected_ND, lower, forward, self._on_device(probes[0]))
+        cosine = worst_cosine(expected_ND, lower, forward, probe)
         if choose and cosine < FAITHFUL_COSINE:
             logger.warning(
                 "%s reaches a cosine of only %.5f to float32 on this model; using float32", wanted, cosine
             )
             return
         self._model, self.dtype = lower, wanted
-        self._packs = self._can_pack(probes[0], expected_ND)
+        self._packs = self._can_pack(forward, probes[0], expected_ND)
 
     def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
         """Yield batches of about 32,768 tokens: packed ones, or padded to widths that are multiples of 16."""
@@ -125,16 +127,14 @@ class CudaDevice:
             while waiting:
                 _finish(*waiting.popleft(), emit)
 
-    def _can_pack(self, probe: Features, expected_ND: np.ndarray) -> bool:
+    def _can_pack(self, forward: Forward, probe: Features, expected_ND: np.ndarray) -> bool:
         """Return whether model and GPU take packed batches, and these give the same vectors."""
         from scannery.embed.devices.packed_attention import has_packed_kernel
 
         if not getattr(self._model, "takes_packed", False) or not has_packed_kernel(self.name, self.dtype):
             return False
         packed = self._on_device(packed_like(probe))
-        if self._forward is None:
-            raise RuntimeError("packing is tried before place()")
-        return worst_cosine(expected_ND, self._model, self._forward, packed) >= FAITHFUL_COSINE
+        return worst_cosine(expected_ND, self._model, forward, packed) >= FAITHFUL_COSINE
 
     def _free(self, features: Features) -> None:
         """Free unused memory after `features` did not fit, and make later batches smaller than they are."""
@@ -147,15 +147,6 @@ class CudaDevice:
         if self._forward is None:
             raise RuntimeError("run() before place()")
         return self._forward(self._model, self._on_device(features))
-
-    def _vectors(self, model: Any, features: Features) -> np.ndarray:
-        import torch
-
-        if self._forward is None:
-            raise RuntimeError("a model is tried before place()")
-        with torch.inference_mode():
-            vectors_BD: np.ndarray = self._forward(model, self._on_device(features)).cpu().numpy()
-        return vectors_BD
 
     def _on_device(self, features: Features) -> Features:
         """Return the features with copies of their tensors on the GPU; pinned, so that the copy does not wait."""
@@ -179,8 +170,7 @@ def packed_like(features: Features) -> Features:
     """Return the texts of a padded batch as a packed batch."""
     ids_BT, mask_BT = features["input_ids"], features["attention_mask"].bool()
     items = [ids_T[mask_T].numpy() for ids_T, mask_T in zip(ids_BT, mask_BT, strict=True)]
-    constants = {name: value for name, value in features.items() if not hasattr(value, "shape")}
-    return constants | pack(items)
+    return constants_of(features) | pack(items)
 
 
 def _finish(batch: Batch, host_BD: Any, done: Any, emit: Emit) -> None:

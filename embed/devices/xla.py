@@ -30,6 +30,7 @@ from scannery.embed.devices.xla_shapes import (
     plan_widths,
 )
 from scannery.embed.errors import DeviceError, InvalidArgumentError, RecompilationError
+from scannery.embed.packing import constants_of
 from scannery.embed.tokenization import Features
 
 __all__ = ["XlaDevice", "compilations", "launch"]
@@ -131,7 +132,7 @@ class XlaDevice:
         use_static_masks(model)
         with _TRACING:
             self._model = model.to(self._chips.device)
-        self._forward, self._kinds = forward, [_constants(probe) for probe in probes]
+        self._forward, self._kinds = forward, [constants_of(probe) for probe in probes]
         self._names = [name for name, value in probes[0].items() if torch.is_tensor(value)]
 
     def batches(self, lengths_N: np.ndarray) -> Iterator[Batch]:
@@ -210,7 +211,7 @@ class XlaDevice:
     def _compute(self, features: Features) -> Any:
         import torch
 
-        constants = _constants(features)
+        constants = constants_of(features)
         kind = self._kinds.index(constants) if len(self._kinds) > 1 else 0
         return self._call(
             kind, features["input_ids"].to(torch.int32), features["attention_mask"].to(torch.uint8)
@@ -229,10 +230,6 @@ class XlaDevice:
 
         with _TRACING, torch.no_grad():
             return step(self._chips.put(ids_BT), self._chips.put(mask_BT))
-
-
-def _constants(features: Features) -> Features:
-    return {name: value for name, value in features.items() if not hasattr(value, "shape")}
 
 
 def _not_compiled(label: str, error: Exception) -> str:

@@ -92,6 +92,6 @@ def _budget(chips: int) -> int:
 
 
 def _rows(rows: int, chips: int) -> int:
-    """Return at most so many rows that the chips can divide; at least one."""
+    """Return the largest number of rows, at most `rows`, that the chips can divide; at least one."""
     step = next((step for step in (8 * chips, chips) if rows >= step), 1)
     return max(1, rows - rows % step)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from scannery.indexer.manifest import SegmentEntry
 
-__all__ = ["Counts", "Piece", "ShardOutcome", "UnitOutcome"]
+__all__ = ["Counts", "Piece", "ShardOutcome", "UnitOutcome", "added"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,18 +82,18 @@ class Counts:
             padding_tokens=self.padding_tokens + other.padding_tokens,
             input_bytes=self.input_bytes + other.input_bytes,
             embeddings_bytes=self.embeddings_bytes + other.embeddings_bytes,
-            dead_letters=_added(self.dead_letters, other.dead_letters),
-            changes=_added(self.changes, other.changes),
-            record_errors=_added(self.record_errors, other.record_errors),
-            ignored=_added(self.ignored, other.ignored),
+            dead_letters=added(self.dead_letters, other.dead_letters),
+            changes=added(self.changes, other.changes),
+            record_errors=added(self.record_errors, other.record_errors),
+            ignored=added(self.ignored, other.ignored),
             cut_texts=self.cut_texts + other.cut_texts,
             cut_tokens=self.cut_tokens + other.cut_tokens,
-            fields=_added(self.fields, other.fields),
-            other_fields=_added(self.other_fields, other.other_fields),
-            converted=_added(self.converted, other.converted),
+            fields=added(self.fields, other.fields),
+            other_fields=added(self.other_fields, other.other_fields),
+            converted=added(self.converted, other.converted),
             sampled_texts=self.sampled_texts + other.sampled_texts,
-            foreign_texts=_added(self.foreign_texts, other.foreign_texts),
-            seconds=_added(self.seconds, other.seconds),
+            foreign_texts=added(self.foreign_texts, other.foreign_texts),
+            seconds=added(self.seconds, other.seconds),
         )
 
     def without_work(self) -> Counts:
@@ -195,5 +195,6 @@ class ShardOutcome:
         return cls(**data)
 
 
-def _added(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+def added(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sums of two mappings of numbers by name, sorted by name."""
     return {key: left.get(key, 0) + right.get(key, 0) for key in sorted({*left, *right})}

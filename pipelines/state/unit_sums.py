@@ -7,11 +7,10 @@ import functools
 import json
 import math
 import operator
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from scannery.pipelines.state.counts import Counts, UnitOutcome
+from scannery.pipelines.state.counts import Counts, UnitOutcome, added
 
 __all__ = ["FAN_IN", "EncoderUse", "UnitSums", "add_up", "fan_in"]
 
@@ -101,18 +100,11 @@ def add_up(parts: Iterable[UnitSums]) -> UnitSums:
         keys=tuple(sorted(name for part in ordered for name in part.keys)),
         with_letters=tuple(sorted(name for part in ordered for name in part.with_letters)),
         worked=min((part.worked for part in ordered if part.worked is not None), default=None),
-        dtypes=_summed(part.dtypes for part in ordered),
-        hardware_dtypes=_summed(part.hardware_dtypes for part in ordered),
+        dtypes=functools.reduce(added, (part.dtypes for part in ordered), {}),
+        hardware_dtypes=functools.reduce(added, (part.hardware_dtypes for part in ordered), {}),
         uncounted=any(part.uncounted for part in ordered),
     )
 
 
 def _one(name: str | None) -> dict[str, int]:
     return {} if name is None else {name: 1}
-
-
-def _summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total = Counter[str]()
-    for part in parts:
-        total.update(part)
-    return dict(sorted(total.items()))

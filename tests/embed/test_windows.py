@@ -1,4 +1,4 @@
-"""Texts that come while the device computes: the same vectors, problems by row, and nobody waits in turn."""
+"""Texts that come while the device computes: the same vectors, problems by row, and no caller waits for another."""
 
 from __future__ import annotations
 
