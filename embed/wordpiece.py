@@ -24,7 +24,7 @@ import numpy as np
 __all__ = ["BulkTokenizer", "WordPiece", "WordTokens"]
 
 ENOUGH_CHARS = 1 << 20
-"""Characters after which a tokenizer is copied: copying takes half a second, and so does tokenising these characters."""
+"""Characters after which a tokenizer is copied: copying takes half a second, and so does tokenising these."""
 
 UNKNOWN, REMOVED, SPACE, ALONE, LETTER, UNSAFE = range(6)
 """Kinds of characters: not looked up yet; left out; between words; a word of its own; part of a word; not handled."""
