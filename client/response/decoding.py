@@ -212,8 +212,10 @@ def _setter(descriptor: FieldDescriptor) -> Callable[[Any, Any], None]:
     """Return what puts the value of a field of the wire into a point."""
     if descriptor.name == "datapoint":
         return _fill
-    if descriptor.name == "sparse_vector":
-        return _ignore  # answers have none
+    if descriptor.name in ("sparse_vector", "snippet"):
+        return _ignore
+    if descriptor.name == "dynamic_json":
+        return _add_dynamic
     name, convert = _CONVERTED.get(descriptor.name, (descriptor.name, None))
     # A slot's own setter: what a frozen class refuses is only `point.name = value`.
     put: Callable[[Any, Any], None] = getattr(Hit, name).__set__
@@ -222,6 +224,11 @@ def _setter(descriptor: FieldDescriptor) -> Callable[[Any, Any], None]:
 
 def _ignore(point: Datapoint, value: object) -> None:
     pass
+
+
+def _add_dynamic(point: Datapoint, text: str) -> None:
+    # Fields come by their numbers, so the declared attributes are there already.
+    point.attributes.update(json.loads(text))
 
 
 _SETTERS: dict[FieldDescriptor, Callable[[Any, Any], None]] = {

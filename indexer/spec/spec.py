@@ -289,6 +289,12 @@ class IndexSpec(SpecModel):
     attribute_specs: dict[str, AttributeSpec] = {}  # noqa: RUF012 -- pydantic copies defaults
     """Those attributes that are written as a mapping. Not a key of its own: written below `attributes`."""
 
+    dynamic: bool = False
+    """Whether datapoints may have attributes that are not declared, of any type in each row; all can be filtered by."""
+
+    vectors: Literal["required", "optional"] = "required"
+    """Whether a datapoint must have a vector, or a text to encode; one without is found by filter and by words only."""
+
     lexical: Lexical = None
     """Also index the words of title and text (BM25): `true`, or a mapping of options."""
 
@@ -347,9 +353,12 @@ class IndexSpec(SpecModel):
         specs = written.pop("attribute_specs", {})
         if specs and "attributes" in written:
             written["attributes"] = {**written["attributes"], **specs}
-        # Releases from before `search` refuse it; a spec that does not use it is written as they read it.
+        # Earlier releases refuse these keys; a spec that does not use them is written as they read it.
         if self.search == SearchSpec():
             written.pop("search", None)
+        for name in ("dynamic", "vectors"):
+            if getattr(self, name) == type(self).model_fields[name].default:
+                written.pop(name, None)
         return written
 
     @field_serializer("lexical", mode="wrap")

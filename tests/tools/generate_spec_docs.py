@@ -24,6 +24,8 @@ EXAMPLES: dict[str, Any] = {
     "reranker": {"model": "cross-encoder/ms-marco-MiniLM-L6-v2"},
     "distance": "dot",
     "attributes": {"show": "string", "price": {"type": "float", "from": "Price (USD)"}},
+    "dynamic": True,
+    "vectors": "optional",
     "attributes.type": "float",
     "attributes.from": "meta.prices.0",
     "attributes.value": "archive",

@@ -27,19 +27,23 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from scannery.v1 import types_pb2 as scannery_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17scannery/v1/index.proto\x12\x0bscannery.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17scannery/v1/types.proto\"D\n\x0eWriteCondition\x12\x13\n\tif_absent\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bif_revision\x18\x02 \x01(\x04H\x00\x42\x06\n\x04kind\"\x94\x01\n\x06Upsert\x12)\n\tdatapoint\x18\x01 \x01(\x0b\x32\x16.scannery.v1.Datapoint\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12.\n\tcondition\x18\x03 \x01(\x0b\x32\x1b.scannery.v1.WriteCondition\"X\n\rUpsertRequest\x12\r\n\x05index\x18\x01 \x01(\t\x12$\n\x07upserts\x18\x02 \x03(\x0b\x32\x13.scannery.v1.Upsert\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"G\n\x0eUpsertResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07written\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x85\x01\n\rDeleteRequest\x12\r\n\x05index\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\t\x12\x14\n\x0c\x64ocument_ids\x18\x03 \x03(\t\x12.\n\tcondition\x18\x04 \x01(\x0b\x32\x1b.scannery.v1.WriteCondition\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"G\n\x0e\x44\x65leteResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07\x64\x65leted\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"N\n\x12ListIndexesRequest\x12\x16\n\tpage_size\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\npage_token\x18\x02 \x01(\tB\x0c\n\n_page_size\"W\n\x13ListIndexesResponse\x12\'\n\x07indexes\x18\x01 \x03(\x0b\x32\x16.scannery.v1.IndexInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x0fGetIndexRequest\x12\r\n\x05index\x18\x01 \x01(\t\"9\n\x10GetIndexResponse\x12%\n\x05index\x18\x01 \x01(\x0b\x32\x16.scannery.v1.IndexInfo\"O\n\x12\x43reateIndexRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x12\n\ndimensions\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"<\n\x13\x43reateIndexResponse\x12%\n\x05index\x18\x01 \x01(\x0b\x32\x16.scannery.v1.IndexInfo\"\xb0\x04\n\tIndexInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12.\n\ncreated_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x12\n\ndimensions\x18\x05 \x01(\r\x12\'\n\x08\x64istance\x18\x06 \x01(\x0e\x32\x15.scannery.v1.Distance\x12:\n\nattributes\x18\x07 \x03(\x0b\x32&.scannery.v1.IndexInfo.AttributesEntry\x12\x0f\n\x07lexical\x18\x08 \x01(\x08\x12)\n\x07\x65ncoder\x18\t \x01(\x0b\x32\x18.scannery.v1.EncoderInfo\x12\x0e\n\x06shards\x18\n \x01(\r\x12\x12\n\nsize_bytes\x18\x0b \x01(\x04\x12\x10\n\x08sequence\x18\x0c \x01(\x04\x12\'\n\x06recall\x18\r \x01(\x0b\x32\x17.scannery.v1.RecallInfo\x12*\n\x08segments\x18\x0e \x03(\x0b\x32\x18.scannery.v1.SegmentInfo\x12\x11\n\tspec_json\x18\x0f \x01(\t\x12\x13\n\x0bmemory_rows\x18\x10 \x01(\x04\x12\x0f\n\x07problem\x18\x11 \x01(\t\x1aM\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0e\x32\x1a.scannery.v1.AttributeType:\x02\x38\x01\"1\n\x0b\x45ncoderInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"J\n\nRecallInfo\x12\t\n\x01k\x18\x01 \x01(\r\x12\x0e\n\x06target\x18\x02 \x01(\x01\x12\x10\n\x08measured\x18\x03 \x01(\x01\x12\x0f\n\x07reached\x18\x04 \x01(\x08\"Y\n\x0bSegmentInfo\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04kind\x18\x05 \x01(\t*\xd3\x01\n\rAttributeType\x12\x1e\n\x1a\x41TTRIBUTE_TYPE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41TTRIBUTE_TYPE_STRING\x10\x01\x12\x1e\n\x1a\x41TTRIBUTE_TYPE_STRING_LIST\x10\x02\x12\x16\n\x12\x41TTRIBUTE_TYPE_INT\x10\x03\x12\x18\n\x14\x41TTRIBUTE_TYPE_FLOAT\x10\x04\x12\x17\n\x13\x41TTRIBUTE_TYPE_BOOL\x10\x05\x12\x1c\n\x18\x41TTRIBUTE_TYPE_TIMESTAMP\x10\x06*d\n\x08\x44istance\x12\x18\n\x14\x44ISTANCE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44ISTANCE_COSINE\x10\x01\x12\x10\n\x0c\x44ISTANCE_DOT\x10\x02\x12\x17\n\x13\x44ISTANCE_SQUARED_L2\x10\x03\x32\xce\x03\n\x0cIndexService\x12\x41\n\x06Upsert\x12\x1a.scannery.v1.UpsertRequest\x1a\x1b.scannery.v1.UpsertResponse\x12K\n\x0cUpsertStream\x12\x1a.scannery.v1.UpsertRequest\x1a\x1b.scannery.v1.UpsertResponse(\x01\x30\x01\x12\x41\n\x06\x44\x65lete\x12\x1a.scannery.v1.DeleteRequest\x1a\x1b.scannery.v1.DeleteResponse\x12P\n\x0bListIndexes\x12\x1f.scannery.v1.ListIndexesRequest\x1a .scannery.v1.ListIndexesResponse\x12G\n\x08GetIndex\x12\x1c.scannery.v1.GetIndexRequest\x1a\x1d.scannery.v1.GetIndexResponse\x12P\n\x0b\x43reateIndex\x12\x1f.scannery.v1.CreateIndexRequest\x1a .scannery.v1.CreateIndexResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17scannery/v1/index.proto\x12\x0bscannery.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17scannery/v1/types.proto\"D\n\x0eWriteCondition\x12\x13\n\tif_absent\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bif_revision\x18\x02 \x01(\x04H\x00\x42\x06\n\x04kind\"\x94\x01\n\x06Upsert\x12)\n\tdatapoint\x18\x01 \x01(\x0b\x32\x16.scannery.v1.Datapoint\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12.\n\tcondition\x18\x03 \x01(\x0b\x32\x1b.scannery.v1.WriteCondition\"X\n\rUpsertRequest\x12\r\n\x05index\x18\x01 \x01(\t\x12$\n\x07upserts\x18\x02 \x03(\x0b\x32\x13.scannery.v1.Upsert\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"G\n\x0eUpsertResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07written\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"\x85\x01\n\rDeleteRequest\x12\r\n\x05index\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\t\x12\x14\n\x0c\x64ocument_ids\x18\x03 \x03(\t\x12.\n\tcondition\x18\x04 \x01(\x0b\x32\x1b.scannery.v1.WriteCondition\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"G\n\x0e\x44\x65leteResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07\x64\x65leted\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\t\"N\n\x12ListIndexesRequest\x12\x16\n\tpage_size\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\npage_token\x18\x02 \x01(\tB\x0c\n\n_page_size\"W\n\x13ListIndexesResponse\x12\'\n\x07indexes\x18\x01 \x03(\x0b\x32\x16.scannery.v1.IndexInfo\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x0fGetIndexRequest\x12\r\n\x05index\x18\x01 \x01(\t\"9\n\x10GetIndexResponse\x12%\n\x05index\x18\x01 \x01(\x0b\x32\x16.scannery.v1.IndexInfo\"f\n\x12\x43reateIndexRequest\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x12\n\ndimensions\x18\x02 \x01(\r\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x15\n\rkeep_existing\x18\x04 \x01(\x08\"<\n\x13\x43reateIndexResponse\x12%\n\x05index\x18\x01 \x01(\x0b\x32\x16.scannery.v1.IndexInfo\"L\n\x11\x41lterIndexRequest\x12\r\n\x05index\x18\x01 \x01(\t\x12\x14\n\x0c\x63hanges_json\x18\x02 \x01(\t\x12\x12\n\nif_version\x18\x03 \x01(\x04\";\n\x12\x41lterIndexResponse\x12%\n\x05index\x18\x01 \x01(\x0b\x32\x16.scannery.v1.IndexInfo\"5\n\x10\x44ropIndexRequest\x12\r\n\x05index\x18\x01 \x01(\t\x12\x12\n\nmissing_ok\x18\x02 \x01(\x08\"$\n\x11\x44ropIndexResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\x08\"/\n\x0fSetAliasRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\t\"$\n\x10SetAliasResponse\x12\x10\n\x08previous\x18\x01 \x01(\t\"7\n\x12\x44\x65leteAliasRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\x12\n\nmissing_ok\x18\x02 \x01(\x08\"&\n\x13\x44\x65leteAliasResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"\x14\n\x12ListAliasesRequest\"\x85\x01\n\x13ListAliasesResponse\x12>\n\x07\x61liases\x18\x01 \x03(\x0b\x32-.scannery.v1.ListAliasesResponse.AliasesEntry\x1a.\n\x0c\x41liasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa2\x01\n\x12\x44\x65leteWhereRequest\x12\r\n\x05index\x18\x01 \x01(\t\x12\"\n\x05where\x18\x02 \x01(\x0b\x32\x13.scannery.v1.Filter\x12\x12\n\x05limit\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\x0euntil_sequence\x18\x04 \x01(\x04\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x12\x12\n\nrequest_id\x18\x06 \x01(\tB\x08\n\x06_limit\"w\n\x13\x44\x65leteWhereResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x04\x12\x11\n\tremaining\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x16\n\x0euntil_sequence\x18\x04 \x01(\x04\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"\xae\x02\n\x12UpdateWhereRequest\x12\r\n\x05index\x18\x01 \x01(\t\x12\"\n\x05where\x18\x02 \x01(\x0b\x32\x13.scannery.v1.Filter\x12\x43\n\nattributes\x18\x03 \x03(\x0b\x32/.scannery.v1.UpdateWhereRequest.AttributesEntry\x12\x12\n\x05limit\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x16\n\x0euntil_sequence\x18\x05 \x01(\x04\x12\x0f\n\x07\x64ry_run\x18\x06 \x01(\x08\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x1a\x45\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12!\n\x05value\x18\x02 \x01(\x0b\x32\x12.scannery.v1.Value:\x02\x38\x01\x42\x08\n\x06_limit\"w\n\x13UpdateWhereResponse\x12\x0f\n\x07updated\x18\x01 \x01(\x04\x12\x11\n\tremaining\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x16\n\x0euntil_sequence\x18\x04 \x01(\x04\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"\xd2\x04\n\tIndexInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12.\n\ncreated_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x12\n\ndimensions\x18\x05 \x01(\r\x12\'\n\x08\x64istance\x18\x06 \x01(\x0e\x32\x15.scannery.v1.Distance\x12:\n\nattributes\x18\x07 \x03(\x0b\x32&.scannery.v1.IndexInfo.AttributesEntry\x12\x0f\n\x07lexical\x18\x08 \x01(\x08\x12)\n\x07\x65ncoder\x18\t \x01(\x0b\x32\x18.scannery.v1.EncoderInfo\x12\x0e\n\x06shards\x18\n \x01(\r\x12\x12\n\nsize_bytes\x18\x0b \x01(\x04\x12\x10\n\x08sequence\x18\x0c \x01(\x04\x12\'\n\x06recall\x18\r \x01(\x0b\x32\x17.scannery.v1.RecallInfo\x12*\n\x08segments\x18\x0e \x03(\x0b\x32\x18.scannery.v1.SegmentInfo\x12\x11\n\tspec_json\x18\x0f \x01(\t\x12\x13\n\x0bmemory_rows\x18\x10 \x01(\x04\x12\x0f\n\x07problem\x18\x11 \x01(\t\x12\x0f\n\x07\x61liases\x18\x12 \x03(\t\x12\x0f\n\x07\x64ynamic\x18\x13 \x01(\x08\x1aM\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12)\n\x05value\x18\x02 \x01(\x0e\x32\x1a.scannery.v1.AttributeType:\x02\x38\x01\"1\n\x0b\x45ncoderInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\"J\n\nRecallInfo\x12\t\n\x01k\x18\x01 \x01(\r\x12\x0e\n\x06target\x18\x02 \x01(\x01\x12\x10\n\x08measured\x18\x03 \x01(\x01\x12\x0f\n\x07reached\x18\x04 \x01(\x08\"Y\n\x0bSegmentInfo\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04kind\x18\x05 \x01(\t*\xeb\x01\n\rAttributeType\x12\x1e\n\x1a\x41TTRIBUTE_TYPE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41TTRIBUTE_TYPE_STRING\x10\x01\x12\x1e\n\x1a\x41TTRIBUTE_TYPE_STRING_LIST\x10\x02\x12\x16\n\x12\x41TTRIBUTE_TYPE_INT\x10\x03\x12\x18\n\x14\x41TTRIBUTE_TYPE_FLOAT\x10\x04\x12\x17\n\x13\x41TTRIBUTE_TYPE_BOOL\x10\x05\x12\x1c\n\x18\x41TTRIBUTE_TYPE_TIMESTAMP\x10\x06\x12\x16\n\x12\x41TTRIBUTE_TYPE_GEO\x10\x07*d\n\x08\x44istance\x12\x18\n\x14\x44ISTANCE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44ISTANCE_COSINE\x10\x01\x12\x10\n\x0c\x44ISTANCE_DOT\x10\x02\x12\x17\n\x13\x44ISTANCE_SQUARED_L2\x10\x03\x32\xfa\x07\n\x0cIndexService\x12\x41\n\x06Upsert\x12\x1a.scannery.v1.UpsertRequest\x1a\x1b.scannery.v1.UpsertResponse\x12K\n\x0cUpsertStream\x12\x1a.scannery.v1.UpsertRequest\x1a\x1b.scannery.v1.UpsertResponse(\x01\x30\x01\x12\x41\n\x06\x44\x65lete\x12\x1a.scannery.v1.DeleteRequest\x1a\x1b.scannery.v1.DeleteResponse\x12P\n\x0bListIndexes\x12\x1f.scannery.v1.ListIndexesRequest\x1a .scannery.v1.ListIndexesResponse\x12G\n\x08GetIndex\x12\x1c.scannery.v1.GetIndexRequest\x1a\x1d.scannery.v1.GetIndexResponse\x12P\n\x0b\x43reateIndex\x12\x1f.scannery.v1.CreateIndexRequest\x1a .scannery.v1.CreateIndexResponse\x12M\n\nAlterIndex\x12\x1e.scannery.v1.AlterIndexRequest\x1a\x1f.scannery.v1.AlterIndexResponse\x12J\n\tDropIndex\x12\x1d.scannery.v1.DropIndexRequest\x1a\x1e.scannery.v1.DropIndexResponse\x12G\n\x08SetAlias\x12\x1c.scannery.v1.SetAliasRequest\x1a\x1d.scannery.v1.SetAliasResponse\x12P\n\x0b\x44\x65leteAlias\x12\x1f.scannery.v1.DeleteAliasRequest\x1a .scannery.v1.DeleteAliasResponse\x12P\n\x0bListAliases\x12\x1f.scannery.v1.ListAliasesRequest\x1a .scannery.v1.ListAliasesResponse\x12P\n\x0b\x44\x65leteWhere\x12\x1f.scannery.v1.DeleteWhereRequest\x1a .scannery.v1.DeleteWhereResponse\x12P\n\x0bUpdateWhere\x12\x1f.scannery.v1.UpdateWhereRequest\x1a .scannery.v1.UpdateWhereResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'scannery.v1.index_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_LISTALIASESRESPONSE_ALIASESENTRY']._loaded_options = None
+  _globals['_LISTALIASESRESPONSE_ALIASESENTRY']._serialized_options = b'8\001'
+  _globals['_UPDATEWHEREREQUEST_ATTRIBUTESENTRY']._loaded_options = None
+  _globals['_UPDATEWHEREREQUEST_ATTRIBUTESENTRY']._serialized_options = b'8\001'
   _globals['_INDEXINFO_ATTRIBUTESENTRY']._loaded_options = None
   _globals['_INDEXINFO_ATTRIBUTESENTRY']._serialized_options = b'8\001'
-  _globals['_ATTRIBUTETYPE']._serialized_start=1912
-  _globals['_ATTRIBUTETYPE']._serialized_end=2123
-  _globals['_DISTANCE']._serialized_start=2125
-  _globals['_DISTANCE']._serialized_end=2225
+  _globals['_ATTRIBUTETYPE']._serialized_start=3255
+  _globals['_ATTRIBUTETYPE']._serialized_end=3490
+  _globals['_DISTANCE']._serialized_start=3492
+  _globals['_DISTANCE']._serialized_end=3592
   _globals['_WRITECONDITION']._serialized_start=132
   _globals['_WRITECONDITION']._serialized_end=200
   _globals['_UPSERT']._serialized_start=203
@@ -61,19 +65,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETINDEXRESPONSE']._serialized_start=928
   _globals['_GETINDEXRESPONSE']._serialized_end=985
   _globals['_CREATEINDEXREQUEST']._serialized_start=987
-  _globals['_CREATEINDEXREQUEST']._serialized_end=1066
-  _globals['_CREATEINDEXRESPONSE']._serialized_start=1068
-  _globals['_CREATEINDEXRESPONSE']._serialized_end=1128
-  _globals['_INDEXINFO']._serialized_start=1131
-  _globals['_INDEXINFO']._serialized_end=1691
-  _globals['_INDEXINFO_ATTRIBUTESENTRY']._serialized_start=1614
-  _globals['_INDEXINFO_ATTRIBUTESENTRY']._serialized_end=1691
-  _globals['_ENCODERINFO']._serialized_start=1693
-  _globals['_ENCODERINFO']._serialized_end=1742
-  _globals['_RECALLINFO']._serialized_start=1744
-  _globals['_RECALLINFO']._serialized_end=1818
-  _globals['_SEGMENTINFO']._serialized_start=1820
-  _globals['_SEGMENTINFO']._serialized_end=1909
-  _globals['_INDEXSERVICE']._serialized_start=2228
-  _globals['_INDEXSERVICE']._serialized_end=2690
+  _globals['_CREATEINDEXREQUEST']._serialized_end=1089
+  _globals['_CREATEINDEXRESPONSE']._serialized_start=1091
+  _globals['_CREATEINDEXRESPONSE']._serialized_end=1151
+  _globals['_ALTERINDEXREQUEST']._serialized_start=1153
+  _globals['_ALTERINDEXREQUEST']._serialized_end=1229
+  _globals['_ALTERINDEXRESPONSE']._serialized_start=1231
+  _globals['_ALTERINDEXRESPONSE']._serialized_end=1290
+  _globals['_DROPINDEXREQUEST']._serialized_start=1292
+  _globals['_DROPINDEXREQUEST']._serialized_end=1345
+  _globals['_DROPINDEXRESPONSE']._serialized_start=1347
+  _globals['_DROPINDEXRESPONSE']._serialized_end=1383
+  _globals['_SETALIASREQUEST']._serialized_start=1385
+  _globals['_SETALIASREQUEST']._serialized_end=1432
+  _globals['_SETALIASRESPONSE']._serialized_start=1434
+  _globals['_SETALIASRESPONSE']._serialized_end=1470
+  _globals['_DELETEALIASREQUEST']._serialized_start=1472
+  _globals['_DELETEALIASREQUEST']._serialized_end=1527
+  _globals['_DELETEALIASRESPONSE']._serialized_start=1529
+  _globals['_DELETEALIASRESPONSE']._serialized_end=1567
+  _globals['_LISTALIASESREQUEST']._serialized_start=1569
+  _globals['_LISTALIASESREQUEST']._serialized_end=1589
+  _globals['_LISTALIASESRESPONSE']._serialized_start=1592
+  _globals['_LISTALIASESRESPONSE']._serialized_end=1725
+  _globals['_LISTALIASESRESPONSE_ALIASESENTRY']._serialized_start=1679
+  _globals['_LISTALIASESRESPONSE_ALIASESENTRY']._serialized_end=1725
+  _globals['_DELETEWHEREREQUEST']._serialized_start=1728
+  _globals['_DELETEWHEREREQUEST']._serialized_end=1890
+  _globals['_DELETEWHERERESPONSE']._serialized_start=1892
+  _globals['_DELETEWHERERESPONSE']._serialized_end=2011
+  _globals['_UPDATEWHEREREQUEST']._serialized_start=2014
+  _globals['_UPDATEWHEREREQUEST']._serialized_end=2316
+  _globals['_UPDATEWHEREREQUEST_ATTRIBUTESENTRY']._serialized_start=2237
+  _globals['_UPDATEWHEREREQUEST_ATTRIBUTESENTRY']._serialized_end=2306
+  _globals['_UPDATEWHERERESPONSE']._serialized_start=2318
+  _globals['_UPDATEWHERERESPONSE']._serialized_end=2437
+  _globals['_INDEXINFO']._serialized_start=2440
+  _globals['_INDEXINFO']._serialized_end=3034
+  _globals['_INDEXINFO_ATTRIBUTESENTRY']._serialized_start=2957
+  _globals['_INDEXINFO_ATTRIBUTESENTRY']._serialized_end=3034
+  _globals['_ENCODERINFO']._serialized_start=3036
+  _globals['_ENCODERINFO']._serialized_end=3085
+  _globals['_RECALLINFO']._serialized_start=3087
+  _globals['_RECALLINFO']._serialized_end=3161
+  _globals['_SEGMENTINFO']._serialized_start=3163
+  _globals['_SEGMENTINFO']._serialized_end=3252
+  _globals['_INDEXSERVICE']._serialized_start=3595
+  _globals['_INDEXSERVICE']._serialized_end=4613
 # @@protoc_insertion_point(module_scope)

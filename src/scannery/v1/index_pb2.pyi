@@ -35,6 +35,7 @@ class _AttributeTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Attribu
     ATTRIBUTE_TYPE_FLOAT: _AttributeType.ValueType  # 4
     ATTRIBUTE_TYPE_BOOL: _AttributeType.ValueType  # 5
     ATTRIBUTE_TYPE_TIMESTAMP: _AttributeType.ValueType  # 6
+    ATTRIBUTE_TYPE_GEO: _AttributeType.ValueType  # 7
 
 class AttributeType(_AttributeType, metaclass=_AttributeTypeEnumTypeWrapper):
     """Type of an attribute."""
@@ -46,6 +47,7 @@ ATTRIBUTE_TYPE_INT: AttributeType.ValueType  # 3
 ATTRIBUTE_TYPE_FLOAT: AttributeType.ValueType  # 4
 ATTRIBUTE_TYPE_BOOL: AttributeType.ValueType  # 5
 ATTRIBUTE_TYPE_TIMESTAMP: AttributeType.ValueType  # 6
+ATTRIBUTE_TYPE_GEO: AttributeType.ValueType  # 7
 Global___AttributeType: _TypeAlias = AttributeType  # noqa: Y015
 
 class _Distance:
@@ -383,6 +385,7 @@ class CreateIndexRequest(_message.Message):
     SPEC_JSON_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    KEEP_EXISTING_FIELD_NUMBER: _builtins.int
     spec_json: _builtins.str
     """The spec as JSON, with the keys of SPEC.yaml; at most 1 MiB. Its models must be those of an index that is served, or
     of the server's options: a request never chooses what a server loads.
@@ -391,16 +394,19 @@ class CreateIndexRequest(_message.Message):
     """Number of components of a vector, 1 to 16384. Required without an encoder; with one, 0 or that of the encoder."""
     request_id: _builtins.str
     """Makes a retry harmless: an index that was created by a request with the same id is returned. At most 64 bytes."""
+    keep_existing: _builtins.bool
+    """Return an index of this name that exists already, as it is, instead of ALREADY_EXISTS."""
     def __init__(
         self,
         *,
         spec_json: _builtins.str = ...,
         dimensions: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        keep_existing: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "request_id", b"request_id", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "keep_existing", b"keep_existing", "request_id", b"request_id", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -429,6 +435,465 @@ class CreateIndexResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CreateIndexResponse: _TypeAlias = CreateIndexResponse  # noqa: Y015
+
+@_typing.final
+class AlterIndexRequest(_message.Message):
+    """A change of an index."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    CHANGES_JSON_FIELD_NUMBER: _builtins.int
+    IF_VERSION_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Name of the index."""
+    changes_json: _builtins.str
+    """The keys of SPEC.yaml that change, as JSON, merged into the spec: mappings key by key, other values replaced. Allowed
+    are new attributes, `dynamic: true`, `vectors: optional`, `target_recall`, `search`, `live` and `reranker`; at most
+    1 MiB.
+    """
+    if_version: _builtins.int
+    """Refuse unless this is the current version; 0: any."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        changes_json: _builtins.str = ...,
+        if_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes_json", b"changes_json", "if_version", b"if_version", "index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterIndexRequest: _TypeAlias = AlterIndexRequest  # noqa: Y015
+
+@_typing.final
+class AlterIndexResponse(_message.Message):
+    """The change is durable."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def index(self) -> Global___IndexInfo:
+        """The index as changed."""
+
+    def __init__(
+        self,
+        *,
+        index: Global___IndexInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["index", b"index"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterIndexResponse: _TypeAlias = AlterIndexResponse  # noqa: Y015
+
+@_typing.final
+class DropIndexRequest(_message.Message):
+    """The index to remove."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    MISSING_OK_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Name of the index; not an alias."""
+    missing_ok: _builtins.bool
+    """No error if there is none."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        missing_ok: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "missing_ok", b"missing_ok"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropIndexRequest: _TypeAlias = DropIndexRequest  # noqa: Y015
+
+@_typing.final
+class DropIndexResponse(_message.Message):
+    """The index is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DROPPED_FIELD_NUMBER: _builtins.int
+    dropped: _builtins.bool
+    """Whether there was one."""
+    def __init__(
+        self,
+        *,
+        dropped: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropIndexResponse: _TypeAlias = DropIndexResponse  # noqa: Y015
+
+@_typing.final
+class SetAliasRequest(_message.Message):
+    """The alias to set."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALIAS_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    alias: _builtins.str
+    """The alias: a name as of an index, which no index has."""
+    index: _builtins.str
+    """The index; not an alias."""
+    def __init__(
+        self,
+        *,
+        alias: _builtins.str = ...,
+        index: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "index", b"index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetAliasRequest: _TypeAlias = SetAliasRequest  # noqa: Y015
+
+@_typing.final
+class SetAliasResponse(_message.Message):
+    """The alias stands for the index."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREVIOUS_FIELD_NUMBER: _builtins.int
+    previous: _builtins.str
+    """The index that it stood for before; empty: it is new."""
+    def __init__(
+        self,
+        *,
+        previous: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["previous", b"previous"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetAliasResponse: _TypeAlias = SetAliasResponse  # noqa: Y015
+
+@_typing.final
+class DeleteAliasRequest(_message.Message):
+    """The alias to remove."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALIAS_FIELD_NUMBER: _builtins.int
+    MISSING_OK_FIELD_NUMBER: _builtins.int
+    alias: _builtins.str
+    """The alias."""
+    missing_ok: _builtins.bool
+    """No error if there is none."""
+    def __init__(
+        self,
+        *,
+        alias: _builtins.str = ...,
+        missing_ok: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alias", b"alias", "missing_ok", b"missing_ok"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteAliasRequest: _TypeAlias = DeleteAliasRequest  # noqa: Y015
+
+@_typing.final
+class DeleteAliasResponse(_message.Message):
+    """The alias is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELETED_FIELD_NUMBER: _builtins.int
+    deleted: _builtins.bool
+    """Whether there was one."""
+    def __init__(
+        self,
+        *,
+        deleted: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteAliasResponse: _TypeAlias = DeleteAliasResponse  # noqa: Y015
+
+@_typing.final
+class ListAliasesRequest(_message.Message):
+    """Which aliases."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAliasesRequest: _TypeAlias = ListAliasesRequest  # noqa: Y015
+
+@_typing.final
+class ListAliasesResponse(_message.Message):
+    """All aliases of indexes that the caller can see."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AliasesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ALIASES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def aliases(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The index that each stands for, by alias."""
+
+    def __init__(
+        self,
+        *,
+        aliases: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAliasesResponse: _TypeAlias = ListAliasesResponse  # noqa: Y015
+
+@_typing.final
+class DeleteWhereRequest(_message.Message):
+    """Datapoints to delete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    UNTIL_SEQUENCE_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Name of the index."""
+    limit: _builtins.int
+    """Most datapoints of this batch, 1 to 10000; absent: 1000."""
+    until_sequence: _builtins.int
+    """Only datapoints that were written up to this sequence: that of the first batch's answer, so that a loop ends although
+    others write. 0: the newest.
+    """
+    dry_run: _builtins.bool
+    """Only count."""
+    request_id: _builtins.str
+    """As in UpsertRequest."""
+    @_builtins.property
+    def where(self) -> _types_pb2.Filter:
+        """Required; must have a condition, so that nothing is deleted by mistake."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        where: _types_pb2.Filter | None = ...,
+        limit: _builtins.int | None = ...,
+        until_sequence: _builtins.int = ...,
+        dry_run: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "dry_run", b"dry_run", "index", b"index", "limit", b"limit", "request_id", b"request_id", "until_sequence", b"until_sequence", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+
+Global___DeleteWhereRequest: _TypeAlias = DeleteWhereRequest  # noqa: Y015
+
+@_typing.final
+class DeleteWhereResponse(_message.Message):
+    """The batch is durable."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELETED_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    UNTIL_SEQUENCE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    deleted: _builtins.int
+    """Datapoints deleted by this batch; with `dry_run`: those that would be deleted by all batches."""
+    remaining: _builtins.int
+    """Datapoints that still match."""
+    sequence: _builtins.int
+    """As in UpsertResponse."""
+    until_sequence: _builtins.int
+    """To be sent with the next batch."""
+    request_id: _builtins.str
+    """The request's id."""
+    def __init__(
+        self,
+        *,
+        deleted: _builtins.int = ...,
+        remaining: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        until_sequence: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "remaining", b"remaining", "request_id", b"request_id", "sequence", b"sequence", "until_sequence", b"until_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteWhereResponse: _TypeAlias = DeleteWhereResponse  # noqa: Y015
+
+@_typing.final
+class UpdateWhereRequest(_message.Message):
+    """Attributes to change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _types_pb2.Value: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _types_pb2.Value | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    UNTIL_SEQUENCE_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Name of the index."""
+    limit: _builtins.int
+    """As in DeleteWhereRequest."""
+    until_sequence: _builtins.int
+    """As in DeleteWhereRequest. A changed datapoint has a later sequence, and is not changed twice."""
+    dry_run: _builtins.bool
+    """Only count."""
+    request_id: _builtins.str
+    """As in UpsertRequest."""
+    @_builtins.property
+    def where(self) -> _types_pb2.Filter:
+        """Required; an empty filter changes all datapoints."""
+
+    @_builtins.property
+    def attributes(self) -> _containers.MessageMap[_builtins.str, _types_pb2.Value]:
+        """New values; a value that is not set becomes null, or removes a dynamic attribute."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        where: _types_pb2.Filter | None = ...,
+        attributes: _abc.Mapping[_builtins.str, _types_pb2.Value] | None = ...,
+        limit: _builtins.int | None = ...,
+        until_sequence: _builtins.int = ...,
+        dry_run: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "attributes", b"attributes", "dry_run", b"dry_run", "index", b"index", "limit", b"limit", "request_id", b"request_id", "until_sequence", b"until_sequence", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+
+Global___UpdateWhereRequest: _TypeAlias = UpdateWhereRequest  # noqa: Y015
+
+@_typing.final
+class UpdateWhereResponse(_message.Message):
+    """The batch is durable."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATED_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    UNTIL_SEQUENCE_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    updated: _builtins.int
+    """Datapoints changed by this batch; with `dry_run`: those that would be changed by all batches."""
+    remaining: _builtins.int
+    """Datapoints that are still to be changed."""
+    sequence: _builtins.int
+    """As in UpsertResponse."""
+    until_sequence: _builtins.int
+    """To be sent with the next batch."""
+    request_id: _builtins.str
+    """The request's id."""
+    def __init__(
+        self,
+        *,
+        updated: _builtins.int = ...,
+        remaining: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        until_sequence: _builtins.int = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["remaining", b"remaining", "request_id", b"request_id", "sequence", b"sequence", "until_sequence", b"until_sequence", "updated", b"updated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWhereResponse: _TypeAlias = UpdateWhereResponse  # noqa: Y015
 
 @_typing.final
 class IndexInfo(_message.Message):
@@ -473,6 +938,8 @@ class IndexInfo(_message.Message):
     SPEC_JSON_FIELD_NUMBER: _builtins.int
     MEMORY_ROWS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
+    DYNAMIC_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """1 to 63 characters: lower-case letters, digits, `-` and `_`."""
     version: _builtins.int
@@ -499,6 +966,8 @@ class IndexInfo(_message.Message):
     """A problem of the index while it is served, as text: a later version that cannot be opened, an encoder that cannot be
     loaded. The server retries. Empty: none.
     """
+    dynamic: _builtins.bool
+    """Whether datapoints may have attributes that the spec does not declare."""
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp:
         """Time of the version's commit."""
@@ -518,6 +987,10 @@ class IndexInfo(_message.Message):
     @_builtins.property
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentInfo]:
         """The version's segments."""
+
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names that stand for it, in order."""
 
     def __init__(
         self,
@@ -539,10 +1012,12 @@ class IndexInfo(_message.Message):
         spec_json: _builtins.str = ...,
         memory_rows: _builtins.int = ...,
         problem: _builtins.str = ...,
+        aliases: _abc.Iterable[_builtins.str] | None = ...,
+        dynamic: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "encoder", b"encoder", "recall", b"recall"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "created_at", b"created_at", "dimensions", b"dimensions", "distance", b"distance", "encoder", b"encoder", "lexical", b"lexical", "memory_rows", b"memory_rows", "name", b"name", "problem", b"problem", "recall", b"recall", "rows", b"rows", "segments", b"segments", "sequence", b"sequence", "shards", b"shards", "size_bytes", b"size_bytes", "spec_json", b"spec_json", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "attributes", b"attributes", "created_at", b"created_at", "dimensions", b"dimensions", "distance", b"distance", "dynamic", b"dynamic", "encoder", b"encoder", "lexical", b"lexical", "memory_rows", b"memory_rows", "name", b"name", "problem", b"problem", "recall", b"recall", "rows", b"rows", "segments", b"segments", "sequence", b"sequence", "shards", b"shards", "size_bytes", b"size_bytes", "spec_json", b"spec_json", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

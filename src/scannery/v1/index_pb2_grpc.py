@@ -65,6 +65,41 @@ class IndexServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_index__pb2.CreateIndexRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_index__pb2.CreateIndexResponse.FromString,
                 _registered_method=True)
+        self.AlterIndex = channel.unary_unary(
+                '/scannery.v1.IndexService/AlterIndex',
+                request_serializer=scannery_dot_v1_dot_index__pb2.AlterIndexRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.AlterIndexResponse.FromString,
+                _registered_method=True)
+        self.DropIndex = channel.unary_unary(
+                '/scannery.v1.IndexService/DropIndex',
+                request_serializer=scannery_dot_v1_dot_index__pb2.DropIndexRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.DropIndexResponse.FromString,
+                _registered_method=True)
+        self.SetAlias = channel.unary_unary(
+                '/scannery.v1.IndexService/SetAlias',
+                request_serializer=scannery_dot_v1_dot_index__pb2.SetAliasRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.SetAliasResponse.FromString,
+                _registered_method=True)
+        self.DeleteAlias = channel.unary_unary(
+                '/scannery.v1.IndexService/DeleteAlias',
+                request_serializer=scannery_dot_v1_dot_index__pb2.DeleteAliasRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.DeleteAliasResponse.FromString,
+                _registered_method=True)
+        self.ListAliases = channel.unary_unary(
+                '/scannery.v1.IndexService/ListAliases',
+                request_serializer=scannery_dot_v1_dot_index__pb2.ListAliasesRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.ListAliasesResponse.FromString,
+                _registered_method=True)
+        self.DeleteWhere = channel.unary_unary(
+                '/scannery.v1.IndexService/DeleteWhere',
+                request_serializer=scannery_dot_v1_dot_index__pb2.DeleteWhereRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.DeleteWhereResponse.FromString,
+                _registered_method=True)
+        self.UpdateWhere = channel.unary_unary(
+                '/scannery.v1.IndexService/UpdateWhere',
+                request_serializer=scannery_dot_v1_dot_index__pb2.UpdateWhereRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_index__pb2.UpdateWhereResponse.FromString,
+                _registered_method=True)
 
 
 class IndexServiceServicer(object):
@@ -113,6 +148,55 @@ class IndexServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AlterIndex(self, request, context):
+        """Changes the spec of an index while it is served: it becomes a new version. Needs `admin`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropIndex(self, request, context):
+        """Removes an index with all its versions and its log. Needs `admin`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetAlias(self, request, context):
+        """Makes a name stand for an index, at once and for all calls; one that exists is moved. Needs `admin`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteAlias(self, request, context):
+        """Removes an alias, not its index. Needs `admin`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAliases(self, request, context):
+        """Returns the aliases, by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteWhere(self, request, context):
+        """Deletes datapoints that a filter allows, all or none of a batch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWhere(self, request, context):
+        """Changes attributes of datapoints that a filter allows, all or none of a batch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_IndexServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +229,41 @@ def add_IndexServiceServicer_to_server(servicer, server):
                     servicer.CreateIndex,
                     request_deserializer=scannery_dot_v1_dot_index__pb2.CreateIndexRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_index__pb2.CreateIndexResponse.SerializeToString,
+            ),
+            'AlterIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterIndex,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.AlterIndexRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.AlterIndexResponse.SerializeToString,
+            ),
+            'DropIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropIndex,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.DropIndexRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.DropIndexResponse.SerializeToString,
+            ),
+            'SetAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetAlias,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.SetAliasRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.SetAliasResponse.SerializeToString,
+            ),
+            'DeleteAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteAlias,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.DeleteAliasRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.DeleteAliasResponse.SerializeToString,
+            ),
+            'ListAliases': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAliases,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.ListAliasesRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.ListAliasesResponse.SerializeToString,
+            ),
+            'DeleteWhere': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteWhere,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.DeleteWhereRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.DeleteWhereResponse.SerializeToString,
+            ),
+            'UpdateWhere': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWhere,
+                    request_deserializer=scannery_dot_v1_dot_index__pb2.UpdateWhereRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_index__pb2.UpdateWhereResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +429,195 @@ class IndexService(object):
             '/scannery.v1.IndexService/CreateIndex',
             scannery_dot_v1_dot_index__pb2.CreateIndexRequest.SerializeToString,
             scannery_dot_v1_dot_index__pb2.CreateIndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/AlterIndex',
+            scannery_dot_v1_dot_index__pb2.AlterIndexRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.AlterIndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropIndex(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/DropIndex',
+            scannery_dot_v1_dot_index__pb2.DropIndexRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.DropIndexResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/SetAlias',
+            scannery_dot_v1_dot_index__pb2.SetAliasRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.SetAliasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/DeleteAlias',
+            scannery_dot_v1_dot_index__pb2.DeleteAliasRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.DeleteAliasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAliases(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/ListAliases',
+            scannery_dot_v1_dot_index__pb2.ListAliasesRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.ListAliasesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteWhere(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/DeleteWhere',
+            scannery_dot_v1_dot_index__pb2.DeleteWhereRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.DeleteWhereResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWhere(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.IndexService/UpdateWhere',
+            scannery_dot_v1_dot_index__pb2.UpdateWhereRequest.SerializeToString,
+            scannery_dot_v1_dot_index__pb2.UpdateWhereResponse.FromString,
             options,
             channel_credentials,
             insecure,

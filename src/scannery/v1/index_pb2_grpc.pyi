@@ -45,6 +45,20 @@ class IndexServiceStub:
     """Returns one index with its statistics."""
     CreateIndex: _grpc.UnaryUnaryMultiCallable[_index_pb2.CreateIndexRequest, _index_pb2.CreateIndexResponse]
     """Creates an empty index, which takes writes at once. ALREADY_EXISTS if there is one of this name. Needs `admin`."""
+    AlterIndex: _grpc.UnaryUnaryMultiCallable[_index_pb2.AlterIndexRequest, _index_pb2.AlterIndexResponse]
+    """Changes the spec of an index while it is served: it becomes a new version. Needs `admin`."""
+    DropIndex: _grpc.UnaryUnaryMultiCallable[_index_pb2.DropIndexRequest, _index_pb2.DropIndexResponse]
+    """Removes an index with all its versions and its log. Needs `admin`."""
+    SetAlias: _grpc.UnaryUnaryMultiCallable[_index_pb2.SetAliasRequest, _index_pb2.SetAliasResponse]
+    """Makes a name stand for an index, at once and for all calls; one that exists is moved. Needs `admin`."""
+    DeleteAlias: _grpc.UnaryUnaryMultiCallable[_index_pb2.DeleteAliasRequest, _index_pb2.DeleteAliasResponse]
+    """Removes an alias, not its index. Needs `admin`."""
+    ListAliases: _grpc.UnaryUnaryMultiCallable[_index_pb2.ListAliasesRequest, _index_pb2.ListAliasesResponse]
+    """Returns the aliases, by name."""
+    DeleteWhere: _grpc.UnaryUnaryMultiCallable[_index_pb2.DeleteWhereRequest, _index_pb2.DeleteWhereResponse]
+    """Deletes datapoints that a filter allows, all or none of a batch."""
+    UpdateWhere: _grpc.UnaryUnaryMultiCallable[_index_pb2.UpdateWhereRequest, _index_pb2.UpdateWhereResponse]
+    """Changes attributes of datapoints that a filter allows, all or none of a batch."""
 
 @_typing.type_check_only
 class IndexServiceAsyncStub(IndexServiceStub):
@@ -63,6 +77,20 @@ class IndexServiceAsyncStub(IndexServiceStub):
     """Returns one index with its statistics."""
     CreateIndex: _aio.UnaryUnaryMultiCallable[_index_pb2.CreateIndexRequest, _index_pb2.CreateIndexResponse]  # type: ignore[assignment]
     """Creates an empty index, which takes writes at once. ALREADY_EXISTS if there is one of this name. Needs `admin`."""
+    AlterIndex: _aio.UnaryUnaryMultiCallable[_index_pb2.AlterIndexRequest, _index_pb2.AlterIndexResponse]  # type: ignore[assignment]
+    """Changes the spec of an index while it is served: it becomes a new version. Needs `admin`."""
+    DropIndex: _aio.UnaryUnaryMultiCallable[_index_pb2.DropIndexRequest, _index_pb2.DropIndexResponse]  # type: ignore[assignment]
+    """Removes an index with all its versions and its log. Needs `admin`."""
+    SetAlias: _aio.UnaryUnaryMultiCallable[_index_pb2.SetAliasRequest, _index_pb2.SetAliasResponse]  # type: ignore[assignment]
+    """Makes a name stand for an index, at once and for all calls; one that exists is moved. Needs `admin`."""
+    DeleteAlias: _aio.UnaryUnaryMultiCallable[_index_pb2.DeleteAliasRequest, _index_pb2.DeleteAliasResponse]  # type: ignore[assignment]
+    """Removes an alias, not its index. Needs `admin`."""
+    ListAliases: _aio.UnaryUnaryMultiCallable[_index_pb2.ListAliasesRequest, _index_pb2.ListAliasesResponse]  # type: ignore[assignment]
+    """Returns the aliases, by name."""
+    DeleteWhere: _aio.UnaryUnaryMultiCallable[_index_pb2.DeleteWhereRequest, _index_pb2.DeleteWhereResponse]  # type: ignore[assignment]
+    """Deletes datapoints that a filter allows, all or none of a batch."""
+    UpdateWhere: _aio.UnaryUnaryMultiCallable[_index_pb2.UpdateWhereRequest, _index_pb2.UpdateWhereResponse]  # type: ignore[assignment]
+    """Changes attributes of datapoints that a filter allows, all or none of a batch."""
 
 class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
     """Statuses are those of SearchService, and FAILED_PRECONDITION for a write condition that does not hold."""
@@ -114,5 +142,61 @@ class IndexServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_index_pb2.CreateIndexResponse, _abc.Awaitable[_index_pb2.CreateIndexResponse]]:
         """Creates an empty index, which takes writes at once. ALREADY_EXISTS if there is one of this name. Needs `admin`."""
+
+    @_abc_1.abstractmethod
+    def AlterIndex(
+        self,
+        request: _index_pb2.AlterIndexRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.AlterIndexResponse, _abc.Awaitable[_index_pb2.AlterIndexResponse]]:
+        """Changes the spec of an index while it is served: it becomes a new version. Needs `admin`."""
+
+    @_abc_1.abstractmethod
+    def DropIndex(
+        self,
+        request: _index_pb2.DropIndexRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.DropIndexResponse, _abc.Awaitable[_index_pb2.DropIndexResponse]]:
+        """Removes an index with all its versions and its log. Needs `admin`."""
+
+    @_abc_1.abstractmethod
+    def SetAlias(
+        self,
+        request: _index_pb2.SetAliasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.SetAliasResponse, _abc.Awaitable[_index_pb2.SetAliasResponse]]:
+        """Makes a name stand for an index, at once and for all calls; one that exists is moved. Needs `admin`."""
+
+    @_abc_1.abstractmethod
+    def DeleteAlias(
+        self,
+        request: _index_pb2.DeleteAliasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.DeleteAliasResponse, _abc.Awaitable[_index_pb2.DeleteAliasResponse]]:
+        """Removes an alias, not its index. Needs `admin`."""
+
+    @_abc_1.abstractmethod
+    def ListAliases(
+        self,
+        request: _index_pb2.ListAliasesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.ListAliasesResponse, _abc.Awaitable[_index_pb2.ListAliasesResponse]]:
+        """Returns the aliases, by name."""
+
+    @_abc_1.abstractmethod
+    def DeleteWhere(
+        self,
+        request: _index_pb2.DeleteWhereRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.DeleteWhereResponse, _abc.Awaitable[_index_pb2.DeleteWhereResponse]]:
+        """Deletes datapoints that a filter allows, all or none of a batch."""
+
+    @_abc_1.abstractmethod
+    def UpdateWhere(
+        self,
+        request: _index_pb2.UpdateWhereRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_index_pb2.UpdateWhereResponse, _abc.Awaitable[_index_pb2.UpdateWhereResponse]]:
+        """Changes attributes of datapoints that a filter allows, all or none of a batch."""
 
 def add_IndexServiceServicer_to_server(servicer: IndexServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -190,6 +190,7 @@ class SearchOptions(_message.Message):
     RETURN_VECTOR_FIELD_NUMBER: _builtins.int
     EXPLAIN_FIELD_NUMBER: _builtins.int
     MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    HIGHLIGHT_FIELD_NUMBER: _builtins.int
     k: _builtins.int
     """Number of hits, 1 to 10000; absent: 10. There are fewer only if the filter allows fewer datapoints."""
     mode: Global___Mode.ValueType
@@ -234,6 +235,12 @@ class SearchOptions(_message.Message):
         `id`, `document_id` and `score` are always returned. At most 256.
         """
 
+    @_builtins.property
+    def highlight(self) -> Global___Highlight:
+        """Return the best sentence of each hit, and where it has words of the query. The query must be or have a text. k + offset
+        at most 1000.
+        """
+
     def __init__(
         self,
         *,
@@ -252,10 +259,11 @@ class SearchOptions(_message.Message):
         return_vector: _builtins.bool = ...,
         explain: _builtins.bool = ...,
         min_sequence: _builtins.int = ...,
+        highlight: Global___Highlight | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "fusion", b"fusion", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "rerank", b"rerank", "target_recall", b"target_recall", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_k", b"_k", "_min_score", b"_min_score", "_target_recall", b"_target_recall", "crowding", b"crowding", "exact", b"exact", "explain", b"explain", "fusion", b"fusion", "highlight", b"highlight", "k", b"k", "knobs", b"knobs", "min_score", b"min_score", "min_sequence", b"min_sequence", "mode", b"mode", "offset", b"offset", "rerank", b"rerank", "return_fields", b"return_fields", "return_vector", b"return_vector", "target_recall", b"target_recall", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__k: _TypeAlias = _typing.Literal["k"]  # noqa: Y015
     _WhichOneofArgType__k: _TypeAlias = _typing.Literal["_k", b"_k"]  # noqa: Y015
@@ -271,6 +279,94 @@ class SearchOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__target_recall) -> _WhichOneofReturnType__target_recall | None: ...
 
 Global___SearchOptions: _TypeAlias = SearchOptions  # noqa: Y015
+
+@_typing.final
+class Highlight(_message.Message):
+    """Highlighting of hits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BY_ENCODER_FIELD_NUMBER: _builtins.int
+    by_encoder: _builtins.bool
+    """Whether the sentence is chosen by the encoder of the index. Absent: if it has one, and else by words."""
+    def __init__(
+        self,
+        *,
+        by_encoder: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_by_encoder", b"_by_encoder", "by_encoder", b"by_encoder"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_by_encoder", b"_by_encoder", "by_encoder", b"by_encoder"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__by_encoder: _TypeAlias = _typing.Literal["by_encoder"]  # noqa: Y015
+    _WhichOneofArgType__by_encoder: _TypeAlias = _typing.Literal["_by_encoder", b"_by_encoder"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__by_encoder) -> _WhichOneofReturnType__by_encoder | None: ...
+
+Global___Highlight: _TypeAlias = Highlight  # noqa: Y015
+
+@_typing.final
+class Snippet(_message.Message):
+    """The part of a hit's text that answers the query best."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """The sentence: its first character in the hit's `text`."""
+    end: _builtins.int
+    """One past its last character."""
+    score: _builtins.float
+    """Cosine of the sentence and the query, if the encoder chose it."""
+    @_builtins.property
+    def words(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
+        """The words of the hit's `text` that match words of the query, in order; not only those in the sentence. At most 1000."""
+
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+        score: _builtins.float | None = ...,
+        words: _abc.Iterable[Global___TextSpan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "end", b"end", "score", b"score", "start", b"start", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+
+Global___Snippet: _TypeAlias = Snippet  # noqa: Y015
+
+@_typing.final
+class TextSpan(_message.Message):
+    """Some characters of a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """First character."""
+    end: _builtins.int
+    """One past the last character."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextSpan: _TypeAlias = TextSpan  # noqa: Y015
 
 @_typing.final
 class Crowding(_message.Message):
@@ -408,6 +504,7 @@ class Hit(_message.Message):
     LEXICAL_SCORE_FIELD_NUMBER: _builtins.int
     RERANK_SCORE_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
+    SNIPPET_FIELD_NUMBER: _builtins.int
     score: _builtins.float
     """Higher is better. Cosine and dot: the inner product; squared_l2: minus the squared distance. LEXICAL: BM25.
     HYBRID: the fused score.
@@ -426,6 +523,10 @@ class Hit(_message.Message):
     def group(self) -> _types_pb2.Value:
         """The value that `crowding` grouped by."""
 
+    @_builtins.property
+    def snippet(self) -> Global___Snippet:
+        """Set with `highlight`, if the hit has a text."""
+
     def __init__(
         self,
         *,
@@ -435,10 +536,11 @@ class Hit(_message.Message):
         lexical_score: _builtins.float | None = ...,
         rerank_score: _builtins.float | None = ...,
         group: _types_pb2.Value | None = ...,
+        snippet: Global___Snippet | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "rerank_score", b"rerank_score"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "rerank_score", b"rerank_score", "snippet", b"snippet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "rerank_score", b"rerank_score", "score", b"score"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score", "_lexical_score", b"_lexical_score", "_rerank_score", b"_rerank_score", "datapoint", b"datapoint", "dense_score", b"dense_score", "group", b"group", "lexical_score", b"lexical_score", "rerank_score", b"rerank_score", "score", b"score", "snippet", b"snippet"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dense_score: _TypeAlias = _typing.Literal["dense_score"]  # noqa: Y015
     _WhichOneofArgType__dense_score: _TypeAlias = _typing.Literal["_dense_score", b"_dense_score"]  # noqa: Y015
@@ -830,6 +932,450 @@ class GetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetResponse: _TypeAlias = GetResponse  # noqa: Y015
+
+@_typing.final
+class CountRequest(_message.Message):
+    """What to count."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Name of the index."""
+    min_sequence: _builtins.int
+    """As in SearchOptions."""
+    @_builtins.property
+    def where(self) -> _types_pb2.Filter:
+        """Filter; absent: all datapoints."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        where: _types_pb2.Filter | None = ...,
+        min_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "min_sequence", b"min_sequence", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountRequest: _TypeAlias = CountRequest  # noqa: Y015
+
+@_typing.final
+class CountResponse(_message.Message):
+    """The number."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Datapoints that the filter allows."""
+    version: _builtins.int
+    """The version of the index that was read."""
+    sequence: _builtins.int
+    """Mutations up to this sequence were visible."""
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        version: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CountResponse: _TypeAlias = CountResponse  # noqa: Y015
+
+@_typing.final
+class FacetsRequest(_message.Message):
+    """Which values to count."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ATTRIBUTE_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Name of the index."""
+    attribute: _builtins.str
+    """An attribute, declared or dynamic, or `document_id`."""
+    limit: _builtins.int
+    """Most values to return, 1 to 10000; absent: 100."""
+    min_sequence: _builtins.int
+    """As in SearchOptions."""
+    @_builtins.property
+    def where(self) -> _types_pb2.Filter:
+        """Filter; absent: all datapoints."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        attribute: _builtins.str = ...,
+        where: _types_pb2.Filter | None = ...,
+        limit: _builtins.int | None = ...,
+        min_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "attribute", b"attribute", "index", b"index", "limit", b"limit", "min_sequence", b"min_sequence", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
+    _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+
+Global___FacetsRequest: _TypeAlias = FacetsRequest  # noqa: Y015
+
+@_typing.final
+class Facet(_message.Message):
+    """A value and its number of datapoints."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Datapoints that have it."""
+    @_builtins.property
+    def value(self) -> _types_pb2.Value:
+        """The value; of a list, one of its elements."""
+
+    def __init__(
+        self,
+        *,
+        value: _types_pb2.Value | None = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Facet: _TypeAlias = Facet  # noqa: Y015
+
+@_typing.final
+class FacetsResponse(_message.Message):
+    """The values of an attribute."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FACETS_FIELD_NUMBER: _builtins.int
+    DISTINCT_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    distinct: _builtins.int
+    """Distinct values in all."""
+    missing: _builtins.int
+    """Datapoints, of those that the filter allows, without the attribute."""
+    version: _builtins.int
+    """The version of the index that was read."""
+    sequence: _builtins.int
+    """Mutations up to this sequence were visible."""
+    @_builtins.property
+    def facets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Facet]:
+        """The most frequent first; equally frequent ones by type (bool, number, string) and value."""
+
+    def __init__(
+        self,
+        *,
+        facets: _abc.Iterable[Global___Facet] | None = ...,
+        distinct: _builtins.int = ...,
+        missing: _builtins.int = ...,
+        version: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distinct", b"distinct", "facets", b"facets", "missing", b"missing", "sequence", b"sequence", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FacetsResponse: _TypeAlias = FacetsResponse  # noqa: Y015
+
+@_typing.final
+class AttributeStatsRequest(_message.Message):
+    """Which attribute to describe."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ATTRIBUTE_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    QUANTILES_FIELD_NUMBER: _builtins.int
+    MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Name of the index."""
+    attribute: _builtins.str
+    """As in FacetsRequest."""
+    min_sequence: _builtins.int
+    """As in SearchOptions."""
+    @_builtins.property
+    def where(self) -> _types_pb2.Filter:
+        """Filter; absent: all datapoints."""
+
+    @_builtins.property
+    def quantiles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Shares of the values, each 0 to 1, at most 100: 0.5 is the median."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        attribute: _builtins.str = ...,
+        where: _types_pb2.Filter | None = ...,
+        quantiles: _abc.Iterable[_builtins.float] | None = ...,
+        min_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attribute", b"attribute", "index", b"index", "min_sequence", b"min_sequence", "quantiles", b"quantiles", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttributeStatsRequest: _TypeAlias = AttributeStatsRequest  # noqa: Y015
+
+@_typing.final
+class AttributeStatsResponse(_message.Message):
+    """The values of an attribute."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    DISTINCT_FIELD_NUMBER: _builtins.int
+    TYPES_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """Datapoints that have it."""
+    missing: _builtins.int
+    """Datapoints, of those that the filter allows, without it."""
+    distinct: _builtins.int
+    """Distinct values."""
+    version: _builtins.int
+    """The version of the index that was read."""
+    sequence: _builtins.int
+    """Mutations up to this sequence were visible."""
+    @_builtins.property
+    def types(self) -> _containers.RepeatedCompositeFieldContainer[Global___TypeStats]:
+        """By type of the values; a declared attribute has at most one."""
+
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        missing: _builtins.int = ...,
+        distinct: _builtins.int = ...,
+        types: _abc.Iterable[Global___TypeStats] | None = ...,
+        version: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distinct", b"distinct", "missing", b"missing", "rows", b"rows", "sequence", b"sequence", "types", b"types", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttributeStatsResponse: _TypeAlias = AttributeStatsResponse  # noqa: Y015
+
+@_typing.final
+class TypeStats(_message.Message):
+    """The values of one type of an attribute."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    DISTINCT_FIELD_NUMBER: _builtins.int
+    MIN_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    QUANTILES_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """`string`, `number` (of a dynamic attribute), `int`, `float`, `bool`, `timestamp`, `geo`, or `other` (nested values)."""
+    values: _builtins.int
+    """Values; a list has several."""
+    distinct: _builtins.int
+    """Distinct values."""
+    @_builtins.property
+    def min(self) -> _types_pb2.Value:
+        """The least value, absent for types without an order."""
+
+    @_builtins.property
+    def max(self) -> _types_pb2.Value:
+        """The greatest value."""
+
+    @_builtins.property
+    def quantiles(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Value]:
+        """The values at the shares of the request: the least value that this share of the values does not exceed."""
+
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        values: _builtins.int = ...,
+        distinct: _builtins.int = ...,
+        min: _types_pb2.Value | None = ...,
+        max: _types_pb2.Value | None = ...,
+        quantiles: _abc.Iterable[_types_pb2.Value] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max", b"max", "min", b"min"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distinct", b"distinct", "max", b"max", "min", b"min", "quantiles", b"quantiles", "type", b"type", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TypeStats: _TypeAlias = TypeStats  # noqa: Y015
+
+@_typing.final
+class ScanRequest(_message.Message):
+    """A page of datapoints."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    RETURN_FIELDS_FIELD_NUMBER: _builtins.int
+    RETURN_VECTOR_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    MIN_SEQUENCE_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Name of the index."""
+    return_vector: _builtins.bool
+    """Also return the vectors as written (not scaled to length 1)."""
+    page_size: _builtins.int
+    """Most datapoints of a page, 1 to 10000; absent: 1000. A page may have fewer, since answers have a limit in bytes."""
+    page_token: _builtins.str
+    """`next_page_token` of the page before; empty: the first page. Besides `page_size`, the request must be that of the first
+    page.
+    """
+    sample: _builtins.int
+    """Only this many datapoints, chosen at random; 0: all."""
+    seed: _builtins.int
+    """Seed of the choice: equal seeds choose equal datapoints of one snapshot."""
+    min_sequence: _builtins.int
+    """As in SearchOptions."""
+    @_builtins.property
+    def where(self) -> _types_pb2.Filter:
+        """Filter; absent: all datapoints."""
+
+    @_builtins.property
+    def return_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in SearchOptions."""
+
+    @_builtins.property
+    def order_by(self) -> Global___OrderBy:
+        """Absent: an order of the server's choice, which is the fastest."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        where: _types_pb2.Filter | None = ...,
+        return_fields: _abc.Iterable[_builtins.str] | None = ...,
+        return_vector: _builtins.bool = ...,
+        order_by: Global___OrderBy | None = ...,
+        page_size: _builtins.int | None = ...,
+        page_token: _builtins.str = ...,
+        sample: _builtins.int = ...,
+        seed: _builtins.int = ...,
+        min_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_page_size", b"_page_size", "order_by", b"order_by", "page_size", b"page_size", "where", b"where"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_page_size", b"_page_size", "index", b"index", "min_sequence", b"min_sequence", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "return_fields", b"return_fields", "return_vector", b"return_vector", "sample", b"sample", "seed", b"seed", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__page_size: _TypeAlias = _typing.Literal["page_size"]  # noqa: Y015
+    _WhichOneofArgType__page_size: _TypeAlias = _typing.Literal["_page_size", b"_page_size"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__page_size) -> _WhichOneofReturnType__page_size | None: ...
+
+Global___ScanRequest: _TypeAlias = ScanRequest  # noqa: Y015
+
+@_typing.final
+class OrderBy(_message.Message):
+    """The order of datapoints."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: _builtins.int
+    DESCENDING_FIELD_NUMBER: _builtins.int
+    field: _builtins.str
+    """A declared attribute (not a string_list or geo), `id` or `document_id`. Datapoints without the attribute come last, equal
+    ones by id.
+    """
+    descending: _builtins.bool
+    """Greatest first."""
+    def __init__(
+        self,
+        *,
+        field: _builtins.str = ...,
+        descending: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["descending", b"descending", "field", b"field"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OrderBy: _TypeAlias = OrderBy  # noqa: Y015
+
+@_typing.final
+class ScanResponse(_message.Message):
+    """A page of datapoints."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATAPOINTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page. Valid for at least five minutes after the page before; then FAILED_PRECONDITION if the snapshot
+    is gone.
+    """
+    total: _builtins.int
+    """Datapoints of all pages."""
+    version: _builtins.int
+    """The version of the index that was read."""
+    sequence: _builtins.int
+    """Mutations up to this sequence were visible."""
+    @_builtins.property
+    def datapoints(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Datapoint]:
+        """The datapoints, without scores."""
+
+    def __init__(
+        self,
+        *,
+        datapoints: _abc.Iterable[_types_pb2.Datapoint] | None = ...,
+        next_page_token: _builtins.str = ...,
+        total: _builtins.int = ...,
+        version: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["datapoints", b"datapoints", "next_page_token", b"next_page_token", "sequence", b"sequence", "total", b"total", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScanResponse: _TypeAlias = ScanResponse  # noqa: Y015
 
 @_typing.final
 class Explanation(_message.Message):

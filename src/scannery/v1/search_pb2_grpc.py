@@ -61,6 +61,26 @@ class SearchServiceStub(object):
                 request_serializer=scannery_dot_v1_dot_search__pb2.GetRequest.SerializeToString,
                 response_deserializer=scannery_dot_v1_dot_search__pb2.GetResponse.FromString,
                 _registered_method=True)
+        self.Count = channel.unary_unary(
+                '/scannery.v1.SearchService/Count',
+                request_serializer=scannery_dot_v1_dot_search__pb2.CountRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_search__pb2.CountResponse.FromString,
+                _registered_method=True)
+        self.Facets = channel.unary_unary(
+                '/scannery.v1.SearchService/Facets',
+                request_serializer=scannery_dot_v1_dot_search__pb2.FacetsRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_search__pb2.FacetsResponse.FromString,
+                _registered_method=True)
+        self.AttributeStats = channel.unary_unary(
+                '/scannery.v1.SearchService/AttributeStats',
+                request_serializer=scannery_dot_v1_dot_search__pb2.AttributeStatsRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_search__pb2.AttributeStatsResponse.FromString,
+                _registered_method=True)
+        self.Scan = channel.unary_unary(
+                '/scannery.v1.SearchService/Scan',
+                request_serializer=scannery_dot_v1_dot_search__pb2.ScanRequest.SerializeToString,
+                response_deserializer=scannery_dot_v1_dot_search__pb2.ScanResponse.FromString,
+                _registered_method=True)
 
 
 class SearchServiceServicer(object):
@@ -102,6 +122,34 @@ class SearchServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Count(self, request, context):
+        """Returns the number of datapoints that a filter allows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Facets(self, request, context):
+        """Returns the values of an attribute with their numbers of datapoints.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AttributeStats(self, request, context):
+        """Describes the values of an attribute: distinct ones, least, greatest, quantiles.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scan(self, request, context):
+        """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SearchServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -124,6 +172,26 @@ def add_SearchServiceServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=scannery_dot_v1_dot_search__pb2.GetRequest.FromString,
                     response_serializer=scannery_dot_v1_dot_search__pb2.GetResponse.SerializeToString,
+            ),
+            'Count': grpc.unary_unary_rpc_method_handler(
+                    servicer.Count,
+                    request_deserializer=scannery_dot_v1_dot_search__pb2.CountRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_search__pb2.CountResponse.SerializeToString,
+            ),
+            'Facets': grpc.unary_unary_rpc_method_handler(
+                    servicer.Facets,
+                    request_deserializer=scannery_dot_v1_dot_search__pb2.FacetsRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_search__pb2.FacetsResponse.SerializeToString,
+            ),
+            'AttributeStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.AttributeStats,
+                    request_deserializer=scannery_dot_v1_dot_search__pb2.AttributeStatsRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_search__pb2.AttributeStatsResponse.SerializeToString,
+            ),
+            'Scan': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scan,
+                    request_deserializer=scannery_dot_v1_dot_search__pb2.ScanRequest.FromString,
+                    response_serializer=scannery_dot_v1_dot_search__pb2.ScanResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -241,6 +309,114 @@ class SearchService(object):
             '/scannery.v1.SearchService/Get',
             scannery_dot_v1_dot_search__pb2.GetRequest.SerializeToString,
             scannery_dot_v1_dot_search__pb2.GetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Count(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.SearchService/Count',
+            scannery_dot_v1_dot_search__pb2.CountRequest.SerializeToString,
+            scannery_dot_v1_dot_search__pb2.CountResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Facets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.SearchService/Facets',
+            scannery_dot_v1_dot_search__pb2.FacetsRequest.SerializeToString,
+            scannery_dot_v1_dot_search__pb2.FacetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttributeStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.SearchService/AttributeStats',
+            scannery_dot_v1_dot_search__pb2.AttributeStatsRequest.SerializeToString,
+            scannery_dot_v1_dot_search__pb2.AttributeStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scannery.v1.SearchService/Scan',
+            scannery_dot_v1_dot_search__pb2.ScanRequest.SerializeToString,
+            scannery_dot_v1_dot_search__pb2.ScanResponse.FromString,
             options,
             channel_credentials,
             insecure,

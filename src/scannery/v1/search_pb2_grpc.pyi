@@ -50,6 +50,14 @@ class SearchServiceStub:
     """
     Get: _grpc.UnaryUnaryMultiCallable[_search_pb2.GetRequest, _search_pb2.GetResponse]
     """Returns datapoints by id."""
+    Count: _grpc.UnaryUnaryMultiCallable[_search_pb2.CountRequest, _search_pb2.CountResponse]
+    """Returns the number of datapoints that a filter allows."""
+    Facets: _grpc.UnaryUnaryMultiCallable[_search_pb2.FacetsRequest, _search_pb2.FacetsResponse]
+    """Returns the values of an attribute with their numbers of datapoints."""
+    AttributeStats: _grpc.UnaryUnaryMultiCallable[_search_pb2.AttributeStatsRequest, _search_pb2.AttributeStatsResponse]
+    """Describes the values of an attribute: distinct ones, least, greatest, quantiles."""
+    Scan: _grpc.UnaryUnaryMultiCallable[_search_pb2.ScanRequest, _search_pb2.ScanResponse]
+    """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one."""
 
 @_typing.type_check_only
 class SearchServiceAsyncStub(SearchServiceStub):
@@ -73,6 +81,14 @@ class SearchServiceAsyncStub(SearchServiceStub):
     """
     Get: _aio.UnaryUnaryMultiCallable[_search_pb2.GetRequest, _search_pb2.GetResponse]  # type: ignore[assignment]
     """Returns datapoints by id."""
+    Count: _aio.UnaryUnaryMultiCallable[_search_pb2.CountRequest, _search_pb2.CountResponse]  # type: ignore[assignment]
+    """Returns the number of datapoints that a filter allows."""
+    Facets: _aio.UnaryUnaryMultiCallable[_search_pb2.FacetsRequest, _search_pb2.FacetsResponse]  # type: ignore[assignment]
+    """Returns the values of an attribute with their numbers of datapoints."""
+    AttributeStats: _aio.UnaryUnaryMultiCallable[_search_pb2.AttributeStatsRequest, _search_pb2.AttributeStatsResponse]  # type: ignore[assignment]
+    """Describes the values of an attribute: distinct ones, least, greatest, quantiles."""
+    Scan: _aio.UnaryUnaryMultiCallable[_search_pb2.ScanRequest, _search_pb2.ScanResponse]  # type: ignore[assignment]
+    """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one."""
 
 class SearchServiceServicer(metaclass=_abc_1.ABCMeta):
     """Answers queries. Every call sees one snapshot of one index.
@@ -117,5 +133,37 @@ class SearchServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_search_pb2.GetResponse, _abc.Awaitable[_search_pb2.GetResponse]]:
         """Returns datapoints by id."""
+
+    @_abc_1.abstractmethod
+    def Count(
+        self,
+        request: _search_pb2.CountRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_search_pb2.CountResponse, _abc.Awaitable[_search_pb2.CountResponse]]:
+        """Returns the number of datapoints that a filter allows."""
+
+    @_abc_1.abstractmethod
+    def Facets(
+        self,
+        request: _search_pb2.FacetsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_search_pb2.FacetsResponse, _abc.Awaitable[_search_pb2.FacetsResponse]]:
+        """Returns the values of an attribute with their numbers of datapoints."""
+
+    @_abc_1.abstractmethod
+    def AttributeStats(
+        self,
+        request: _search_pb2.AttributeStatsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_search_pb2.AttributeStatsResponse, _abc.Awaitable[_search_pb2.AttributeStatsResponse]]:
+        """Describes the values of an attribute: distinct ones, least, greatest, quantiles."""
+
+    @_abc_1.abstractmethod
+    def Scan(
+        self,
+        request: _search_pb2.ScanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_search_pb2.ScanResponse, _abc.Awaitable[_search_pb2.ScanResponse]]:
+        """Returns the datapoints that a filter allows, page by page. All pages are of the snapshot of the first one."""
 
 def add_SearchServiceServicer_to_server(servicer: SearchServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

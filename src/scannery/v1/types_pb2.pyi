@@ -48,6 +48,22 @@ class _OperatorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operator.Val
     OPERATOR_NIN: _Operator.ValueType  # 8
     OPERATOR_EXISTS: _Operator.ValueType  # 9
     """Whether the attribute is set (true) or not (false)."""
+    OPERATOR_CONTAINS: _Operator.ValueType  # 10
+    """A list has the value; a value that is no list does not match."""
+    OPERATOR_ALL: _Operator.ValueType  # 11
+    """A list has all of 1 to 4096 values."""
+    OPERATOR_PREFIX: _Operator.ValueType  # 12
+    """A string, or one of a list, begins with the value."""
+    OPERATOR_IEQ: _Operator.ValueType  # 13
+    """A string, or one of a list, equals the value without regard to case (Unicode case folding)."""
+    OPERATOR_IPREFIX: _Operator.ValueType  # 14
+    """The same for its beginning."""
+    OPERATOR_GEO_RADIUS: _Operator.ValueType  # 15
+    """A place is within a distance of another: a `geo_value`, and metres, 0 to 20100000, on a sphere of radius 6371008.8 m."""
+    OPERATOR_GEO_BOX: _Operator.ValueType  # 16
+    """A place is in a box: its south-west and its north-east corner, both included. A box whose west is greater than its east
+    crosses the antimeridian.
+    """
 
 class Operator(_Operator, metaclass=_OperatorEnumTypeWrapper):
     """Comparison of a condition."""
@@ -65,6 +81,22 @@ OPERATOR_IN: Operator.ValueType  # 7
 OPERATOR_NIN: Operator.ValueType  # 8
 OPERATOR_EXISTS: Operator.ValueType  # 9
 """Whether the attribute is set (true) or not (false)."""
+OPERATOR_CONTAINS: Operator.ValueType  # 10
+"""A list has the value; a value that is no list does not match."""
+OPERATOR_ALL: Operator.ValueType  # 11
+"""A list has all of 1 to 4096 values."""
+OPERATOR_PREFIX: Operator.ValueType  # 12
+"""A string, or one of a list, begins with the value."""
+OPERATOR_IEQ: Operator.ValueType  # 13
+"""A string, or one of a list, equals the value without regard to case (Unicode case folding)."""
+OPERATOR_IPREFIX: Operator.ValueType  # 14
+"""The same for its beginning."""
+OPERATOR_GEO_RADIUS: Operator.ValueType  # 15
+"""A place is within a distance of another: a `geo_value`, and metres, 0 to 20100000, on a sphere of radius 6371008.8 m."""
+OPERATOR_GEO_BOX: Operator.ValueType  # 16
+"""A place is in a box: its south-west and its north-east corner, both included. A box whose west is greater than its east
+crosses the antimeridian.
+"""
 Global___Operator: _TypeAlias = Operator  # noqa: Y015
 
 @_typing.final
@@ -181,6 +213,56 @@ class StringList(_message.Message):
 Global___StringList: _TypeAlias = StringList  # noqa: Y015
 
 @_typing.final
+class ValueList(_message.Message):
+    """A list of values of any types."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___Value]:
+        """At most 65536: strings, numbers, booleans and nulls."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[Global___Value] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ValueList: _TypeAlias = ValueList  # noqa: Y015
+
+@_typing.final
+class GeoPoint(_message.Message):
+    """A place on the Earth (WGS 84)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LATITUDE_FIELD_NUMBER: _builtins.int
+    LONGITUDE_FIELD_NUMBER: _builtins.int
+    latitude: _builtins.float
+    """Degrees north, -90 to 90."""
+    longitude: _builtins.float
+    """Degrees east, -180 to 180."""
+    def __init__(
+        self,
+        *,
+        latitude: _builtins.float = ...,
+        longitude: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["latitude", b"latitude", "longitude", b"longitude"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GeoPoint: _TypeAlias = GeoPoint  # noqa: Y015
+
+@_typing.final
 class Value(_message.Message):
     """A value of an attribute, or of a filter. Nothing set means null. The strings of a written value have at most 1 MiB."""
 
@@ -192,6 +274,9 @@ class Value(_message.Message):
     FLOAT_VALUE_FIELD_NUMBER: _builtins.int
     BOOL_VALUE_FIELD_NUMBER: _builtins.int
     TIMESTAMP_VALUE_FIELD_NUMBER: _builtins.int
+    LIST_VALUE_FIELD_NUMBER: _builtins.int
+    GEO_VALUE_FIELD_NUMBER: _builtins.int
+    JSON_VALUE_FIELD_NUMBER: _builtins.int
     string_value: _builtins.str
     """Text. For a timestamp attribute: ISO 8601, without an offset UTC."""
     int_value: _builtins.int
@@ -200,6 +285,10 @@ class Value(_message.Message):
     """Finite number. For an int attribute it must be whole."""
     bool_value: _builtins.bool
     """True or false."""
+    json_value: _builtins.str
+    """For dynamic attributes: the JSON of an object, or of a list that has objects or lists. It is only returned: a filter
+    sees that the attribute exists, and no more. Not allowed in filters.
+    """
     @_builtins.property
     def string_list_value(self) -> Global___StringList:
         """For string_list attributes; not allowed in filters, where `IN` takes several values."""
@@ -207,6 +296,14 @@ class Value(_message.Message):
     @_builtins.property
     def timestamp_value(self) -> _timestamp_pb2.Timestamp:
         """Microsecond precision, years 1 to 9999."""
+
+    @_builtins.property
+    def list_value(self) -> Global___ValueList:
+        """For dynamic attributes; not allowed in filters."""
+
+    @_builtins.property
+    def geo_value(self) -> Global___GeoPoint:
+        """For geo attributes."""
 
     def __init__(
         self,
@@ -217,12 +314,15 @@ class Value(_message.Message):
         float_value: _builtins.float = ...,
         bool_value: _builtins.bool = ...,
         timestamp_value: _timestamp_pb2.Timestamp | None = ...,
+        list_value: Global___ValueList | None = ...,
+        geo_value: Global___GeoPoint | None = ...,
+        json_value: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bool_value", b"bool_value", "float_value", b"float_value", "int_value", b"int_value", "kind", b"kind", "string_list_value", b"string_list_value", "string_value", b"string_value", "timestamp_value", b"timestamp_value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bool_value", b"bool_value", "float_value", b"float_value", "geo_value", b"geo_value", "int_value", b"int_value", "json_value", b"json_value", "kind", b"kind", "list_value", b"list_value", "string_list_value", b"string_list_value", "string_value", b"string_value", "timestamp_value", b"timestamp_value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bool_value", b"bool_value", "float_value", b"float_value", "int_value", b"int_value", "kind", b"kind", "string_list_value", b"string_list_value", "string_value", b"string_value", "timestamp_value", b"timestamp_value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bool_value", b"bool_value", "float_value", b"float_value", "geo_value", b"geo_value", "int_value", b"int_value", "json_value", b"json_value", "kind", b"kind", "list_value", b"list_value", "string_list_value", b"string_list_value", "string_value", b"string_value", "timestamp_value", b"timestamp_value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["string_value", "string_list_value", "int_value", "float_value", "bool_value", "timestamp_value"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["string_value", "string_list_value", "int_value", "float_value", "bool_value", "timestamp_value", "list_value", "geo_value", "json_value"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -268,6 +368,7 @@ class Datapoint(_message.Message):
     TIME_START_S_FIELD_NUMBER: _builtins.int
     TIME_END_S_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    DYNAMIC_JSON_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """1 to 512 bytes, no control characters. Unique in the index."""
     document_id: _builtins.str
@@ -288,6 +389,10 @@ class Datapoint(_message.Message):
     """End of the passage in the recording, in seconds."""
     revision: _builtins.int
     """Sequence of the mutation that wrote it; 0 for rows of a build."""
+    dynamic_json: _builtins.str
+    """The attributes that the spec does not declare, as one JSON object: integers, floats, nulls and nested values are as they
+    were written. An Upsert may have them here or in `attributes`, each name once. At most 1 MiB.
+    """
     @_builtins.property
     def vector(self) -> Global___Vector:
         """Returned only with `return_vector`. In an Upsert: instead of `text`, or in addition to it."""
@@ -298,7 +403,9 @@ class Datapoint(_message.Message):
 
     @_builtins.property
     def attributes(self) -> _containers.MessageMap[_builtins.str, Global___Value]:
-        """Typed by the index's spec; absent means null. At most 256."""
+        """Typed by the index's spec; absent means null. At most 256. With `dynamic: true` in the spec, an Upsert may also have
+        attributes that the spec does not declare, each with a value of any type; answers have those in `dynamic_json`.
+        """
 
     def __init__(
         self,
@@ -316,11 +423,14 @@ class Datapoint(_message.Message):
         time_start_s: _builtins.float | None = ...,
         time_end_s: _builtins.float | None = ...,
         revision: _builtins.int = ...,
+        dynamic_json: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_payload_json", b"_payload_json", "_text", b"_text", "_text_end", b"_text_end", "_text_start", b"_text_start", "_time_end_s", b"_time_end_s", "_time_start_s", b"_time_start_s", "_title", b"_title", "payload_json", b"payload_json", "sparse_vector", b"sparse_vector", "text", b"text", "text_end", b"text_end", "text_start", b"text_start", "time_end_s", b"time_end_s", "time_start_s", b"time_start_s", "title", b"title", "vector", b"vector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dynamic_json", b"_dynamic_json", "_payload_json", b"_payload_json", "_text", b"_text", "_text_end", b"_text_end", "_text_start", b"_text_start", "_time_end_s", b"_time_end_s", "_time_start_s", b"_time_start_s", "_title", b"_title", "dynamic_json", b"dynamic_json", "payload_json", b"payload_json", "sparse_vector", b"sparse_vector", "text", b"text", "text_end", b"text_end", "text_start", b"text_start", "time_end_s", b"time_end_s", "time_start_s", b"time_start_s", "title", b"title", "vector", b"vector"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_payload_json", b"_payload_json", "_text", b"_text", "_text_end", b"_text_end", "_text_start", b"_text_start", "_time_end_s", b"_time_end_s", "_time_start_s", b"_time_start_s", "_title", b"_title", "attributes", b"attributes", "document_id", b"document_id", "id", b"id", "payload_json", b"payload_json", "revision", b"revision", "sparse_vector", b"sparse_vector", "text", b"text", "text_end", b"text_end", "text_start", b"text_start", "time_end_s", b"time_end_s", "time_start_s", b"time_start_s", "title", b"title", "vector", b"vector"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dynamic_json", b"_dynamic_json", "_payload_json", b"_payload_json", "_text", b"_text", "_text_end", b"_text_end", "_text_start", b"_text_start", "_time_end_s", b"_time_end_s", "_time_start_s", b"_time_start_s", "_title", b"_title", "attributes", b"attributes", "document_id", b"document_id", "dynamic_json", b"dynamic_json", "id", b"id", "payload_json", b"payload_json", "revision", b"revision", "sparse_vector", b"sparse_vector", "text", b"text", "text_end", b"text_end", "text_start", b"text_start", "time_end_s", b"time_end_s", "time_start_s", b"time_start_s", "title", b"title", "vector", b"vector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dynamic_json: _TypeAlias = _typing.Literal["dynamic_json"]  # noqa: Y015
+    _WhichOneofArgType__dynamic_json: _TypeAlias = _typing.Literal["_dynamic_json", b"_dynamic_json"]  # noqa: Y015
     _WhichOneofReturnType__payload_json: _TypeAlias = _typing.Literal["payload_json"]  # noqa: Y015
     _WhichOneofArgType__payload_json: _TypeAlias = _typing.Literal["_payload_json", b"_payload_json"]  # noqa: Y015
     _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
@@ -335,6 +445,8 @@ class Datapoint(_message.Message):
     _WhichOneofArgType__time_start_s: _TypeAlias = _typing.Literal["_time_start_s", b"_time_start_s"]  # noqa: Y015
     _WhichOneofReturnType__title: _TypeAlias = _typing.Literal["title"]  # noqa: Y015
     _WhichOneofArgType__title: _TypeAlias = _typing.Literal["_title", b"_title"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dynamic_json) -> _WhichOneofReturnType__dynamic_json | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__payload_json) -> _WhichOneofReturnType__payload_json | None: ...
     @_typing.overload
@@ -370,7 +482,9 @@ class Condition(_message.Message):
     """Required."""
     @_builtins.property
     def values(self) -> _containers.RepeatedCompositeFieldContainer[Global___Value]:
-        """One value; for IN and NIN 1 to 4096; for EXISTS one bool. The type must fit the attribute."""
+        """One value; for IN, NIN and ALL 1 to 4096; for EXISTS one bool; for GEO_RADIUS and GEO_BOX two. The type must fit the
+        attribute; a dynamic attribute takes any type, and values of other types do not match. Null equals "not set".
+        """
 
     def __init__(
         self,
