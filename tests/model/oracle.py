@@ -54,7 +54,7 @@ def _holds(row: Row, name: str, wanted: Any) -> bool:
     if name == "$not":
         return not matches(row, wanted)
     own = {"id": row.id, "document_id": row.document_id}
-    value = own[name] if name in own else row.attributes.get(name)
+    value = own[name] if name in own else row.all_attributes.get(name)
     conditions = wanted if isinstance(wanted, Mapping) else {"$eq": wanted}
     return all(_condition(value, operator, given) for operator, given in conditions.items())
 
@@ -63,21 +63,28 @@ def _condition(value: Any, operator: str, given: Any) -> bool:
     match operator:
         case "$exists":
             return (value is not None) == given
-        case "$ne":
-            return not _condition(value, "$eq", given)
-        case "$nin":
-            return not _condition(value, "$in", given)
+        case "$ne" | "$nin":
+            return not _condition(value, "$eq" if operator == "$ne" else "$in", given)
         case "$not":
             return not all(_condition(value, inner, wanted) for inner, wanted in given.items())
-    if value is None:
-        return False
-    test = _TESTS[operator]
-    return any(test(item, given) for item in (value if isinstance(value, list) else [value]))
+        case "$in":
+            return any(_condition(value, "$eq", one) for one in given)
+    if value is None or given is None:
+        return value is given
+    nested = isinstance(value, list) and any(isinstance(item, (list, dict)) for item in value)
+    items = value if isinstance(value, list) and not nested else [value]
+    return any(_kind(item) == _kind(given) and _TESTS[operator](item, given) for item in items)
+
+
+def _kind(value: Any) -> str:
+    """Return the kind of a value: those of different kinds are never equal, and have no order."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "number"
+    return type(value).__name__
 
 
 _TESTS: dict[str, Callable[[Any, Any], bool]] = {
     "$eq": lambda value, given: value == given,
-    "$in": lambda value, given: value in given,
     "$gt": lambda value, given: value > given,
     "$gte": lambda value, given: value >= given,
     "$lt": lambda value, given: value < given,
@@ -93,7 +100,7 @@ class Oracle:
     distance: str
 
     def __post_init__(self) -> None:
-        self.ids = sorted(self.rows)
+        self.ids = sorted(name for name, row in self.rows.items() if row.vector is not None)
         vectors = [self.rows[name].vector for name in self.ids]
         self.vectors_ND = np.array(vectors, np.float64).reshape(len(vectors), -1)
         self.has_words = [row for row in self.rows.values() if row.length]

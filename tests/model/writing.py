@@ -12,7 +12,7 @@ from scannery.client.response.results import Deleted, Written
 from tests.model.actors import Actor
 from tests.model.errors import check
 from tests.model.operations import Op, operation
-from tests.model.rows import DOCUMENTS, random_row, random_values
+from tests.model.rows import DOCUMENTS, random_dynamic, random_values
 from tests.model.world import Entry, Rows
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def upserted(machine: Machine, actor: Actor, points: list[Any], **options: Any) 
 def upsert(machine: Machine, rng: random.Random, op: Op) -> None:
     """Insert or replace some datapoints."""
     actor = machine.some_actor(rng)
-    rows = [random_row(rng, name) for name in machine.some_ids(rng, [1, 1, 3, 10, 30])]
+    rows = [machine.random_row(rng, name) for name in machine.some_ids(rng, [1, 1, 3, 10, 30])]
     done = upserted(machine, actor, [row.to_upsert() for row in rows])
     check(done.written == len(rows), f"{done.written} of {len(rows)} were written")
     revision = machine.world.position + 1
@@ -56,7 +56,9 @@ def upsert(machine: Machine, rng: random.Random, op: Op) -> None:
 def update(machine: Machine, rng: random.Random, op: Op) -> None:
     """Change some fields."""
     actor = machine.some_actor(rng)
-    changes = {name: random_change(rng) for name in machine.some_ids(rng, [1, 1, 2, 4])}
+    changes = {
+        name: random_change(rng, machine.shape.dynamic) for name in machine.some_ids(rng, [1, 1, 2, 4])
+    }
     points: list[Any] = [{"id": name, **change} for name, change in changes.items()]
 
     def write() -> tuple[Rows, Written | None]:
@@ -75,9 +77,9 @@ def update(machine: Machine, rng: random.Random, op: Op) -> None:
         acknowledge(machine, actor, done, Entry(changed))
 
 
-def random_change(rng: random.Random) -> dict[str, Any]:
+def random_change(rng: random.Random, dynamic: bool = False) -> dict[str, Any]:
     """Return some fields to change."""
-    values = random_values(rng)
+    values = random_values(rng) | (random_dynamic(rng) if dynamic else {})
     names = rng.sample(sorted(values), rng.randrange(3))
     change: dict[str, Any] = {"attributes": {name: values[name] for name in names}} if names else {}
     if not names or rng.random() < 0.3:
@@ -107,7 +109,7 @@ def conditional(machine: Machine, rng: random.Random, op: Op) -> None:
     """Write if a condition holds, with another datapoint beside it that must share its lot."""
     actor = machine.some_actor(rng)
     name, other = rng.sample([f"id{number}" for number in range(machine.ids)], 2)
-    row, beside = random_row(rng, name), random_row(rng, other)
+    row, beside = machine.random_row(rng, name), machine.random_row(rng, other)
     absent, shift = rng.random() < 0.5, rng.choice([0, 0, 1])
 
     def write() -> tuple[bool, Written | None]:
@@ -134,14 +136,14 @@ def conditional(machine: Machine, rng: random.Random, op: Op) -> None:
 def repeated(machine: Machine, rng: random.Random, op: Op) -> None:
     """Write with a request id, and again through another actor: the same answer, and nothing is done."""
     request = f"r{op['seed']}-{machine.world.position}"
-    row = random_row(rng, f"id{rng.randrange(machine.ids)}")
+    row = machine.random_row(rng, f"id{rng.randrange(machine.ids)}")
     first, second = machine.some_actor(rng), machine.some_actor(rng)
     done = upserted(machine, first, [row.to_upsert()], request_id=request)
     acknowledge(machine, first, done, Entry((replace(row, revision=machine.world.position + 1),)))
     again = upserted(machine, second, [row.to_upsert()], request_id=request)
     check(again == done, f"a repetition answers {again} after {done}")
     machine.world.answers[request] = done.sequence, done.written
-    other = random_row(rng, "id0")
+    other = machine.random_row(rng, "id0")
     refused = _refused(lambda: upserted(machine, second, [other.to_upsert()], request_id=request))
     check(refused, "another batch with a request id that was used is acknowledged")
 
