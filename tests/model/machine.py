@@ -233,6 +233,7 @@ class Machine:
         shutil.rmtree(self.path)
         other.rename(self.path)
         self.log_root = None  # a restored log lies in the store
+        self.other = self.aliased = None
         self.world = self.checker.world = world
         for name in names:
             self.reopen(name)
