@@ -9,8 +9,10 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+import pyarrow as pa
 
 from scannery.indexer.datapoints.conversions import json_value
 from scannery.indexer.datapoints.schema import DYNAMIC_COLUMN
@@ -22,8 +24,10 @@ __all__ = [
     "MAX_DYNAMIC_NAMES",
     "MAX_NAME_BYTES",
     "canonical_json",
+    "changed_dynamic",
     "check_dynamic_name",
     "dynamic_json",
+    "some_dynamic",
     "timestamp_text",
 ]
 
@@ -69,6 +73,38 @@ def dynamic_json(values: Mapping[str, Any] | str, *, path: str = "") -> str | No
     if 4 * len(text) > MAX_DYNAMIC_BYTES and (size := len(text.encode())) > MAX_DYNAMIC_BYTES:
         raise _invalid(path, f"undeclared attributes must have at most {MAX_DYNAMIC_BYTES} bytes, got {size}")
     return text
+
+
+def changed_dynamic(column: pa.ChunkedArray, changes: Mapping[str, Any], *, path: str = "") -> pa.Array:
+    """Return a `_dynamic` column with some attributes changed in every row; others stay as they are.
+
+    Args:
+        column: the JSON objects, null where a row has none.
+        changes: new values by name; None removes the attribute.
+        path: of the attributes, for errors.
+
+    Raises:
+        InvalidRecordError: as for `dynamic_json`; also if a row would have too many attributes.
+
+    """
+    known: dict[str | None, str | None] = {}
+    texts: list[str | None] = column.to_pylist()
+    for text in texts:
+        if text not in known:
+            values = {**(json.loads(text) if text else {}), **changes}
+            kept = {name: value for name, value in values.items() if changes.get(name, name) is not None}
+            known[text] = dynamic_json(kept, path=path)
+    return pa.array([known[text] for text in texts], pa.string())
+
+
+def some_dynamic(column: pa.ChunkedArray, names: Collection[str]) -> pa.Array:
+    """Return a `_dynamic` column with some attributes only; null where a row has none of them."""
+    cut = []
+    for text in column.to_pylist():
+        values = json.loads(text) if text else {}
+        kept = {name: values[name] for name in names if name in values}
+        cut.append(canonical_json(kept) if kept else None)
+    return pa.array(cut, pa.string())
 
 
 def check_dynamic_name(name: object, *, path: str) -> None:
