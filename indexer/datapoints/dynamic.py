@@ -23,10 +23,12 @@ __all__ = [
     "MAX_DYNAMIC_BYTES",
     "MAX_DYNAMIC_NAMES",
     "MAX_NAME_BYTES",
+    "NOT_DYNAMIC",
     "canonical_json",
     "changed_dynamic",
     "check_dynamic_name",
     "dynamic_json",
+    "parsed_dynamic",
     "some_dynamic",
     "timestamp_text",
 ]
@@ -37,7 +39,8 @@ MAX_NAME_BYTES = 256
 MAX_DEPTH = 64
 MAX_ITEMS = 65_536
 """Of a list."""
-_RESERVED = ("id", "document_id")
+NOT_DYNAMIC = ("id", "document_id")
+"""Names that no dynamic attribute has: filters have them for something else."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
 
 canonical_json = _ENCODER.encode
@@ -57,7 +60,7 @@ def dynamic_json(values: Mapping[str, Any] | str, *, path: str = "") -> str | No
 
     """
     if isinstance(values, str):
-        values = _parsed(values, path)
+        values = parsed_dynamic(values, path=path)
     if not values:
         return None
     if len(values) > MAX_DYNAMIC_NAMES:
@@ -73,6 +76,22 @@ def dynamic_json(values: Mapping[str, Any] | str, *, path: str = "") -> str | No
     if 4 * len(text) > MAX_DYNAMIC_BYTES and (size := len(text.encode())) > MAX_DYNAMIC_BYTES:
         raise _invalid(path, f"undeclared attributes must have at most {MAX_DYNAMIC_BYTES} bytes, got {size}")
     return text
+
+
+def parsed_dynamic(value: object, *, path: str = "") -> Mapping[str, Any]:
+    """Return the attributes in a JSON object, or in its text; none for None.
+
+    Raises:
+        InvalidRecordError: it is no JSON object.
+
+    """
+    try:
+        values = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise _invalid(path, f"must be a JSON object: {error}") from error
+    if values is not None and not isinstance(values, Mapping):
+        raise _invalid(path, f"must be a JSON object, got {value!r:.80}")
+    return values or {}
 
 
 def changed_dynamic(column: pa.ChunkedArray, changes: Mapping[str, Any], *, path: str = "") -> pa.Array:
@@ -111,7 +130,7 @@ def check_dynamic_name(name: object, *, path: str) -> None:
     """Raise InvalidRecordError for a name that a dynamic attribute cannot have."""
     if not isinstance(name, str) or not name:
         raise _invalid(path, "names of attributes must be strings that are not empty")
-    if name in _RESERVED or name[0] == "$":
+    if name in NOT_DYNAMIC or name[0] == "$":
         raise _invalid(path, "cannot be the name of an attribute: it stands for something else in filters")
     if not name.isprintable() and any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in name):
         raise _invalid(path, "must not have control characters in its name")
@@ -128,16 +147,6 @@ def timestamp_text(value: dt.datetime) -> str:
 MAX_SHOWN_BITS = 256
 """Python refuses to write numbers of many digits."""
 _LEAST, _MOST = -(2**63), 2**63 - 1
-
-
-def _parsed(text: str, path: str) -> Mapping[str, Any]:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _invalid(path, f"must be a JSON object: {error}") from error
-    if values is not None and not isinstance(values, dict):
-        raise _invalid(path, f"must be a JSON object, got {text!r:.80}")
-    return values or {}
 
 
 def _exact(value: Any, path: str, depth: int) -> Any:

@@ -22,6 +22,7 @@ from scannery.indexer import (
     IndexSpec,
     InvalidRecordError,
 )
+from scannery.indexer.datapoints.dynamic import parsed_dynamic
 from scannery.runtime.errors import InvalidRequestError
 from scannery.serving.request.query import vector_components
 from scannery.v1.types_pb2 import Datapoint, SparseVector, Value, Vector
@@ -165,7 +166,7 @@ def _dynamic(points: Sequence[Datapoint], spec: IndexSpec, names: Set[str]) -> l
 def _undeclared(point: Datapoint, text: str | None, spec: IndexSpec, names: Set[str]) -> object:
     attributes = point.attributes
     try:
-        values = {} if text is None else _object(text)
+        values = dict(parsed_dynamic(text, path="dynamic_json"))
         for name in names & attributes.keys():
             if name in values:
                 raise _invalid(f"attributes.{name:.80}", "is in dynamic_json, too")
@@ -174,16 +175,6 @@ def _undeclared(point: Datapoint, text: str | None, spec: IndexSpec, names: Set[
         return error
     if declared := spec.attributes.keys() & values.keys():
         return _invalid("dynamic_json", f"{min(declared)!r} is declared; write it in `attributes`")
-    return values
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _invalid("dynamic_json", f"is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise _invalid("dynamic_json", f"must be a JSON object, got {text!r:.80}")
     return values
 
 

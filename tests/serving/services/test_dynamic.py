@@ -26,8 +26,8 @@ SPEC: dict[str, Any] = {
     "dynamic": True,
 }
 VALUES: list[Any] = [
-    1, "1", 1.0, True, False, 0, -0.5, 2**53 + 1, float(2**53), -(2**63), 2**63 - 1, 1e300, "", "é\n\"\\", "z", "~", None,
-    [], [1, "a", 2.5, None], ["a", "b", "a"], [None], [[1]], {"1": [1]}, {}, [{"x": 1}],
+    1, "1", 1.0, True, False, 0, -0.5, 2**53 + 1, float(2**53), -(2**63), 2**63 - 1, 1e300, "", "é\n\"\\", "z", "~",
+    None, [], [1, "a", 2.5, None], ["a", "b", "a"], [None], [[1]], {"1": [1]}, {}, [{"x": 1}],
     "2024-05-01T12:00:00+00:00",
 ]  # fmt: skip
 ROWS: dict[str, dict[str, Any]] = {f"v{i}": {"x": value} for i, value in enumerate(VALUES)} | {
