@@ -101,7 +101,8 @@ def test_live_rows_and_rows_of_a_build_are_alike(store: Store, write: Write) -> 
     given = records()
     run(store, write("a.jsonl", given[:12]), spec=SPEC)
     with scannery.connect(str(store.uri)) as client:
-        client.index("vectors").upsert(given[12:])
+        newer: Any = given[12:]
+        client.index("vectors").upsert(newer)
     check(store, wanted(given))
     seal(store, "vectors")
     check(store, wanted(given))
