@@ -101,7 +101,7 @@ class FilterCache:
                 return segment.allow(matching.rows[alive.mask_N[matching.rows]])
             mask_N = matching.mask_N & alive.mask_N
         else:
-            field = cache(partial(self._field, segment))  # it may be too large to be kept any longer
+            field = cache(partial(self.field, segment))  # it may be too large to be kept any longer
             rows = few_rows(node, field, most)
             if rows is not None:
                 return segment.allow(rows)
@@ -109,7 +109,9 @@ class FilterCache:
         mask_N.setflags(write=False)
         return segment.allow(mask_N)
 
-    def _field(self, segment: Segment, name: str) -> Field:
+    def field(self, segment: Segment, name: str) -> Field:
+        """Return the index of a field of a segment, made now if it is not in the cache."""
+
         def postings() -> AttributePostings:
             key = (segment.entry.sha256, name)
             known = self._postings.find(key)
