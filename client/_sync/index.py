@@ -12,13 +12,15 @@ from typing_extensions import Unpack
 from scannery.client._sync.bulk_search import search_batches
 from scannery.client._sync.bulk_upsert import write_all
 from scannery.client.errors import InvalidArgumentError, ScanneryError
-from scannery.client.request import calls
+from scannery.client.request import aggregations, calls
 from scannery.client.request.batches import Errors, QueryStream, query_batches, size_of, write_batches
 from scannery.client.request.calls import TextKind
+from scannery.client.request.filters import Where
 from scannery.client.request.queries import Queries, QueryLike, SearchOptions
 from scannery.client.request.records import Extra, RecordReader, is_foreign
 from scannery.client.request.tables import Table, is_table
 from scannery.client.request.writes import NewDatapoint, Update, as_list
+from scannery.client.response.aggregations import AttributeStats, Facets
 from scannery.client.response.notebook import handle_view
 from scannery.client.response.outcomes import Progress
 from scannery.client.response.results import BulkWritten, Datapoint, Deleted, Hits, IndexInfo, Written
@@ -128,7 +130,7 @@ class Index:
                 ids,
                 fields=fields,
                 vectors=vectors,
-                min_sequence=self._client._sequences.get(self.name, 0),
+                min_sequence=self._seen(),
                 timeout_s=timeout_s,
             )
         )
@@ -276,6 +278,58 @@ class Index:
             ),
         )
 
+    def count(self, where: Where | None = None, *, timeout_s: float | None = None) -> int:
+        """Return the number of datapoints that a filter allows; without one, of all of them."""
+        return self._client._run(
+            aggregations.count(self.name, where, min_sequence=self._seen(), timeout_s=timeout_s)
+        )
+
+    def facets(
+        self,
+        attribute: str,
+        where: Where | None = None,
+        *,
+        limit: int = 100,
+        timeout_s: float | None = None,
+    ) -> Facets:
+        """Return the values of an attribute with their numbers of datapoints, the most frequent first.
+
+        Args:
+            attribute: its name, or `document_id`.
+            where: which datapoints are counted; default: all.
+            limit: most values to return, 1 to 10,000.
+            timeout_s: of the call.
+
+        """
+        return self._client._run(
+            aggregations.facets(
+                self.name, attribute, where, limit, min_sequence=self._seen(), timeout_s=timeout_s
+            )
+        )
+
+    def attribute_stats(
+        self,
+        attribute: str,
+        where: Where | None = None,
+        *,
+        quantiles: Sequence[float] = (0.5,),
+        timeout_s: float | None = None,
+    ) -> AttributeStats:
+        """Return the number of distinct values of an attribute, the least, the greatest, and quantiles.
+
+        Args:
+            attribute: its name, or `document_id`.
+            where: of which datapoints; default: of all.
+            quantiles: shares, each 0 to 1, at most 100; default: the median.
+            timeout_s: of the call.
+
+        """
+        return self._client._run(
+            aggregations.attribute_stats(
+                self.name, attribute, where, quantiles, min_sequence=self._seen(), timeout_s=timeout_s
+            )
+        )
+
     def embed(
         self, texts: Sequence[str], *, kind: TextKind = "query", timeout_s: float | None = None
     ) -> np.ndarray:
@@ -287,7 +341,11 @@ class Index:
         return self._client._run(calls.get_index(self.name, timeout_s=timeout_s))
 
     def _fresh(self, options: SearchOptions) -> SearchOptions:
-        return {"min_sequence": self._client._sequences.get(self.name, 0), **options}
+        return {"min_sequence": self._seen(), **options}
+
+    def _seen(self) -> int:
+        """Return the sequence of the last write of this client, which its reads wait for."""
+        return self._client._sequences.get(self.name, 0)
 
     def _repr_html_(self) -> str:
         return handle_view(self.name, self.stats)

@@ -145,12 +145,10 @@ def _check_size(values: pa.Array, places: np.ndarray) -> None:
     """Check the size of the values at some places, before they are copied: each string may have a MiB."""
     if not pa.types.is_string(values.type) and not pa.types.is_large_string(values.type):
         return
-    size = int(pc.binary_length(values).to_numpy()[places].sum())
-    if size > limits.MAX_FACETS_BYTES:
-        raise InvalidRequestError.at(
-            "limit",
-            f"must be less: the values have {size >> 20} MiB, and an answer has at most {limits.MAX_FACETS_BYTES >> 20}",
-        )
+    size, most = int(pc.binary_length(values).to_numpy()[places].sum()), limits.MAX_FACETS_BYTES
+    if size > most:
+        what = f"must be less: the values have {size >> 20} MiB, and an answer has at most {most >> 20}"
+        raise InvalidRequestError.at("limit", what)
 
 
 def _rank(found: ValueCount) -> tuple[int, int, Any, int]:
