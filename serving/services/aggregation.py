@@ -14,6 +14,7 @@ from scannery.serving.catalog.base_catalog import BaseCatalog
 from scannery.serving.contract import SEARCH_SERVICE
 from scannery.serving.engine.attribute_stats import TypeStats, type_stats
 from scannery.serving.engine.value_counts import FieldCounts, ValueCount, counted, most_frequent
+from scannery.serving.request.field_names import field_name
 from scannery.serving.request.filter import Node, parse_filter, unknown_name
 from scannery.serving.services.registry import UnaryMethod
 from scannery.serving.snapshot.attribute_index import Field
@@ -81,7 +82,7 @@ class Aggregation:
         """Describe the values of an attribute."""
         _check_shares(request)
         counts, snapshot = self._values(request, deadline)
-        declared = request.attribute in _fields(snapshot)
+        declared = request.attribute in {"document_id", *snapshot.manifest.spec.attributes}
         stats = type_stats(counts.kinds, request.quantiles, declared=declared)
         return pb.AttributeStatsResponse(
             rows=counts.rows,
@@ -116,20 +117,20 @@ def _rows(
             yield snapshot.masks.field(segment, field), segment.rows, mask_N
 
 
-def _fields(snapshot: Snapshot) -> dict[str, str]:
-    return {"document_id": "string", **snapshot.manifest.spec.attributes}
-
-
 def _field(name: str, snapshot: Snapshot) -> str:
     """Return the name by which the snapshot's indexes know an attribute."""
+    spec = snapshot.manifest.spec
     if name == "id":
         raise InvalidRequestError.at(
             "attribute", "must not be id, which each datapoint has for itself; use Count"
         )
-    known = _fields(snapshot)
-    if name not in known:
+    if not name:
+        raise InvalidRequestError.at("attribute", "must not be empty")
+    field = field_name(name, spec.attributes, dynamic=spec.dynamic)
+    if field is None:
+        known = {"document_id": "string", **spec.attributes}
         raise InvalidRequestError.at("attribute", f"{name!r:.80}: {unknown_name(name, known, 'attribute')}")
-    return name
+    return field
 
 
 def _check_shares(request: pb.AttributeStatsRequest) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import cache, partial, reduce
+from typing import TypeVar, cast
 
 import numpy as np
 
 from scannery.indexer import FEW_ROWS, AllowedRows, Segment
 from scannery.runtime.bounded_cache import BoundedCache
+from scannery.serving.request.field_names import dynamic_name
 from scannery.serving.request.filter import AllOf, AnyOf, Compare, Exists, IsIn, Node, Not, size_of
 from scannery.serving.snapshot.attribute_index import AttributePostings, Field, IdField
+from scannery.serving.snapshot.dynamic_index import DynamicField
 
 __all__ = ["FilterCache", "evaluate", "few_rows"]
 
@@ -61,7 +64,9 @@ class FilterCache:
     def __init__(self, max_bytes: int = 64 << 20, *, max_index_bytes: int = 512 << 20) -> None:
         # Live rows are part of the key by identity: an open version has one such object for each segment.
         self._allowed: BoundedCache[_Key, AllowedRows] = BoundedCache(max_bytes)
-        self._postings: BoundedCache[tuple[str, str], AttributePostings] = BoundedCache(max_index_bytes)
+        self._postings: BoundedCache[tuple[str, str], AttributePostings | DynamicField] = BoundedCache(
+            max_index_bytes
+        )
 
     @property
     def hits(self) -> int:
@@ -110,14 +115,32 @@ class FilterCache:
         return segment.allow(mask_N)
 
     def field(self, segment: Segment, name: str) -> Field:
-        """Return the index of a field of a segment, made now if it is not in the cache."""
+        """Return the index of a field of a segment, made now if it is not in the cache.
 
-        def postings() -> AttributePostings:
-            key = (segment.entry.sha256, name)
-            known = self._postings.find(key)
-            if known is None:
-                known = AttributePostings(segment.column(name))
-                self._postings.keep(key, known, known.size_bytes)
-            return known
+        Args:
+            segment: the segment.
+            name: of the field in filters: see `field_name`.
 
+        """
+        attribute = dynamic_name(name)
+        if attribute is not None or name not in segment.table.column_names:
+            # Segments of before an attribute was declared may have it as a dynamic one, or not at all.
+            return self._kept(segment, name, partial(DynamicField.of, segment, attribute or name))
+        postings = partial(self._kept, segment, name, partial(_declared, segment, name))
         return IdField(segment, postings) if name == "id" else postings()
+
+    def _kept(self, segment: Segment, name: str, make: Callable[[], _FieldT]) -> _FieldT:
+        key = (segment.entry.sha256, name)
+        known = self._postings.find(key)
+        if known is None:
+            # Made without a lock: two threads may make the same, and neither waits.
+            known = make()
+            self._postings.keep(key, known, known.size_bytes)
+        return cast(_FieldT, known)
+
+
+_FieldT = TypeVar("_FieldT", AttributePostings, DynamicField)
+
+
+def _declared(segment: Segment, name: str) -> AttributePostings:
+    return AttributePostings(segment.column(name))

@@ -69,7 +69,7 @@ def condition(**fields: Any) -> pb.Filter:
     ("message", "field"),
     [
         (condition(operator=pb.OPERATOR_EQ), "where.year"),
-        (condition(operator=pb.OPERATOR_EQ, values=[pb.Value()]), "where.year"),
+        (condition(operator=pb.OPERATOR_GT, values=[pb.Value()]), "where.year.$gt"),
         (condition(operator=pb.OPERATOR_GT, values=[pb.Value(int_value=1)] * 2), "where.year.$gt"),
         (condition(operator=pb.OPERATOR_IN), "where.year.$in"),
         (condition(operator=pb.OPERATOR_EXISTS), "where.year.$exists"),
