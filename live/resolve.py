@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from scannery.indexer import REVISION_COLUMN, KnownTerms, Segment, with_known_terms, written_schema
+from scannery.indexer import (
+    REVISION_COLUMN,
+    KnownTerms,
+    Manifest,
+    Segment,
+    with_known_terms,
+    written_schema,
+)
 from scannery.live.log.records import Mutation, with_words
 from scannery.live.memtable import LiveState
 from scannery.live.prepare import PreparedUpsert
@@ -15,9 +23,9 @@ from scannery.live.row_tables import whole_rows
 from scannery.live.write_request import Condition, Deletion, PartialUpdate
 from scannery.runtime.errors import ConditionError, InvalidRequestError, UnknownDatapointError
 
-__all__ = ["look_ahead", "resolve_deletion", "resolve_upsert"]
+__all__ = ["Places", "changed_rows", "look_ahead", "resolve_deletion", "resolve_upsert"]
 
-Places = list[tuple[Segment, np.ndarray]]
+Places: TypeAlias = list[tuple[Segment, np.ndarray]]
 """Rows by segment."""
 
 
@@ -137,10 +145,23 @@ def _changed(item: PartialUpdate, state: LiveState, known: KnownTerms) -> pa.Tab
         raise UnknownDatapointError(
             f"{path}: index {state.manifest.index!r} has no datapoint {item.id!r:.200} to update", field=path
         )
-    schema = written_schema(state.manifest.spec, state.manifest.dimensions)
+    return changed_rows(places, item, state.manifest, known)
+
+
+def changed_rows(places: Places, item: PartialUpdate, manifest: Manifest, known: KnownTerms) -> pa.Table:
+    """Return rows with new values, and their terms.
+
+    Args:
+        places: the rows.
+        item: the new values.
+        manifest: of the version that the rows are written to.
+        known: terms that were found before; terms of other texts are added.
+
+    """
+    schema = written_schema(manifest.spec, manifest.dimensions)
     table = pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in places])
     for column, value in item.values.items():
         field = schema.field(column)
         values = pa.array([value] * table.num_rows, field.type)
         table = table.set_column(schema.get_field_index(column), field, values)
-    return with_known_terms(table, state.manifest.spec.lexical, known)
+    return with_known_terms(table, manifest.spec.lexical, known)

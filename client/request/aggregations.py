@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TypeGuard
 
 from scannery.client.errors import InvalidArgumentError
 from scannery.client.request.calls import Call, Method
@@ -81,7 +82,7 @@ def _filter(where: Where | None) -> Filter | None:
     return None if where is None else build_filter(where)
 
 
-def is_int32(value: object) -> bool:
+def is_int32(value: object) -> TypeGuard[int]:
     """Return whether a value is an integer that the wire can carry; the server checks its range."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31
 
