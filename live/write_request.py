@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -34,10 +34,12 @@ class PartialUpdate:
     """New values for some columns of an existing datapoint."""
 
     path: str
-    """Its place in the request, for errors."""
+    """Its place in the request, for errors; empty for a change by filter."""
     id: str
     values: Mapping[str, Any]
     """New values by column name."""
+    dynamic: Mapping[str, Any] = field(default_factory=dict)
+    """New values of dynamic attributes by name; None removes one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

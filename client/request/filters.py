@@ -19,8 +19,9 @@ from scannery.v1 import types_pb2 as pb
 
 __all__ = ["Scalar", "Where", "build_filter", "build_value"]
 
-Scalar: TypeAlias = str | int | float | bool | dt.datetime | dt.date
-"""A value to compare with. Naive datetimes and dates are UTC; timestamps may be ISO 8601 strings too."""
+Scalar: TypeAlias = str | int | float | bool | dt.datetime | dt.date | None
+"""A value to compare with. Naive datetimes and dates are UTC; timestamps may be ISO 8601 strings too. None stands for
+"not set"."""
 
 Where: TypeAlias = Mapping[
     str, "Scalar | Mapping[str, Scalar | Collection[Scalar] | Mapping[str, Any]] | Sequence[Where] | Where"
@@ -55,12 +56,13 @@ def build_filter(where: Where, *, path: str = "where") -> pb.Filter:
 
 
 def build_value(value: object, *, path: str) -> pb.Value:
-    """Return the message for a scalar."""
+    """Return the message for a scalar; None becomes null."""
+    if value is None:
+        return pb.Value()
     for kinds, build in _BUILDERS:
         if isinstance(value, kinds):
             return build(value, path)
     hint = "; use $in for several values" if isinstance(value, (list, tuple, set, frozenset)) else ""
-    hint = '; use {"$exists": false}' if value is None else hint
     raise _invalid(path, f"must be a string, number, boolean, date or datetime, got {_shown(value)}{hint}")
 
 
@@ -111,6 +113,8 @@ def _operator(name: str, key: object, operand: object, path: str, depth: int) ->
     if key in _MEMBERSHIPS:
         values = [build_value(item, path=f"{here}[{i}]") for i, item in enumerate(_items(operand, here))]
         return _condition(name, _MEMBERSHIPS[key], values)
+    if operand is None and key not in ("$eq", "$ne"):
+        raise _invalid(here, "null has no order; use $exists")
     return _condition(name, _COMPARISONS[key], [build_value(operand, path=here)])
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
+
+import pyarrow as pa
 
 from scannery.indexer.datapoints.conversions import json_value
 from scannery.indexer.datapoints.schema import DYNAMIC_COLUMN
@@ -21,9 +23,13 @@ __all__ = [
     "MAX_DYNAMIC_BYTES",
     "MAX_DYNAMIC_NAMES",
     "MAX_NAME_BYTES",
+    "NOT_DYNAMIC",
     "canonical_json",
+    "changed_dynamic",
     "check_dynamic_name",
     "dynamic_json",
+    "parsed_dynamic",
+    "some_dynamic",
     "timestamp_text",
 ]
 
@@ -33,7 +39,8 @@ MAX_NAME_BYTES = 256
 MAX_DEPTH = 64
 MAX_ITEMS = 65_536
 """Of a list."""
-_RESERVED = ("id", "document_id")
+NOT_DYNAMIC = ("id", "document_id")
+"""Names that no dynamic attribute has: filters have them for something else."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
 
 canonical_json = _ENCODER.encode
@@ -53,7 +60,7 @@ def dynamic_json(values: Mapping[str, Any] | str, *, path: str = "") -> str | No
 
     """
     if isinstance(values, str):
-        values = _parsed(values, path)
+        values = parsed_dynamic(values, path=path)
     if not values:
         return None
     if len(values) > MAX_DYNAMIC_NAMES:
@@ -71,11 +78,59 @@ def dynamic_json(values: Mapping[str, Any] | str, *, path: str = "") -> str | No
     return text
 
 
+def parsed_dynamic(value: object, *, path: str = "") -> Mapping[str, Any]:
+    """Return the attributes in a JSON object, or in its text; none for None.
+
+    Raises:
+        InvalidRecordError: it is no JSON object.
+
+    """
+    try:
+        values = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise _invalid(path, f"must be a JSON object: {error}") from error
+    if values is not None and not isinstance(values, Mapping):
+        raise _invalid(path, f"must be a JSON object, got {value!r:.80}")
+    return values or {}
+
+
+def changed_dynamic(column: pa.ChunkedArray, changes: Mapping[str, Any], *, path: str = "") -> pa.Array:
+    """Return a `_dynamic` column with some attributes changed in every row; others stay as they are.
+
+    Args:
+        column: the JSON objects, null where a row has none.
+        changes: new values by name; None removes the attribute.
+        path: of the attributes, for errors.
+
+    Raises:
+        InvalidRecordError: as for `dynamic_json`; also if a row would have too many attributes.
+
+    """
+    known: dict[str | None, str | None] = {}
+    texts: list[str | None] = column.to_pylist()
+    for text in texts:
+        if text not in known:
+            values = {**(json.loads(text) if text else {}), **changes}
+            kept = {name: value for name, value in values.items() if changes.get(name, name) is not None}
+            known[text] = dynamic_json(kept, path=path)
+    return pa.array([known[text] for text in texts], pa.string())
+
+
+def some_dynamic(column: pa.ChunkedArray, names: Collection[str]) -> pa.Array:
+    """Return a `_dynamic` column with some attributes only; null where a row has none of them."""
+    cut = []
+    for text in column.to_pylist():
+        values = json.loads(text) if text else {}
+        kept = {name: values[name] for name in names if name in values}
+        cut.append(canonical_json(kept) if kept else None)
+    return pa.array(cut, pa.string())
+
+
 def check_dynamic_name(name: object, *, path: str) -> None:
     """Raise InvalidRecordError for a name that a dynamic attribute cannot have."""
     if not isinstance(name, str) or not name:
         raise _invalid(path, "names of attributes must be strings that are not empty")
-    if name in _RESERVED or name[0] == "$":
+    if name in NOT_DYNAMIC or name[0] == "$":
         raise _invalid(path, "cannot be the name of an attribute: it stands for something else in filters")
     if not name.isprintable() and any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in name):
         raise _invalid(path, "must not have control characters in its name")
@@ -92,16 +147,6 @@ def timestamp_text(value: dt.datetime) -> str:
 MAX_SHOWN_BITS = 256
 """Python refuses to write numbers of many digits."""
 _LEAST, _MOST = -(2**63), 2**63 - 1
-
-
-def _parsed(text: str, path: str) -> Mapping[str, Any]:
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _invalid(path, f"must be a JSON object: {error}") from error
-    if values is not None and not isinstance(values, dict):
-        raise _invalid(path, f"must be a JSON object, got {text!r:.80}")
-    return values or {}
 
 
 def _exact(value: Any, path: str, depth: int) -> Any:

@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 
 from scannery.indexer.datapoints.dynamic import canonical_json
 from scannery.indexer.kernels import json_kernels as kernels
+from scannery.indexer.kernels.fused import COMPILING
 
-__all__ = ["DynamicValues", "Kind", "dynamic_values"]
+__all__ = ["DynamicValues", "Kind", "dynamic_values", "warm_up"]
 
 Kind = Literal["bool", "int", "float", "string"]
 """Types of values that can be filtered by, in the order in which facets list them."""
@@ -71,6 +72,12 @@ def dynamic_values(column: pa.ChunkedArray, name: str) -> DynamicValues:
         nested=np.flatnonzero(kinds_N == kernels.NESTED).astype(np.int32),
         by_kind=_typed(rows_P, tokens),
     )
+
+
+def warm_up() -> None:
+    """Compile the kernels, or load them from numba's cache."""
+    with COMPILING:
+        dynamic_values(pa.chunked_array([pa.array(['{"a":[1]}', None])]), "a")
 
 
 def _found(objects: pa.Array, key_K: np.ndarray) -> tuple[np.ndarray, np.ndarray, pa.Array]:

@@ -97,7 +97,8 @@ class Aggregation:
         self, request: pb.CountRequest | pb.FacetsRequest | pb.AttributeStatsRequest, deadline: Deadline
     ) -> tuple[Snapshot, Node | None]:
         snapshot = self._catalog.snapshot(request.index, min_sequence=request.min_sequence, deadline=deadline)
-        return snapshot, parse_filter(request.where, snapshot.manifest.spec.attributes)
+        spec = snapshot.manifest.spec
+        return snapshot, parse_filter(request.where, spec.attributes, dynamic=spec.dynamic)
 
     def _values(self, request: pb.FacetsRequest | pb.AttributeStatsRequest, deadline: Deadline) -> _Values:
         snapshot, where = self._asked(request, deadline)

@@ -101,7 +101,7 @@ def _counted(index: LiveIndex[Snapshot], write: FilteredWrite) -> _Done:
 
 
 def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest) -> tuple[Node | None, None]:
-    where = parse_filter(request.where, manifest.spec.attributes)
+    where = parse_filter(request.where, manifest.spec.attributes, dynamic=manifest.spec.dynamic)
     if where is None:
         raise InvalidRequestError.at(
             "where", "must have a condition: without one, every datapoint would be deleted"
@@ -112,7 +112,7 @@ def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest) -> tuple[Node 
 def _change(request: pb.UpdateWhereRequest, manifest: Manifest) -> tuple[Node | None, PartialUpdate]:
     if not request.HasField("where"):
         raise InvalidRequestError.at("where", "is required; an empty filter changes every datapoint")
-    where = parse_filter(request.where, manifest.spec.attributes)
+    where = parse_filter(request.where, manifest.spec.attributes, dynamic=manifest.spec.dynamic)
     return where, parse_attribute_change(request.attributes, manifest)
 
 

@@ -334,3 +334,32 @@ def test_a_batch_of_large_rows_is_cut_by_its_size(tmp_path: Path, monkeypatch: p
         steps: list[int] = []
         assert index.update(where={}, attributes={"year": 1}, progress=steps.append).written == 600
         assert steps == [256, 512, 600]
+
+
+def test_dynamic_attributes_are_changed_and_removed(tmp_path: Path) -> None:
+    spec = parse_spec({**LIVE.model_dump(), "dynamic": True})
+    path = make_store(tmp_path, [], spec=spec)
+    with scannery.connect(path) as client:
+        index = client.index("live")
+        index.upsert(
+            [
+                {
+                    "id": f"id{i}",
+                    "vector": VECTOR,
+                    "attributes": {"year": i, "mood": i % 2, "kept": [i, None]},
+                }
+                for i in range(20)
+            ]
+        )
+        change = {"mood": "calm", "year": 7, "new": {"deep": 1}}
+        assert index.update(where={"mood": 1}, attributes=change, batch_size=3).written == 10
+        assert found(index)["id1"] == {"kept": [1, None], **change}
+        assert found(index)["id2"] == {"year": 2, "mood": 0, "kept": [2, None]}
+        seal(Store.open(path), "live")
+        assert index.update(where={"mood": "calm"}, attributes={"mood": None}).written == 10
+        assert found(index)["id1"] == {"kept": [1, None], "year": 7, "new": {"deep": 1}}
+        assert index.delete(where={"mood": {"$exists": False}}, batch_size=4).deleted == 10
+        assert index.delete(where={"kept": {"$gte": 10}}).deleted == 5
+        assert sorted(found(index)) == ["id0", "id2", "id4", "id6", "id8"]
+        with pytest.raises(scannery.InvalidArgumentError, match="attributes"):
+            index.update(where={}, attributes={"": 1})

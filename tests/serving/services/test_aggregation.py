@@ -16,7 +16,7 @@ import pytest
 
 import scannery
 from scannery.client import Index
-from scannery.indexer import Store
+from scannery.indexer import Store, parse_spec
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
 from tests.live.model import LIVE, Row, make_store, random_row
@@ -201,3 +201,41 @@ def test_live_rows_count_and_deleted_ones_do_not(tmp_path: Path) -> None:
     rollback(store, LIVE.index, 1)
     with scannery.connect(path) as client:
         agrees(client.index("live"), built)
+
+
+VALUES: list[Any] = [1, 1.0, "1", True, [1, "x", "x", 2.5], None, {"deep": 1}, 3, "x", [[1]], []]
+
+
+def test_dynamic_attributes_are_counted_by_exact_type(tmp_path: Path) -> None:
+    spec = {**LIVE.model_dump(), "dynamic": True}
+    path = make_store(tmp_path, [], spec=parse_spec(spec))
+    with scannery.connect(path) as client:
+        index = client.index("live")
+        index.upsert(
+            [
+                {"id": f"id{i}", "vector": [1.0] * 8, "attributes": {"any": value, "show": "a"}}
+                for i, value in enumerate(VALUES)
+            ]
+            + [{"id": "without", "vector": [1.0] * 8}]
+        )
+        for _ in range(2):
+            facets = index.facets("any")
+            expected = [(1, 2), ("x", 2), (True, 1), (1.0, 1), (2.5, 1), (3, 1), ("1", 1)]
+            assert [(type(each.value), *each) for each in facets] == [(type(v), v, n) for v, n in expected]
+            assert (facets.distinct, facets.missing) == (7, 2)  # null and no value are the same
+            stats = index.attribute_stats("any", quantiles=[0, 0.5, 1])
+            assert (stats.rows, stats.missing, stats.min, stats.quantiles) == (10, 2, None, {})
+            numbers = next(one for one in stats.types if one.type == "number")
+            assert (numbers.values, numbers.distinct, numbers.min, numbers.max) == (5, 4, 1, 3)
+            assert numbers.quantiles == {0: 1, 0.5: 1.0, 1: 3}
+            assert {one.type: one.values for one in stats.types} == {
+                "bool": 1,
+                "number": 5,
+                "other": 2,
+                "string": 3,
+            }
+            assert index.facets("any", {"any": {"$gt": 1}}) == [(1, 1), (2.5, 1), (3, 1), ("x", 1)]
+            never = index.facets("never seen")
+            assert (never, never.distinct, never.missing) == ([], 0, len(VALUES) + 1)
+            assert index.count({"never seen": 1}) == 0
+            seal(Store.open(path), "live")
