@@ -18,6 +18,7 @@ __all__ = [
     "StoreOption",
     "TargetOption",
     "TimeoutOption",
+    "WhereOption",
     "connected",
     "parsed_json",
     "remote_options",
@@ -37,6 +38,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FieldsOption = Annotated[
     list[str] | None,
     typer.Option("--field", help="Return only this field or attribute; may be given several times."),
+]
+WhereOption = Annotated[
+    str | None, typer.Option("--where", metavar="JSON", help='Filter, such as {"year": {"$gte": 2020}}.')
 ]
 TimeoutOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="Deadline of a call.")]
 

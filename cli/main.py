@@ -43,6 +43,24 @@ class _Commands(LazyGroup):
         "delete": LazyCommand(
             f"{_COMMANDS}.write:delete", "Delete datapoints or documents; unknown ids are not an error."
         ),
+        "update": LazyCommand(
+            f"{_COMMANDS}.write:update", "Give all datapoints that a filter allows new values of attributes."
+        ),
+        "count": LazyCommand(
+            f"{_COMMANDS}.aggregations:count",
+            "Print the number of datapoints, or of those that a filter allows.",
+            brief=True,
+        ),
+        "facets": LazyCommand(
+            f"{_COMMANDS}.aggregations:facets",
+            "Print the values of an attribute with their numbers of datapoints, the most frequent first.",
+            brief=True,
+        ),
+        "attribute-stats": LazyCommand(
+            f"{_COMMANDS}.aggregations:attribute_stats",
+            "Print the number of distinct values of an attribute, the least, the greatest, and quantiles.",
+            brief=True,
+        ),
         "evaluate": LazyCommand(
             f"{_COMMANDS}.evaluate:evaluate",
             "Measure nDCG, MRR, MAP, recall and success of an index against relevance judgements.",

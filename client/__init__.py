@@ -25,6 +25,7 @@ from scannery.client.errors import (
 from scannery.client.request.filters import Where
 from scannery.client.request.queries import Blend, Fusion, Like, Mode, QueryLike, SearchOptions, Sparse
 from scannery.client.request.writes import NewDatapoint, Update
+from scannery.client.response.aggregations import AttributeStats, Facet, Facets, TypeStats
 from scannery.client.response.results import (
     BulkWritten,
     Datapoint,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlreadyExistsError",
+    "AttributeStats",
     "Blend",
     "BulkWritten",
     "CancelledError",
@@ -56,6 +58,8 @@ __all__ = [
     "Deleted",
     "EncoderInfo",
     "Explanation",
+    "Facet",
+    "Facets",
     "FailedPreconditionError",
     "Fusion",
     "Hit",
@@ -78,6 +82,7 @@ __all__ = [
     "SegmentInfo",
     "SegmentPlan",
     "Sparse",
+    "TypeStats",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",

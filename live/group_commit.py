@@ -14,6 +14,7 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from scannery.live.log.mutation_log import Answer, Request
 from scannery.live.log.records import Mutation
@@ -21,7 +22,7 @@ from scannery.live.memtable import LiveState
 from scannery.runtime.deadline import Deadline
 from scannery.runtime.errors import ClosedError, DeadlineError, OverloadedError
 
-__all__ = ["Write", "Writer"]
+__all__ = ["Resolved", "Write", "Writer"]
 
 MAX_QUEUED = 128
 """Writes; further ones are refused with `retry_after_s` RETRY_S."""
@@ -30,6 +31,10 @@ GROUP_BYTES = 32 << 20
 RETRY_S = 0.5
 END_S = 10.0
 """Seconds that `close` waits for queued writes."""
+
+
+Resolved: TypeAlias = tuple[Mutation, bytes, int]
+"""A mutation, its record, and the number of datapoints written or deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,8 @@ class Write:
     """Approximate size of its record."""
     needs_state: bool
     """Whether `resolve` reads the state that it is given."""
-    resolve: Callable[[LiveState], tuple[Mutation, bytes, int]]
-    """From the state before the write to the mutation, its record, and the number of datapoints written or deleted."""
+    resolve: Callable[[LiveState], Resolved | None]
+    """From the state before the write to what is written; None: nothing, and the log stays as it is."""
     outcome: Future[Answer] = field(default_factory=Future)
 
 

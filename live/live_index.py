@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Generic, Protocol, TypeVar
 
 from scannery.indexer import CorruptError, IndexerError, Manifest, OpenIndex, StoreError
-from scannery.live.group_commit import Write, Writer
+from scannery.live.filtered_write import FilteredWrite
+from scannery.live.group_commit import Resolved, Write, Writer
 from scannery.live.log.mutation_log import (
     Answer,
     LogGapError,
@@ -199,7 +200,7 @@ class LiveIndex(Generic[SnapshotT]):
     def upsert(self, prepared: PreparedUpsert, request: Request, deadline: Deadline) -> Answer:
         """Write a batch; return when it is durable and visible here. Raises as `Writer.submit`."""
 
-        def resolve(state: LiveState) -> tuple[Mutation, bytes, int]:
+        def resolve(state: LiveState) -> Resolved:
             if not prepared.needs_state:
                 return prepared.mutation, prepared.encoded, prepared.mutation.rows.num_rows
             mutation = resolve_upsert(prepared, state)
@@ -212,11 +213,25 @@ class LiveIndex(Generic[SnapshotT]):
     def delete(self, deletion: Deletion, request: Request, deadline: Deadline) -> Answer:
         """Delete; return when that is durable and visible here. Raises as `Writer.submit`."""
 
-        def resolve(state: LiveState) -> tuple[Mutation, bytes, int]:
+        def resolve(state: LiveState) -> Resolved:
             mutation, count = resolve_deletion(deletion, state)
             return mutation, encode(mutation), count
 
         return self._submit(Write(request, 0, True, resolve), deadline)
+
+    def write_filtered(self, write: FilteredWrite, request: Request, deadline: Deadline) -> Answer:
+        """Delete or change a batch of the datapoints that a filter allows. Raises as `Writer.submit`.
+
+        A batch without any such datapoint writes nothing, and is answered with the last sequence.
+        """
+        write.look_ahead(self._state, deadline)
+        answer = self._submit(Write(request, write.size_bytes, True, write.resolve), deadline)
+        write.answered(answer.sequence)
+        return answer
+
+    def count_filtered(self, write: FilteredWrite) -> int:
+        """Return the number of datapoints that further batches would delete or change."""
+        return write.count(self._state)
 
     def check_writable(self) -> None:
         """Check before any work that a write can be accepted.
@@ -336,7 +351,11 @@ class LiveIndex(Generic[SnapshotT]):
                     continue
                 if write.needs_state:
                     state, pending = apply(state, pending), []
-                mutation, data, count = write.resolve(state)
+                resolved = write.resolve(state)
+                if resolved is None:
+                    answers[number] = Answer(transaction.position, 0)
+                    continue
+                mutation, data, count = resolved
                 # The index may have moved to another version since it was prepared.
                 mutation = rows_fit(mutation, state.manifest, sequence=transaction.position + 1)
             except Exception as error:  # noqa: BLE001  fails this request only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from scannery.indexer import (
     REVISION_COLUMN,
     InvalidRecordError,
     KnownTerms,
+    Manifest,
     Segment,
     with_known_terms,
     written_schema,
@@ -24,9 +26,9 @@ from scannery.live.row_tables import whole_rows
 from scannery.live.write_request import Condition, Deletion, PartialUpdate
 from scannery.runtime.errors import ConditionError, InvalidRequestError, UnknownDatapointError
 
-__all__ = ["look_ahead", "resolve_deletion", "resolve_upsert"]
+__all__ = ["Places", "changed_rows", "look_ahead", "resolve_deletion", "resolve_upsert"]
 
-Places = list[tuple[Segment, np.ndarray]]
+Places: TypeAlias = list[tuple[Segment, np.ndarray]]
 """Rows by segment."""
 
 
@@ -146,7 +148,20 @@ def _changed(item: PartialUpdate, state: LiveState, known: KnownTerms) -> pa.Tab
         raise UnknownDatapointError(
             f"{path}: index {state.manifest.index!r} has no datapoint {item.id!r:.200} to update", field=path
         )
-    schema = written_schema(state.manifest.spec, state.manifest.dimensions)
+    return changed_rows(places, item, state.manifest, known)
+
+
+def changed_rows(places: Places, item: PartialUpdate, manifest: Manifest, known: KnownTerms) -> pa.Table:
+    """Return rows with new values, and their terms.
+
+    Args:
+        places: the rows.
+        item: the new values.
+        manifest: of the version that the rows are written to.
+        known: terms that were found before; terms of other texts are added.
+
+    """
+    schema = written_schema(manifest.spec, manifest.dimensions)
     table = pa.concat_tables([whole_rows(segment, rows_R, schema) for segment, rows_R in places])
     for column, value in item.values.items():
         field = schema.field(column)
@@ -154,11 +169,11 @@ def _changed(item: PartialUpdate, state: LiveState, known: KnownTerms) -> pa.Tab
         table = table.set_column(schema.get_field_index(column), field, values)
     if item.dynamic:
         table = _with_dynamic(table, item)
-    return with_known_terms(table, state.manifest.spec.lexical, known)
+    return with_known_terms(table, manifest.spec.lexical, known)
 
 
 def _with_dynamic(table: pa.Table, item: PartialUpdate) -> pa.Table:
-    front = f"{item.path}.datapoint."
+    front = f"{item.path}.datapoint." if item.path else ""
     try:
         column = changed_dynamic(table.column(DYNAMIC_COLUMN), item.dynamic, path="attributes")
     except InvalidRecordError as error:

@@ -34,7 +34,7 @@ class PartialUpdate:
     """New values for some columns of an existing datapoint."""
 
     path: str
-    """Its place in the request, for errors."""
+    """Its place in the request, for errors; empty for a change by filter."""
     id: str
     values: Mapping[str, Any]
     """New values by column name."""

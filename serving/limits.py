@@ -1,6 +1,8 @@
 """Limits of a request, as documented in proto/scannery/v1."""
 
 __all__ = [
+    "DEFAULT_FACETS",
+    "DEFAULT_FILTERED_WRITES",
     "DEFAULT_K",
     "DEFAULT_RERANK_CANDIDATES",
     "MAX_ATTRIBUTE_BYTES",
@@ -8,6 +10,9 @@ __all__ = [
     "MAX_DELETES",
     "MAX_DIMENSIONS",
     "MAX_EMBED_TEXTS",
+    "MAX_FACETS",
+    "MAX_FACETS_BYTES",
+    "MAX_FILTERED_WRITES",
     "MAX_FILTER_CONDITIONS",
     "MAX_FILTER_DEPTH",
     "MAX_FILTER_PARTS",
@@ -20,6 +25,7 @@ __all__ = [
     "MAX_LEAVES",
     "MAX_OFFSET",
     "MAX_PAYLOAD_BYTES",
+    "MAX_QUANTILES",
     "MAX_QUERIES",
     "MAX_QUERY_TEXT_BYTES",
     "MAX_REQUEST_ID_BYTES",
@@ -47,6 +53,11 @@ MAX_RESCORE = 100_000
 MAX_RERANK_CANDIDATES = 1_000
 MAX_RERANK_MS = 600_000
 MAX_GET_IDS = 1_000
+DEFAULT_FACETS = 100
+MAX_FACETS = 10_000
+MAX_FACETS_BYTES = 32 << 20
+"""Of the values of one answer: 10,000 strings of 1 MiB each would take all memory."""
+MAX_QUANTILES = 100
 MAX_GROUP_QUERIES = 64
 MAX_GROUP_WEIGHT = 1e6
 """Absolute value of the weight of a query in a group."""
@@ -66,6 +77,9 @@ MAX_STRINGS = 65_536
 MAX_UPSERTS = 1_000
 MAX_DELETES = 1_000
 """For ids and for document ids, each."""
+DEFAULT_FILTERED_WRITES = 1_000
+MAX_FILTERED_WRITES = 10_000
+"""Datapoints of one DeleteWhere or UpdateWhere."""
 MAX_TEXT_BYTES = 1 << 20
 MAX_EMBED_TEXTS = 1_000
 MAX_ATTRIBUTE_BYTES = 1 << 20

@@ -18,8 +18,9 @@ NAMES = {
 }  # fmt: skip
 
 CLIENT_NAMES = NAMES - {"__version__"} | {
-    "BulkWritten", "Deleted", "EncoderInfo", "Explanation", "Fusion", "Mode", "NewDatapoint", "NotWritten", "QueryLike",
-    "RecallInfo", "SearchOptions", "SegmentInfo", "SegmentPlan", "Update", "Where", "Written",
+    "AttributeStats", "BulkWritten", "Deleted", "EncoderInfo", "Explanation", "Facet", "Facets", "Fusion", "Mode",
+    "NewDatapoint", "NotWritten", "QueryLike", "RecallInfo", "SearchOptions", "SegmentInfo", "SegmentPlan", "TypeStats",
+    "Update", "Where", "Written",
 }  # fmt: skip
 
 

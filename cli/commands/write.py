@@ -1,9 +1,10 @@
-"""`scannery upsert` and `scannery delete`: write to an index, also while it is served."""
+"""`scannery upsert`, `delete` and `update`: write to an index, also while it is served."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,9 @@ from scannery.cli.client_options import (
     StoreOption,
     TargetOption,
     TimeoutOption,
+    WhereOption,
     connected,
+    parsed_json,
 )
 from scannery.cli.errors import PARTIAL
 from scannery.cli.output import print_json
@@ -23,7 +26,7 @@ from scannery.cli.records import STDIN, is_record_file
 from scannery.cli.uploads import Upload, identifiers
 from scannery.client import Index
 
-__all__ = ["delete", "upsert"]
+__all__ = ["delete", "update", "upsert"]
 
 MAX_BATCH = 1000
 SHOWN = 20
@@ -38,6 +41,12 @@ BatchOption = Annotated[
         help="Datapoints per batch; a batch is written completely or not at all.",
     ),
 ]
+
+
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="With --where: only print how many datapoints it would be.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="With --where: do not ask for confirmation.")]
 
 
 def upsert(
@@ -119,12 +128,26 @@ def delete(
     documents_file: Annotated[
         str | None, typer.Option("--documents", metavar="FILE", help="The same, for documents.")
     ] = None,
+    where: WhereOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
     target: TargetOption = None,
     store: StoreOption = None,
     timeout: TimeoutOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete datapoints or documents; unknown ids are not an error."""
+    """Delete datapoints or documents; unknown ids are not an error.
+
+    With --where, delete all datapoints that a filter allows, in batches. Of a document that is cut into passages, only
+    the passages that it allows.
+    """
+    if where is not None:
+        if ids or document or ids_file or documents_file:
+            raise typer.BadParameter("--where cannot be given together with ids or documents")
+        _delete_where(index, where, target, store, timeout, dry_run=dry_run, yes=yes, as_json=as_json)
+        return
+    if dry_run or yes:
+        raise typer.BadParameter("--dry-run and --yes are for --where")
     if ids_file == documents_file == STDIN:
         raise typer.BadParameter("--ids and --documents cannot both be standard input")
     deleted = sequence = 0
@@ -139,6 +162,122 @@ def delete(
         print_json({"deleted": deleted, "sequence": sequence})
     else:
         typer.echo(f"{deleted:,} datapoints deleted; sequence {sequence}.")
+
+
+def _delete_where(
+    index: str,
+    where: str,
+    target: str | None,
+    store: str | None,
+    timeout: float,
+    *,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    condition = parsed_json(where, "--where")
+    with connected(target, store, timeout_s=timeout) as client:
+        asked = client.index(index)
+        if dry_run or not yes:
+            _confirm(
+                asked.delete(where=condition, dry_run=True).deleted,
+                "deleted",
+                dry_run=dry_run,
+                as_json=as_json,
+            )
+        if dry_run:
+            return
+        done = asked.delete(where=condition, progress=_report)
+    _print_done(done.deleted, done.sequence, "deleted", as_json=as_json)
+
+
+def update(
+    index: IndexOption,
+    where: Annotated[
+        str,
+        typer.Option(
+            "--where",
+            metavar="JSON",
+            help='Filter, such as {"year": {"$gte": 2020}}; {} changes all datapoints.',
+        ),
+    ],
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="New value of an attribute: text of a string, else JSON; may be given several times.",
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option("--unset", metavar="NAME", help="Remove an attribute; may be given several times."),
+    ] = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    target: TargetOption = None,
+    store: StoreOption = None,
+    timeout: TimeoutOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Give all datapoints that a filter allows new values of attributes.
+
+    They are changed in batches; texts are not encoded again. For other values by id, see `upsert --update`.
+    """
+    condition = parsed_json(where, "--where")
+    with connected(target, store, timeout_s=timeout) as client:
+        asked = client.index(index)
+        kinds = asked.stats().attributes if given else {}
+        attributes: dict[str, Any] = dict(_assignment(text, kinds) for text in given or ())
+        attributes |= dict.fromkeys(unset or ())
+        if dry_run or not yes:
+            count = asked.update(where=condition, attributes=attributes, dry_run=True).written
+            _confirm(count, "changed", dry_run=dry_run, as_json=as_json)
+        if dry_run:
+            return
+        done = asked.update(where=condition, attributes=attributes, progress=_report)
+    _print_done(done.written, done.sequence, "changed", as_json=as_json)
+
+
+def _assignment(text: str, kinds: Mapping[str, str]) -> tuple[str, Any]:
+    """Return name and value of `NAME=VALUE`; strings of an attribute that holds strings need no quotes."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"--set must be NAME=VALUE, got {text!r}")
+    if kinds.get(name) in ("string", "timestamp"):
+        return name, value
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        if name in kinds:
+            raise typer.BadParameter(
+                f"--set {name}: {value!r} is not JSON of the type {kinds[name]}"
+            ) from None
+        return name, value
+
+
+def _confirm(count: int, done: str, *, dry_run: bool, as_json: bool) -> None:
+    """Print how many datapoints are meant, and ask whether that is right unless it is a dry run."""
+    if dry_run:
+        if as_json:
+            print_json({done: count, "dry_run": True})
+        else:
+            typer.echo(f"{count:,} datapoints would be {done}.")
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(
+            f"{count:,} datapoints would be {done}; without a terminal, confirm with --yes"
+        )
+    typer.confirm(f"{count:,} datapoints will be {done}. Continue?", abort=True, err=True)
+
+
+def _print_done(count: int, sequence: int, done: str, *, as_json: bool) -> None:
+    if sys.stderr.isatty():
+        typer.echo("", err=True)
+    if as_json:
+        print_json({done: count, "sequence": sequence})
+    else:
+        typer.echo(f"{count:,} datapoints {done}; sequence {sequence}.")
 
 
 def _batches(ids: list[Any], documents: list[Any]) -> Iterator[tuple[list[Any], list[Any]]]:

@@ -14,6 +14,7 @@ from typing_extensions import Self
 from scannery.client._async.index import AsyncIndex
 from scannery.client.request import calls
 from scannery.client.request.calls import Call, TextKind
+from scannery.client.request.filtered_writes import FilteredBatch
 from scannery.client.response.results import Deleted, Distance, EncoderInfo, Indexes, Written
 from scannery.client.transport.base import AsyncTransport
 
@@ -22,7 +23,7 @@ __all__ = ["AsyncClient"]
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 ResultT = TypeVar("ResultT")
-DoneT = TypeVar("DoneT", Written, Deleted)
+DoneT = TypeVar("DoneT", Written, Deleted, FilteredBatch)
 
 
 class AsyncClient:

@@ -15,6 +15,7 @@ from typing_extensions import Self
 from scannery.client._sync.index import Index
 from scannery.client.request import calls
 from scannery.client.request.calls import Call, TextKind
+from scannery.client.request.filtered_writes import FilteredBatch
 from scannery.client.response.results import Deleted, Distance, EncoderInfo, Indexes, Written
 from scannery.client.transport.base import Transport
 
@@ -23,7 +24,7 @@ __all__ = ["Client"]
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 ResultT = TypeVar("ResultT")
-DoneT = TypeVar("DoneT", Written, Deleted)
+DoneT = TypeVar("DoneT", Written, Deleted, FilteredBatch)
 
 
 class Client:

@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, overload
 
 import numpy as np
 from typing_extensions import Unpack
 
+from scannery.client._sync.aggregations import Aggregations
 from scannery.client._sync.bulk_search import search_batches
 from scannery.client._sync.bulk_upsert import write_all
+from scannery.client._sync.filtered_writes import write_batches_where
 from scannery.client.errors import InvalidArgumentError, ScanneryError
-from scannery.client.request import calls
+from scannery.client.request import calls, filtered_writes
 from scannery.client.request.batches import Errors, QueryStream, query_batches, size_of, write_batches
-from scannery.client.request.calls import TextKind
+from scannery.client.request.calls import Call, TextKind
+from scannery.client.request.filtered_writes import BatchCall, FilteredBatch
+from scannery.client.request.filters import Where
 from scannery.client.request.queries import Queries, QueryLike, SearchOptions
 from scannery.client.request.records import Extra, RecordReader, is_foreign
 from scannery.client.request.tables import Table, is_table
@@ -23,18 +27,11 @@ from scannery.client.response.notebook import handle_view
 from scannery.client.response.outcomes import Progress
 from scannery.client.response.results import BulkWritten, Datapoint, Deleted, Hits, IndexInfo, Written
 
-if TYPE_CHECKING:
-    from scannery.client._sync.client import Client
-
 __all__ = ["Index"]
 
 
-class Index:
+class Index(Aggregations):
     """A handle on one index. Every method raises a `ScanneryError` if it fails."""
-
-    def __init__(self, client: Client, name: str) -> None:
-        self._client = client
-        self.name = name
 
     def search(self, query: QueryLike, k: int = 10, **options: Unpack[SearchOptions]) -> Hits:
         """Return the k best datapoints for a query, best first; equal scores by id.
@@ -128,7 +125,7 @@ class Index:
                 ids,
                 fields=fields,
                 vectors=vectors,
-                min_sequence=self._client._sequences.get(self.name, 0),
+                min_sequence=self._seen(),
                 timeout_s=timeout_s,
             )
         )
@@ -244,37 +241,130 @@ class Index:
 
     def update(
         self,
-        points: Iterable[Update],
+        points: Iterable[Update] = (),
         *,
+        where: Where | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        dry_run: bool = False,
+        progress: Progress = False,
+        batch_size: int = 10_000,
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> Written:
-        """Change some fields of existing datapoints, 1 to 1,000, without encoding them again: all of them or none."""
-        return self._client._written(
-            self.name, calls.update(self.name, points, request_id=request_id, timeout_s=timeout_s)
+        """Change some fields of existing datapoints, without encoding them again.
+
+        Either `points`, 1 to 1,000: all of them or none. Or `where` and `attributes`, which gives the same new values
+        to all datapoints that the filter allows when the call begins: in batches, each of which is all or nothing. An
+        empty filter changes all datapoints; None clears an attribute. If a batch fails, the error says how many
+        datapoints are left; the batches before it stay.
+
+        Args:
+            points: see `Update`.
+            where: which datapoints to change.
+            attributes: their new values, by name.
+            dry_run: with `where`: change nothing, and return how many datapoints would be changed.
+            progress: with `where`: True for a progress bar, or a function that is told how many datapoints are done.
+            batch_size: with `where`: most datapoints of a batch, 1 to 10,000.
+            request_id: as in `upsert`; not with `where`, where each batch has an id of its own.
+            timeout_s: of a call.
+
+        """
+        if where is None:
+            if attributes is not None:
+                raise InvalidArgumentError("where: is required with attributes", field="where")
+            return self._client._written(
+                self.name, calls.update(self.name, points, request_id=request_id, timeout_s=timeout_s)
+            )
+        filtered_writes.check_alone(points=points, request_id=request_id)
+        done = self._write_where(
+            lambda until_sequence, own_id: filtered_writes.update_where(
+                self.name,
+                where,
+                attributes,
+                limit=batch_size,
+                until_sequence=until_sequence,
+                dry_run=dry_run,
+                request_id=own_id,
+                timeout_s=timeout_s,
+            ),
+            "changing",
+            progress,
+            dry_run=dry_run,
         )
+        return Written(done.sequence, done.rows)
 
     def delete(
         self,
         ids: Sequence[str | int] = (),
         *,
         document_ids: Sequence[str | int] = (),
+        where: Where | None = None,
         if_revision: int | None = None,
+        dry_run: bool = False,
+        progress: Progress = False,
+        batch_size: int = 10_000,
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> Deleted:
-        """Delete datapoints, or documents with all of their passages; what is not there is no error."""
-        return self._client._written(
-            self.name,
-            calls.delete(
+        """Delete datapoints, or documents with all of their passages; what is not there is no error.
+
+        With `where`, all datapoints that the filter allows when the call begins are deleted: in batches, each of which
+        is all or nothing. Of a document that is cut into passages, only those that the filter allows. If a batch
+        fails, the error says how many datapoints are left; the batches before it stay.
+
+        Args:
+            ids: of datapoints, at most 1,000.
+            document_ids: of documents, at most 1,000.
+            where: which datapoints to delete; must have a condition. Not together with ids.
+            if_revision: delete only if the datapoint has this revision.
+            dry_run: with `where`: delete nothing, and return how many datapoints would be deleted.
+            progress: with `where`: True for a progress bar, or a function that is told how many datapoints are done.
+            batch_size: with `where`: most datapoints of a batch, 1 to 10,000.
+            request_id: as in `upsert`; not with `where`, where each batch has an id of its own.
+            timeout_s: of a call.
+
+        """
+        if where is None:
+            if dry_run:
+                raise InvalidArgumentError("where: is required with dry_run", field="where")
+            return self._client._written(
                 self.name,
-                ids,
-                document_ids=document_ids,
-                if_revision=if_revision,
-                request_id=request_id,
+                calls.delete(
+                    self.name,
+                    ids,
+                    document_ids=document_ids,
+                    if_revision=if_revision,
+                    request_id=request_id,
+                    timeout_s=timeout_s,
+                ),
+            )
+        filtered_writes.check_alone(
+            ids=ids, document_ids=document_ids, if_revision=if_revision, request_id=request_id
+        )
+        done = self._write_where(
+            lambda until_sequence, own_id: filtered_writes.delete_where(
+                self.name,
+                where,
+                limit=batch_size,
+                until_sequence=until_sequence,
+                dry_run=dry_run,
+                request_id=own_id,
                 timeout_s=timeout_s,
             ),
+            "deleting",
+            progress,
+            dry_run=dry_run,
         )
+        return Deleted(done.sequence, done.rows)
+
+    def _write_where(self, call: BatchCall, what: str, progress: Progress, *, dry_run: bool) -> FilteredBatch:
+        if dry_run:
+            return self._client._run(call(None, ""))
+
+        def send(batch: Call[Any, Any, FilteredBatch]) -> FilteredBatch:
+            return self._client._written(self.name, batch)
+
+        return write_batches_where(send, call, what, progress)
 
     def embed(
         self, texts: Sequence[str], *, kind: TextKind = "query", timeout_s: float | None = None
@@ -287,7 +377,7 @@ class Index:
         return self._client._run(calls.get_index(self.name, timeout_s=timeout_s))
 
     def _fresh(self, options: SearchOptions) -> SearchOptions:
-        return {"min_sequence": self._client._sequences.get(self.name, 0), **options}
+        return {"min_sequence": self._seen(), **options}
 
     def _repr_html_(self) -> str:
         return handle_view(self.name, self.stats)

@@ -25,6 +25,7 @@ __all__ = [
     "Refused",
     "Update",
     "as_list",
+    "build_attributes",
     "build_updates",
     "build_upserts",
     "checked_revision",
@@ -115,6 +116,18 @@ def build_updates(points: Iterable[Mapping[str, Any]]) -> list[pb.Upsert]:
         )
         for path, point in _checked(points, _UPDATE_KEYS)
     ]
+
+
+def build_attributes(attributes: object) -> dict[str, Value]:
+    """Return the messages for new values of attributes; None stands for null.
+
+    Raises:
+        InvalidArgumentError: names the attribute.
+
+    """
+    if not isinstance(attributes, Mapping):
+        raise _invalid("attributes", f"must be a mapping, got {attributes!r:.80}")
+    return {str(name): _value(value, f"attributes.{name}") for name, value in attributes.items()}
 
 
 def as_list(points: Any) -> list[Any]:

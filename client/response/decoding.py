@@ -24,7 +24,15 @@ from scannery.client.response.results import (
 )
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
 
-__all__ = ["parse_embed", "parse_encoders", "parse_get", "parse_hits", "parse_index", "parse_many"]
+__all__ = [
+    "parse_embed",
+    "parse_encoders",
+    "parse_get",
+    "parse_hits",
+    "parse_index",
+    "parse_many",
+    "parse_value",
+]
 
 PointT = TypeVar("PointT", bound=Datapoint)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
@@ -178,7 +186,7 @@ _new: Callable[[type[PointT]], PointT] = object.__new__
 
 
 def _attributes(values: Mapping[str, types_pb2.Value]) -> dict[str, AttributeValue]:
-    pairs = ((name, _value(values[name])) for name in sorted(values))
+    pairs = ((name, parse_value(values[name])) for name in sorted(values))
     return {name: value for name, value in pairs if value is not None}
 
 
@@ -186,7 +194,8 @@ def _array(message: types_pb2.Vector) -> np.ndarray:
     return np.frombuffer(message.packed, dtype="<f4")
 
 
-def _value(message: types_pb2.Value) -> AttributeValue | None:
+def parse_value(message: types_pb2.Value) -> AttributeValue | None:
+    """Return a value of an attribute; None for null."""
     kind = message.WhichOneof("kind")
     if kind is None:
         return None
@@ -203,7 +212,7 @@ _CONVERTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "attributes": ("attributes", _attributes),
     "payload_json": ("payload", json.loads),
     "vector": ("vector", _array),
-    "group": ("group", _value),
+    "group": ("group", parse_value),
 }
 """Fields of the wire that are not taken as they are: what they are called here, and how they become that."""
 

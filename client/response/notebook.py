@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from scannery.client.errors import ScanneryError
 
 if TYPE_CHECKING:
+    from scannery.client.response.aggregations import Facet
     from scannery.client.response.results import Datapoint, Hit, IndexInfo
 
-__all__ = ["datapoint_view", "handle_view", "hits_view", "index_view", "indexes_view"]
+__all__ = ["datapoint_view", "facets_view", "handle_view", "hits_view", "index_view", "indexes_view"]
 
 SHOWN_HITS = 20
+SHOWN_FACETS = 50
 TEXT_CHARACTERS = 240
 VALUE_CHARACTERS = 80
 SHOWN_ATTRIBUTES = 12
@@ -44,6 +46,17 @@ def hits_view(hits: Sequence[Hit], version: int) -> str:
     more = f", {SHOWN_HITS} shown" if len(hits) > SHOWN_HITS else ""
     foot = f"{len(hits):,} hits{more}; version {version}"
     return _framed(f"{_table(rows, ('#', 'score', 'found'))}{_dim(foot)}")
+
+
+def facets_view(facets: Sequence[Facet], distinct: int, missing: int) -> str:
+    """Return the values of an attribute as a table: value, and number of datapoints."""
+    rows = "".join(
+        _row((_CELL, _text(_value(facet.value))), (_NUMBER, f"{facet.count:,}"))
+        for facet in facets[:SHOWN_FACETS]
+    )
+    more = f", {min(SHOWN_FACETS, len(facets)):,} shown" if distinct > min(SHOWN_FACETS, len(facets)) else ""
+    foot = f"{distinct:,} values{more}; {missing:,} datapoints without one"
+    return _framed(f"{_table(rows, ('value', 'datapoints'))}{_dim(foot)}")
 
 
 def datapoint_view(point: Datapoint) -> str:

@@ -25,7 +25,7 @@ __all__ = ["Attempts"]
 FIRST_WAIT_S, MAX_WAIT_S = 0.05, 1.0
 MAX_NEVER_REACHED = 3
 """Attempts at a server that never answered: it is probably not there, which the caller should hear soon."""
-_WRITES = ("/Upsert", "/UpsertStream", "/Delete")
+_WRITES = ("/Upsert", "/UpsertStream", "/Delete", "/DeleteWhere", "/UpdateWhere")
 
 
 class Attempts:

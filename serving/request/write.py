@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from google.protobuf.field_mask_pb2 import FieldMask
 
 from scannery.embed.text.transcripts import spoken_text
 from scannery.indexer import (
@@ -26,9 +27,9 @@ from scannery.serving.request.datapoint_columns import datapoint_columns
 from scannery.serving.request.filter import unknown_name
 from scannery.serving.request.query import check_count, parse_identifier
 from scannery.v1 import index_pb2 as pb
-from scannery.v1.types_pb2 import Datapoint
+from scannery.v1.types_pb2 import Datapoint, Value
 
-__all__ = ["parse_delete", "parse_upsert"]
+__all__ = ["check_request_id", "parse_attribute_change", "parse_delete", "parse_upsert"]
 
 _SIZES = SizeLimits(
     title=limits.MAX_TITLE_BYTES,
@@ -50,7 +51,7 @@ def parse_upsert(request: pb.UpsertRequest, manifest: Manifest) -> Upserts:
         InvalidRequestError: names the first item and field that is wrong.
 
     """
-    _check_request_id(request.request_id)
+    check_request_id(request.request_id)
     check_count("upserts", len(request.upserts), limits.MAX_UPSERTS)
     batch = _Batch(list(request.upserts), manifest)
     special = [
@@ -229,6 +230,40 @@ def _column(name: str) -> str:
     return _COLUMNS.get(name) or name.removeprefix("attributes.")
 
 
+def parse_attribute_change(attributes: Mapping[str, Value], manifest: Manifest) -> PartialUpdate:
+    """Return new values of attributes for any datapoint, checked as those of an upsert.
+
+    Raises:
+        InvalidRequestError: names the attribute.
+
+    """
+    if not attributes:
+        raise InvalidRequestError.at("attributes", "must name at least one attribute")
+    known = manifest.spec.attributes
+    unknown = [name for name in attributes if name not in known]
+    if unknown and not manifest.spec.dynamic:
+        raise InvalidRequestError.at(
+            f"attributes.{unknown[0]:.80}", unknown_name(unknown[0], known, "attribute")
+        )
+    mask = FieldMask(paths=[f"attributes.{name}" for name in attributes])
+    point = Datapoint(id="any", attributes=attributes)
+    batch = _Batch([pb.Upsert(datapoint=point, update_mask=mask)], manifest)
+    changes = batch.changes([0])
+    try:
+        batch.check()
+    except InvalidRequestError as error:
+        raise _without_place(error) from error
+    return PartialUpdate("", "", *changes[0])
+
+
+def _without_place(error: InvalidRequestError) -> InvalidRequestError:
+    """Return an error of the first item as one of the request."""
+    message, field = error.message, error.field or ""
+    for front in (f"{_path(0)}.update_mask: ", f"{_path(0)}.datapoint."):
+        message, field = message.removeprefix(front), field.removeprefix(front)
+    return InvalidRequestError(message, field=field if field.startswith("attributes.") else "attributes")
+
+
 def parse_delete(request: pb.DeleteRequest) -> Deletion:
     """Return what to delete.
 
@@ -236,7 +271,7 @@ def parse_delete(request: pb.DeleteRequest) -> Deletion:
         InvalidRequestError: names the field.
 
     """
-    _check_request_id(request.request_id)
+    check_request_id(request.request_id)
     if not request.ids and not request.document_ids:
         raise InvalidRequestError.at("ids", "needs at least one id or document_id")
     for name, values in (("ids", request.ids), ("document_ids", request.document_ids)):
@@ -258,7 +293,8 @@ def _distinct(texts: Sequence[str], field: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(parse_identifier(text, f"{field}[{i}]") for i, text in enumerate(texts)))
 
 
-def _check_request_id(request_id: str) -> None:
+def check_request_id(request_id: str) -> None:
+    """Check the length of the id of a request; raises InvalidRequestError."""
     size = len(request_id.encode())
     if size > limits.MAX_REQUEST_ID_BYTES:
         raise InvalidRequestError.at(

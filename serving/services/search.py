@@ -36,8 +36,10 @@ from scannery.serving.request.query import (
 )
 from scannery.serving.scheduling.affinity import on_all_cores
 from scannery.serving.scheduling.coalescer import Coalescer
+from scannery.serving.services.aggregation import Aggregation
 from scannery.serving.services.creation import Creation
 from scannery.serving.services.embedding import Embedding, index_encoders
+from scannery.serving.services.filtered_writes import FilteredWrites
 from scannery.serving.services.index import Indexes
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
 from scannery.serving.services.write import Writes
@@ -84,6 +86,8 @@ class Service(MethodRegistry):
             f"/{SEARCH_SERVICE}/Get": UnaryMethod(search_pb2.GetRequest, self.get, "read"),
             UPSERT: UnaryMethod(index_pb2.UpsertRequest, writes.upsert, "write"),
             f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, writes.delete, "write"),
+            **Aggregation(catalog).methods,
+            **FilteredWrites(catalog).methods,
             **Indexes(catalog).methods,
             **Creation(catalog, models).methods,
             **Embedding(partial(index_encoders, catalog)).methods,

@@ -713,10 +713,10 @@ class DeleteWhereRequest(_message.Message):
     index: _builtins.str
     """Name of the index."""
     limit: _builtins.int
-    """Most datapoints of this batch, 1 to 10000; absent: 1000."""
+    """Most datapoints of this batch, 1 to 10000; absent: 1000. A batch of changes may have fewer, since it has a limit in bytes."""
     until_sequence: _builtins.int
     """Only datapoints that were written up to this sequence: that of the first batch's answer, so that a loop ends although
-    others write. 0: the newest.
+    others write. 0: only those of a build; absent: all, up to the newest.
     """
     dry_run: _builtins.bool
     """Only count."""
@@ -732,17 +732,22 @@ class DeleteWhereRequest(_message.Message):
         index: _builtins.str = ...,
         where: _types_pb2.Filter | None = ...,
         limit: _builtins.int | None = ...,
-        until_sequence: _builtins.int = ...,
+        until_sequence: _builtins.int | None = ...,
         dry_run: _builtins.bool = ...,
         request_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_until_sequence", b"_until_sequence", "limit", b"limit", "until_sequence", b"until_sequence", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "dry_run", b"dry_run", "index", b"index", "limit", b"limit", "request_id", b"request_id", "until_sequence", b"until_sequence", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_until_sequence", b"_until_sequence", "dry_run", b"dry_run", "index", b"index", "limit", b"limit", "request_id", b"request_id", "until_sequence", b"until_sequence", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    _WhichOneofReturnType__until_sequence: _TypeAlias = _typing.Literal["until_sequence"]  # noqa: Y015
+    _WhichOneofArgType__until_sequence: _TypeAlias = _typing.Literal["_until_sequence", b"_until_sequence"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__until_sequence) -> _WhichOneofReturnType__until_sequence | None: ...
 
 Global___DeleteWhereRequest: _TypeAlias = DeleteWhereRequest  # noqa: Y015
 
@@ -843,17 +848,22 @@ class UpdateWhereRequest(_message.Message):
         where: _types_pb2.Filter | None = ...,
         attributes: _abc.Mapping[_builtins.str, _types_pb2.Value] | None = ...,
         limit: _builtins.int | None = ...,
-        until_sequence: _builtins.int = ...,
+        until_sequence: _builtins.int | None = ...,
         dry_run: _builtins.bool = ...,
         request_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "limit", b"limit", "where", b"where"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_until_sequence", b"_until_sequence", "limit", b"limit", "until_sequence", b"until_sequence", "where", b"where"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "attributes", b"attributes", "dry_run", b"dry_run", "index", b"index", "limit", b"limit", "request_id", b"request_id", "until_sequence", b"until_sequence", "where", b"where"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_limit", b"_limit", "_until_sequence", b"_until_sequence", "attributes", b"attributes", "dry_run", b"dry_run", "index", b"index", "limit", b"limit", "request_id", b"request_id", "until_sequence", b"until_sequence", "where", b"where"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    _WhichOneofReturnType__until_sequence: _TypeAlias = _typing.Literal["until_sequence"]  # noqa: Y015
+    _WhichOneofArgType__until_sequence: _TypeAlias = _typing.Literal["_until_sequence", b"_until_sequence"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__until_sequence) -> _WhichOneofReturnType__until_sequence | None: ...
 
 Global___UpdateWhereRequest: _TypeAlias = UpdateWhereRequest  # noqa: Y015
 

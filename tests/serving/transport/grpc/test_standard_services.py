@@ -217,7 +217,7 @@ def test_every_method_that_is_served_names_its_scope(
         assert server._scope_of(path) in ("read", "write", "admin"), path
     # What writes is for those who may write, whatever it is called.
     writes = {path.rsplit("/", 1)[-1] for path in told if server._scope_of(path) == "write"}
-    assert writes == {"Upsert", "UpsertStream", "Delete"}
+    assert writes == {"Upsert", "UpsertStream", "Delete", "DeleteWhere", "UpdateWhere"}
 
 
 def test_a_method_without_a_scope_answers_nobody(

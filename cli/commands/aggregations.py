@@ -1,0 +1,136 @@
+"""`scannery count`, `facets` and `attribute-stats`: what is in an index."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated
+
+import typer
+
+from scannery.cli.client_options import (
+    IndexOption,
+    JsonOption,
+    StoreOption,
+    TargetOption,
+    TimeoutOption,
+    WhereOption,
+    connected,
+    parsed_json,
+)
+from scannery.cli.output import console, print_json
+from scannery.client import AttributeStats, Facets
+
+__all__ = ["attribute_stats", "count", "facets"]
+
+AttributeArgument = Annotated[
+    str, typer.Argument(metavar="ATTRIBUTE", help="Name of an attribute, or document_id.")
+]
+
+
+def count(
+    index: IndexOption,
+    where: WhereOption = None,
+    target: TargetOption = None,
+    store: StoreOption = None,
+    timeout: TimeoutOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the number of datapoints, or of those that a filter allows."""
+    with connected(target, store, timeout_s=timeout) as client:
+        found = client.index(index).count(parsed_json(where, "--where"))
+    if as_json:
+        print_json({"count": found})
+    else:
+        typer.echo(found)
+
+
+def facets(
+    attribute: AttributeArgument,
+    index: IndexOption,
+    where: WhereOption = None,
+    limit: Annotated[int, typer.Option(help="Values to print, 1 to 10,000.")] = 100,
+    target: TargetOption = None,
+    store: StoreOption = None,
+    timeout: TimeoutOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the values of an attribute with their numbers of datapoints, the most frequent first."""
+    with connected(target, store, timeout_s=timeout) as client:
+        found = client.index(index).facets(attribute, parsed_json(where, "--where"), limit=limit)
+    if as_json:
+        values = [{"value": _plain(facet.value), "count": facet.count} for facet in found]
+        print_json({"facets": values, "distinct": found.distinct, "missing": found.missing})
+    else:
+        _print_facets(found)
+
+
+def attribute_stats(
+    attribute: AttributeArgument,
+    index: IndexOption,
+    where: WhereOption = None,
+    quantile: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Share of the values, 0 to 1; may be given several times. Default: 0.5, the median."
+        ),
+    ] = None,
+    target: TargetOption = None,
+    store: StoreOption = None,
+    timeout: TimeoutOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the number of distinct values of an attribute, the least, the greatest, and quantiles."""
+    with connected(target, store, timeout_s=timeout) as client:
+        asked = client.index(index)
+        found = asked.attribute_stats(attribute, parsed_json(where, "--where"), quantiles=quantile or [0.5])
+    if as_json:
+        print_json(_stats_json(found))
+    else:
+        _print_stats(found)
+
+
+def _print_facets(found: Facets) -> None:
+    width = max((len(f"{facet.count:,}") for facet in found), default=0)
+    for facet in found:
+        typer.echo(f"{facet.count:>{width},}  {_shown(facet.value)}")
+    more = f" ({len(found):,} printed)" if len(found) < found.distinct else ""
+    typer.echo(f"{found.distinct:,} values{more}; {found.missing:,} datapoints without one.")
+
+
+def _print_stats(found: AttributeStats) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    shares = list(found.types[0].quantiles) if found.types else []
+    table = Table("type", "values", "distinct", "min", *(f"{share:g}" for share in shares), "max")
+    for one in found.types:
+        values = (one.min, *one.quantiles.values(), one.max)
+        cells = ("" if value is None else escape(_shown(value)) for value in values)
+        table.add_row(one.type, f"{one.values:,}", f"{one.distinct:,}", *cells)
+    if found.types:
+        console().print(table)
+    typer.echo(f"{found.rows:,} datapoints with a value, {found.missing:,} without one.")
+
+
+def _stats_json(found: AttributeStats) -> dict[str, object]:
+    types = [
+        {
+            "type": one.type,
+            "values": one.values,
+            "distinct": one.distinct,
+            "min": _plain(one.min),
+            "max": _plain(one.max),
+            "quantiles": {f"{share:g}": _plain(value) for share, value in one.quantiles.items()},
+        }
+        for one in found.types
+    ]
+    return {"rows": found.rows, "missing": found.missing, "distinct": found.distinct, "types": types}
+
+
+def _shown(value: object) -> str:
+    # Control characters of values must not reach the terminal.
+    return "".join(char if char.isprintable() else " " for char in str(_plain(value)))
+
+
+def _plain(value: object) -> object:
+    return value.isoformat() if isinstance(value, dt.datetime) else value

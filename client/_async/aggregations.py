@@ -1,0 +1,79 @@
+"""What an index says about all of its datapoints, or those that a filter allows: their number, and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from scannery.client.request import aggregations
+from scannery.client.request.filters import Where
+from scannery.client.response.aggregations import AttributeStats, Facets
+
+if TYPE_CHECKING:
+    from scannery.client._async.client import AsyncClient
+
+__all__ = ["AsyncAggregations"]
+
+
+class AsyncAggregations:
+    """The part of a handle on an index that counts."""
+
+    def __init__(self, client: AsyncClient, name: str) -> None:
+        self._client = client
+        self.name = name
+
+    async def count(self, where: Where | None = None, *, timeout_s: float | None = None) -> int:
+        """Return the number of datapoints that a filter allows; without one, of all of them."""
+        return await self._client._run(
+            aggregations.count(self.name, where, min_sequence=self._seen(), timeout_s=timeout_s)
+        )
+
+    async def facets(
+        self,
+        attribute: str,
+        where: Where | None = None,
+        *,
+        limit: int = 100,
+        timeout_s: float | None = None,
+    ) -> Facets:
+        """Return the values of an attribute with their numbers of datapoints, the most frequent first.
+
+        Args:
+            attribute: its name, or `document_id`.
+            where: which datapoints are counted; default: all.
+            limit: most values to return, 1 to 10,000.
+            timeout_s: of the call.
+
+        """
+        return await self._client._run(
+            aggregations.facets(
+                self.name, attribute, where, limit, min_sequence=self._seen(), timeout_s=timeout_s
+            )
+        )
+
+    async def attribute_stats(
+        self,
+        attribute: str,
+        where: Where | None = None,
+        *,
+        quantiles: Sequence[float] = (0.5,),
+        timeout_s: float | None = None,
+    ) -> AttributeStats:
+        """Return the number of distinct values of an attribute, the least, the greatest, and quantiles.
+
+        Args:
+            attribute: its name, or `document_id`.
+            where: of which datapoints; default: of all.
+            quantiles: shares, each 0 to 1, at most 100; default: the median.
+            timeout_s: of the call.
+
+        """
+        return await self._client._run(
+            aggregations.attribute_stats(
+                self.name, attribute, where, quantiles, min_sequence=self._seen(), timeout_s=timeout_s
+            )
+        )
+
+    def _seen(self) -> int:
+        """Return the sequence of the last write of this client, which its reads wait for."""
+        return self._client._sequences.get(self.name, 0)

@@ -1,0 +1,187 @@
+"""Delete or change the datapoints that a filter allows, one batch of them at a time.
+
+A batch is chosen in the transaction of the log, from the state at that moment. What takes long is done before, on a
+state that may be older: the filter is evaluated in each segment, and the rows are copied with their new values. The
+transaction uses the copies if it chooses the same rows, and makes them again if it does not.
+
+Each batch has only rows that were written up to the sequence at which the first batch began. Rows that were changed, by
+an earlier batch or by others, have later ones; so the batches come to an end.
+
+Shapes: N rows of a segment, R chosen rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from scannery.indexer import REVISION_COLUMN, AllowedRows, KnownTerms, Manifest, Segment, written_schema
+from scannery.live.group_commit import Resolved
+from scannery.live.log.records import Mutation, encode, encoder_digest
+from scannery.live.memtable import LiveState
+from scannery.live.resolve import Places, changed_rows
+from scannery.live.write_request import PartialUpdate
+from scannery.runtime.deadline import Deadline
+
+__all__ = ["FilteredWrite", "RowFilter"]
+
+RowFilter: TypeAlias = Callable[[Segment], AllowedRows]
+"""Returns the rows of a segment that a filter allows, deleted rows included; quick for segments that it was given
+before."""
+
+MAX_BATCH_BYTES = 16 << 20
+"""Size of the changed rows of a batch after which it takes no more; each row may have several MiB."""
+COPIED_ROWS = 128
+"""Rows that are copied at a time, after each of which the size is checked."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """A chosen batch and what is written for it."""
+
+    manifest: Manifest
+    chosen: Places
+    """All chosen rows, also those that the limit in bytes leaves to the next batch."""
+    resolved: Resolved
+
+    def is_of(self, manifest: Manifest, chosen: Places) -> bool:
+        """Return whether the batch is what would be written for these rows."""
+        return (
+            self.manifest is manifest
+            and len(self.chosen) == len(chosen)
+            and all(
+                own is other and np.array_equal(own_R, other_R)
+                for (own, own_R), (other, other_R) in zip(self.chosen, chosen, strict=True)
+            )
+        )
+
+
+class FilteredWrite:
+    """One batch of a deletion or a change by filter. For one request, and not for several threads at once."""
+
+    def __init__(
+        self,
+        matching: RowFilter | None,
+        *,
+        limit: int,
+        until_sequence: int | None = None,
+        change: PartialUpdate | None = None,
+    ) -> None:
+        """Describe the batch.
+
+        Args:
+            matching: evaluates the filter; None: all rows.
+            limit: most datapoints of the batch.
+            until_sequence: only rows that were written up to this sequence, 0 for those of a build; None: all rows.
+            change: new values, of which path and id are not used; None: delete the datapoints.
+
+        """
+        self._matching, self._limit, self._change = matching, limit, change
+        self.until_sequence = until_sequence
+        """The sequence for all batches after this one, once it is known."""
+        self._known: KnownTerms = {}
+        self._batch: _Batch | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the record that was prepared."""
+        return 0 if self._batch is None else len(self._batch.resolved[1])
+
+    def look_ahead(self, state: LiveState, deadline: Deadline) -> None:
+        """Evaluate the filter in the segments of a state, and prepare the batch that it would have."""
+        for segment in _segments(state):
+            deadline.check()
+            if self._matching is not None:
+                self._matching(segment)
+        chosen = self._chosen(state)
+        if chosen:
+            deadline.check()
+            self._batch = self._prepared(state.manifest, chosen)
+
+    def resolve(self, state: LiveState) -> Resolved | None:
+        """Return what is written in a state; None if no row is left."""
+        if self.until_sequence is None:
+            self.until_sequence = state.sequence
+        chosen = self._chosen(state)
+        if not chosen:
+            return None
+        if self._batch is None or not self._batch.is_of(state.manifest, chosen):
+            self._batch = self._prepared(state.manifest, chosen)
+        return self._batch.resolved
+
+    def answered(self, sequence: int) -> None:
+        """Take the sequence of the batch: one that was written by an earlier attempt was not resolved here."""
+        if self.until_sequence is None:
+            self.until_sequence = sequence - 1
+
+    def count(self, state: LiveState) -> int:
+        """Return the number of rows that this batch and later ones would write."""
+        return sum(len(rows_R) for _, rows_R in self._rows(state))
+
+    def _chosen(self, state: LiveState) -> Places:
+        """Return the first rows, as many as the batch may have."""
+        chosen: Places = []
+        left = self._limit
+        for segment, rows_R in self._rows(state):
+            chosen.append((segment, rows_R[:left]))
+            left -= len(rows_R)
+            if left <= 0:
+                break
+        return chosen
+
+    def _rows(self, state: LiveState) -> Iterator[tuple[Segment, np.ndarray]]:
+        """Yield the rows of each segment that are allowed, alive and not too new, ascending."""
+        index = state.opened()
+        for segment, alive in zip(index.segments, index.alive, strict=True):
+            allowed = None if self._matching is None else self._matching(segment)
+            rows_R = _both(allowed, alive, segment.rows)
+            if self.until_sequence is not None and REVISION_COLUMN in segment.table.column_names:
+                # Rows of a build have no revision.
+                revisions_N = segment.column(REVISION_COLUMN).fill_null(0).to_numpy()
+                rows_R = rows_R[revisions_N[rows_R] <= self.until_sequence]
+            if len(rows_R):
+                yield segment, rows_R
+
+    def _prepared(self, manifest: Manifest, chosen: Places) -> _Batch:
+        if self._change is None:
+            ids = [
+                name for segment, rows_R in chosen for name in segment.ids.take(pa.array(rows_R)).to_pylist()
+            ]
+            nothing = written_schema(manifest.spec, manifest.dimensions).empty_table()
+            mutation, count = Mutation(nothing, tuple(ids)), len(ids)
+        else:
+            lexical = manifest.spec.lexical
+            rows = self._changed(manifest, chosen, self._change)
+            mutation = Mutation(
+                rows, encoder=encoder_digest(manifest), words=None if lexical is None else lexical.rules
+            )
+            count = rows.num_rows
+        return _Batch(manifest, chosen, (mutation, encode(mutation), count))
+
+    def _changed(self, manifest: Manifest, chosen: Places, change: PartialUpdate) -> pa.Table:
+        """Return the changed rows, at least one, until they have MAX_BATCH_BYTES."""
+        tables: list[pa.Table] = []
+        size_bytes = 0
+        for segment, rows_R in chosen:
+            for start in range(0, len(rows_R), COPIED_ROWS):
+                place = (segment, rows_R[start : start + COPIED_ROWS])
+                tables.append(changed_rows([place], change, manifest, self._known))
+                size_bytes += tables[-1].nbytes
+                if size_bytes >= MAX_BATCH_BYTES:
+                    return pa.concat_tables(tables)
+        return pa.concat_tables(tables)
+
+
+def _segments(state: LiveState) -> tuple[Segment, ...]:
+    return state.opened().segments
+
+
+def _both(allowed: AllowedRows | None, alive: AllowedRows | None, total: int) -> np.ndarray:
+    """Return the rows that are in both sets, int64, ascending; None: all rows."""
+    if allowed is None:
+        return np.arange(total) if alive is None else alive.rows
+    return allowed.rows if alive is None else allowed.rows[alive.mask_N[allowed.rows]]

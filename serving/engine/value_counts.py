@@ -1,0 +1,156 @@
+"""Count the values of a field among some rows of the segments of an index.
+
+Shapes: N rows of a segment, V distinct values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving import limits
+from scannery.serving.snapshot.attribute_index import Field, ValueKind, ValueRuns
+
+__all__ = ["ORDERED", "FieldCounts", "ValueCount", "ValueCounts", "counted", "most_frequent"]
+
+ORDERED: tuple[ValueKind, ...] = ("bool", "int", "float", "timestamp", "string")
+"""The types whose values are told apart and have an order. Equally frequent values are in this order of types, with
+integers and floats in one order, by value."""
+_NUMBERS = frozenset({"int", "float"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueCounts:
+    """The distinct values of one type, and how many rows have each."""
+
+    kind: ValueKind
+    values: pa.Array
+    """(V,), in no order; none of types that are not ORDERED."""
+    counts_V: np.ndarray
+    """Rows, int64, at least 1; of types that are not ORDERED, one number for all values."""
+
+    @property
+    def total(self) -> int:
+        """Values of all rows; a list has several."""
+        return int(self.counts_V.sum())
+
+
+class FieldCounts(NamedTuple):
+    """The values of a field among some rows."""
+
+    kinds: list[ValueCounts]
+    """One for each type that occurs."""
+    rows: int
+    """Rows that have the field."""
+    missing: int
+    """Rows that do not."""
+
+    @property
+    def distinct(self) -> int:
+        """Distinct values of the ORDERED types."""
+        return sum(len(each.values) for each in self.kinds)
+
+
+class ValueCount(NamedTuple):
+    """A value and its number of rows."""
+
+    kind: ValueKind
+    value: Any
+    rows: int
+
+
+def counted(segments: Iterable[tuple[Field, int, np.ndarray | None]]) -> FieldCounts:
+    """Count the values of a field.
+
+    Args:
+        segments: of each segment the index of the field, N, and the rows to count, bool (N,); None: all rows.
+
+    """
+    parts: dict[ValueKind, list[ValueCounts]] = {}
+    rows = missing = 0
+    for field, total, mask_N in segments:
+        has_N = field.exists()
+        own = int(np.count_nonzero(has_N if mask_N is None else has_N & mask_N))
+        rows += own
+        missing += (total if mask_N is None else int(np.count_nonzero(mask_N))) - own
+        for run in field.runs():
+            found = _of_run(run, mask_N)
+            if len(found.counts_V):
+                parts.setdefault(run.kind, []).append(found)
+    return FieldCounts([_merged(each) for each in parts.values()], rows, missing)
+
+
+def most_frequent(kinds: Sequence[ValueCounts], limit: int) -> list[ValueCount]:
+    """Return the most frequent values of the ORDERED types; equally frequent ones by type and value."""
+    kinds = [each for each in kinds if each.kind in ORDERED]
+    counts = np.concatenate([np.zeros(0, np.int64), *(each.counts_V for each in kinds)])
+    least = int(np.partition(counts, len(counts) - limit)[len(counts) - limit]) if len(counts) > limit else 0
+    found = [each for one in kinds for each in _at_least(one, least, limit)]
+    return sorted(found, key=_rank)[:limit]
+
+
+def _of_run(run: ValueRuns, mask_N: np.ndarray | None) -> ValueCounts:
+    if mask_N is None:
+        counts_V = np.diff(run.starts)
+    else:
+        # One pass over the rows, without the interpreter's lock. `reduceat` needs a row for each value: there is one.
+        counts_V = np.add.reduceat(mask_N[run.rows_P], run.starts[:-1], dtype=np.int64)
+    has_V = counts_V > 0
+    if run.kind not in ORDERED:
+        total = np.array([counts_V.sum()] if has_V.any() else [], np.int64)
+        return ValueCounts(run.kind, pa.nulls(0), total)
+    if has_V.all():
+        return ValueCounts(run.kind, run.values, counts_V)
+    return ValueCounts(run.kind, run.values.filter(pa.array(has_V)), counts_V[has_V])
+
+
+def _merged(parts: Sequence[ValueCounts]) -> ValueCounts:
+    """Return the sum of the counts of several segments."""
+    if len(parts) == 1:
+        return parts[0]
+    kind = parts[0].kind
+    counts = np.concatenate([part.counts_V for part in parts])
+    if kind not in ORDERED:
+        return ValueCounts(kind, pa.nulls(0), counts.sum(keepdims=True))
+    values = pa.concat_arrays([part.values for part in parts])
+    if kind == "float":
+        values = pc.add(values, 0.0)  # makes -0.0 to 0.0, which it equals, but not for `dictionary_encode`
+    encoded = values.dictionary_encode()
+    # `bincount` adds floats, which are exact up to 2**53 rows.
+    summed_V = np.bincount(encoded.indices.to_numpy(), weights=counts).astype(np.int64)
+    return ValueCounts(kind, encoded.dictionary, summed_V)
+
+
+def _at_least(each: ValueCounts, least: int, limit: int) -> Iterable[ValueCount]:
+    """Return the values with more than `least` rows, and of those with exactly `least` the first `limit`."""
+    above = np.flatnonzero(each.counts_V > least)
+    equal = np.flatnonzero(each.counts_V == least)
+    if len(equal) > limit:
+        table = pa.table({"value": each.values.take(pa.array(equal))})
+        first = pc.select_k_unstable(table, k=limit, sort_keys=[("value", "ascending")])
+        equal = equal[first.to_numpy()]
+    places = np.concatenate([above, equal])
+    _check_size(each.values, places)
+    values, counts = each.values.take(pa.array(places)).to_pylist(), each.counts_V[places].tolist()
+    return (ValueCount(each.kind, *pair) for pair in zip(values, counts, strict=True))
+
+
+def _check_size(values: pa.Array, places: np.ndarray) -> None:
+    """Check the size of the values at some places, before they are copied: each string may have a MiB."""
+    if not pa.types.is_string(values.type) and not pa.types.is_large_string(values.type):
+        return
+    size, most = int(pc.binary_length(values).to_numpy()[places].sum()), limits.MAX_FACETS_BYTES
+    if size > most:
+        what = f"must be less: the values have {size >> 20} MiB, and an answer has at most {most >> 20}"
+        raise InvalidRequestError.at("limit", what)
+
+
+def _rank(found: ValueCount) -> tuple[int, int, Any, int]:
+    group: ValueKind = "int" if found.kind in _NUMBERS else found.kind
+    return -found.rows, ORDERED.index(group), found.value, ORDERED.index(found.kind)

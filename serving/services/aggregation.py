@@ -1,0 +1,164 @@
+"""Handlers that count the datapoints of an index and the values of its attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving import limits
+from scannery.serving.catalog.base_catalog import BaseCatalog
+from scannery.serving.contract import SEARCH_SERVICE
+from scannery.serving.engine.attribute_stats import TypeStats, type_stats
+from scannery.serving.engine.value_counts import FieldCounts, ValueCount, counted, most_frequent
+from scannery.serving.request.field_names import field_name
+from scannery.serving.request.filter import Node, parse_filter, unknown_name
+from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.snapshot.attribute_index import Field
+from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.v1 import search_pb2 as pb
+from scannery.v1 import types_pb2
+
+__all__ = ["Aggregation"]
+
+
+class _Values(NamedTuple):
+    """The values of an attribute, and the snapshot that they are of."""
+
+    counts: FieldCounts
+    snapshot: Snapshot
+
+
+class Aggregation:
+    """Count, Facets and AttributeStats over one catalog. Safe to use from several threads."""
+
+    def __init__(self, catalog: BaseCatalog) -> None:
+        """Serve the indexes of `catalog`."""
+        self._catalog = catalog
+        self.methods = {
+            f"/{SEARCH_SERVICE}/Count": UnaryMethod(pb.CountRequest, self.count, "read"),
+            f"/{SEARCH_SERVICE}/Facets": UnaryMethod(pb.FacetsRequest, self.facets, "read"),
+            f"/{SEARCH_SERVICE}/AttributeStats": UnaryMethod(
+                pb.AttributeStatsRequest, self.attribute_stats, "read"
+            ),
+        }
+
+    def count(self, request: pb.CountRequest, deadline: Deadline) -> pb.CountResponse:
+        """Return the number of datapoints that a filter allows."""
+        snapshot, where = self._asked(request, deadline)
+        count = snapshot.rows
+        if where is not None:
+            count = 0
+            for segment, alive in zip(snapshot.segments, snapshot.alive, strict=True):
+                deadline.check()
+                count += snapshot.masks.allowed(segment, where, alive).count
+        return pb.CountResponse(count=count, version=snapshot.manifest.version, sequence=snapshot.sequence)
+
+    def facets(self, request: pb.FacetsRequest, deadline: Deadline) -> pb.FacetsResponse:
+        """Return the most frequent values of an attribute."""
+        limit = request.limit if request.HasField("limit") else limits.DEFAULT_FACETS
+        if not 1 <= limit <= limits.MAX_FACETS:
+            raise InvalidRequestError.at("limit", f"must be 1 to {limits.MAX_FACETS}, got {limit}")
+        counts, snapshot = self._values(request, deadline)
+        if any(each.kind == "geo" for each in counts.kinds):
+            raise InvalidRequestError.at(
+                "attribute", f"{request.attribute!r:.80} has places, which have no facets"
+            )
+        found = most_frequent(counts.kinds, limit)
+        return pb.FacetsResponse(
+            facets=[pb.Facet(value=_value(each), count=each.rows) for each in found],
+            distinct=counts.distinct,
+            missing=counts.missing,
+            version=snapshot.manifest.version,
+            sequence=snapshot.sequence,
+        )
+
+    def attribute_stats(
+        self, request: pb.AttributeStatsRequest, deadline: Deadline
+    ) -> pb.AttributeStatsResponse:
+        """Describe the values of an attribute."""
+        _check_shares(request)
+        counts, snapshot = self._values(request, deadline)
+        declared = request.attribute in {"document_id", *snapshot.manifest.spec.attributes}
+        stats = type_stats(counts.kinds, request.quantiles, declared=declared)
+        return pb.AttributeStatsResponse(
+            rows=counts.rows,
+            missing=counts.missing,
+            distinct=counts.distinct,
+            types=map(_stats, stats),
+            version=snapshot.manifest.version,
+            sequence=snapshot.sequence,
+        )
+
+    def _asked(
+        self, request: pb.CountRequest | pb.FacetsRequest | pb.AttributeStatsRequest, deadline: Deadline
+    ) -> tuple[Snapshot, Node | None]:
+        snapshot = self._catalog.snapshot(request.index, min_sequence=request.min_sequence, deadline=deadline)
+        spec = snapshot.manifest.spec
+        return snapshot, parse_filter(request.where, spec.attributes, dynamic=spec.dynamic)
+
+    def _values(self, request: pb.FacetsRequest | pb.AttributeStatsRequest, deadline: Deadline) -> _Values:
+        snapshot, where = self._asked(request, deadline)
+        name = _field(request.attribute, snapshot)
+        return _Values(counted(_rows(snapshot, name, where, deadline)), snapshot)
+
+
+def _rows(
+    snapshot: Snapshot, field: str, where: Node | None, deadline: Deadline
+) -> Iterator[tuple[Field, int, np.ndarray | None]]:
+    """Yield the arguments of `counted`; segments without an allowed row are left out."""
+    for segment, alive in zip(snapshot.segments, snapshot.alive, strict=True):
+        deadline.check()
+        allowed = alive if where is None else snapshot.masks.allowed(segment, where, alive)
+        if allowed is None or allowed.count:
+            mask_N = None if allowed is None else allowed.mask_N
+            yield snapshot.masks.field(segment, field), segment.rows, mask_N
+
+
+def _field(name: str, snapshot: Snapshot) -> str:
+    """Return the name by which the snapshot's indexes know an attribute."""
+    spec = snapshot.manifest.spec
+    if name == "id":
+        raise InvalidRequestError.at(
+            "attribute", "must not be id, which each datapoint has for itself; use Count"
+        )
+    if not name:
+        raise InvalidRequestError.at("attribute", "must not be empty")
+    field = field_name(name, spec.attributes, dynamic=spec.dynamic)
+    if field is None:
+        known = {"document_id": "string", **spec.attributes}
+        raise InvalidRequestError.at("attribute", f"{name!r:.80}: {unknown_name(name, known, 'attribute')}")
+    return field
+
+
+def _check_shares(request: pb.AttributeStatsRequest) -> None:
+    if len(request.quantiles) > limits.MAX_QUANTILES:
+        raise InvalidRequestError.at(
+            "quantiles", f"must have at most {limits.MAX_QUANTILES} items, got {len(request.quantiles)}"
+        )
+    for number, share in enumerate(request.quantiles):
+        if not 0 <= share <= 1:
+            raise InvalidRequestError.at(f"quantiles[{number}]", f"must be 0 to 1, got {share}")
+
+
+def _stats(one: TypeStats) -> pb.TypeStats:
+    return pb.TypeStats(
+        type=one.name,
+        values=one.values,
+        distinct=one.distinct,
+        min=None if one.least is None else _value(one.least),
+        max=None if one.greatest is None else _value(one.greatest),
+        quantiles=map(_value, one.quantiles),
+    )
+
+
+def _value(found: ValueCount) -> types_pb2.Value:
+    """Return a value with its exact type."""
+    if found.kind == "timestamp":
+        message = types_pb2.Value()
+        message.timestamp_value.FromDatetime(found.value)
+        return message
+    return types_pb2.Value(**{f"{found.kind}_value": found.value})

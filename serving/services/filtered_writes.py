@@ -1,0 +1,127 @@
+"""Handlers that delete or change the datapoints that a filter allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+from scannery.indexer import AllowedRows, Manifest, Segment
+from scannery.live.filtered_write import FilteredWrite
+from scannery.live.live_index import LiveIndex
+from scannery.live.write_request import PartialUpdate
+from scannery.runtime.deadline import Deadline
+from scannery.runtime.errors import InvalidRequestError
+from scannery.serving import limits
+from scannery.serving.contract import INDEX_SERVICE
+from scannery.serving.request.filter import Node, parse_filter
+from scannery.serving.request.write import check_request_id, parse_attribute_change
+from scannery.serving.services.registry import UnaryMethod
+from scannery.serving.services.write import Indexes, identified, writable
+from scannery.serving.snapshot.filter_cache import FilterCache
+from scannery.serving.snapshot.snapshot import Snapshot
+from scannery.v1 import index_pb2 as pb
+
+__all__ = ["FilteredWrites"]
+
+_Request: TypeAlias = pb.DeleteWhereRequest | pb.UpdateWhereRequest
+
+
+class _Done(NamedTuple):
+    """What became of a batch."""
+
+    rows: int
+    remaining: int
+    sequence: int
+    until_sequence: int
+
+
+class FilteredWrites:
+    """DeleteWhere and UpdateWhere over the indexes of a process. Safe to use from several threads."""
+
+    def __init__(self, indexes: Indexes) -> None:
+        """Serve writes to `indexes`."""
+        self._indexes = indexes
+        self.methods: Mapping[str, UnaryMethod] = {
+            f"/{INDEX_SERVICE}/DeleteWhere": UnaryMethod(pb.DeleteWhereRequest, self.delete, "write"),
+            f"/{INDEX_SERVICE}/UpdateWhere": UnaryMethod(pb.UpdateWhereRequest, self.update, "write"),
+        }
+
+    def delete(self, request: pb.DeleteWhereRequest, deadline: Deadline) -> pb.DeleteWhereResponse:
+        """Delete a batch of the datapoints that a filter allows."""
+        done = self._done(request, _deletion, deadline)
+        return pb.DeleteWhereResponse(
+            deleted=done.rows,
+            remaining=done.remaining,
+            sequence=done.sequence,
+            until_sequence=done.until_sequence,
+            request_id=request.request_id,
+        )
+
+    def update(self, request: pb.UpdateWhereRequest, deadline: Deadline) -> pb.UpdateWhereResponse:
+        """Change attributes of a batch of the datapoints that a filter allows."""
+        done = self._done(request, _change, deadline)
+        return pb.UpdateWhereResponse(
+            updated=done.rows,
+            remaining=done.remaining,
+            sequence=done.sequence,
+            until_sequence=done.until_sequence,
+            request_id=request.request_id,
+        )
+
+    def _done(
+        self,
+        request: Any,
+        parse: Callable[[Any, Manifest], tuple[Node | None, PartialUpdate | None]],
+        deadline: Deadline,
+    ) -> _Done:
+        check_request_id(request.request_id)
+        index = writable(self._indexes, request.index)
+        where, change = parse(request, index.state.manifest)
+        write = FilteredWrite(
+            None if where is None else partial(_matching, index.snapshot.masks, where),
+            limit=_limit(request),
+            until_sequence=request.until_sequence if request.HasField("until_sequence") else None,
+            change=change,
+        )
+        if request.dry_run:
+            return _counted(index, write)
+        answer = index.write_filtered(write, identified(request), deadline)
+        self._indexes.written()
+        until_sequence = answer.sequence if write.until_sequence is None else write.until_sequence
+        return _Done(answer.count, index.count_filtered(write), answer.sequence, until_sequence)
+
+
+def _counted(index: LiveIndex[Snapshot], write: FilteredWrite) -> _Done:
+    index.catch_up()
+    state = index.state
+    count = write.count(state)
+    until_sequence = state.sequence if write.until_sequence is None else write.until_sequence
+    return _Done(count, count, state.sequence, until_sequence)
+
+
+def _deletion(request: pb.DeleteWhereRequest, manifest: Manifest) -> tuple[Node | None, None]:
+    where = parse_filter(request.where, manifest.spec.attributes, dynamic=manifest.spec.dynamic)
+    if where is None:
+        raise InvalidRequestError.at(
+            "where", "must have a condition: without one, every datapoint would be deleted"
+        )
+    return where, None
+
+
+def _change(request: pb.UpdateWhereRequest, manifest: Manifest) -> tuple[Node | None, PartialUpdate]:
+    if not request.HasField("where"):
+        raise InvalidRequestError.at("where", "is required; an empty filter changes every datapoint")
+    where = parse_filter(request.where, manifest.spec.attributes, dynamic=manifest.spec.dynamic)
+    return where, parse_attribute_change(request.attributes, manifest)
+
+
+def _limit(request: _Request) -> int:
+    limit = request.limit if request.HasField("limit") else limits.DEFAULT_FILTERED_WRITES
+    if not 1 <= limit <= limits.MAX_FILTERED_WRITES:
+        raise InvalidRequestError.at("limit", f"must be 1 to {limits.MAX_FILTERED_WRITES}, got {limit}")
+    return limit
+
+
+def _matching(masks: FilterCache, where: Node, segment: Segment) -> AllowedRows:
+    return masks.allowed(segment, where)
