@@ -9,6 +9,7 @@ from scannery.indexer.datapoints.schema import (
     MAX_MAGNITUDE,
     REVISION_COLUMN,
     SPOKEN_COLUMN,
+    attribute_columns,
     attribute_value,
     attribute_values,
     datapoint_schema,
@@ -80,6 +81,14 @@ from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.vectors.exact_search import exact_search, search_ready, unit_length
+from scannery.indexer.versions.aliases import (
+    ALIASES_KEY,
+    Aliases,
+    change_aliases,
+    check_no_alias,
+    read_aliases,
+)
+from scannery.indexer.versions.altering import alter_index, altered_spec
 from scannery.indexer.versions.creation import create_index
 from scannery.indexer.versions.garbage_collection import GarbageReport, collect_garbage
 from scannery.indexer.versions.leases import LeaseHolder, leased_versions
@@ -96,6 +105,7 @@ from scannery.indexer.versions.versions import (
 )
 
 __all__ = [
+    "ALIASES_KEY",
     "FEW_ROWS",
     "MAX_ID_BYTES",
     "MAX_MAGNITUDE",
@@ -106,6 +116,7 @@ __all__ = [
     "SPARSE_COLUMNS",
     "SPOKEN_COLUMN",
     "WORD_COLUMNS",
+    "Aliases",
     "AllowedRows",
     "AlreadyExistsError",
     "Analyser",
@@ -158,9 +169,14 @@ __all__ = [
     "StoredObject",
     "Validated",
     "VerifyReport",
+    "alter_index",
+    "altered_spec",
     "attribute_value",
     "attribute_values",
     "build_segment",
+    "attribute_columns",
+    "change_aliases",
+    "check_no_alias",
     "collect_garbage",
     "commit",
     "corpus_statistics",
@@ -187,6 +203,7 @@ __all__ = [
     "passage_rows",
     "python_command",
     "python_environment",
+    "read_aliases",
     "read_deleted",
     "read_live_mask",
     "read_manifest",

@@ -84,12 +84,18 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if "partNumber" in (query := parse_qs(url.query)):
             self.server.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = data
-        elif self.headers.get("If-None-Match") == "*" and url.path in self.server.objects:
+        elif not self._fits(self.server.objects.get(url.path)):
             self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
             return
         else:
             self.server.objects[url.path] = data
         self._answer(200, b"", etag=_etag(data))
+
+    def _fits(self, stored: bytes | None) -> bool:
+        """Return whether the conditions of a put hold."""
+        if self.headers.get("If-None-Match") == "*" and stored is not None:
+            return False
+        return self.headers.get("If-Match") in (None, None if stored is None else _etag(stored))
 
     def do_POST(self) -> None:
         self._body()

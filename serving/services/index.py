@@ -48,7 +48,13 @@ class Indexes:
         snapshot = self._catalog.snapshot(request.index)
         problem = self._catalog.problem(request.index)
         return pb.GetIndexResponse(
-            index=index_info(snapshot.manifest, details=True, snapshot=snapshot, problem=problem)
+            index=index_info(
+                snapshot.manifest,
+                details=True,
+                snapshot=snapshot,
+                problem=problem,
+                aliases=self._catalog.aliases_of(request.index),
+            )
         )
 
     def _listed(self, name: str) -> pb.IndexInfo | None:
@@ -57,7 +63,8 @@ class Indexes:
             # Embedded, listing does not open indexes.
             manifest = snapshot.manifest if snapshot else self._catalog.manifest(name)
             problem = self._catalog.problem(name)
-            return index_info(manifest, details=False, snapshot=snapshot, problem=problem)
+            aliases = self._catalog.aliases_of(name)
+            return index_info(manifest, details=False, snapshot=snapshot, problem=problem, aliases=aliases)
         except (IndexerError, UnknownIndexError) as error:
             # An index that is broken, or was just removed, must not hide the others.
             _LOG.warning("index %s is left out of the list: %s", name, error)

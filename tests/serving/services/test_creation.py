@@ -167,7 +167,7 @@ def test_another_server_of_the_store_takes_writes_at_once(library: Path, tmp_pat
 
 
 def test_a_request_that_is_repeated_gets_the_same_index(library: Path, tmp_path: Path) -> None:
-    from scannery.client.request import calls
+    from scannery.client.request import lifecycle_calls as calls
 
     store = copied(library, tmp_path)
     with scannery.connect(store) as client:
