@@ -76,7 +76,7 @@ from scannery.indexer.spec.spec import (
     SourceFormat,
     SourceSpec,
 )
-from scannery.indexer.spec.spec_files import load_spec, parse_spec, spec_json_schema
+from scannery.indexer.spec.spec_files import load_spec, parse_spec, spec_json_schema, spec_yaml
 from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.tuning.settings_choice import expected_recall
@@ -171,10 +171,10 @@ __all__ = [
     "VerifyReport",
     "alter_index",
     "altered_spec",
+    "attribute_columns",
     "attribute_value",
     "attribute_values",
     "build_segment",
-    "attribute_columns",
     "change_aliases",
     "check_no_alias",
     "collect_garbage",
@@ -218,6 +218,7 @@ __all__ = [
     "shards_of_ids",
     "sparse_value",
     "spec_json_schema",
+    "spec_yaml",
     "unit_length",
     "validate",
     "vector_value",

@@ -16,6 +16,7 @@ from scannery.indexer.spec.sharding import shard_of
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.aliases import check_no_alias
 from scannery.indexer.versions.leases import WorkLease, working
 from scannery.indexer.versions.versions import (
     hold_current,
@@ -124,6 +125,8 @@ def build(
         before(store, spec.index)
     with working(store, spec.index) as lease:
         parent = _hold_parent(store, spec.index, lease)
+        if parent is None:
+            check_no_alias(store, spec.index)  # the commit would refuse it, after all the work
         began_at = parent.log_sequence if parent is not None else 0
         spec = with_headings(spec if files or parent is None else parent.spec, parent, files)
         allowed = spec.source.max_dead_letters if max_dead_letters is None else max_dead_letters

@@ -1,8 +1,8 @@
 """The sequences of a client's writes: reads ask for them, so that a client reads its own writes on any worker.
 
 A name can come to stand for another index: an alias that is moved, an index that is dropped and created again. The new
-index may not have the sequence that was remembered, and refuses it. Then the client asks for its latest write, which was
-to the new index if it wrote since; if that is refused as well, it forgets the name.
+index may not have the sequence that was remembered, and refuses it. Then the client asks for its latest write, which
+was to the new index if it wrote since; if that is refused as well, it forgets the name.
 """
 
 from __future__ import annotations

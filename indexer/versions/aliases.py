@@ -43,7 +43,8 @@ def change_aliases(store: Store, change: Callable[[Aliases], Aliases]) -> Aliase
 
     Args:
         store: the store.
-        change: returns the new aliases; called again if another process changed them meanwhile. Its errors end the call.
+        change: returns the new aliases; called again if another process changed them meanwhile. Its errors end the
+            call.
 
     Raises:
         AlreadyExistsError: in each of MAX_ATTEMPTS attempts, another process changed them meanwhile.

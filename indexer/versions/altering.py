@@ -1,7 +1,7 @@
 """Change the spec of an index: a new version with the segments of the current one.
 
-Only changes that existing rows fit are possible. An attribute that is added is null in all rows before it: files are not
-rewritten, and readers take a column that a file lacks as null (`Segment.with_columns`).
+Only changes that existing rows fit are possible. An attribute that is added is null in all rows before it: files are
+not rewritten, and readers take a column that a file lacks as null (`Segment.with_columns`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = ["alter_index", "altered_spec"]
 MAX_ATTEMPTS = 20
 """Attempts to commit while other processes commit versions."""
 
-_FREE = ("target_recall", "search", "live", "reranker")
-"""Keys that determine no data."""
+_POSSIBLE = ("attributes", "dynamic", "vectors", "target_recall", "search", "live", "reranker")
+"""Keys of which at least some changes fit existing rows."""
 _OTHER_WAY = (
     "create another index with this spec, fill it, and move an alias to it; or `scannery build --full`"
 )
@@ -71,22 +71,22 @@ def altered_spec(spec: IndexSpec, changes: Mapping[str, Any]) -> IndexSpec:
 
     """
     data = spec.model_dump(mode="json")
-    for name, kind in (changes.get("attributes") or {}).items() if _maps(changes, "attributes") else ():
-        if kind is None and name in spec.attributes:
-            raise _refused(f"attributes.{name}", f"cannot be removed. To be without it, {_OTHER_WAY}")
     for key, value in changes.items():
         merges = isinstance(value, Mapping) and isinstance(data.get(key), Mapping)
-        data[key] = {**data[key], **value} if merges else value
+        merged = {**data[key], **value} if merges else value
+        if key in IndexSpec.model_fields and key not in _POSSIBLE and merged != data.get(key):
+            what = "an alias gives the index another name" if key == "index" else _OTHER_WAY
+            raise _refused(key, f"cannot be changed, since it determines what is stored: {what}")
+        data[key] = merged
+    removed = [name for name, kind in (data.get("attributes") or {}).items() if kind is None]
+    if gone := spec.attributes.keys() & removed:
+        raise _refused(f"attributes.{min(gone)}", f"cannot be removed. To be without it, {_OTHER_WAY}")
     changed = parse_spec(data)
     _check_attributes(spec, changed)
-    for key in IndexSpec.model_fields:
-        if key not in (*_FREE, "attributes", "attribute_specs"):
-            _check_key(key, spec, changed)
+    for key, value in (("dynamic", True), ("vectors", "optional")):
+        if getattr(spec, key) == value and getattr(changed, key) != value:
+            raise _refused(key, f"cannot be taken back, since rows may depend on it: {_OTHER_WAY}")
     return changed
-
-
-def _maps(changes: Mapping[str, Any], key: str) -> bool:
-    return isinstance(changes.get(key), Mapping)
 
 
 def _check_attributes(old: IndexSpec, new: IndexSpec) -> None:
@@ -96,19 +96,6 @@ def _check_attributes(old: IndexSpec, new: IndexSpec) -> None:
                 f"attributes.{name}",
                 f"has type {kind}, which stays: add an attribute with another name, or {_OTHER_WAY}",
             )
-
-
-def _check_key(key: str, old: IndexSpec, new: IndexSpec) -> None:
-    before, after = getattr(old, key), getattr(new, key)
-    if before == after:
-        return
-    if key == "dynamic" and after or key == "vectors" and after == "optional":
-        return
-    if key == "dynamic":
-        raise _refused(key, f"cannot be turned off again: rows may have attributes. Instead, {_OTHER_WAY}")
-    if key == "index":
-        raise _refused(key, "cannot be changed: give the index another name with an alias")
-    raise _refused(key, f"cannot be changed, since it determines what is stored: {_OTHER_WAY}")
 
 
 def _refused(field: str, what: str) -> InvalidSpecError:

@@ -189,7 +189,7 @@ def _check_not_dropped(store: Store, published: Manifest) -> None:
 
 
 def _check_not_aliased(store: Store, published: Manifest) -> None:
-    """Remove a first version if its name became an alias meanwhile: who sets an alias looks for the index afterwards."""
+    """Remove a first version if its name became an alias meanwhile; setting an alias looks for the index afterwards."""
     try:
         check_no_alias(store, published.index)
     except AlreadyExistsError:

@@ -150,7 +150,7 @@ class BaseCatalog(ABC):
         return index if index is not None and self.serves(index) and _visible(index) else name
 
     def aliases(self) -> dict[str, str]:
-        """Return the index that each alias stands for, of indexes that the caller can see; raises as `refresh_aliases`."""
+        """Return the index of each alias, of indexes that the caller can see; raises as `refresh_aliases`."""
         self.refresh_aliases()
         known = sorted(self._aliases.known.items())
         return {alias: index for alias, index in known if self.serves(index) and _visible(index)}
