@@ -38,6 +38,7 @@ class ObjectServer(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.requests: list[tuple[str, str, int]] = []
+        self.writing = threading.Lock()
         self.bytes_per_s: float | None = None
         self.cut_after: int | None = None
 
@@ -84,11 +85,14 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if "partNumber" in (query := parse_qs(url.query)):
             self.server.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = data
-        elif not self._fits(self.server.objects.get(url.path)):
-            self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
-            return
         else:
-            self.server.objects[url.path] = data
+            with self.server.writing:
+                fits = self._fits(self.server.objects.get(url.path))
+                if fits:
+                    self.server.objects[url.path] = data
+            if not fits:
+                self._answer(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+                return
         self._answer(200, b"", etag=_etag(data))
 
     def _fits(self, stored: bytes | None) -> bool:

@@ -121,7 +121,9 @@ class BucketBackend:
                 found = obstore.get(self._store, key)
                 if bytes(found.bytes()) != known:
                     raise changed
-                tag: UpdateVersion = {"e_tag": found.meta["e_tag"], "version": found.meta["version"]}
+                tag: UpdateVersion = {"e_tag": found.meta["e_tag"]}
+                if found.meta["version"] is not None:
+                    tag["version"] = found.meta["version"]
                 with contextlib.suppress(PreconditionError):
                     obstore.put(self._store, key, data, mode=tag, use_multipart=False)
                     return
