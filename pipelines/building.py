@@ -125,8 +125,6 @@ def build(
         before(store, spec.index)
     with working(store, spec.index) as lease:
         parent = _hold_parent(store, spec.index, lease)
-        if parent is None:
-            check_no_alias(store, spec.index)  # the commit would refuse it, after all the work
         began_at = parent.log_sequence if parent is not None else 0
         spec = with_headings(spec if files or parent is None else parent.spec, parent, files)
         allowed = spec.source.max_dead_letters if max_dead_letters is None else max_dead_letters
@@ -211,6 +209,8 @@ def _hold_parent(store: Store, index: str, lease: WorkLease) -> Manifest | None:
     """Return the current version, with a lease on it and on the log after it."""
     for _ in range(ATTEMPTS):
         parent = hold_current(store, index, lease)
+        if parent is None:
+            check_no_alias(store, index)  # the commit would refuse it, after all the work
         lease.keep_log(parent.log_sequence if parent else 0)
         # The commit of the version after the next one cuts the log here, and that process checks leases only after its
         # commit: so the lease is safe only if at most one version was committed meanwhile.

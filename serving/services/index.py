@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 from scannery.indexer import IndexerError
 from scannery.runtime.deadline import Deadline
@@ -37,6 +38,8 @@ class Indexes:
         size = request.page_size if request.HasField("page_size") else DEFAULT_PAGE
         if not 1 <= size <= MAX_PAGE:
             raise InvalidRequestError.at("page_size", f"must be 1 to {MAX_PAGE}, got {size}")
+        with suppress(IndexerError):  # those that are known are listed
+            self._catalog.refresh_aliases()
         names = [name for name in self._catalog.names() if name > request.page_token]
         page = names[:size]
         infos = [info for info in map(self._listed, page) if info]

@@ -17,7 +17,7 @@ from scannery.indexer import Store, alter_index, altered_spec, read_manifest, ve
 from scannery.live.maintenance.merge import merge
 from scannery.live.maintenance.rollback import rollback
 from scannery.live.maintenance.seal import seal
-from scannery.pipelines import SpecConflictError, build, compact
+from scannery.pipelines import SpecConflictError, build, compact, export
 from scannery.serving import SecurityConfig
 from scannery.serving.security.api_keys import KeyFile
 from tests.served import MINILM, WIRES, connected, copied, serving
@@ -72,40 +72,41 @@ def test_a_new_attribute_is_null_before_and_takes_values_at_once(client: scanner
 def test_rows_of_a_build_stay_through_seal_merge_compaction_and_export(library: Path, tmp_path: Path) -> None:
     path = copied(library, tmp_path)
     store = Store.open(path)
+    rows = read_manifest(store, "library").rows
+
+    def check(index: scannery.Index) -> None:
+        query = VECTORS[0].repeat(2)
+        found = index.search(query, 5, where={"lang": "de"})
+        assert [(hit.id, hit.attributes["stars"]) for hit in found] == [("new", 4.5)]
+        assert len(index.search(query, 700, where={"lang": {"$exists": False}})) == index.stats().rows - 1
+        grouped = index.search(query, 700, group_by="lang", max_per_group=1)
+        assert [hit.id for hit in grouped if hit.attributes.get("lang")] == ["new"]
+
     with scannery.connect(path) as client:
         index = client.index("library")
-        before = index.stats()
         index.alter(attributes={"lang": "string", "stars": "float"}, live={"merge_segments": 2})
         index.upsert(
             [{"id": "new", "vector": VECTORS[0].repeat(2), "attributes": {"lang": "de", "stars": 4.5}}]
         )
-
-        def check(rows: int) -> None:
-            found = index.search(VECTORS[0].repeat(2), 5, where={"lang": "de"})
-            assert [(hit.id, hit.attributes["stars"]) for hit in found] == [("new", 4.5)]
-            absent = index.search(VECTORS[0].repeat(2), 700, where={"lang": {"$exists": False}})
-            assert len(absent) == rows - 1
-            grouped = index.search(VECTORS[0].repeat(2), 700, group_by="lang", max_per_group=1)
-            assert ["new"] == [hit.id for hit in grouped if hit.attributes.get("lang")]
-            assert index.stats().rows == rows
-
-        check(before.rows + 1)
-        assert seal(store, "library") is not None
-        with scannery.connect(path) as client:
-            index = client.index("library")
-            check(before.rows + 1)
-            index.upsert([{"id": "other", "vector": VECTORS[1].repeat(2)}])
-        seal(store, "library")
-        while merge(store, "library") is not None:
-            pass
-        with scannery.connect(path) as client:
-            index = client.index("library")
-            check(before.rows + 2)
-        compact("library", str(path))
-        with scannery.connect(path) as client:
-            index = client.index("library")
-            check(before.rows + 2)
+        check(index)
+    assert seal(store, "library") is not None
+    with scannery.connect(path) as client:
+        check(client.index("library"))
+        client.index("library").upsert([{"id": "other", "vector": VECTORS[1].repeat(2)}])
+    seal(store, "library")
+    assert merge(store, "library") is not None
+    while merge(store, "library") is not None:
+        pass
+    with scannery.connect(path) as client:
+        check(client.index("library"))
+    compact("library", str(path))
+    with scannery.connect(path) as client:
+        check(client.index("library"))
+        assert client.index("library").stats().rows == rows + 2
     assert not verify(store, "library").problems
+    export("library", str(path), str(tmp_path / "out.jsonl"))
+    lines = [json.loads(line) for line in next(tmp_path.glob("out*")).open()]
+    assert {line["id"]: line.get("lang") for line in lines if line.get("lang")} == {"new": "de"}
 
 
 def test_a_rollback_to_before_and_another_type_of_the_same_name(store: Store) -> None:
