@@ -55,6 +55,8 @@ def load_spec(path: str | Path) -> IndexSpec:
 def spec_yaml(spec: IndexSpec) -> str:
     """Return a spec as YAML that `load_spec` reads, without keys that have their defaults."""
     data = spec.model_dump(mode="json", exclude_defaults=True)
+    if spec.lexical is None:
+        data.pop("lexical", None)
     source = {"id": spec.source.id, **data.pop("source", {})}
     whole = {"index": spec.index, "source": source, **{k: v for k, v in data.items() if k != "index"}}
     text: str = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=100)
