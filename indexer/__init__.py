@@ -10,6 +10,7 @@ from scannery.indexer.datapoints.schema import (
     MAX_MAGNITUDE,
     REVISION_COLUMN,
     SPOKEN_COLUMN,
+    attribute_columns,
     attribute_value,
     attribute_values,
     datapoint_schema,
@@ -76,11 +77,19 @@ from scannery.indexer.spec.spec import (
     SourceFormat,
     SourceSpec,
 )
-from scannery.indexer.spec.spec_files import load_spec, parse_spec, spec_json_schema
+from scannery.indexer.spec.spec_files import load_spec, parse_spec, spec_json_schema, spec_yaml
 from scannery.indexer.store.object_store import Store, StoredObject
 from scannery.indexer.tuning.search_settings import SearchSettings
 from scannery.indexer.tuning.settings_choice import expected_recall
 from scannery.indexer.vectors.exact_search import exact_search, search_ready, unit_length
+from scannery.indexer.versions.aliases import (
+    ALIASES_KEY,
+    Aliases,
+    change_aliases,
+    check_no_alias,
+    read_aliases,
+)
+from scannery.indexer.versions.altering import alter_index, altered_spec
 from scannery.indexer.versions.creation import create_index
 from scannery.indexer.versions.garbage_collection import GarbageReport, collect_garbage
 from scannery.indexer.versions.leases import LeaseHolder, leased_versions
@@ -97,6 +106,7 @@ from scannery.indexer.versions.versions import (
 )
 
 __all__ = [
+    "ALIASES_KEY",
     "DYNAMIC_COLUMN",
     "FEW_ROWS",
     "MAX_ID_BYTES",
@@ -108,6 +118,7 @@ __all__ = [
     "SPARSE_COLUMNS",
     "SPOKEN_COLUMN",
     "WORD_COLUMNS",
+    "Aliases",
     "AllowedRows",
     "AlreadyExistsError",
     "Analyser",
@@ -160,9 +171,14 @@ __all__ = [
     "StoredObject",
     "Validated",
     "VerifyReport",
+    "alter_index",
+    "altered_spec",
+    "attribute_columns",
     "attribute_value",
     "attribute_values",
     "build_segment",
+    "change_aliases",
+    "check_no_alias",
     "collect_garbage",
     "commit",
     "corpus_statistics",
@@ -189,6 +205,7 @@ __all__ = [
     "passage_rows",
     "python_command",
     "python_environment",
+    "read_aliases",
     "read_deleted",
     "read_live_mask",
     "read_manifest",
@@ -203,6 +220,7 @@ __all__ = [
     "shards_of_ids",
     "sparse_value",
     "spec_json_schema",
+    "spec_yaml",
     "unit_length",
     "validate",
     "vector_value",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scannery.indexer.datapoints.schema import attribute_columns
 from scannery.indexer.manifest import Manifest, SegmentEntry
 from scannery.indexer.planning.allowed_rows import AllowedRows
 from scannery.indexer.segment.cache import SegmentCache
@@ -90,7 +91,8 @@ def open_manifest(
     with ThreadPoolExecutor(_PARALLEL_OPENS) as pool:
         for segment in pool.map(lambda entry: open_segment(store, index, entry, cache), missing):
             opened[segment.entry.sha256] = segment
-    segments = tuple(opened[entry.sha256] for entry in manifest.segments)
+    columns = attribute_columns(manifest.spec)
+    segments = tuple(opened[entry.sha256].with_columns(columns) for entry in manifest.segments)
     known = _known_alive(reuse) if reuse else {}
     alive = tuple(
         known.get(entry.keys) or live_rows_of(store, index, entry, segment)

@@ -16,6 +16,7 @@ from scannery.indexer.spec.sharding import shard_of
 from scannery.indexer.spec.spec import IndexSpec
 from scannery.indexer.spec.spec_files import parse_spec
 from scannery.indexer.store.object_store import Store
+from scannery.indexer.versions.aliases import check_no_alias
 from scannery.indexer.versions.leases import WorkLease, working
 from scannery.indexer.versions.versions import (
     hold_current,
@@ -208,6 +209,8 @@ def _hold_parent(store: Store, index: str, lease: WorkLease) -> Manifest | None:
     """Return the current version, with a lease on it and on the log after it."""
     for _ in range(ATTEMPTS):
         parent = hold_current(store, index, lease)
+        if parent is None:
+            check_no_alias(store, index)  # the commit would refuse it, after all the work
         lease.keep_log(parent.log_sequence if parent else 0)
         # The commit of the version after the next one cuts the log here, and that process checks leases only after its
         # commit: so the lease is safe only if at most one version was committed meanwhile.

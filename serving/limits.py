@@ -5,6 +5,7 @@ __all__ = [
     "DEFAULT_FILTERED_WRITES",
     "DEFAULT_K",
     "DEFAULT_RERANK_CANDIDATES",
+    "MAX_ALIASES",
     "MAX_ATTRIBUTE_BYTES",
     "MAX_BATCH_HITS",
     "MAX_DELETES",
@@ -69,6 +70,8 @@ MAX_FILTER_VALUES = 4_096
 MAX_FILTER_PARTS = 4_096
 """Nodes of a filter tree, empty ones included: 256 conditions, each at a depth of 16."""
 MAX_DIMENSIONS = 16_384
+MAX_ALIASES = 1_000
+"""Aliases of a store: every process holds all of them."""
 MAX_INDEXES = 1_000
 """Indexes of a store above which no request creates another: each takes memory and files of every server."""
 MAX_SPEC_BYTES = 1 << 20

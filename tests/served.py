@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+import scannery
 from scannery.indexer import (
     IndexSpec,
     Manifest,
@@ -183,3 +184,20 @@ def serving(store: Path, **options: Any) -> Iterator[Server]:
 def copied(store: Path, folder: Path) -> Path:
     """Return a copy of a store, to be changed."""
     return Path(shutil.copytree(store, folder / "copy"))
+
+
+WIRES = ("gRPC", "HTTP", "embedded")
+
+
+@contextmanager
+def connected(store: Path, wire: str) -> Iterator[scannery.Client]:
+    """Connect to a store, embedded or through a server of its own."""
+    if wire == "embedded":
+        with scannery.connect(store, create=True) as client:
+            yield client
+        return
+    Store.open(store, create=True)
+    with serving(store, device="cpu") as server:
+        target = server.address if wire == "gRPC" else f"http://127.0.0.1:{server.http_port}"
+        with scannery.connect(target, http=wire == "HTTP") as client:
+            yield client

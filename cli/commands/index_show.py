@@ -191,6 +191,8 @@ def _made_by(statistics: Mapping[str, Any]) -> str:
         return f"live updates: {statistics.get('merged', 0):,} segments merged"
     if statistics["mode"] == "create":
         return "create_index, without datapoints"
+    if statistics["mode"] == "alter":
+        return "alter, of the version before"
     if statistics["mode"] == "compact":
         return "compaction"
     changes = ("added", "replaced", "removed", "unchanged")

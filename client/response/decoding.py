@@ -120,6 +120,8 @@ def parse_index(message: index_pb2.IndexInfo) -> IndexInfo:
         ),
         spec=json.loads(message.spec_json) if message.spec_json else {},
         problem=message.problem,
+        aliases=tuple(message.aliases),
+        dynamic=message.dynamic,
     )
 
 

@@ -81,6 +81,7 @@ def index_view(info: IndexInfo) -> str:
             "size",
             f"{info.size_bytes / 2**20:,.1f} MiB in {info.shards} shard{'s' if info.shards > 1 else ''}",
         ),
+        *([("aliases", ", ".join(info.aliases))] if info.aliases else []),
         *([("problem", info.problem)] if info.problem else []),
     ]
     rows = "".join(_row((f"{_CELL};{_DIM}", _text(name)), (_CELL, _text(value))) for name, value in facts)

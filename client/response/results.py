@@ -277,6 +277,10 @@ class IndexInfo:
     """Empty in a list of indexes."""
     problem: str = ""
     """What is wrong while the index answers: a later version that cannot be opened, say. Empty: nothing."""
+    aliases: tuple[str, ...] = ()
+    """Other names that stand for it, in order."""
+    dynamic: bool = False
+    """Whether datapoints may have attributes that are not declared."""
 
     def _repr_html_(self) -> str:
         from scannery.client.response.notebook import index_view

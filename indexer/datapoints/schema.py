@@ -26,6 +26,7 @@ __all__ = [
     "MAX_MAGNITUDE",
     "REVISION_COLUMN",
     "SPOKEN_COLUMN",
+    "attribute_columns",
     "attribute_value",
     "attribute_values",
     "converted_value",
@@ -68,6 +69,11 @@ def datapoint_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
 def written_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
     """Return the Arrow schema of datapoints on their way into a segment: `datapoint_schema`, and what is spoken."""
     return datapoint_schema(spec, dimensions).append(pa.field(SPOKEN_COLUMN, pa.string()))
+
+
+def attribute_columns(spec: IndexSpec) -> dict[str, pa.DataType]:
+    """Return the Arrow types of the columns of attributes, by name."""
+    return {name: ARROW_TYPES[kind] for name, kind in spec.attributes.items()}
 
 
 @lru_cache(maxsize=256)  # every small write needs it, and it takes as long as the validation of a datapoint

@@ -5,10 +5,11 @@ Shapes: Q queries, N rows of the segment, D dimensions, K hits.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -71,7 +72,8 @@ class Segment:
         self.given_ND = mapped(given) if given.exists() else self.searched_ND
         """The vectors as they were given, float32 (N, D), memory-mapped."""
         self.records = Records.map(folder / files.COLUMNS)
-        """All columns but the vectors, memory-mapped, in row order."""
+        """All columns of the file but the vectors, memory-mapped, in row order."""
+        self._table: pa.Table = self.records.table
         self.ties = Ties.map(folder / files.TIES)
         """The order of rows with equal scores."""
         self._hashes_2N = mapped(folder / files.HASHES)
@@ -95,8 +97,24 @@ class Segment:
 
     @property
     def table(self) -> pa.Table:
-        """All columns but the vectors, memory-mapped, in row order."""
-        return self.records.table
+        """All columns but the vectors, memory-mapped, in row order; see `with_columns`."""
+        return self._table
+
+    def with_columns(self, columns: Mapping[str, pa.DataType]) -> Segment:
+        """Return this segment with these columns, by name and type; those that its file lacks are null.
+
+        An index can get attributes after a segment was written (versions/altering.py). `records` stays as it is.
+        """
+        stored = self.records.table
+        table = stored
+        for name, kind in columns.items():
+            if name not in stored.column_names:
+                table = table.append_column(name, pa.nulls(self.rows, kind))
+        if table.schema == self._table.schema:
+            return self
+        changed = copy.copy(self)
+        changed._table = table
+        return changed
 
     @property
     def rows(self) -> int:
