@@ -2,8 +2,10 @@
 
 Semantics, for a row and a condition on the attribute `a`:
 
-- A row without `a` matches `$ne`, `$nin` and `{"$exists": false}`, and no other condition.
-- A string_list matches if any of its elements does; `$ne` and `$nin` match if none does.
+- A row without `a` matches `$ne`, `$nin` and `{"$exists": false}`, and no other condition. Null equals "not set":
+  `$eq` null is `{"$exists": false}`, `$ne` null is `{"$exists": true}`.
+- A string_list matches if any of its elements does; `$ne` and `$nin` match if none does. `$all` matches if each of its
+  values equals an element.
 - `$not` matches exactly the rows that its filter does not match, rows without the attribute included. So the tree
   writes `$ne` as `$not` of `$eq`, and `$nin` as `$not` of `$in`.
 - Order is numeric, by time, or for strings by Unicode code point.
@@ -26,17 +28,30 @@ from scannery.serving.limits import (
     MAX_FILTER_PARTS,
     MAX_FILTER_VALUES,
 )
+from scannery.serving.request.geo_conditions import GEO, GeoWithin, parse_geo
+from scannery.serving.request.match_conditions import (
+    HAS_ALL,
+    MATCHES,
+    HasAll,
+    StringMatch,
+    parse_has_all,
+    parse_match,
+)
 from scannery.v1 import types_pb2 as pb
 
 __all__ = [
     "AllOf",
     "AnyOf",
     "Compare",
+    "Condition",
     "Exists",
+    "GeoWithin",
+    "HasAll",
     "IsIn",
     "Node",
     "Not",
     "Scalar",
+    "StringMatch",
     "parse_filter",
     "size_of",
     "unknown_name",
@@ -90,7 +105,9 @@ class AnyOf:
     parts: tuple[Node, ...]
 
 
-Node: TypeAlias = Compare | IsIn | Exists | Not | AllOf | AnyOf
+Condition: TypeAlias = Compare | IsIn | HasAll | StringMatch | GeoWithin | Exists
+"""Of one field."""
+Node: TypeAlias = Condition | Not | AllOf | AnyOf
 """Immutable and hashable: the key of the filter cache."""
 
 
@@ -102,10 +119,12 @@ def size_of(node: Node) -> int:
             return own + sys.getsizeof(parts) + sum(map(size_of, parts))
         case Not(part):
             return own + size_of(part)
-        case IsIn(_, values):
+        case IsIn(_, values) | HasAll(_, values):
             return own + sys.getsizeof(values) + sum(map(sys.getsizeof, values))
-        case Compare(_, _, value):
+        case Compare(_, _, value) | StringMatch(_, _, value):
             return own + sys.getsizeof(value)
+        case GeoWithin(_, area):
+            return own + sys.getsizeof(area) + 4 * sys.getsizeof(0.0)
     return own
 
 
@@ -188,30 +207,39 @@ class _Parser:
         if message.operator == pb.OPERATOR_EXISTS:
             return _exists(message, here)
         node = self._positive(message, kind, here)
-        return Not(node) if message.operator in _NEGATED else node
+        return _negated(node) if message.operator in _NEGATED else node
 
     def _positive(self, message: pb.Condition, kind: AttributeType, path: str) -> Node:
-        if message.operator in _MEMBERSHIPS:
-            if not message.values:
-                raise InvalidRequestError.at(path, "must not be empty")
-            values = {_typed(value, kind, f"{path}[{i}]"): None for i, value in enumerate(message.values)}
-            return IsIn(message.field, tuple(values))
-        if len(message.values) != 1:
-            raise InvalidRequestError.at(path, f"needs exactly one value, got {len(message.values)}")
-        if message.operator in _EQUALITIES:
-            return Compare(message.field, "eq", _typed(message.values[0], kind, path))
-        order = _ORDERS.get(message.operator)
-        if order is None:
-            raise InvalidRequestError.at(path, f"unknown operator {message.operator}")
-        if kind == "bool":
-            raise InvalidRequestError.at(path, "booleans have no order; use $eq")
-        return Compare(message.field, order, _typed(message.values[0], kind, path))
+        if message.operator in GEO:
+            return parse_geo(message, kind, path)
+        if message.operator in MATCHES:
+            return parse_match(message, kind, path)
+        if message.operator in HAS_ALL:
+            return parse_has_all(message, kind, path, typed=lambda value, at: _typed(value, kind, at))
+        return (
+            _is_in(message, kind, path) if message.operator in _MEMBERSHIPS else _compare(message, kind, path)
+        )
 
     def _kind_of(self, name: str, path: str) -> AttributeType:
         kind = self._fields.get(name)
         if kind is None:
             raise InvalidRequestError.at(f"{path}.{name:.80}", unknown_name(name, self._fields, "attribute"))
         return kind
+
+
+def _compare(message: pb.Condition, kind: AttributeType, path: str) -> Node:
+    if len(message.values) != 1:
+        raise InvalidRequestError.at(path, f"needs exactly one value, got {len(message.values)}")
+    if message.operator in _EQUALITIES:
+        if _is_null(message.values[0]):
+            return Not(Exists(message.field))
+        return Compare(message.field, "eq", _typed(message.values[0], kind, path))
+    order = _ORDERS.get(message.operator)
+    if order is None:
+        raise InvalidRequestError.at(path, f"unknown operator {message.operator}")
+    if kind == "bool":
+        raise InvalidRequestError.at(path, "booleans have no order; use $eq")
+    return Compare(message.field, order, _typed(message.values[0], kind, path))
 
 
 def unknown_name(name: str, known: Mapping[str, object], what: str) -> str:
@@ -230,6 +258,25 @@ def _exists(message: pb.Condition, path: str) -> Node:
         raise InvalidRequestError.at(path, "must be true or false")
     node = Exists(message.field)
     return node if message.values[0].bool_value else Not(node)
+
+
+def _is_in(message: pb.Condition, kind: AttributeType, path: str) -> Node:
+    if not message.values:
+        raise InvalidRequestError.at(path, "must not be empty")
+    given = [(value, f"{path}[{i}]") for i, value in enumerate(message.values) if not _is_null(value)]
+    values = {_typed(value, kind, at): None for value, at in given}
+    if len(given) == len(message.values):
+        return IsIn(message.field, tuple(values))
+    missing = Not(Exists(message.field))
+    return AnyOf((missing, IsIn(message.field, tuple(values)))) if values else missing
+
+
+def _negated(node: Node) -> Node:
+    return node.part if isinstance(node, Not) else Not(node)
+
+
+def _is_null(message: pb.Value) -> bool:
+    return message.WhichOneof("kind") is None
 
 
 def _condition_path(message: pb.Condition, path: str) -> str:
@@ -274,6 +321,7 @@ _ACCEPTED: dict[AttributeType, tuple[str, ...]] = {
     "float": ("int_value", "float_value"),
     "bool": ("bool_value",),
     "timestamp": ("timestamp_value", "string_value", "int_value", "float_value"),
+    "geo": (),
 }
 _ARTICLES: dict[AttributeType, str] = {
     "string": "a string",
@@ -282,6 +330,7 @@ _ARTICLES: dict[AttributeType, str] = {
     "float": "a finite number",
     "bool": "true or false",
     "timestamp": "a timestamp (ISO 8601, or seconds since 1970)",
+    "geo": "null (places are compared with $geo_radius and $geo_box)",
 }
 
 

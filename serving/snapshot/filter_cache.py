@@ -7,13 +7,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import cache, partial, reduce
+from functools import reduce
 
 import numpy as np
 
 from scannery.indexer import FEW_ROWS, AllowedRows, Segment
 from scannery.runtime.bounded_cache import BoundedCache
-from scannery.serving.request.filter import AllOf, AnyOf, Compare, Exists, IsIn, Node, Not, size_of
+from scannery.serving.request.filter import (
+    AllOf,
+    AnyOf,
+    Compare,
+    Condition,
+    Exists,
+    GeoWithin,
+    HasAll,
+    IsIn,
+    Node,
+    Not,
+    StringMatch,
+    size_of,
+)
 from scannery.serving.snapshot.attribute_index import AttributePostings, Field, IdField
 
 __all__ = ["FilterCache", "evaluate", "few_rows"]
@@ -29,12 +42,24 @@ def evaluate(node: Node, field: Callable[[str], Field], rows: int) -> np.ndarray
             return reduce(np.logical_or, (evaluate(part, field, rows) for part in parts))
         case Not(part):
             return ~evaluate(part, field, rows)
-        case Exists(name):
-            return field(name).exists()
-        case Compare(name, operator, value):
-            return field(name).compare(operator, value)
-        case IsIn(name, wanted):
-            return field(name).among(wanted)
+        case _:
+            return _condition(node, field(node.field))
+
+
+def _condition(node: Condition, field: Field) -> np.ndarray:
+    match node:
+        case Exists():
+            return field.exists()
+        case Compare(_, operator, value):
+            return field.compare(operator, value)
+        case IsIn(_, wanted):
+            return field.among(wanted)
+        case HasAll(_, wanted):
+            return field.has_all(wanted)
+        case StringMatch(_, kind, text):
+            return field.matches(kind, text)
+        case GeoWithin(_, area):
+            return field.within(area)
 
 
 def few_rows(node: Node, field: Callable[[str], Field], most: int) -> np.ndarray | None:
@@ -44,6 +69,12 @@ def few_rows(node: Node, field: Callable[[str], Field], most: int) -> np.ndarray
             return field(name).few(operator, value, most)
         case IsIn(name, wanted):
             return field(name).few_among(wanted, most)
+        case HasAll(name, wanted):
+            return field(name).few_has_all(wanted, most)
+        case StringMatch(name, kind, text):
+            return field(name).few_matches(kind, text, most)
+        case GeoWithin(name, area):
+            return field(name).few_within(area, most)
     return None
 
 
@@ -99,15 +130,32 @@ class FilterCache:
             matching = self.allowed(segment, node)
             if matching.count <= most:
                 return segment.allow(matching.rows[alive.mask_N[matching.rows]])
-            mask_N = matching.mask_N & alive.mask_N
+            allowed = matching.mask_N & alive.mask_N
         else:
-            field = cache(partial(self._field, segment))  # it may be too large to be kept any longer
-            rows = few_rows(node, field, most)
-            if rows is not None:
-                return segment.allow(rows)
-            mask_N = evaluate(node, field, segment.rows)
-        mask_N.setflags(write=False)
-        return segment.allow(mask_N)
+            allowed = self._matching(segment, node, most)
+        allowed.setflags(write=False)
+        return segment.allow(allowed)
+
+    def _matching(self, segment: Segment, node: Node, most: int) -> np.ndarray:
+        """Return the rows that a filter allows: their numbers if they are few, else a mask."""
+        used: dict[str, Field] = {}  # a field may be too large to be kept any longer
+
+        def field(name: str) -> Field:
+            if name not in used:
+                used[name] = self._field(segment, name)
+            return used[name]
+
+        rows = few_rows(node, field, most)
+        allowed = evaluate(node, field, segment.rows) if rows is None else rows
+        for name in used:
+            self._recount(segment.entry.sha256, name)
+        return allowed
+
+    def _recount(self, sha256: str, name: str) -> None:
+        """Count what a filter added to the index of a field."""
+        known = self._postings.find((sha256, name))
+        if known is not None:
+            self._postings.recount((sha256, name), known.size_bytes)
 
     def _field(self, segment: Segment, name: str) -> Field:
         def postings() -> AttributePostings:
