@@ -195,6 +195,9 @@ def _packed(value: Any, path: str) -> bytes:
 def _value(value: Any, path: str) -> Value:
     if value is None:
         return Value()
+    if isinstance(value, Mapping):
+        # The server knows whether this is a place or the value of a dynamic attribute.
+        return Value(json_value=_json(value, path))
     if isinstance(value, (list, tuple, set, frozenset)):
         if not all(isinstance(item, str) for item in value):
             raise _invalid(path, f"must be a list of strings, got {value!r:.80}")

@@ -5,8 +5,9 @@ Shapes: U datapoints of a request, D dimensions.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,16 +127,47 @@ def _plain(path: str, message: Value) -> object:
     field = message.WhichOneof("kind")
     if field is None:
         return None
-    if field == "string_list_value":
-        return list(message.string_list_value.values)
-    if field == "float_value" and not math.isfinite(message.float_value):
-        return _invalid(path, f"must be finite, got {message.float_value}")
-    if field != "timestamp_value":
-        return getattr(message, field)
+    read = _READ.get(field)
+    return getattr(message, field) if read is None else read(path, message)
+
+
+def _strings(path: str, message: Value) -> object:
+    del path
+    return list(message.string_list_value.values)
+
+
+def _float(path: str, message: Value) -> object:
+    number = message.float_value
+    return number if math.isfinite(number) else _invalid(path, f"must be finite, got {number}")
+
+
+def _time(path: str, message: Value) -> object:
     try:
         return message.timestamp_value.ToDatetime()
     except (ValueError, OverflowError):
         return _invalid(path, "must lie in the years 1 to 9999")
+
+
+def _place(path: str, message: Value) -> object:
+    del path
+    return {"lat": message.geo_value.latitude, "lon": message.geo_value.longitude}
+
+
+def _json(path: str, message: Value) -> object:
+    try:
+        return json.loads(message.json_value)
+    except (ValueError, RecursionError) as error:
+        return _invalid(path, f"is not JSON: {error}")
+
+
+_READ: dict[str, Callable[[str, Value], object]] = {
+    "string_list_value": _strings,
+    "float_value": _float,
+    "timestamp_value": _time,
+    "geo_value": _place,
+    "json_value": _json,
+}
+"""Values that are not taken as they are, by the field of a Value that they are in."""
 
 
 def _invalid(path: str, what: str) -> InvalidRecordError:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from scannery.indexer import Segment, id_hashes
 from scannery.serving.request.geo_conditions import Area
 from scannery.serving.request.match_conditions import MatchOperator
+from scannery.serving.snapshot.nothing_matches import NothingMatches
 from scannery.serving.snapshot.string_matches import ArrowStrings, FoldedStrings, prefix_range
 
 __all__ = ["AttributePostings", "Field", "IdField", "Operator"]
@@ -64,24 +65,7 @@ class Field(Protocol):
         """Return which rows have the field."""
 
 
-class NoPlaces:
-    """The answers of a field of `rows` rows that has no places."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-
-    def within(self, area: Area) -> np.ndarray:
-        """Return that no row is in an area."""
-        del area
-        return np.zeros(self._rows, bool)
-
-    def few_within(self, area: Area, most: int) -> np.ndarray | None:
-        """Return no rows."""
-        del area, most
-        return _NONE
-
-
-class AttributePostings(NoPlaces):
+class AttributePostings(NothingMatches):
     """The index of one column. Immutable; safe to use from several threads."""
 
     def __init__(self, column: pa.ChunkedArray) -> None:
@@ -234,10 +218,10 @@ class AttributePostings(NoPlaces):
         return bisect_left(strings, value), bisect_right(strings, value)
 
 
-class IdField(NoPlaces):
+class IdField(NothingMatches):
     """The ids of a segment, which has a hash index of them; postings are made for order and beginnings only."""
 
-    def __init__(self, segment: Segment, postings: Callable[[], AttributePostings]) -> None:
+    def __init__(self, segment: Segment, postings: Callable[[], Field]) -> None:
         super().__init__(segment.rows)
         self._segment = segment
         self._postings = postings
@@ -264,16 +248,6 @@ class IdField(NoPlaces):
         if operator == "eq":
             return self.few_among([value], most)
         return self._postings().few(operator, value, most)
-
-    def has_all(self, values: Iterable[Any]) -> np.ndarray:
-        """Return no rows: an id is no list."""
-        del values
-        return np.zeros(self._segment.rows, bool)
-
-    def few_has_all(self, values: Iterable[Any], most: int) -> np.ndarray | None:
-        """Return no rows."""
-        del values, most
-        return _NONE
 
     def matches(self, operator: MatchOperator, value: str) -> np.ndarray:
         """Return which ids match."""

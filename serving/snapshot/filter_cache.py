@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import reduce
 
 import numpy as np
+import pyarrow as pa
 
 from scannery.indexer import FEW_ROWS, AllowedRows, Segment
 from scannery.runtime.bounded_cache import BoundedCache
@@ -28,6 +29,7 @@ from scannery.serving.request.filter import (
     size_of,
 )
 from scannery.serving.snapshot.attribute_index import AttributePostings, Field, IdField
+from scannery.serving.snapshot.geo_index import GeoIndex
 
 __all__ = ["FilterCache", "evaluate", "few_rows"]
 
@@ -92,7 +94,9 @@ class FilterCache:
     def __init__(self, max_bytes: int = 64 << 20, *, max_index_bytes: int = 512 << 20) -> None:
         # Live rows are part of the key by identity: an open version has one such object for each segment.
         self._allowed: BoundedCache[_Key, AllowedRows] = BoundedCache(max_bytes)
-        self._postings: BoundedCache[tuple[str, str], AttributePostings] = BoundedCache(max_index_bytes)
+        self._postings: BoundedCache[tuple[str, str], AttributePostings | GeoIndex] = BoundedCache(
+            max_index_bytes
+        )
 
     @property
     def hits(self) -> int:
@@ -158,12 +162,17 @@ class FilterCache:
             self._postings.recount((sha256, name), known.size_bytes)
 
     def _field(self, segment: Segment, name: str) -> Field:
-        def postings() -> AttributePostings:
-            key = (segment.entry.sha256, name)
-            known = self._postings.find(key)
-            if known is None:
-                known = AttributePostings(segment.column(name))
-                self._postings.keep(key, known, known.size_bytes)
-            return known
+        return (
+            IdField(segment, lambda: self._indexed(segment, name))
+            if name == "id"
+            else self._indexed(segment, name)
+        )
 
-        return IdField(segment, postings) if name == "id" else postings()
+    def _indexed(self, segment: Segment, name: str) -> AttributePostings | GeoIndex:
+        key = (segment.entry.sha256, name)
+        known = self._postings.find(key)
+        if known is None:
+            column = segment.column(name)
+            known = GeoIndex(column) if pa.types.is_struct(column.type) else AttributePostings(column)
+            self._postings.keep(key, known, known.size_bytes)
+        return known

@@ -66,7 +66,8 @@ class FoldedStrings:
     def _numbers(self, start: int, stop: int) -> np.ndarray:
         if self._order_V is None:
             return np.arange(start, stop)
-        return self._order_V[start:stop].astype(np.int64)
+        numbers: np.ndarray = self._order_V[start:stop].astype(np.int64)
+        return numbers
 
 
 def prefix_range(values: pa.StringArray, prefix: str) -> tuple[int, int]:

@@ -22,10 +22,12 @@ from scannery.indexer import AllowedRows
 from scannery.serving.limits import MAX_FILTER_CONDITIONS, MAX_FILTER_DEPTH, MAX_FILTER_VALUES
 from scannery.serving.request.filter import Node, parse_filter
 from scannery.serving.request.match_conditions import MatchOperator
-from scannery.serving.snapshot.attribute_index import AttributePostings
+from scannery.serving.snapshot.attribute_index import AttributePostings, Field
 from scannery.serving.snapshot.filter_cache import FilterCache, evaluate, few_rows
+from scannery.serving.snapshot.geo_index import GeoIndex
 from tests.data import first_quick
 from tests.served import LIBRARY, ROWS, library_table
+from tests.serving.snapshot.test_geo_index import distance_m
 
 TABLE = library_table()
 RECORDS = TABLE.drop_columns(["embedding"]).to_pylist()
@@ -43,6 +45,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+PLACES = st.fixed_dictionaries({"lat": st.floats(-90, 90), "lon": st.floats(-180, 180)})
 STRINGS_OF = ("id", "document_id", "show", "tags")
 
 
@@ -73,7 +76,10 @@ def special(name: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def conditions(draw: st.DrawFn) -> dict[str, Any]:
-    name = draw(st.sampled_from(sorted(VALUES)))
+    name = draw(st.sampled_from(sorted([*VALUES, "place"])))
+    if name == "place":
+        circle = {"$geo_radius": {**draw(PLACES), "radius_m": draw(st.floats(0, 2e7))}}
+        return {name: draw(st.sampled_from([circle, {"$not": circle}, None, {"$exists": True}]))}
     value = VALUES[name]
     if draw(st.integers(0, 2)) == 0:
         return {name: draw(special(name))}
@@ -141,6 +147,8 @@ def field_matches(held: Any, operator: str, operand: Any) -> bool:
         return operator in ("$eq", "$in") and (operand is None or (operator == "$in" and None in operand))
     if operator == "$all":
         return all(value in held for value in operand)
+    if operator == "$geo_radius":
+        return distance_m((held["lat"], held["lon"]), (operand["lat"], operand["lon"])) <= operand["radius_m"]
     elements = held if isinstance(held, list) else [held]
     return any(COMPARE[operator](element, operand) for element in elements)
 
@@ -211,8 +219,8 @@ class _Segment:
         return AllowedRows(allowed, None, self.rows)
 
 
-def _postings(name: str) -> AttributePostings:
-    return AttributePostings(TABLE.column(name))
+def _postings(name: str) -> Field:
+    return GeoIndex(TABLE.column(name)) if name == "place" else AttributePostings(TABLE.column(name))
 
 
 def nodes_of(*wheres: dict[str, Any]) -> list[Node]:
