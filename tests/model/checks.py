@@ -16,7 +16,7 @@ from scannery.client.response.results import Datapoint, Hits
 from tests.model.actors import Actor
 from tests.model.errors import check
 from tests.model.oracle import UNFILTERED, Oracle, Ranked, Scale
-from tests.model.rows import DIMENSIONS, DOCUMENTS, EPOCH, WORDS, Row
+from tests.model.rows import DIMENSIONS, DOCUMENTS, EPOCH, PLACES, WORDS, Row
 from tests.model.world import Rows, World
 
 __all__ = ["Checker", "random_filter"]
@@ -37,6 +37,8 @@ def random_filter(rng: random.Random, depth: int = 2) -> dict[str, Any]:
         if kind == "$not":
             return {kind: random_filter(rng, depth - 1)}
         return {kind: [random_filter(rng, depth - 1) for _ in range(rng.randrange(1, 4))]}
+    if rng.random() < 0.3:
+        return _special_filter(rng)
     name = rng.choice(sorted(_VALUES))
     value = _VALUES[name]
     orders = [] if name == "live" else ["$gt", "$gte", "$lt", "$lte"]
@@ -48,6 +50,23 @@ def random_filter(rng: random.Random, depth: int = 2) -> dict[str, Any]:
     given = [value(rng) for _ in range(rng.randrange(1, 5))] if operator in ("$in", "$nin") else value(rng)
     test = {operator: given}
     return {name: {"$not": test} if rng.random() < 0.2 else test}
+
+
+def _special_filter(rng: random.Random) -> dict[str, Any]:
+    """Return a condition on strings, lists or places, or with null."""
+    name = rng.choice(["show", "tags", "id", "place", "null"])
+    if name == "place":
+        centre, radius_m = rng.choice(PLACES), rng.choice([0, 4e4, 2e6, 1.2e7, 2.01e7])
+        box = {"south": -50, "west": rng.choice([-30, 170]), "north": 60, "east": rng.choice([-150, 20])}
+        return {name: rng.choice([{"$geo_radius": {**centre, "radius_m": radius_m}}, {"$geo_box": box}])}
+    if name == "null":
+        name = rng.choice([*sorted(_VALUES), "place"])
+        return {name: rng.choice([None, {"$ne": None}])}
+    if name == "tags" and rng.random() < 0.5:
+        return {name: rng.choice([{"$contains": "b"}, {"$all": rng.sample("abc", rng.randrange(1, 3))}])}
+    text = str(_VALUES[name](rng))
+    text = rng.choice([text, text.upper(), text[: rng.randrange(len(text) + 1)]])
+    return {name: {rng.choice(["$prefix", "$ieq", "$iprefix"]): text}}
 
 
 _VALUES: dict[str, Any] = {

@@ -63,14 +63,14 @@ def _condition(value: Any, operator: str, given: Any) -> bool:
     match operator:
         case "$exists":
             return (value is not None) == given
-        case "$ne":
-            return not _condition(value, "$eq", given)
-        case "$nin":
-            return not _condition(value, "$in", given)
+        case "$ne" | "$nin":
+            return not _condition(value, {"$ne": "$eq", "$nin": "$in"}[operator], given)
         case "$not":
             return not all(_condition(value, inner, wanted) for inner, wanted in given.items())
     if value is None:
-        return False
+        return (operator == "$eq" and given is None) or (operator == "$in" and None in given)
+    if operator == "$all":
+        return set(given) <= set(value)
     test = _TESTS[operator]
     return any(test(item, given) for item in (value if isinstance(value, list) else [value]))
 
@@ -82,7 +82,30 @@ _TESTS: dict[str, Callable[[Any, Any], bool]] = {
     "$gte": lambda value, given: value >= given,
     "$lt": lambda value, given: value < given,
     "$lte": lambda value, given: value <= given,
+    "$contains": lambda value, given: value == given,
+    "$prefix": lambda value, given: value.startswith(given),
+    "$ieq": lambda value, given: value.casefold() == given.casefold(),
+    "$iprefix": lambda value, given: value.casefold().startswith(given.casefold()),
+    "$geo_radius": lambda value, given: _distance_m(value, given) <= given["radius_m"],
+    "$geo_box": lambda value, given: _is_in_box(value, given),  # noqa: PLW0108  defined below
 }
+
+
+def _distance_m(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """Return the distance of two places on the sphere of the mean radius of the Earth (haversine)."""
+    (lat, lon), (other_lat, other_lon) = (
+        (math.radians(place["lat"]), math.radians(place["lon"])) for place in (one, other)
+    )
+    half = math.sin((lat - other_lat) / 2) ** 2
+    half += math.cos(lat) * math.cos(other_lat) * math.sin((lon - other_lon) / 2) ** 2
+    return 2 * 6_371_008.8 * math.asin(math.sqrt(min(half, 1.0)))
+
+
+def _is_in_box(place: Mapping[str, float], box: Mapping[str, float]) -> bool:
+    """Return whether a place, not at a pole or on the antimeridian, is in a box."""
+    east_of, west_of = place["lon"] >= box["west"], place["lon"] <= box["east"]
+    meets = (east_of and west_of) if box["west"] <= box["east"] else (east_of or west_of)
+    return box["south"] <= place["lat"] <= box["north"] and meets
 
 
 @dataclass

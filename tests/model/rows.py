@@ -15,7 +15,17 @@ from typing import Any
 
 from scannery.indexer import IndexSpec, parse_spec
 
-__all__ = ["ATTRIBUTES", "DIMENSIONS", "INDEX", "WORDS", "Row", "make_spec", "random_row", "random_values"]
+__all__ = [
+    "ATTRIBUTES",
+    "DIMENSIONS",
+    "INDEX",
+    "PLACES",
+    "WORDS",
+    "Row",
+    "make_spec",
+    "random_row",
+    "random_values",
+]
 
 INDEX = "modelled"
 DIMENSIONS = 5
@@ -29,7 +39,15 @@ ATTRIBUTES = {
     "rating": "float",
     "live": "bool",
     "published": "timestamp",
+    "place": "geo",
 }
+PLACES = [
+    {"lat": 52.52, "lon": 13.4},
+    {"lat": 52.4, "lon": 13.06},
+    {"lat": -41.29, "lon": 174.78},
+    {"lat": 64.15, "lon": -21.94},
+    {"lat": 21.31, "lon": -157.86},
+]
 
 
 def make_spec(
@@ -146,7 +164,7 @@ def random_vector(rng: random.Random) -> tuple[float, ...]:
 
 def random_values(rng: random.Random) -> dict[str, Any]:
     """Return an attribute of each type, or None."""
-    return {
+    values = {
         "show": rng.choice([None, "gotime", "jsparty", "Ünï"]),
         "tags": rng.choice([None, ["a"], ["a", "b"], ["c", "b"]]),
         "year": rng.choice([None, rng.randrange(2015, 2025)]),
@@ -154,6 +172,9 @@ def random_values(rng: random.Random) -> dict[str, Any]:
         "live": rng.choice([None, True, False]),
         "published": rng.choice([None, EPOCH + dt.timedelta(hours=rng.randrange(20))]),
     }
+    # Of a value that is drawn already: recorded failures must draw what they drew.
+    rating = values["rating"]
+    return values | {"place": None if rating is None else PLACES[int(2 * rating) % len(PLACES)]}
 
 
 def random_row(rng: random.Random, identifier: str, *, vectors: int = 40) -> Row:

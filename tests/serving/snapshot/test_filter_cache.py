@@ -118,6 +118,7 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "$prefix": lambda a, b: a.startswith(b),
     "$ieq": lambda a, b: a.casefold() == b.casefold(),
     "$iprefix": lambda a, b: a.casefold().startswith(b.casefold()),
+    "$geo_radius": lambda a, b: distance_m((a["lat"], a["lon"]), (b["lat"], b["lon"])) <= b["radius_m"],
 }
 
 
@@ -147,8 +148,6 @@ def field_matches(held: Any, operator: str, operand: Any) -> bool:
         return operator in ("$eq", "$in") and (operand is None or (operator == "$in" and None in operand))
     if operator == "$all":
         return all(value in held for value in operand)
-    if operator == "$geo_radius":
-        return distance_m((held["lat"], held["lon"]), (operand["lat"], operand["lon"])) <= operand["radius_m"]
     elements = held if isinstance(held, list) else [held]
     return any(COMPARE[operator](element, operand) for element in elements)
 
