@@ -149,7 +149,11 @@ class AttributePostings(NothingMatches):
 
     def has_all(self, values: Iterable[Any]) -> np.ndarray:
         """Return which rows have all of the values."""
-        return self._mask(_common(self._all_runs(values)))
+        runs = self._all_runs(values)
+        mask_N = self._mask(runs[0])
+        for run in runs[1:]:
+            mask_N = self._mask(run[mask_N[run]])
+        return mask_N
 
     def few_has_all(self, values: Iterable[Any], most: int) -> np.ndarray | None:
         """Return the numbers of these rows, if they are few."""
@@ -291,7 +295,8 @@ def _common(runs: list[np.ndarray]) -> np.ndarray:
     """
     found = np.unique(runs[0])
     for run in runs[1:]:
-        found = found[np.searchsorted(run, found, "right") > np.searchsorted(run, found, "left")]
+        places = np.minimum(np.searchsorted(run, found), len(run) - 1)
+        found = found[run[places] == found]
     return found
 
 

@@ -24,6 +24,11 @@ EARTH_RADIUS_M = 6_371_008.8
 _SLACK = 1e-6
 """Degrees added to the band of a circle, far more than rounding costs: the distance decides."""
 
+CANDIDATES = 8
+"""Where there are more candidates than rows wanted by this factor, the places of the circle are not counted."""
+_UNSURE = 1e-6
+"""More than what rounding to float32 changes of a chord, in radii of the Earth: 6 m."""
+
 
 class GeoIndex(NothingMatches):
     """The places of a column. Immutable; safe to use from several threads."""
@@ -39,11 +44,13 @@ class GeoIndex(NothingMatches):
         order_G = np.argsort(lat_G, kind="stable")
         self._lat_G, self._lon_G = lat_G[order_G], lon_G[order_G]
         self._rows_G = rows_G[order_G].astype(np.int32)
+        # Half the memory of float64; the distance decides where it is not precise enough.
+        self._xyz_3G = _on_unit_sphere(self._lat_G, self._lon_G).astype(np.float32)
 
     @property
     def size_bytes(self) -> int:
         """Memory that this takes."""
-        arrays = (self._lat_G, self._lon_G, self._rows_G, self._missing)
+        arrays = (self._lat_G, self._lon_G, self._xyz_3G, self._rows_G, self._missing)
         return sum(int(array.nbytes) for array in arrays)
 
     def within(self, area: Area) -> np.ndarray:
@@ -54,7 +61,13 @@ class GeoIndex(NothingMatches):
 
     def few_within(self, area: Area, most: int) -> np.ndarray | None:
         """Return the numbers of these rows, if they are few."""
-        rows = self._rows_in(area)
+        if isinstance(area, Box):
+            rows = self._in_box(area)
+        else:
+            places, apart = self._candidates(area)
+            if len(places) > CANDIDATES * most:
+                return None
+            rows = self._in_circle(area, places, apart)
         return None if len(rows) > most else np.sort(rows).astype(np.int64)
 
     def exists(self) -> np.ndarray:
@@ -64,17 +77,38 @@ class GeoIndex(NothingMatches):
         return mask_N
 
     def _rows_in(self, area: Area) -> np.ndarray:
-        return self._in_circle(area) if isinstance(area, Circle) else self._in_box(area)
+        if isinstance(area, Box):
+            return self._in_box(area)
+        return self._in_circle(area, *self._candidates(area))
 
-    def _in_circle(self, area: Circle) -> np.ndarray:
+    def _candidates(self, area: Circle) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places between the parallels and meridians around a circle, and how far east or west they are."""
         reach = math.degrees(area.radius_m / EARTH_RADIUS_M) + _SLACK
         band = self._band(area.latitude - reach, area.latitude + reach)
         apart_A = np.abs(self._lon_G[band] - area.longitude)
         np.minimum(apart_A, 360 - apart_A, out=apart_A)
         near = np.flatnonzero(apart_A <= _widest(area.latitude, reach))
-        metres = distances_m(area.latitude, self._lat_G[band][near], apart_A[near])
-        rows: np.ndarray = self._rows_G[band][near[metres <= area.radius_m]]
+        return near + band.start, apart_A[near]
+
+    def _in_circle(self, area: Circle, places: np.ndarray, apart: np.ndarray) -> np.ndarray:
+        """Return the rows of those of some places that are in a circle."""
+        # By the straight line through the Earth, which takes no sine for each place, and grows with the distance.
+        chords = self._chords(area, places)
+        most = 2 * math.sin(min(area.radius_m / EARTH_RADIUS_M, math.pi) / 2)
+        inside = chords <= most
+        unsure = np.flatnonzero(np.abs(chords - most) <= _UNSURE)
+        metres = distances_m(area.latitude, self._lat_G[places[unsure]], apart[unsure])
+        inside[unsure] = metres <= area.radius_m
+        rows: np.ndarray = self._rows_G[places[inside]]
         return rows
+
+    def _chords(self, area: Circle, places: np.ndarray) -> np.ndarray:
+        """Return how far places are from the centre in a straight line, in radii of the Earth, to within _UNSURE."""
+        centre_3 = _on_unit_sphere(np.array([area.latitude]), np.array([area.longitude]))[:, 0]
+        squares = np.zeros(len(places), np.float32)
+        for axis_G, at in zip(self._xyz_3G, centre_3.astype(np.float32), strict=True):
+            squares += np.square(axis_G[places] - at)
+        return np.sqrt(squares)
 
     def _in_box(self, area: Box) -> np.ndarray:
         band = self._band(area.south, area.north)
@@ -112,6 +146,11 @@ def distances_m(latitude: float, lat_A: np.ndarray, apart_A: np.ndarray) -> np.n
     half_A += math.sin(colatitude) * np.sin(colatitude_A) * np.sin(np.radians(apart_A) / 2) ** 2
     metres: np.ndarray = 2 * EARTH_RADIUS_M * np.arcsin(np.sqrt(np.minimum(half_A, 1)))
     return metres
+
+
+def _on_unit_sphere(lat_G: np.ndarray, lon_G: np.ndarray) -> np.ndarray:
+    lat_G, lon_G = np.radians(lat_G), np.radians(lon_G)
+    return np.stack([np.cos(lat_G) * np.cos(lon_G), np.cos(lat_G) * np.sin(lon_G), np.sin(lat_G)])
 
 
 def _widest(latitude: float, reach: float) -> float:

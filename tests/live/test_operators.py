@@ -107,7 +107,7 @@ def row(name: str, attributes: Mapping[str, Any]) -> Row:
 ROWS = {f"d{number}": values(number) for number in range(60)}
 
 
-def check(index: Index, rows: Mapping[str, Mapping[str, Any]]) -> None:
+def check(index: Index, rows: dict[str, dict[str, Any]]) -> None:
     """Compare all filters, and the attributes that come back, with what was written."""
     wanted = {name: row(name, attributes) for name, attributes in rows.items()}
     for where in FILTERS:
@@ -144,7 +144,7 @@ def index(store: Store) -> Iterator[Index]:
 
 
 def test_filters_hold_from_build_to_rollback(index: Index, store: Store) -> None:
-    rows = dict(ROWS)
+    rows: dict[str, Any] = dict(ROWS)
     check(index, rows)
     changed = {f"d{number}": values(number + 3) for number in range(50, 70)}
     index.upsert([

@@ -164,7 +164,7 @@ def random_vector(rng: random.Random) -> tuple[float, ...]:
 
 def random_values(rng: random.Random) -> dict[str, Any]:
     """Return an attribute of each type, or None."""
-    values = {
+    values: dict[str, Any] = {
         "show": rng.choice([None, "gotime", "jsparty", "Ünï"]),
         "tags": rng.choice([None, ["a"], ["a", "b"], ["c", "b"]]),
         "year": rng.choice([None, rng.randrange(2015, 2025)]),
@@ -172,7 +172,7 @@ def random_values(rng: random.Random) -> dict[str, Any]:
         "live": rng.choice([None, True, False]),
         "published": rng.choice([None, EPOCH + dt.timedelta(hours=rng.randrange(20))]),
     }
-    # Of a value that is drawn already: recorded failures must draw what they drew.
+    # Made of a value that is drawn already, so that the rows of recorded failures stay what they were.
     rating = values["rating"]
     return values | {"place": None if rating is None else PLACES[int(2 * rating) % len(PLACES)]}
 
