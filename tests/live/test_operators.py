@@ -147,10 +147,11 @@ def test_filters_hold_from_build_to_rollback(index: Index, store: Store) -> None
     rows: dict[str, Any] = dict(ROWS)
     check(index, rows)
     changed = {f"d{number}": values(number + 3) for number in range(50, 70)}
-    index.upsert([
-        {"id": name, "vector": vector(number), "attributes": {**own, "place": written(own["place"], number)}}
+    points: list[dict[str, Any]] = [
+        {"id": name, "vector": vector(number), "attributes": own | {"place": written(own["place"], number)}}
         for number, (name, own) in enumerate(changed.items())
-    ])  # fmt: skip
+    ]
+    index.upsert(points)
     index.update([
         {"id": "d1", "attributes": {"place": "52.5,13.4", "tags": ["wifi", "vegan"]}},
         {"id": "d0", "attributes": {"place": None}},
