@@ -147,7 +147,7 @@ def test_filters_hold_from_build_to_rollback(index: Index, store: Store) -> None
     rows: dict[str, Any] = dict(ROWS)
     check(index, rows)
     changed = {f"d{number}": values(number + 3) for number in range(50, 70)}
-    points: list[dict[str, Any]] = [
+    points: list[Any] = [
         {"id": name, "vector": vector(number), "attributes": own | {"place": written(own["place"], number)}}
         for number, (name, own) in enumerate(changed.items())
     ]
