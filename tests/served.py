@@ -47,6 +47,7 @@ LIBRARY: IndexSpec = parse_spec(
             "rating": "float",
             "live": "bool",
             "published": "timestamp",
+            "place": "geo",
         },
     }
 )
@@ -75,6 +76,7 @@ def library_columns(rows: int, *, seed: int = 0) -> dict[str, list[Any]]:
         "rating": [some(rng.randrange(50) / 10) for _ in range(rows)],
         "live": [some(rng.random() < 0.5) for _ in range(rows)],
         "published": [some(epoch + timedelta(hours=rng.randrange(9999))) for _ in range(rows)],
+        "place": [some({"lat": rng.uniform(-90, 90), "lon": rng.uniform(-180, 180)}) for _ in range(rows)],
     }
 
 

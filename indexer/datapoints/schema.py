@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from scannery.indexer.datapoints.conversions import Converted, convert
+from scannery.indexer.datapoints.places import GEO_TYPE, place_problem
 from scannery.indexer.datapoints.prices import without_currency
 from scannery.indexer.datapoints.sparse import SPARSE_COLUMNS
 from scannery.indexer.datapoints.text_values import decimal_number
@@ -57,6 +58,7 @@ ARROW_TYPES: dict[AttributeType, pa.DataType] = {
     "bool": pa.bool_(),
     # Microseconds since the epoch, UTC: what Parquet, DuckDB and Python's datetime agree on.
     "timestamp": pa.timestamp("us", tz="UTC"),
+    "geo": GEO_TYPE,
 }
 
 
@@ -200,7 +202,9 @@ def converted_value(value: object, kind: AttributeType, *, field: str) -> Conver
 
 
 def _hint(value: object, kind: AttributeType) -> str:
-    """Return which key of the spec would make something of a text that does not fit."""
+    """Return which key of the spec would make something of a text that does not fit, or what is wrong with a place."""
+    if kind == "geo":
+        return f"; {place_problem(value)}"
     if not isinstance(value, str):
         return ""
     if kind in ("int", "float"):
@@ -247,6 +251,7 @@ _ARTICLES: dict[AttributeType, str] = {
     "float": "a number",
     "bool": "true or false, yes or no, 1 or 0",
     "timestamp": "a timestamp (ISO 8601, or a number since 1970)",
+    "geo": "a place such as {'lat': 52.5, 'lon': 13.4} or '52.5,13.4'",
 }
 _DAY_OR_MONTH = re.compile(r"\d{1,2}[/-]\d{1,2}[/-]\d{2,4}\b")
 

@@ -261,11 +261,15 @@ def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, secon
         row_group_size=max(1, min(ROW_GROUP_ROWS, ROW_GROUP_NUMBERS // dimensions)),
         compression="zstd",
         # Dictionaries help for attributes and ids, not for vectors and codes, which do not repeat.
-        use_dictionary=[f"{name}.list.element" if _is_list(table, name) else name for name in plain],
+        use_dictionary=[
+            f"{name}.list.element" if _is_list(table, name) else name
+            for name in plain
+            if not _is_struct(table, name)
+        ],
         # Smaller and faster to read for floats than any other encoding.
         column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"},
         write_page_checksum=True,
-        write_statistics=[name for name in plain if not _is_list(table, name)],
+        write_statistics=[leaf for name in plain for leaf in _ordered_leaves(table, name)],
     )
     path = Path(shutil.move(draft, directory / f"{file_sha256(draft)}.parquet"))
     seconds["write"] = time.perf_counter() - started
@@ -274,6 +278,17 @@ def _write(table: pa.Table, metadata: dict[bytes, bytes], directory: Path, secon
 
 def _is_list(table: pa.Table, name: str) -> bool:
     return bool(pa.types.is_list(table.schema.field(name).type))
+
+
+def _is_struct(table: pa.Table, name: str) -> bool:
+    return bool(pa.types.is_struct(table.schema.field(name).type))
+
+
+def _ordered_leaves(table: pa.Table, name: str) -> list[str]:
+    """Return the Parquet columns of a column whose least and greatest values mean something."""
+    if _is_struct(table, name):
+        return [f"{name}.{field.name}" for field in table.schema.field(name).type]
+    return [] if _is_list(table, name) else [name]
 
 
 def _entry(path: Path, table: pa.Table, shard: int, tuning: Tuning | None) -> SegmentEntry:

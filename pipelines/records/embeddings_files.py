@@ -84,7 +84,11 @@ def _write_piece(own: pa.Table, sink: _HashingFile) -> None:
         own,
         pa.PythonFile(sink, mode="w"),
         row_group_size=own.num_rows,
-        compression={_leaf(field): "lz4" if field.name == "embedding" else "zstd" for field in own.schema},
+        compression={
+            leaf: "lz4" if field.name == "embedding" else "zstd"
+            for field in own.schema
+            for leaf in _leaves(field)
+        },
         use_dictionary=["title", "_source", "payload"],
         column_encoding={"embedding.list.element": "BYTE_STREAM_SPLIT"},
         write_statistics=False,  # a reader takes all rows; of a piece of few rows they would be a tenth
@@ -125,10 +129,12 @@ class _HashingFile:
         """Do nothing: the file below has further pieces."""
 
 
-def _leaf(field: pa.Field) -> str:
-    """Return the path of a column's values in the file."""
+def _leaves(field: pa.Field) -> list[str]:
+    """Return the paths of a column's values in the file."""
+    if pa.types.is_struct(field.type):
+        return [f"{field.name}.{inner.name}" for inner in field.type]
     is_list = pa.types.is_list(field.type) or pa.types.is_fixed_size_list(field.type)
-    return f"{field.name}.list.element" if is_list else str(field.name)
+    return [f"{field.name}.list.element" if is_list else str(field.name)]
 
 
 def embeddings_table(

@@ -154,7 +154,7 @@ def _near_vectors(one: pa.Table, other: pa.Table, most: float) -> np.ndarray:
 
 def _equal_values(one: pa.Table, other: pa.Table, name: str) -> np.ndarray:
     left, right = one.column(name), other.column(name)
-    if pa.types.is_list(left.type):  # Arrow does not compare lists
+    if pa.types.is_nested(left.type):  # Arrow does not compare lists and structs
         pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
         return np.fromiter((a == b for a, b in pairs), bool, len(left))
     equal = pc.fill_null(pc.equal(left, right), False)

@@ -102,4 +102,5 @@ _TYPES: dict[AttributeType, pb.AttributeType.ValueType] = {
     "float": pb.ATTRIBUTE_TYPE_FLOAT,
     "bool": pb.ATTRIBUTE_TYPE_BOOL,
     "timestamp": pb.ATTRIBUTE_TYPE_TIMESTAMP,
+    "geo": pb.ATTRIBUTE_TYPE_GEO,
 }

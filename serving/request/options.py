@@ -330,6 +330,8 @@ def _crowding(message: pb.SearchOptions, spec: IndexSpec) -> tuple[int | None, s
             raise InvalidRequestError.at(
                 "group_by", f"{group_by!r} is a string_list; a row would be in many groups"
             )
+        if kind == "geo":
+            raise InvalidRequestError.at("group_by", f"{group_by!r} is a place; places make no groups")
     return most, group_by
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from scannery.client.response.results import Datapoint
 from tests.model.checks import compare_point, random_filter
 from tests.model.errors import check
 from tests.model.operations import Op, operation
@@ -23,7 +24,7 @@ __all__: list[str] = []
 
 
 def _where(machine: Machine, rng: random.Random) -> dict[str, Any]:
-    return random_filter(rng, dynamic=machine.shape.dynamic)
+    return random_filter(rng, shape=machine.shape)
 
 
 def _matching(rows: Rows, where: dict[str, Any] | None) -> list[Row]:
@@ -82,7 +83,7 @@ def scanned(machine: Machine, rng: random.Random, op: Op) -> None:
     order = rng.choice([None, None, "id", "year", "-show"])
     rows = {row.id: row for row in _matching(machine.checker.readable(actor), where)}
     scan = actor.index.scan(where=where, order_by=order, vectors=True, page_size=rng.choice([1, 7, 50, 1000]))
-    points = []
+    points: list[Datapoint] = []
     for point in scan:
         if len(points) == 3 and rng.random() < 0.3:
             machine.do({"do": "upsert", "seed": op["seed"], "nested": True})

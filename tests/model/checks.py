@@ -22,6 +22,7 @@ from tests.model.rows import (
     DOCUMENTS,
     DYNAMIC,
     EPOCH,
+    PLACES,
     PLAIN,
     WORDS,
     Row,
@@ -43,15 +44,19 @@ VECTORLESS = (scannery.FailedPreconditionError, scannery.InvalidArgumentError)
 """Errors of a search by the vector of a datapoint that has none."""
 
 
-def random_filter(rng: random.Random, depth: int = 2, *, dynamic: bool = False) -> dict[str, Any]:
-    """Return a filter over all kinds of attributes, up to some levels deep; also over such that are not declared."""
+def random_filter(rng: random.Random, depth: int = 2, *, shape: Shape = PLAIN) -> dict[str, Any]:
+    """Return a filter over all kinds of attributes that rows of a shape have, up to some levels deep."""
     if depth and rng.random() < 0.4:
         kind = rng.choice(["$and", "$or", "$not"])
         if kind == "$not":
-            return {kind: random_filter(rng, depth - 1, dynamic=dynamic)}
-        return {kind: [random_filter(rng, depth - 1, dynamic=dynamic) for _ in range(rng.randrange(1, 4))]}
-    if dynamic and rng.random() < 0.5:
+            return {kind: random_filter(rng, depth - 1, shape=shape)}
+        return {kind: [random_filter(rng, depth - 1, shape=shape) for _ in range(rng.randrange(1, 4))]}
+    if shape.dynamic and rng.random() < 0.5:
         return _dynamic_filter(rng)
+    return _special_filter(rng) if shape.operators and rng.random() < 0.3 else _plain_filter(rng)
+
+
+def _plain_filter(rng: random.Random) -> dict[str, Any]:
     name = rng.choice(sorted(_VALUES))
     value = _VALUES[name]
     orders = [] if name == "live" else ["$gt", "$gte", "$lt", "$lte"]
@@ -79,6 +84,25 @@ def _dynamic_filter(rng: random.Random) -> dict[str, Any]:
 
 
 _COMPARED: list[Any] = [1, 1.0, "1", True, False, 0, 2.5, "b", "ü", "", 2]
+
+
+def _special_filter(rng: random.Random) -> dict[str, Any]:
+    """Return a condition on strings, lists or places, or with null."""
+    name = rng.choice(["show", "tags", "id", "place", "null"])
+    if name == "place":
+        centre, radius_m = rng.choice(PLACES), rng.choice([0, 4e4, 2e6, 1.2e7, 2.01e7])
+        box = {"south": -50, "west": rng.choice([-30, 170]), "north": 60, "east": rng.choice([-150, 20])}
+        return {name: rng.choice([{"$geo_radius": {**centre, "radius_m": radius_m}}, {"$geo_box": box}])}
+    if name == "null":
+        name = rng.choice([*sorted(_VALUES), "place"])
+        return {name: rng.choice([None, {"$ne": None}])}
+    if name == "tags" and rng.random() < 0.5:
+        return {name: rng.choice([{"$contains": "b"}, {"$all": rng.sample("abc", rng.randrange(1, 3))}])}
+    text = str(_VALUES[name](rng))
+    text = rng.choice([text, text.upper(), text[: rng.randrange(len(text) + 1)]])
+    return {name: {rng.choice(["$prefix", "$ieq", "$iprefix"]): text}}
+
+
 _VALUES: dict[str, Any] = {
     "id": lambda rng: f"id{rng.randrange(300)}",
     "document_id": lambda rng: f"doc{rng.randrange(DOCUMENTS)}",
@@ -184,7 +208,7 @@ class Checker:
         check(len(set(seen)) == len(seen), f"pages of {mode} repeat")
 
     def _filter(self, rng: random.Random) -> dict[str, Any]:
-        return random_filter(rng, dynamic=self.shape.dynamic)
+        return random_filter(rng, shape=self.shape)
 
     def get(self, actor: Actor, rng: random.Random) -> None:
         """Compare some datapoints."""
@@ -208,7 +232,7 @@ class Checker:
         """Return what `get` must answer, which does not say what it is of."""
         if actor.many:
             # Any worker may answer: it must have everything.
-            actor.client._sequences[actor.index_name] = self.world.position
+            actor.client._sequences.wrote(actor.index_name, self.world.position)
             return self.world.now
         # A look that finds the log cut answers once more of what there was, and the next one moves.
         before, info = None, actor.index.stats()

@@ -38,7 +38,7 @@ def other_index(machine: Machine, rng: random.Random, op: Op) -> None:
         compare_other(machine, one.client)
 
 
-def _point(name: str, number: int) -> dict[str, Any]:
+def _point(name: str, number: int) -> Any:
     return {"id": name, "vector": [1.0, float(number)], "attributes": {"n": number, "free": str(number)}}
 
 

@@ -48,7 +48,7 @@ class Machine:
         scann = config.get("scann", False)
         self.ids, self.starting_rows = (SCANN_IDS, SCANN_ROWS) if scann else (IDS, STARTING_ROWS)
         self.grouped = config.get("documents", True)
-        self.shape = Shape(config.get("dynamic", False), config.get("vectorless", False))
+        self.shape = Shape(*(config.get(name, False) for name in Shape._fields))
         self.spec = make_spec(**config | {"documents": self.grouped})
         self.path = folder / "store"
         self.log_root = folder / "logs" if config.get("log") else None

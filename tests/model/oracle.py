@@ -69,6 +69,13 @@ def _condition(value: Any, operator: str, given: Any) -> bool:
             return not all(_condition(value, inner, wanted) for inner, wanted in given.items())
         case "$in":
             return any(_condition(value, "$eq", one) for one in given)
+        case "$contains" | "$all":
+            wanted = given if operator == "$all" else [given]
+            return isinstance(value, list) and all(_condition(value, "$eq", one) for one in wanted)
+    return _compared(value, operator, given)
+
+
+def _compared(value: Any, operator: str, given: Any) -> bool:
     if value is None or given is None:
         return value is given
     nested = isinstance(value, list) and any(isinstance(item, (list, dict)) for item in value)
@@ -89,7 +96,29 @@ _TESTS: dict[str, Callable[[Any, Any], bool]] = {
     "$gte": lambda value, given: value >= given,
     "$lt": lambda value, given: value < given,
     "$lte": lambda value, given: value <= given,
+    "$prefix": lambda value, given: value.startswith(given),
+    "$ieq": lambda value, given: value.casefold() == given.casefold(),
+    "$iprefix": lambda value, given: value.casefold().startswith(given.casefold()),
+    "$geo_radius": lambda value, given: _distance_m(value, given) <= given["radius_m"],
+    "$geo_box": lambda value, given: _is_in_box(value, given),  # noqa: PLW0108  defined below
 }
+
+
+def _distance_m(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """Return the distance of two places on the sphere of the mean radius of the Earth (haversine)."""
+    (lat, lon), (other_lat, other_lon) = (
+        (math.radians(place["lat"]), math.radians(place["lon"])) for place in (one, other)
+    )
+    half = math.sin((lat - other_lat) / 2) ** 2
+    half += math.cos(lat) * math.cos(other_lat) * math.sin((lon - other_lon) / 2) ** 2
+    return 2 * 6_371_008.8 * math.asin(math.sqrt(min(half, 1.0)))
+
+
+def _is_in_box(place: Mapping[str, float], box: Mapping[str, float]) -> bool:
+    """Return whether a place, not at a pole or on the antimeridian, is in a box."""
+    east_of, west_of = place["lon"] >= box["west"], place["lon"] <= box["east"]
+    meets = (east_of and west_of) if box["west"] <= box["east"] else (east_of or west_of)
+    return box["south"] <= place["lat"] <= box["north"] and meets
 
 
 @dataclass

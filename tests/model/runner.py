@@ -55,6 +55,7 @@ def config_of(seed: int) -> dict[str, Any]:
         "log": rng.random() < 0.2,
         "dynamic": rng.random() < 0.5,
         "vectorless": rng.random() < 0.3,
+        "operators": True,
     }
 
 

@@ -213,7 +213,7 @@ def test_dynamic_attributes_are_counted_by_exact_type(tmp_path: Path) -> None:
         index = client.index("live")
         index.upsert(
             [
-                {"id": f"id{i}", "vector": [1.0] * 8, "attributes": {"any": value, "show": "a"}}
+                {"id": f"id{i}", "vector": [1.0] * 8, "attributes": {"any": value, "show": "a"}}  # type: ignore[misc]
                 for i, value in enumerate(VALUES)
             ]
             + [{"id": "without", "vector": [1.0] * 8}]
