@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from google.protobuf.message import Message
@@ -63,6 +63,7 @@ class AsyncClient:
         attributes: Mapping[str, Any] | None = None,
         lexical: bool | Mapping[str, Any] | None = None,
         distance: Distance | None = None,
+        vectors: Literal["required", "optional"] | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIndex:
         """Create an empty index, which takes writes at once, and return a handle on it.
@@ -72,11 +73,13 @@ class AsyncClient:
 
         Args:
             spec: the name of the index; or a mapping with the keys of SPEC.yaml, which the other arguments complete.
-            dimensions: components of a vector; required without an encoder.
+            dimensions: components of a vector; required without an encoder, unless the index has no vectors.
             encoder: the model that turns texts into vectors: its name, or a mapping as in SPEC.yaml.
             attributes: name → type, as in SPEC.yaml.
             lexical: also index the words of title and text.
             distance: how vectors are compared; default: `cosine`.
+            vectors: `optional`: datapoints need no vector; with neither encoder nor dimensions, none can have one.
+                Default: `required`.
             timeout_s: of the call; it may load the encoder.
 
         Raises:
@@ -93,6 +96,7 @@ class AsyncClient:
                 attributes=attributes,
                 lexical=lexical,
                 distance=distance,
+                vectors=vectors,
                 request_id=uuid.uuid4().hex,
                 timeout_s=timeout_s,
             )

@@ -279,8 +279,9 @@ def create_index(
     **parts: Any,
 ) -> Call[index_pb2.CreateIndexRequest, index_pb2.CreateIndexResponse, IndexInfo]:
     """Return the call that creates an index; `parts` are keys of the spec, None where they are not given."""
+    size = build_dimensions(dimensions)
     request = index_pb2.CreateIndexRequest(
-        spec_json=build_spec(spec, **parts), dimensions=build_dimensions(dimensions), request_id=request_id
+        spec_json=build_spec(spec, dimensions=size, **parts), dimensions=size, request_id=request_id
     )
     return Call(CREATE_INDEX, request, lambda response: parse_index(response.index), timeout_s)
 

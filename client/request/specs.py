@@ -11,13 +11,14 @@ from scannery.client.errors import InvalidArgumentError
 __all__ = ["build_dimensions", "build_spec"]
 
 
-def build_spec(spec: str | Mapping[str, Any], **parts: Any) -> str:
+def build_spec(spec: str | Mapping[str, Any], *, dimensions: int = 0, **parts: Any) -> str:
     """Return a spec as JSON.
 
     Args:
         spec: with the keys of SPEC.yaml; or the name of the index, and the rest in `parts`.
+        dimensions: components of a vector; 0: not given.
         parts: keys of the spec; None: not given. An encoder may be the name of its model. Without a `source`, an index
-            has `id` and `text` with an encoder, `id` and `vector` without one.
+            has `id` and `text`, and without an encoder also `vector`, unless it is one without vectors.
 
     Raises:
         InvalidArgumentError: it is neither a name nor a mapping, or cannot be JSON.
@@ -34,13 +35,15 @@ def build_spec(spec: str | Mapping[str, Any], **parts: Any) -> str:
         )
     if isinstance(made.get("encoder"), str):
         made["encoder"] = {"model": made["encoder"]}
-    made.setdefault("source", {"id": "id", "text": "text"} if made.get("encoder") else _VECTORS)
+    without = made.get("vectors") == "optional" and not dimensions
+    made.setdefault("source", _TEXTS if made.get("encoder") or without else _VECTORS)
     try:
         return json.dumps(made, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"spec: is not JSON: {error}", field="spec") from error
 
 
+_TEXTS = {"id": "id", "text": "text"}
 _VECTORS = {"id": "id", "vector": "vector", "text": "text"}
 
 

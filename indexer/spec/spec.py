@@ -274,7 +274,8 @@ class IndexSpec(SpecModel):
     """What the input is, and which of its fields are what."""
 
     encoder: Annotated[EncoderSpec | None, mapping_like(lambda given: f"{{model: {given}}}")] = None
-    """Required unless the source has vectors; then it encodes text queries."""
+    """Required unless the source has vectors, or `vectors: optional`. Where the source has vectors, it encodes text
+    queries."""
 
     reranker: Annotated[RerankerSpec | None, mapping_like(lambda given: f"{{model: {given}}}")] = None
     """Required for searches with `rerank`."""
@@ -293,7 +294,9 @@ class IndexSpec(SpecModel):
     """Whether datapoints may have attributes that are not declared, of any type in each row; all can be filtered by."""
 
     vectors: Literal["required", "optional"] = "required"
-    """Whether a datapoint must have a vector, or a text to encode; one without is found by filter and by words only."""
+    """Whether a datapoint must have a vector, or a text to encode; one without is found by filter, by words and by
+    sparse vectors only. With `optional`, an index may have no vectors at all: it needs neither `encoder` nor
+    `source.vector` then."""
 
     lexical: Lexical = None
     """Also index the words of title and text (BM25): `true`, or a mapping of options."""
@@ -313,6 +316,11 @@ class IndexSpec(SpecModel):
 
     live: LiveSpec = LiveSpec()
     """Sealing, merging and garbage collection for live updates."""
+
+    @property
+    def embeds(self) -> bool:
+        """Whether builds encode texts, rather than reading vectors from the source or making rows without vectors."""
+        return self.encoder is not None and self.source.vector is None
 
     @field_validator("index")
     @classmethod
@@ -375,14 +383,12 @@ class IndexSpec(SpecModel):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> IndexSpec:
-        if self.encoder is None and self.source.vector is None:
-            raise ValueError(
-                "`encoder` is required unless `source.vector` names a field with vectors. An index of words alone is "
-                "not possible yet: add `encoder: {model: sentence-transformers/all-MiniLM-L6-v2}` and "
-                "`search: {mode: lexical}`, and searches use the words only"
-                if self.lexical
-                else "`encoder` is required unless `source.vector` names a field with vectors"
-            )
+        if self.vectors == "required":
+            self._has_vectors()
+        elif self.encoder is not None and self.source.text is None and self.source.vector is None:
+            raise ValueError("`encoder` needs `source.text` or `source.vector`")
+        if self.source.chunk is not None and self.encoder is None and self.source.vector is None:
+            raise ValueError("`source.chunk` needs `encoder`, whose tokens it counts")
         if self.lexical and self.source.text is None:
             raise ValueError("`lexical: true` needs `source.text`")
         if self.search.mode in ("lexical", "hybrid") and not self.lexical:
@@ -395,3 +401,17 @@ class IndexSpec(SpecModel):
         if self.source.format == "managed" and self.source.payload in self.attributes:
             raise ValueError(f"attribute name {self.source.payload!r} is taken with `format: managed`")
         return self
+
+    def _has_vectors(self) -> None:
+        """Raise ValueError unless each datapoint can have a vector."""
+        if self.source.text is None and self.source.vector is None:
+            raise ValueError(
+                "`source` needs `text`, `vector` or both, got neither; or add `vectors: optional`"
+            )
+        if self.encoder is None and self.source.vector is None:
+            raise ValueError(
+                "`encoder` is required unless `source.vector` names a field with vectors. For an index of words alone, "
+                "add `vectors: optional`"
+                if self.lexical
+                else "`encoder` is required unless `source.vector` names a field with vectors"
+            )

@@ -82,7 +82,8 @@ def _queries(index: OpenIndex, job: Job, store: Store, encoder: EncoderSource | 
 
 
 def _sample(index: OpenIndex) -> pa.Table:
-    """Return the texts of sampled rows, from each segment in proportion to its share of all rows."""
+    """Return the texts of sampled rows with vectors, from each segment in proportion to its share of them."""
+    index = index.with_vectors()
     generator, rows = np.random.default_rng(_SEED), index.manifest.rows
     samples = []
     for segment, rows_R in index.live_rows():
