@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_serializer,
     field_validator,
     model_serializer,
@@ -270,6 +271,11 @@ class IndexSpec(SpecModel):
     index: str
     """Name: lower-case letters, digits, `-` and `_`, at most 63."""
 
+    vectors: Literal["required", "optional"] = "required"
+    """Whether a datapoint must have a vector, or a text to encode; one without is found by filter, by words and by
+    sparse vectors only. With `optional`, an index may have no vectors at all: it needs neither `encoder` nor
+    `source.vector` then."""
+
     source: Annotated[SourceSpec, mapping_like(lambda _: "{id: id, text: text}")]
     """What the input is, and which of its fields are what."""
 
@@ -292,11 +298,6 @@ class IndexSpec(SpecModel):
 
     dynamic: bool = False
     """Whether datapoints may have attributes that are not declared, of any type in each row; all can be filtered by."""
-
-    vectors: Literal["required", "optional"] = "required"
-    """Whether a datapoint must have a vector, or a text to encode; one without is found by filter, by words and by
-    sparse vectors only. With `optional`, an index may have no vectors at all: it needs neither `encoder` nor
-    `source.vector` then."""
 
     lexical: Lexical = None
     """Also index the words of title and text (BM25): `true`, or a mapping of options."""
@@ -327,6 +328,13 @@ class IndexSpec(SpecModel):
     def _index_name(cls, value: str) -> str:
         if not INDEX_NAME.fullmatch(value):
             raise ValueError(f"must match {INDEX_NAME.pattern} (it becomes a folder name), got {value!r}")
+        return value
+
+    @field_validator("source")
+    @classmethod
+    def _something_to_index(cls, value: SourceSpec, info: ValidationInfo) -> SourceSpec:
+        if value.text is None and value.vector is None and info.data.get("vectors") != "optional":
+            raise ValueError("needs `text`, `vector` or both, got neither; or add `vectors: optional`")
         return value
 
     @field_validator("attributes")
@@ -383,11 +391,17 @@ class IndexSpec(SpecModel):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> IndexSpec:
-        if self.vectors == "required":
-            self._has_vectors()
-        elif self.encoder is not None and self.source.text is None and self.source.vector is None:
+        has_vectors = self.encoder is not None or self.source.vector is not None
+        if not has_vectors and self.vectors == "required":
+            raise ValueError(
+                "`encoder` is required unless `source.vector` names a field with vectors. For an index of words alone, "
+                "add `vectors: optional`"
+                if self.lexical
+                else "`encoder` is required unless `source.vector` names a field with vectors"
+            )
+        if self.source.text is None and self.source.vector is None and self.encoder is not None:
             raise ValueError("`encoder` needs `source.text` or `source.vector`")
-        if self.source.chunk is not None and self.encoder is None and self.source.vector is None:
+        if self.source.chunk is not None and not has_vectors:
             raise ValueError("`source.chunk` needs `encoder`, whose tokens it counts")
         if self.lexical and self.source.text is None:
             raise ValueError("`lexical: true` needs `source.text`")
@@ -401,17 +415,3 @@ class IndexSpec(SpecModel):
         if self.source.format == "managed" and self.source.payload in self.attributes:
             raise ValueError(f"attribute name {self.source.payload!r} is taken with `format: managed`")
         return self
-
-    def _has_vectors(self) -> None:
-        """Raise ValueError unless each datapoint can have a vector."""
-        if self.source.text is None and self.source.vector is None:
-            raise ValueError(
-                "`source` needs `text`, `vector` or both, got neither; or add `vectors: optional`"
-            )
-        if self.encoder is None and self.source.vector is None:
-            raise ValueError(
-                "`encoder` is required unless `source.vector` names a field with vectors. For an index of words alone, "
-                "add `vectors: optional`"
-                if self.lexical
-                else "`encoder` is required unless `source.vector` names a field with vectors"
-            )

@@ -17,7 +17,8 @@ def check_compatible(
 ) -> None:
     """Raise SpecConflictError, which names both values, if new rows would not fit the rows of the index.
 
-    Distance, dimensions, encoder and number of shards must be the same, and every attribute must keep its type.
+    Distance, dimensions, encoder and number of shards must be the same, and every attribute must keep its type. Rows
+    without vectors need `vectors: optional`.
     New attributes are allowed, and are null in older rows. The rest of the spec may change.
     """
     _same("distance", spec.distance, parent.spec.distance)
@@ -27,6 +28,8 @@ def check_compatible(
     # An index whose vectors come from the source may get an encoder for queries at any time.
     if parent.encoder is not None or spec.source.vector is None:
         _same("encoder", *_names(fingerprint, parent.encoder))
+    if spec.vectors == "required" and not all(entry.vectors for entry in parent.segments):
+        _same("vectors", spec.vectors, "rows without vectors")
     for name, kind in parent.spec.attributes.items():
         _same(f"attributes.{name}", spec.attributes.get(name, "absent"), kind)
 
