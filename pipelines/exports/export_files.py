@@ -85,7 +85,11 @@ def open_writer(path: Path, format: str, schema: pa.Schema) -> Iterator[RowWrite
 
 def _parquet(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
-    lists = [f"{field.name}.list.element" for field in schema if pa.types.is_list(field.type)]
+    lists = [
+        f"{field.name}.list.element"
+        for field in schema
+        if pa.types.is_list(field.type) and field.name != "embedding"
+    ]
     return pq.ParquetWriter(
         path,
         schema,
