@@ -47,13 +47,17 @@ def found(store: Store, index: str = "vectors") -> dict[str, tuple[float, ...]]:
     return {name: tuple(round(x, 5) for x in vector) for name, vector in rows_of(store, index).items()}
 
 
-def test_records_without_a_vector_become_rows_in_a_segment_of_their_own(store: Store, write: Write):
+@pytest.mark.parametrize("shards", [1, 3])
+def test_records_without_a_vector_become_rows_in_a_segment_of_their_own(
+    store: Store, write: Write, shards: int
+):
     records = vector_records(0, 40) + without_vectors(vector_records(40, 60))
-    report = run(store, write("a.jsonl", records), spec=OPTIONAL)
+    report = run(store, write("a.jsonl", records), spec={**OPTIONAL, "shards": shards})
     assert (report.passages, report.dead_letters_key) == (60, None)
     assert found(store) == expected(records)
     entries = manifest_of(store).segments
-    assert [(entry.vectors, entry.rows) for entry in entries] == [(True, 40), (False, 20)]
+    rows = {kind: sum(entry.rows for entry in entries if entry.vectors == kind) for kind in (True, False)}
+    assert (rows, len(entries)) == ({True: 40, False: 20}, 2 * shards)
     assert verify(store, "vectors").problems == ()
     # Without the key in the spec they are dead letters, as before.
     required = run(store, write("a.jsonl", records), spec={**VECTORS, "index": "strict"})
@@ -61,20 +65,22 @@ def test_records_without_a_vector_become_rows_in_a_segment_of_their_own(store: S
     assert {letter.reason for letter in letters_of(store, required)} == {"missing_vector"}
 
 
-def test_an_update_moves_rows_between_the_two_kinds(store: Store, write: Write):
+@pytest.mark.parametrize("shards", [1, 3])
+def test_an_update_moves_rows_between_the_two_kinds(store: Store, write: Write, shards: int):
+    spec = {**OPTIONAL, "shards": shards}
     records = vector_records(0, 40) + without_vectors(vector_records(40, 60))
-    run(store, write("a.jsonl", records), spec=OPTIONAL)
+    run(store, write("a.jsonl", records), spec=spec)
     changed = vector_records(50, 55) + without_vectors(vector_records(0, 5))
-    run(store, write("b.jsonl", changed), spec=OPTIONAL)
+    run(store, write("b.jsonl", changed), spec=spec)
     want = expected(records) | expected(changed)
     assert found(store) == want
-    again = run(store, write("b.jsonl", changed), spec=OPTIONAL)
+    again = run(store, write("b.jsonl", changed), spec=spec)
     assert again.up_to_date
-    run(store, spec=OPTIONAL, deletes=["d1", "d59"])
+    run(store, spec=spec, deletes=["d1", "d59"])
     want = {name: vector for name, vector in want.items() if name not in ("d1", "d59")}
     assert found(store) == want
     report = compact("vectors", store.uri)
-    assert report.segments == 2
+    assert report.segments == 2 * shards
     assert compact("vectors", store.uri).up_to_date
     assert found(store) == want
     assert verify(store, "vectors").problems == ()
@@ -225,3 +231,28 @@ def test_a_record_without_text_is_a_row_without_a_vector_beside_passages(store: 
         assert [hit.document_id for hit in index.search("volcano", 1, mode="dense")] == ["long"]
         assert [hit.id for hit in index.search("bread", mode="lexical")] == ["titled"]
         assert [point.attributes["n"] for point in index.get(["bare", "new"]) if point] == [1, 5]
+
+
+def test_scann_and_its_recall_are_those_of_the_rows_with_vectors(store: Store, write: Write):
+    spec = {**OPTIONAL, "scann": {"exact_below_rows": 1000}, "shards": 1}
+    records = vector_records(0, 1200) + without_vectors(vector_records(1200, 1500))
+    report = run(store, write("a.jsonl", records), spec=spec)
+    manifest = manifest_of(store)
+    kinds = {entry.vectors: (entry.kind, entry.rows) for entry in manifest.segments}
+    assert kinds == {True: ("scann", 1200), False: ("exact", 300)}
+    assert manifest.recall is not None
+    assert (report.recall, manifest.recall.whole_queries) == (manifest.recall.measured, 200)
+    # A few new rows of either kind leave the trained segment as it is.
+    run(
+        store, write("b.jsonl", vector_records(1200, 1203) + without_vectors(vector_records(0, 2))), spec=spec
+    )
+    entries = manifest_of(store).segments
+    (trained,) = [entry for entry in manifest.segments if entry.vectors]
+    assert trained.key in {entry.key for entry in entries}
+    assert sum(entry.live_rows for entry in entries) == 1500
+    want = (
+        expected(records)
+        | expected(vector_records(1200, 1203))
+        | expected(without_vectors(vector_records(0, 2)))
+    )
+    assert found(store) == want
