@@ -1,6 +1,7 @@
 """Vectors to segments: the on-disk format, ScaNN, versions and the store."""
 
 from scannery.indexer.datapoints.column_rules import SizeLimits
+from scannery.indexer.datapoints.conforming import conformed
 from scannery.indexer.datapoints.field_mapping import FieldMapping
 from scannery.indexer.datapoints.passages import passage_rows, repeated_bytes, repetition_problem
 from scannery.indexer.datapoints.row_records import Records
@@ -28,6 +29,7 @@ from scannery.indexer.datapoints.sparse import (
     sparse_value,
 )
 from scannery.indexer.datapoints.validation import SPAN, SPARSE, Field, Rejected, Validated, validate
+from scannery.indexer.datapoints.vector_presence import has_vector, is_vectorless, parts_by_vector
 from scannery.indexer.errors import (
     AlreadyExistsError,
     BuildError,
@@ -181,6 +183,7 @@ __all__ = [
     "check_no_alias",
     "collect_garbage",
     "commit",
+    "conformed",
     "corpus_statistics",
     "create_index",
     "datapoint_schema",
@@ -188,8 +191,10 @@ __all__ = [
     "encodable",
     "exact_search",
     "expected_recall",
+    "has_vector",
     "id_hashes",
     "identifier",
+    "is_vectorless",
     "latest_version",
     "leased_versions",
     "list_indexes",
@@ -202,6 +207,7 @@ __all__ = [
     "open_index",
     "open_segment",
     "parse_spec",
+    "parts_by_vector",
     "passage_rows",
     "python_command",
     "python_environment",

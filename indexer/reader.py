@@ -45,6 +45,18 @@ class OpenIndex:
         """Components of a vector."""
         return self.manifest.dimensions
 
+    def with_vectors(self) -> OpenIndex:
+        """Return the index without the segments whose rows have no vectors."""
+        kept = [number for number, segment in enumerate(self.segments) if segment.has_vectors]
+        if len(kept) == len(self.segments):
+            return self
+        entries = tuple(entry for entry in self.manifest.segments if entry.vectors)
+        return OpenIndex(
+            self.manifest.model_copy(update={"segments": entries}),
+            tuple(self.segments[number] for number in kept),
+            tuple(self.alive[number] for number in kept),
+        )
+
     def live_rows(self) -> Iterator[tuple[Segment, np.ndarray]]:
         """Yield each segment with the numbers of its live rows, int64, ascending."""
         for segment, alive in zip(self.segments, self.alive, strict=True):

@@ -235,6 +235,8 @@ def _check_overtaken(job: Job, parent: Manifest | None) -> None:
     what = f"index {job.index!r}: live updates {numbers} were sealed while this build ran"
     old, new = parent.spec.attributes, job.spec.attributes
     retyped = sorted(name for name in old.keys() & new.keys() if old[name] != new[name])
+    if job.spec.vectors == "required" and not all(entry.vectors for entry in parent.segments):
+        retyped.append("vectors: required")
     if retyped or not same_space(parent, job.dimensions, job.fingerprint):
         raise SpecConflictError(
             f"{what}, and do not fit its {', '.join(retyped) or 'encoder and dimensions'}; nothing was published. "

@@ -30,6 +30,7 @@ PAGES = (
     "docs/encoders.md",
     "docs/spec.md",
     "docs/live-updates.md",
+    "docs/vectorless-rows.md",
     "docs/import-export.md",
     "docs/serving.md",
     "docs/http.md",

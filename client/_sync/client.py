@@ -85,7 +85,8 @@ class Client:
 
         Args:
             spec: the name of the index; or a mapping with the keys of SPEC.yaml, which the other arguments complete.
-            dimensions: components of a vector; required without an encoder.
+            dimensions: components of a vector; required without an encoder, unless the index has only words or sparse
+                vectors.
             encoder: the model that turns texts into vectors: its name, or a mapping as in SPEC.yaml.
             attributes: name → type, as in SPEC.yaml.
             dynamic: whether datapoints may have attributes that are not declared, of any types.
@@ -94,6 +95,7 @@ class Client:
             chunk: how texts are cut into passages, as `source.chunk` in SPEC.yaml: `{"max_tokens": 128}`.
             distance: how vectors are compared; default: `cosine`.
             vectors: whether a datapoint must have a vector; default: `optional` with a name, `required` with a mapping.
+                With `optional` and neither encoder nor dimensions, none can have one.
             target_recall: share of the true nearest neighbours that searches find; default: 0.95.
             reranker: a cross-encoder for `rerank`: its name, or a mapping as in SPEC.yaml.
             search: defaults of searches, as in SPEC.yaml.

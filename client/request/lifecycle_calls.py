@@ -52,9 +52,10 @@ def create_index(
     **parts: Any,
 ) -> Call[index_pb2.CreateIndexRequest, index_pb2.CreateIndexResponse, IndexInfo]:
     """Return the call that creates an index; `parts` are those of `build_spec`, None where they are not given."""
+    size = build_dimensions(dimensions)
     request = index_pb2.CreateIndexRequest(
-        spec_json=build_spec(spec, **parts),
-        dimensions=build_dimensions(dimensions),
+        spec_json=build_spec(spec, dimensions=size, **parts),
+        dimensions=size,
         request_id=request_id,
         keep_existing=keeps_existing(if_exists),
     )

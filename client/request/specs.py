@@ -14,6 +14,7 @@ __all__ = ["build_changes", "build_dimensions", "build_spec", "build_version", "
 def build_spec(
     spec: str | Mapping[str, Any],
     *,
+    dimensions: int = 0,
     chunk: Mapping[str, Any] | None = None,
     sparse: bool | None = None,
     **parts: Any,
@@ -22,11 +23,13 @@ def build_spec(
 
     Args:
         spec: with the keys of SPEC.yaml; or the name of the index, and the rest in `parts`.
+        dimensions: components of a vector; 0: not given.
         chunk: `source.chunk` of the spec.
         sparse: whether datapoints may have sparse vectors.
         parts: keys of the spec; None: not given. An encoder or a reranker may be the name of its model. Without a
-            `source`, an index has `id` and `text` with an encoder, `id`, `vector` and `text` without one. An index made
-            by its name takes datapoints without a vector, unless `vectors` says otherwise.
+            `source`, an index has `id` and `text`, and without an encoder also `vector`, unless it is one without
+            vectors. An index made by its name takes datapoints without a vector, unless `vectors` says otherwise; it is
+            one without vectors if it has words or sparse vectors, and neither an encoder nor dimensions.
 
     Raises:
         InvalidArgumentError: it is neither a name nor a mapping, or cannot be JSON.
@@ -34,7 +37,9 @@ def build_spec(
     """
     given = {name: value for name, value in parts.items() if value is not None}
     if isinstance(spec, str):
-        made: dict[str, Any] = {"index": spec, "vectors": "optional", **given}
+        made: dict[str, Any] = {"index": spec, **given}
+        if dimensions or sparse or made.get("encoder") or made.get("lexical"):
+            made.setdefault("vectors", "optional")
     elif isinstance(spec, Mapping):
         made = {**spec, **given}
     else:
@@ -42,7 +47,8 @@ def build_spec(
             f"spec: must be a mapping with the keys of SPEC.yaml, or a name, got {spec!r:.80}", field="spec"
         )
     _name_models(made)
-    made.setdefault("source", {"id": "id", "text": "text"} if made.get("encoder") else _VECTORS)
+    without = made.get("vectors") == "optional" and not dimensions
+    made.setdefault("source", _TEXTS if made.get("encoder") or without else _VECTORS)
     extra = {"chunk": chunk, "sparse_vector": "sparse_vector" if sparse else None}
     if extra := {name: value for name, value in extra.items() if value is not None}:
         if not isinstance(made["source"], Mapping):
@@ -100,6 +106,7 @@ def _json(value: object, field: str) -> str:
         raise InvalidArgumentError(f"{field}: is not JSON: {error}", field=field) from error
 
 
+_TEXTS = {"id": "id", "text": "text"}
 _VECTORS = {"id": "id", "vector": "vector", "text": "text"}
 
 

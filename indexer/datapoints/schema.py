@@ -63,9 +63,12 @@ ARROW_TYPES: dict[AttributeType, pa.DataType] = {
 
 
 def datapoint_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
-    """Return the Arrow schema of the datapoints of an index: fixed columns, one per attribute, and `_dynamic`."""
-    has_sparse = spec.source.sparse_vector is not None
-    return _schema(tuple(spec.attributes.items()), has_sparse, spec.dynamic, dimensions)
+    """Return the Arrow schema of the datapoints of an index: fixed columns, one per attribute, and `_dynamic`.
+
+    With `vectors: optional`, `embedding` is null where a row has no vector; with 0 dimensions it is always null.
+    """
+    has_sparse, optional = spec.source.sparse_vector is not None, spec.vectors == "optional"
+    return _schema(tuple(spec.attributes.items()), has_sparse, spec.dynamic, dimensions, optional)
 
 
 def written_schema(spec: IndexSpec, dimensions: int) -> pa.Schema:
@@ -80,13 +83,18 @@ def attribute_columns(spec: IndexSpec) -> dict[str, pa.DataType]:
 
 @lru_cache(maxsize=256)  # every small write needs it, and it takes as long as the validation of a datapoint
 def _schema(
-    attributes: tuple[tuple[str, AttributeType], ...], has_sparse: bool, dynamic: bool, dimensions: int
+    attributes: tuple[tuple[str, AttributeType], ...],
+    has_sparse: bool,
+    dynamic: bool,
+    dimensions: int,
+    optional: bool,
 ) -> pa.Schema:
+    # Arrow writes no lists of size 0.
+    vector = pa.list_(pa.field("item", pa.float32(), nullable=False), max(1, dimensions))
     fixed = [
         pa.field("id", pa.string(), nullable=False),
         pa.field("document_id", pa.string(), nullable=False),
-        pa.field("embedding", pa.list_(pa.field("item", pa.float32(), nullable=False), dimensions),
-                 nullable=False),
+        pa.field("embedding", vector, nullable=optional),
         pa.field("title", pa.string()),
         pa.field("text", pa.string()),
         pa.field("text_start", pa.int64()),
@@ -102,7 +110,10 @@ def _schema(
 
 
 def vectors_of(table: pa.Table) -> np.ndarray:
-    """Return the `embedding` column as float32 `(rows, dimensions)`; a view where the column is one chunk."""
+    """Return the `embedding` column as float32 `(rows, dimensions)`; a view where the column is one chunk.
+
+    No row may be without a vector.
+    """
     column = table.column("embedding")
     dimensions = column.type.list_size
     # flatten(), not .values: it respects the offset of a sliced array.

@@ -19,7 +19,8 @@ def check_compatible(
 
     Distance, dimensions, encoder and number of shards must be the same, and every attribute must keep its type.
     New attributes are allowed, and are null in older rows. Attributes that the index got while it was served
-    (versions/altering.py) must be in the spec as well. The rest of the spec may change.
+    (versions/altering.py) must be in the spec as well. Rows without vectors need `vectors: optional`. The rest of the
+    spec may change.
     """
     _same("distance", spec.distance, parent.spec.distance)
     _same("dimensions", dimensions, parent.dimensions)
@@ -30,6 +31,8 @@ def check_compatible(
         _same("encoder", *_names(fingerprint, parent.encoder))
     if parent.spec.dynamic:
         _same("dynamic", spec.dynamic, parent.spec.dynamic)
+    if spec.vectors == "required" and not all(entry.vectors for entry in parent.segments):
+        _same("vectors", spec.vectors, "rows without vectors")
     for name, kind in parent.spec.attributes.items():
         if name not in spec.attributes:
             _refuse_loss(f"attributes.{name}", parent)

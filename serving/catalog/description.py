@@ -85,7 +85,7 @@ def _encoder(manifest: Manifest) -> pb.EncoderInfo | None:
 
 def _recall(manifest: Manifest) -> pb.RecallInfo | None:
     recall = manifest.recall
-    if recall is None:
+    if recall is None or not manifest.dimensions:
         return None
     return pb.RecallInfo(k=recall.k, target=recall.target, measured=recall.measured, reached=recall.reached)
 

@@ -210,7 +210,7 @@ class Hydrator:
             np.array(columns, np.int64),
             np.array(groups, np.int64).reshape(-1, 7),
             np.frombuffer(bytes(heads), np.uint8),
-            vectors_ND.view(np.uint8) if fields.vector else _NO_VECTORS,
+            vectors_ND.view(np.uint8) if fields.vector and vectors_ND.shape[1] else _NO_VECTORS,
         )
 
 

@@ -91,7 +91,7 @@ def _vectors(points: Sequence[Datapoint], dimensions: int) -> np.ndarray | list[
     vectors = [point.vector for point in points]
     packed = [vector.packed for vector in vectors]
     size = 4 * dimensions
-    if all(len(data) == size for data in packed) and not any(vector.values for vector in vectors):
+    if size and all(len(data) == size for data in packed) and not any(vector.values for vector in vectors):
         return np.frombuffer(b"".join(packed), "<f4").reshape(-1, dimensions)
     return [_vector(point.vector) if point.HasField("vector") else None for point in points]
 

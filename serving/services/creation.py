@@ -116,6 +116,8 @@ class Creation:
     def _space(self, spec: IndexSpec, dimensions: int) -> _Space:
         """Return the space of the vectors; the encoder tells it, or the request."""
         if spec.encoder is None:
+            if dimensions == 0 and spec.vectors == "optional" and spec.source.vector is None:
+                return _Space(0, None)
             if not 1 <= dimensions <= limits.MAX_DIMENSIONS:
                 raise InvalidRequestError.at(
                     "dimensions",

@@ -211,11 +211,9 @@ def test_dynamic_attributes_are_counted_by_exact_type(tmp_path: Path) -> None:
     path = make_store(tmp_path, [], spec=parse_spec(spec))
     with scannery.connect(path) as client:
         index = client.index("live")
+        values = enumerate(VALUES)
         index.upsert(
-            [
-                {"id": f"id{i}", "vector": [1.0] * 8, "attributes": {"any": value, "show": "a"}}  # type: ignore[misc]
-                for i, value in enumerate(VALUES)
-            ]
+            [{"id": f"id{i}", "vector": [1.0] * 8, "attributes": {"any": x, "show": "a"}} for i, x in values]
             + [{"id": "without", "vector": [1.0] * 8}]
         )
         for _ in range(2):
