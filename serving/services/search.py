@@ -40,6 +40,7 @@ from scannery.serving.services.creation import Creation
 from scannery.serving.services.embedding import Embedding, index_encoders
 from scannery.serving.services.index import Indexes
 from scannery.serving.services.registry import MethodRegistry, UnaryMethod
+from scannery.serving.services.scan import Scans
 from scannery.serving.services.write import Writes
 from scannery.serving.snapshot.snapshot import Snapshot
 from scannery.serving.status import status_for_callers
@@ -84,6 +85,7 @@ class Service(MethodRegistry):
             f"/{SEARCH_SERVICE}/Get": UnaryMethod(search_pb2.GetRequest, self.get, "read"),
             UPSERT: UnaryMethod(index_pb2.UpsertRequest, writes.upsert, "write"),
             f"/{INDEX_SERVICE}/Delete": UnaryMethod(index_pb2.DeleteRequest, writes.delete, "write"),
+            **Scans(catalog).methods,
             **Indexes(catalog).methods,
             **Creation(catalog, models).methods,
             **Embedding(partial(index_encoders, catalog)).methods,
