@@ -19,12 +19,21 @@ from scannery.client.response.results import (
     Hits,
     IndexInfo,
     RecallInfo,
+    ScanPage,
     SegmentInfo,
     SegmentPlan,
 )
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
 
-__all__ = ["parse_embed", "parse_encoders", "parse_get", "parse_hits", "parse_index", "parse_many"]
+__all__ = [
+    "parse_embed",
+    "parse_encoders",
+    "parse_get",
+    "parse_hits",
+    "parse_index",
+    "parse_many",
+    "parse_page",
+]
 
 PointT = TypeVar("PointT", bound=Datapoint)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
@@ -59,6 +68,20 @@ def parse_get(ids: Iterable[str], response: search_pb2.GetResponse) -> list[Data
     """Return one datapoint per id, None where there is none."""
     found = {point.id: _datapoint(point) for point in response.datapoints}
     return [found.get(identifier) for identifier in ids]
+
+
+def parse_page(response: search_pb2.ScanResponse) -> ScanPage:
+    """Return a page of a scan; its datapoints are decoded when a field of them is first read."""
+    snapshot, _, position = response.page_token.rpartition(".")
+    return ScanPage(
+        points=map(_undecoded, response.datapoints),
+        snapshot=snapshot,
+        position=int(position),
+        last=not response.next_page_token,
+        total=response.total,
+        version=response.version,
+        sequence=response.sequence,
+    )
 
 
 def parse_embed(response: embedding_pb2.EmbedResponse) -> np.ndarray:
@@ -168,10 +191,21 @@ def _datapoint(message: types_pb2.Datapoint) -> Datapoint:
     return point
 
 
+def _undecoded(message: types_pb2.Datapoint) -> Datapoint:
+    point = _new(Datapoint)
+    _put_message(point, message)
+    return point
+
+
+_put_message: Callable[[Datapoint, types_pb2.Datapoint], None] = Datapoint._message.__set__  # type: ignore[attr-defined]
+
+
 def _fill(point: Datapoint, message: search_pb2.Hit | types_pb2.Datapoint) -> None:
     for descriptor, value in message.ListFields():
         _SETTERS[descriptor](point, value)
 
+
+Datapoint._decode = _fill
 
 _new: Callable[[type[PointT]], PointT] = object.__new__
 """Without the fields that an answer leaves out."""

@@ -164,7 +164,8 @@ class ScanResult:
         deadline.check()
         direction = "descending" if order.descending else "ascending"
         keys = [("key", direction)] if order.field == "id" else [("key", direction), ("id", "ascending")]
-        found: np.ndarray = pc.sort_indices(table, sort_keys=keys, null_placement="at_end").to_numpy()
+        # Arrow puts nulls last in both directions.
+        found: np.ndarray = pc.sort_indices(table, sort_keys=keys).to_numpy()
         return found
 
 
