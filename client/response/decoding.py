@@ -212,8 +212,27 @@ _new: Callable[[type[PointT]], PointT] = object.__new__
 
 
 def _attributes(values: Mapping[str, types_pb2.Value]) -> dict[str, AttributeValue]:
-    pairs = ((name, _value(values[name])) for name in sorted(values))
-    return {name: value for name, value in pairs if value is not None}
+    found: dict[str, AttributeValue] = {}
+    for name in sorted(values):
+        message = values[name]
+        # Only the kind that is set has a value; to ask for it takes as long as to read it.
+        value = getattr(message, _LIKELY.get(name, "int_value")) or _value(message)
+        if value is not None:
+            found[name] = value
+            if type(value) in _SCALARS and name not in _LIKELY and len(_LIKELY) < MAX_LIKELY:
+                _LIKELY[name] = _SCALARS[type(value)]
+    return found
+
+
+MAX_LIKELY = 4096
+_LIKELY: dict[str, str] = {}
+"""Kinds of attributes by name, as they were last time: most answers are of the same index."""
+_SCALARS: dict[type, str] = {
+    str: "string_value",
+    int: "int_value",
+    float: "float_value",
+    bool: "bool_value",
+}
 
 
 def _array(message: types_pb2.Vector) -> np.ndarray:
