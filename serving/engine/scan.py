@@ -122,7 +122,7 @@ class ScanResult:
     def _ordered(self, snapshot: Snapshot, query: ScanQuery, deadline: Deadline) -> np.ndarray | None:
         """Return the rows in the order of the query; None: it is that of the segments."""
         chosen = query.sample if 0 < query.sample < self._all else self._all
-        if chosen == self._all and query.order is None:
+        if not self._all or (chosen == self._all and query.order is None):
             return None
         if chosen > limits.MAX_SORTED_ROWS:
             field, what = ("sample", "chosen") if chosen < self._all else ("order_by", "sorted")
