@@ -84,7 +84,7 @@ class PageToken:
 def request_digest(request: pb.ScanRequest) -> bytes:
     """Return a hash of what all pages of a scan have in common, `DIGEST_BYTES` long."""
     common = pb.ScanRequest(
-        return_fields=request.return_fields,
+        return_fields=sorted(set(request.return_fields)),  # their order changes nothing
         return_vector=request.return_vector,
         sample=request.sample,
         seed=request.seed,

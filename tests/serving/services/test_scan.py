@@ -323,10 +323,10 @@ def test_an_index_without_datapoints_has_an_empty_scan(tmp_path: Path) -> None:
     with scannery.connect(tmp_path / "store", create=True) as client:
         index = client.create_index(SPEC, dimensions=2)
         for options in ({}, {"order_by": "year"}, {"sample": 5}):
-            running = index.scan(**options)  # type: ignore[arg-type]
+            running = index.scan(**options)
             assert list(running) == []
             assert running.total == 0
-            assert list(index.scan(token=running.token, **options)) == []  # type: ignore[arg-type]
+            assert list(index.scan(token=running.token, **options)) == []
 
 
 def test_a_scan_of_an_index_that_was_built_continues_after_it_is_built_again(
