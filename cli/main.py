@@ -36,6 +36,10 @@ class _Commands(LazyGroup):
             "Print the datapoints that exist; ends with an error if some do not.",
             brief=True,
         ),
+        "scan": LazyCommand(
+            f"{_COMMANDS}.scan:scan",
+            "Print the datapoints of one snapshot of an index as JSON lines, which `upsert` reads.",
+        ),
         "upsert": LazyCommand(
             f"{_COMMANDS}.write:upsert",
             "Insert or replace datapoints, which are durable and visible when the command ends.",

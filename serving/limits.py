@@ -5,6 +5,7 @@ __all__ = [
     "DEFAULT_FILTERED_WRITES",
     "DEFAULT_K",
     "DEFAULT_RERANK_CANDIDATES",
+    "DEFAULT_SCAN_PAGE",
     "MAX_ALIASES",
     "MAX_ATTRIBUTE_BYTES",
     "MAX_BATCH_HITS",
@@ -35,6 +36,9 @@ __all__ = [
     "MAX_RERANK_MS",
     "MAX_RESCORE",
     "MAX_RETURN_FIELDS",
+    "MAX_SCAN_PAGE",
+    "MAX_SCAN_PAGE_BYTES",
+    "MAX_SORTED_ROWS",
     "MAX_SPEC_BYTES",
     "MAX_STRINGS",
     "MAX_TEXT_BYTES",
@@ -93,3 +97,10 @@ MAX_ATTRIBUTE_BYTES = 1 << 20
 MAX_TITLE_BYTES = 1 << 16
 MAX_PAYLOAD_BYTES = 1 << 20
 MAX_REQUEST_ID_BYTES = 64
+DEFAULT_SCAN_PAGE = 1_000
+MAX_SCAN_PAGE = 10_000
+"""Datapoints of a page of a scan."""
+MAX_SCAN_PAGE_BYTES = 3 << 20
+"""Of the datapoints of a page, unless it has only one: gRPC clients accept 4 MiB by default."""
+MAX_SORTED_ROWS = 1 << 24
+"""Datapoints that a scan sorts or samples: while it runs, its order takes 4 bytes for each."""

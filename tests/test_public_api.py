@@ -21,6 +21,7 @@ CLIENT_NAMES = NAMES - {"__version__"} | {
     "AttributeStats", "BulkWritten", "Deleted", "EncoderInfo", "Explanation", "Facet", "Facets", "Fusion", "Mode",
     "NewDatapoint", "NotWritten", "QueryLike", "RecallInfo", "SearchOptions", "SegmentInfo", "SegmentPlan", "TypeStats",
     "Update", "Where", "Written",
+    "Scan",
 }  # fmt: skip
 
 

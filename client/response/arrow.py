@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from scannery.client.response.results import Hit
+    from scannery.client.response.results import Datapoint, Hit
 
-__all__ = ["hits_table"]
+__all__ = ["datapoints_table", "hits_table"]
 
 _FIELDS: dict[str, pa.DataType] = {
     "id": pa.string(),
@@ -29,10 +29,22 @@ _FIELDS: dict[str, pa.DataType] = {
 }
 
 
+_OF_HITS = {"score", "dense_score", "lexical_score", "rerank_score"}
+
+
 def hits_table(hits: Sequence[Hit]) -> pa.Table:
     """Return a table with a row for each hit, in their order; the fixed columns are there also without hits."""
+    return _table(hits, _FIELDS)
+
+
+def datapoints_table(points: Sequence[Datapoint]) -> pa.Table:
+    """Return a table with a row for each datapoint, with the columns of `hits_table` but the scores."""
+    return _table(points, {name: kind for name, kind in _FIELDS.items() if name not in _OF_HITS})
+
+
+def _table(hits: Sequence[Datapoint], fields: dict[str, pa.DataType]) -> pa.Table:
     columns: dict[str, pa.Array] = {
-        name: pa.array([getattr(hit, name) for hit in hits], kind) for name, kind in _FIELDS.items()
+        name: pa.array([getattr(hit, name) for hit in hits], kind) for name, kind in fields.items()
     }
     if any(hit.payload is not None for hit in hits):
         columns["payload"] = pa.array(
