@@ -42,22 +42,28 @@ _INSIDE = {
     "norwegian": "f.eks bl.a dvs ca nr kl hr fr",
     "turkish": "örn bkz vb sn doç prof av",
 }  # fmt: skip
-_NUMBERED = "no nos nr p pp vol fig figs ch chap sec art eq ex abs kap bd s ss pág núm с рис стр гл ст n° č čl str".split()
-_AMBIGUOUS = (
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_NUMBERED = _set(
+    "no nos nr p pp vol fig figs ch chap sec art eq ex abs kap bd s ss pág núm с рис стр гл ст n° č čl str"
+)
+_AMBIGUOUS = _set(
     "inc ltd co corp jr sr bros u.s u.k u.n e.u d.c b.c a.d a.m p.m u.s.a etc usw uvm u.s.w ecc т.д т.п др itd itp "
     "atd o.s.v osv enz gmbh mbh cie s.a s.p.a"
-).split()
-
-ORDINAL_LANGUAGES = frozenset(
-    "german danish norwegian finnish czech polish hungarian turkish serbian lithuanian".split()
 )
+
+ORDINAL_LANGUAGES = _set("german danish norwegian finnish czech polish hungarian turkish serbian lithuanian")
 """Languages that write "3rd" as "3."."""
 
-SENTENCE_STARTERS = frozenset(
+SENTENCE_STARTERS = _set(
     "the a an in on at he she it they we i you this that these those but and so if as when after for from his her its "
     "their there however der die das ein eine er sie es wir ich im am auf aber und doch dies diese nach le la les un "
-    "une il elle ils elles nous on ce cette mais et dans en el los las un una ellos pero y o os uma ele ela eles mas "
-    "e gli lo uno una ma в на он она они это но и а как de het een hij zij maar en".split()
+    "une il elle ils elles nous on ce cette mais et dans en el los las una ellos pero y o os uma ele ela eles mas "
+    "e gli lo uno ma в на он она они это но и а как de het een hij zij maar"
 )
 """Words that begin sentences more often than they follow an abbreviation with a capital."""
 
@@ -66,4 +72,4 @@ SENTENCE_STARTERS = frozenset(
 def abbreviations_of(language: str | None) -> Abbreviations:
     """Return the abbreviations of a language, such as `german`; of English if there is no list of it."""
     words = f"{_INSIDE['']} {_INSIDE.get(language or '', _INSIDE['english'])}"
-    return Abbreviations(frozenset(words.split()), frozenset(_NUMBERED), frozenset(_AMBIGUOUS))
+    return Abbreviations(_set(words), _NUMBERED, _AMBIGUOUS)

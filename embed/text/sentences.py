@@ -1,8 +1,8 @@
 """Sentences of a text with their places in it, also of transcripts and of scripts without spaces.
 
-Sentences end at punctuation, blank lines, lines of a list, headings, and turns of a speaker. A full stop ends none after
-an abbreviation ("Dr. Who"), an initial, the number of a list, in a number, and before a lower-case letter. Time marks
-(transcripts.py) belong to no sentence at its edges, and may lie within one; speakers' names belong to none.
+Sentences end at punctuation, blank lines, lines of a list, headings, and turns of a speaker. A full stop ends none
+after an abbreviation ("Dr. Who"), an initial, the number of a list, in a number, and before a lower-case letter. Time
+marks (transcripts.py) belong to no sentence at its edges, and may lie within one; speakers' names belong to none.
 
 Everything takes time linear in the text.
 """
@@ -34,7 +34,7 @@ MAX_SENTENCE_CHARACTERS = 400
 WRAPPED_CHARACTERS = 50
 """A line of at least this length, without punctuation at its end, goes on in the next one."""
 
-# The look-behind lets a match start only at the first of a run of marks: otherwise a long run would take quadratic time.
+# The look-behind lets a match start only at the first of a run of marks: a long run would take quadratic time.
 _STOP = regex.compile(
     r"(?<![.!?…؟।॥։۔።])[.!?…؟।॥։۔።]++[\"'”’»)\]*_]*+(?:\s++|$)|[。！？｡．]++[”’」』）)\"]*+\s*+"
 )
@@ -136,7 +136,7 @@ class _Breaks:
         if lower in self._abbreviations.numbered:
             return following[0].isdigit()
         if lower in self._abbreviations.ambiguous or _INITIALS.fullmatch(word):
-            return following.split()[0].lower() not in SENTENCE_STARTERS
+            return following.split(maxsplit=1)[0].lower() not in SENTENCE_STARTERS
         return False
 
     def _word_before(self, position: int) -> str:
