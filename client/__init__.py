@@ -38,6 +38,7 @@ from scannery.client.response.results import (
     RecallInfo,
     SegmentInfo,
     SegmentPlan,
+    Snippet,
     Written,
 )
 
@@ -77,6 +78,7 @@ __all__ = [
     "SearchOptions",
     "SegmentInfo",
     "SegmentPlan",
+    "Snippet",
     "Sparse",
     "UnauthenticatedError",
     "UnavailableError",

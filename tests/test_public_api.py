@@ -19,7 +19,7 @@ NAMES = {
 
 CLIENT_NAMES = NAMES - {"__version__"} | {
     "BulkWritten", "Deleted", "EncoderInfo", "Explanation", "Fusion", "Mode", "NewDatapoint", "NotWritten", "QueryLike",
-    "RecallInfo", "SearchOptions", "SegmentInfo", "SegmentPlan", "Update", "Where", "Written",
+    "RecallInfo", "SearchOptions", "SegmentInfo", "SegmentPlan", "Snippet", "Update", "Where", "Written",
 }  # fmt: skip
 
 

@@ -28,6 +28,13 @@ _FIELDS: dict[str, pa.DataType] = {
     "rerank_score": pa.float32(),
 }
 
+_SNIPPET: dict[str, pa.DataType] = {
+    "text": pa.string(),
+    "start": pa.int64(),
+    "end": pa.int64(),
+    "score": pa.float32(),
+}
+
 
 def hits_table(hits: Sequence[Hit]) -> pa.Table:
     """Return a table with a row for each hit, in their order; the fixed columns are there also without hits."""
@@ -38,6 +45,10 @@ def hits_table(hits: Sequence[Hit]) -> pa.Table:
         columns["payload"] = pa.array(
             [None if hit.payload is None else json.dumps(hit.payload) for hit in hits], pa.string()
         )
+    if any(hit.snippet is not None for hit in hits):
+        for name, kind in _SNIPPET.items():
+            values = [getattr(hit.snippet, name) if hit.snippet else None for hit in hits]
+            columns["snippet" if name == "text" else f"snippet_{name}"] = pa.array(values, kind)
     vector = next((hit.vector for hit in hits if hit.vector is not None), None)
     if vector is not None:
         kind = pa.list_(pa.float32(), len(vector))

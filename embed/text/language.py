@@ -12,7 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 
-__all__ = ["UNKNOWN", "language_of", "languages_of"]
+__all__ = ["UNKNOWN", "function_words", "language_of", "languages_of"]
 
 UNKNOWN = "unknown"
 MOST_CHARS = 4000
@@ -131,6 +131,11 @@ def languages_of(texts: Iterable[str]) -> list[tuple[str, float]]:
         counts[together] += len(group)
     total = counts.total()
     return [(language, count / total) for language, count in counts.most_common()]
+
+
+def function_words(language: str) -> frozenset[str]:
+    """Return the function words of a language ("the", "of", …), in lower case; none where there is no list."""
+    return _FUNCTION_WORDS.get(language, frozenset())
 
 
 def language_of(text: str) -> str:

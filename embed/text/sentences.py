@@ -223,6 +223,6 @@ def _cut(text: str, start: int) -> int:
     for pattern in _CUTS:
         # One character more is looked at, to see whether the last match ends before it.
         ends = [match.end() for match in pattern.finditer(text, least, most + 1)]
-        if ends := [place for place in ends if place <= most]:
+        if ends := [int(place) for place in ends if place <= most]:
             return ends[-1]
     return most
