@@ -43,6 +43,10 @@ class _Commands(LazyGroup):
         "delete": LazyCommand(
             f"{_COMMANDS}.write:delete", "Delete datapoints or documents; unknown ids are not an error."
         ),
+        "import": LazyCommand(
+            "scannery.cli.importing.command:import_",
+            "Import a collection of Qdrant, Chroma, LanceDB, pgvector or FAISS into an index.",
+        ),
         "evaluate": LazyCommand(
             f"{_COMMANDS}.evaluate:evaluate",
             "Measure nDCG, MRR, MAP, recall and success of an index against relevance judgements.",
