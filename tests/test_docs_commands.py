@@ -24,6 +24,7 @@ PAGES = (
     "docs/documents.md",
     "docs/fields.md",
     "docs/searching.md",
+    "docs/highlighting.md",
     "docs/sdk.md",
     "docs/encoders.md",
     "docs/spec.md",
@@ -49,6 +50,7 @@ NOT_RUN = {
         "docs/import-export.md",
         "gs://bucket/export",
     ): "needs a bucket; tests/cli/test_export.py exports to folders",
+    ("docs/import-export.md", "./qdrant"): "needs other databases; tests/cli/test_import.py has them",
     ("docs/serving.md", "gs://bucket/store"): "needs a bucket; tests/serving/process serves with workers",
     (
         "docs/operations/serving.md",
@@ -89,6 +91,7 @@ SHOWN = {
     "docs/documents.md": ("The coffee guide > Espresso", "thirty days"),
     "docs/fields.md": ("looked at all 2 records", "A pot for the stove."),
     "docs/searching.md": ("Magma rises", "Cars without petrol"),
+    "docs/highlighting.md": ("a *volcano* *erupts*",),
     "docs/build.md": ("missing_text", "removed"),
     "docs/encoders.md": ("intfloat/multilingual-e5-small", "german"),
     "docs/live-updates.md": ("Choirs", "ep-3"),

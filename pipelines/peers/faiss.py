@@ -38,7 +38,7 @@ def open_faiss(source: str, options: PeerOptions) -> PeerCollection:
     ids = _ids(options.ids, own_ids, index.ntotal)
     notes = (
         []
-        if isinstance(vectors, faiss.IndexFlat)
+        if isinstance(vectors.part, faiss.IndexFlat)
         else ["vectors are those that the index rebuilds from its codes"]
     )
     if metric == "METRIC_INNER_PRODUCT" and options.distance is None and _are_units(vectors, index.ntotal):
@@ -58,8 +58,21 @@ def _name_of(faiss: Any, metric: int) -> str:
     return names[0] if names else str(metric)
 
 
-def _readable(faiss: Any, index: Any) -> tuple[Any, np.ndarray | None]:
-    """Return the index whose vectors can be read by their numbers, and the ids that it maps them to."""
+class _Vectors:
+    """The vectors of an index by their numbers."""
+
+    def __init__(self, part: Any, owner: Any) -> None:
+        # A part of an index does not keep the whole alive, whose memory would be freed.
+        self.part, self._owner = part, owner
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Return some of them, float32 (count, D)."""
+        return np.asarray(self.part.reconstruct_n(start, count), np.float32)
+
+
+def _readable(faiss: Any, index: Any) -> tuple[_Vectors, np.ndarray | None]:
+    """Return the vectors of an index, and the ids that it maps their numbers to."""
+    owner = index
     index = faiss.downcast_index(index)
     ids = None
     if isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2)):
@@ -77,7 +90,7 @@ def _readable(faiss: Any, index: Any) -> tuple[Any, np.ndarray | None]:
             index.reconstruct(0)
     except RuntimeError as error:
         raise PeerError(f"{type(index).__name__} does not give its vectors: {str(error)[-120:]}") from error
-    return index, ids
+    return _Vectors(index, owner), ids
 
 
 def _ids(file: str | None, own: np.ndarray | None, rows: int) -> Sequence[str]:
@@ -93,13 +106,13 @@ def _ids(file: str | None, own: np.ndarray | None, rows: int) -> Sequence[str]:
     return ids
 
 
-def _are_units(index: Any, rows: int) -> bool:
-    sample_ND = index.reconstruct_n(0, min(rows, SAMPLED)) if rows else np.zeros((0, 1))
+def _are_units(vectors: _Vectors, rows: int) -> bool:
+    sample_ND = vectors.read(0, min(rows, SAMPLED)) if rows else np.zeros((0, 1))
     return bool(rows) and bool(np.all(np.abs(np.linalg.norm(sample_ND, axis=1) - 1) < UNIT_TOLERANCE))
 
 
-def _records(index: Any, ids: Sequence[str], size: int) -> Iterator[list[PeerRecord]]:
+def _records(vectors: _Vectors, ids: Sequence[str], size: int) -> Iterator[list[PeerRecord]]:
     for start in range(0, len(ids), size):
         count = min(size, len(ids) - start)
-        vectors_ND = index.reconstruct_n(start, count)
+        vectors_ND = vectors.read(start, count)
         yield [PeerRecord(ids[start + i], vectors_ND[i], {}) for i in range(count)]
