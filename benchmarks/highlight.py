@@ -1,6 +1,6 @@
 """Snippets of hits: how often the chosen sentence has the answer, and what highlighting costs.
 
-    python -m benchmarks.highlight [--show brainscience] [--languages en,de,es,ru,zh]
+    python -m benchmarks.highlight [--show brainscience] [--languages en,de,es,ru,zh] [--every 1]
 
 Answers: the paragraphs of XQuAD-R, with the questions to them. Of the paragraphs that a hybrid search for a question
 finds among its best ten, that with the answer is looked at: does the snippet have the whole answer? The same is told of
@@ -92,14 +92,14 @@ def built(folder: Path, records: Sequence[dict[str, str]], language: str, **sour
     return scannery.connect(folder / "store", timeout_s=600).index("highlight")
 
 
-def answers(language: str, folder: Path) -> list[object]:
+def answers(language: str, folder: Path, every: int) -> list[object]:
     """Return a row: shares of paragraphs whose chosen sentence has the answer."""
     paragraphs, questions = xquad(language)
     records = [{"id": name, "text": text} for name, text in paragraphs.items()]
     index = built(folder / language, records, LEXICAL.get(language, "none"))
     sentences = {name: sentences_of(text) for name, text in paragraphs.items()}
     shares: dict[str, list[float]] = {"first": [], "random": [], "words": [], "encoder": []}
-    for question in questions:
+    for question in questions[::every]:
         for choice in ("words", "encoder"):
             hits = index.search(question.text, 10, mode="hybrid", highlight=choice)  # type: ignore[arg-type]
             for hit in hits:
@@ -113,7 +113,7 @@ def answers(language: str, folder: Path) -> list[object]:
     found = len(shares["encoder"])
     return [
         language,
-        f"{found} of {len(questions)}",
+        f"{found} of {len(questions[::every])}",
         f"{per_paragraph:.1f}",
         *(f"{mean(each):.3f}" for each in shares.values()),
     ]
@@ -159,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--show", default="brainscience")
     parser.add_argument("--episodes", type=int, default=15)
+    parser.add_argument("--every", type=int, default=1, help="Ask every n-th question.")
     parser.add_argument("--languages", default="en,de,es,ru,zh")
     arguments = parser.parse_args()
     print(environment("sentence-transformers", "torch", "scann"), end="\n\n")
@@ -173,7 +174,7 @@ def main() -> None:
             "by words",
             "by the encoder",
         ]
-        rows = [answers(language, folder) for language in arguments.languages.split(",")]
+        rows = [answers(language, folder, arguments.every) for language in arguments.languages.split(",")]
         print(table(header, rows), end="\n\n")
         episodes = list(podcast(arguments.show))[: arguments.episodes]
         index = built(

@@ -107,12 +107,14 @@ def import_(
         skip_invalid=skip_invalid,
         timeout_s=timeout,
     )
-    with connected(target, store, timeout_s=timeout, create=True) as client, counting_bar("importing") as bar:
-        found = open_peer(peer, source, options)
+    with (
+        connected(target, store, timeout_s=timeout, create=True) as client,
+        open_peer(peer, source, options) as found,
+        counting_bar("importing") as bar,
+    ):
         total = found.rows or 0
-        report = import_collection(
-            client, index, found, settings, None if bar is None else lambda read: bar(read, total)
-        )
+        progress = None if bar is None else lambda read: bar(read, total)
+        report = import_collection(client, index, found, settings, progress)
     print_json(asdict(report)) if as_json else _print(report)
     if report.left_out:
         raise typer.Exit(PARTIAL)

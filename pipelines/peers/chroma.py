@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ __all__ = ["open_chroma"]
 DISTANCES: dict[str, Distance] = {"cosine": "cosine", "ip": "dot", "l2": "squared_l2"}
 
 
-def open_chroma(source: str, options: PeerOptions) -> PeerCollection:
+def open_chroma(source: str, options: PeerOptions, _: ExitStack) -> PeerCollection:
     """Return a collection of a folder."""
     chromadb = loaded("chromadb", system="chroma")
     if not (Path(source) / "chroma.sqlite3").exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ SAMPLED = 1_000
 UNIT_TOLERANCE = 1e-3
 
 
-def open_faiss(source: str, options: PeerOptions) -> PeerCollection:
+def open_faiss(source: str, options: PeerOptions, _: ExitStack) -> PeerCollection:
     """Return an index of a file."""
     faiss = loaded("faiss", system="faiss")
     for name in filter(None, (source, options.ids)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ __all__ = ["open_lancedb"]
 DISTANCES: dict[str, Distance] = {"cosine": "cosine", "dot": "dot", "l2": "squared_l2"}
 
 
-def open_lancedb(source: str, options: PeerOptions) -> PeerCollection:
+def open_lancedb(source: str, options: PeerOptions, _: ExitStack) -> PeerCollection:
     """Return a table of a folder."""
     lancedb = loaded("lancedb", system="lancedb")
     if not Path(source).is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ _OPERATORS = """
 """
 
 
-def open_pgvector(source: str, options: PeerOptions) -> PeerCollection:
+def open_pgvector(source: str, options: PeerOptions, stack: ExitStack) -> PeerCollection:
     """Return a table of a database."""
     psycopg = loaded("psycopg", system="pgvector")
     try:
@@ -54,6 +55,7 @@ def open_pgvector(source: str, options: PeerOptions) -> PeerCollection:
         ) from error
     except psycopg.OperationalError as error:
         raise InputNotFoundError(f"the database cannot be reached: {error}") from error
+    stack.enter_context(closing(connection))
     connection.read_only = True
     # All is read in one transaction: rows that others write meanwhile are not seen.
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

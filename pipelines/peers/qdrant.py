@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ __all__ = ["open_qdrant"]
 DISTANCES: dict[str, Distance] = {"Cosine": "cosine", "Dot": "dot", "Euclid": "squared_l2"}
 
 
-def open_qdrant(source: str, options: PeerOptions) -> PeerCollection:
+def open_qdrant(source: str, options: PeerOptions, stack: ExitStack) -> PeerCollection:
     """Return a collection of a folder or a server."""
     client = _client(source)
+    stack.callback(client.close)
     names = [each.name for each in client.get_collections().collections]
     name = chosen(options.collection, names, what="collections", option="--collection")
     info = client.get_collection(name)
@@ -51,7 +53,7 @@ def open_qdrant(source: str, options: PeerOptions) -> PeerCollection:
     if sparse:
         notes.append(f"sparse vectors are left out: {', '.join(sorted(sparse))}")
     if found == "Cosine":
-        notes.append("Qdrant keeps vectors for cosine with length 1, and so they are imported")
+        notes.append("servers of Qdrant keep vectors for cosine with length 1, and so they are imported")
     return PeerCollection(
         name=name,
         dimensions=params.size,

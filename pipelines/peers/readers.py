@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Literal, TypeAlias, get_args
 
@@ -15,8 +17,9 @@ Peer: TypeAlias = Literal["qdrant", "chroma", "lancedb", "pgvector", "faiss"]
 PEERS: tuple[Peer, ...] = get_args(Peer)
 
 
-def open_peer(peer: str, source: str, options: PeerOptions) -> PeerCollection:
-    """Return a collection of another system.
+@contextmanager
+def open_peer(peer: str, source: str, options: PeerOptions) -> Iterator[PeerCollection]:
+    """Yield a collection of another system; its connection is closed afterwards.
 
     Args:
         peer: one of PEERS.
@@ -32,5 +35,5 @@ def open_peer(peer: str, source: str, options: PeerOptions) -> PeerCollection:
     if peer not in PEERS:
         raise PeerError(f"--from: must be one of {', '.join(PEERS)}, got {peer!r:.80}")
     module = import_module(f"scannery.pipelines.peers.{peer}")
-    found: PeerCollection = getattr(module, f"open_{peer}")(source, options)
-    return found
+    with ExitStack() as stack:
+        yield getattr(module, f"open_{peer}")(source, options, stack)

@@ -149,7 +149,7 @@ class _Hit:
 
     def read(self) -> None:
         """Find the sentences, and the words of the query."""
-        self.sentences: list[Sentence] = sentences_of(self.text) if self.text else []
+        self.sentences: list[Sentence] = sentences_of(self.text, self.words.language) if self.text else []
         if not self.sentences:
             return
         places = self.words.places(self.text)

@@ -51,6 +51,8 @@ class QueryWords:
 
     analyser: Analyser
     weights: Mapping[str, float]
+    language: str | None
+    """Of the query and its hits, where the spec names it or it was told by them."""
 
     def places(self, text: str) -> Places:
         """Return where a text has these terms."""
@@ -92,8 +94,9 @@ def words_of_query(
         sample = "\n".join([*samples, *(text for text, _ in texts)])
         language = language_of(sample[:MOST_CHARS])  # type: ignore[assignment]  # those that Snowball lacks are told below
     analyser = analyser_of(spec or _default_spec(language))
-    ignored = _function_terms(analyser, "english" if language == "porter" else language)
-    return QueryWords(analyser, _with_idf(_weighted(texts, analyser, ignored), snapshot))
+    known = "english" if language == "porter" else language
+    weights = _weighted(texts, analyser, _function_terms(analyser, known))
+    return QueryWords(analyser, _with_idf(weights, snapshot), None if known == UNKNOWN else known)
 
 
 def _weighted(
