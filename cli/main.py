@@ -65,6 +65,10 @@ class _Commands(LazyGroup):
             "Print the number of distinct values of an attribute, the least, the greatest, and quantiles.",
             brief=True,
         ),
+        "import": LazyCommand(
+            "scannery.cli.importing.command:import_",
+            "Import a collection of Qdrant, Chroma, LanceDB, pgvector or FAISS into an index.",
+        ),
         "evaluate": LazyCommand(
             f"{_COMMANDS}.evaluate:evaluate",
             "Measure nDCG, MRR, MAP, recall and success of an index against relevance judgements.",

@@ -40,6 +40,7 @@ from scannery.client.response.results import (
     RecallInfo,
     SegmentInfo,
     SegmentPlan,
+    Snippet,
     Written,
 )
 
@@ -83,6 +84,7 @@ __all__ = [
     "SearchOptions",
     "SegmentInfo",
     "SegmentPlan",
+    "Snippet",
     "Sparse",
     "TypeStats",
     "UnauthenticatedError",

@@ -23,6 +23,8 @@ __all__ = [
     "MAX_GET_IDS",
     "MAX_GROUP_QUERIES",
     "MAX_GROUP_WEIGHT",
+    "MAX_HIGHLIGHTED",
+    "MAX_HIGHLIGHTED_BATCH",
     "MAX_INDEXES",
     "MAX_K",
     "MAX_LEAVES",
@@ -53,6 +55,10 @@ MAX_OFFSET = 10_000
 MAX_QUERIES = 1_000
 MAX_BATCH_HITS = 100_000
 """Queries × (k + offset) of one SearchMany."""
+MAX_HIGHLIGHTED = 1_000
+"""k + offset of a search that highlights its hits."""
+MAX_HIGHLIGHTED_BATCH = 10_000
+"""Queries × (k + offset) of one SearchMany that highlights."""
 MAX_LEAVES = 1_000_000
 """A segment with fewer leaves searches all of them."""
 MAX_RESCORE = 100_000

@@ -27,6 +27,7 @@ PAGES = (
     "docs/searching.md",
     "docs/dynamic-attributes.md",
     "docs/scan.md",
+    "docs/highlighting.md",
     "docs/sdk.md",
     "docs/encoders.md",
     "docs/spec.md",
@@ -53,6 +54,7 @@ NOT_RUN = {
         "docs/import-export.md",
         "gs://bucket/export",
     ): "needs a bucket; tests/cli/test_export.py exports to folders",
+    ("docs/import-export.md", "./qdrant"): "needs other databases; tests/cli/test_import.py has them",
     ("docs/serving.md", "gs://bucket/store"): "needs a bucket; tests/serving/process serves with workers",
     (
         "docs/operations/serving.md",
@@ -95,6 +97,7 @@ SHOWN = {
     "docs/collections.md": ("A beehive in winter", "podcasts-v1", "target_recall: 0.98"),
     "docs/searching.md": ("Magma rises", "Cars without petrol"),
     "docs/scan.md": ("Magma rises", "Electric cars"),
+    "docs/highlighting.md": ("a *volcano* *erupts*",),
     "docs/build.md": ("missing_text", "removed"),
     "docs/encoders.md": ("intfloat/multilingual-e5-small", "german"),
     "docs/live-updates.md": ("Choirs", "ep-3"),

@@ -28,6 +28,13 @@ _FIELDS: dict[str, pa.DataType] = {
     "rerank_score": pa.float32(),
 }
 
+_SNIPPET: dict[str, pa.DataType] = {
+    "text": pa.string(),
+    "start": pa.int64(),
+    "end": pa.int64(),
+    "score": pa.float32(),
+}
+
 
 _OF_HITS = {"score", "dense_score", "lexical_score", "rerank_score"}
 
@@ -50,6 +57,11 @@ def _table(hits: Sequence[Datapoint], fields: dict[str, pa.DataType]) -> pa.Tabl
         columns["payload"] = pa.array(
             [None if hit.payload is None else json.dumps(hit.payload) for hit in hits], pa.string()
         )
+    snippets = [getattr(hit, "snippet", None) for hit in hits]
+    if any(snippets):
+        for name, kind in _SNIPPET.items():
+            values = [getattr(snippet, name) if snippet else None for snippet in snippets]
+            columns["snippet" if name == "text" else f"snippet_{name}"] = pa.array(values, kind)
     vector = next((hit.vector for hit in hits if hit.vector is not None), None)
     if vector is not None:
         # Arrow cannot read nulls among lists of a fixed size from Parquet.

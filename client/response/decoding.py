@@ -22,6 +22,7 @@ from scannery.client.response.results import (
     ScanPage,
     SegmentInfo,
     SegmentPlan,
+    Snippet,
 )
 from scannery.v1 import embedding_pb2, index_pb2, search_pb2, types_pb2
 
@@ -271,8 +272,10 @@ def _setter(descriptor: FieldDescriptor) -> Callable[[Any, Any], None]:
     """Return what puts the value of a field of the wire into a point."""
     if descriptor.name == "datapoint":
         return _fill
-    if descriptor.name in ("sparse_vector", "snippet"):
+    if descriptor.name == "sparse_vector":
         return _ignore
+    if descriptor.name == "snippet":
+        return _set_snippet
     if descriptor.name == "dynamic_json":
         return _add_dynamic
     name, convert = _CONVERTED.get(descriptor.name, (descriptor.name, None))
@@ -283,6 +286,21 @@ def _setter(descriptor: FieldDescriptor) -> Callable[[Any, Any], None]:
 
 def _ignore(point: Datapoint, value: object) -> None:
     pass
+
+
+def _set_snippet(hit: Hit, message: search_pb2.Snippet) -> None:
+    # Fields come by their numbers, so the datapoint is there already.
+    snippet = Snippet(
+        text=None if hit.text is None else hit.text[message.start : message.end],
+        start=message.start,
+        end=message.end,
+        score=message.score if message.HasField("score") else None,
+        words=tuple((word.start, word.end) for word in message.words),
+    )
+    _put_snippet(hit, snippet)
+
+
+_put_snippet: Callable[[Hit, Snippet], None] = getattr(Hit, "snippet").__set__  # noqa: B009  mypy takes it for the value
 
 
 def _add_dynamic(point: Datapoint, text: str) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "ScanPage",
     "SegmentInfo",
     "SegmentPlan",
+    "Snippet",
     "Written",
 ]
 
@@ -48,6 +49,39 @@ class _Undecoded:
 
     _decode: ClassVar[Callable[[Any, Any], None]]
     """Sets the fields from the message; decoding.py knows how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snippet:
+    """The sentence of a hit that answers the query best, and the words that match."""
+
+    text: str | None
+    """The sentence: `hit.text[start:end]`; None if the answer does not carry the text."""
+    start: int
+    """Its first character in the hit's text."""
+    end: int
+    """One past its last character."""
+    score: float | None = None
+    """Cosine of the sentence and the query, if the encoder chose it; None: chosen by words."""
+    words: tuple[tuple[int, int], ...] = ()
+    """Words of the hit's text that match words of the query, in order: first character in the text, one past the last.
+    Not only those in the sentence."""
+
+    def html(self, tag: str = "mark") -> str:
+        """Return the sentence as HTML, with the words in elements of this name; everything else is escaped."""
+        from scannery.client.response.notebook import marked_html
+
+        if self.text is None:
+            return ""
+        return marked_html(self.text, self.words_within(self.start, self.end), tag)
+
+    def words_within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the words in `hit.text[start:end]`, counted from its first character."""
+        return [
+            (max(first, start) - start, min(last, end) - start)
+            for first, last in self.words
+            if first < end and last > start
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +155,8 @@ class Hit(Datapoint):
     """The cross-encoder's score, if it looked at this hit; hits with one come first, by it."""
     group: AttributeValue | None = None
     """What `max_per_group` grouped by."""
+    snippet: Snippet | None = None
+    """With `highlight`: the best sentence, and the words that match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
