@@ -132,7 +132,7 @@ def updated_where(machine: Machine, rng: random.Random, op: Op) -> None:
     rows, done = machine.moved(actor, write)
     revision = machine.world.position + 1
     changed = tuple(row.changed({"attributes": change}, revision) for row in _matching(rows, where))
-    check(done.updated == len(changed), f"{actor.name} changed {done.updated} of {len(changed)}, {where!r}")
+    check(done.written == len(changed), f"{actor.name} changed {done.written} of {len(changed)}, {where!r}")
     if changed:
         acknowledge(machine, actor, done, Entry(changed))
 
