@@ -102,7 +102,7 @@ class _Commands(LazyGroup):
         "keys": LazyCommand(f"{_COMMANDS}.keys:keys_app", "Make, list and revoke the API keys of a server."),
         "spec": LazyCommand(f"{_COMMANDS}.spec:spec_app", "Draft and check specs."),
         "index": LazyCommand(
-            f"{_COMMANDS}.index_group:index_app", "Show, check, roll back and clean up indexes."
+            f"{_COMMANDS}.indexes.group:index_app", "Show, check, roll back and clean up indexes."
         ),
     }
 

@@ -13,7 +13,7 @@ import typer
 
 from scannery.cli.client_options import StoreOption as OptionalStore
 from scannery.cli.client_options import TargetOption, TimeoutOption, connected
-from scannery.cli.commands.index import JsonOption, NameArgument, StoreOption, index_app
+from scannery.cli.commands.indexes.versions import JsonOption, NameArgument, StoreOption, index_app
 from scannery.cli.output import print_json, size_text
 from scannery.cli.progress import counting_bar
 from scannery.indexer import AlreadyExistsError, Store, list_versions, read_aliases, read_manifest

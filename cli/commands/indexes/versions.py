@@ -12,7 +12,7 @@ from rich.table import Table
 
 from scannery.cli.client_options import TargetOption, connected
 from scannery.cli.commands.build import quiet_beam
-from scannery.cli.commands.index_show import documents_of, print_version, time_text
+from scannery.cli.commands.indexes.show import documents_of, print_version, time_text
 from scannery.cli.errors import NO
 from scannery.cli.output import console, print_json, size_text
 from scannery.cli.plots import plot_curves
