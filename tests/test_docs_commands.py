@@ -65,10 +65,10 @@ NOT_RUN = {
 
 SLOW = {
     "docs/operations/serving.md": "it measures for a minute; tests/cli/test_bench.py does for a second",
-    "docs/operations/versions.md": "tests/cli/test_index.py runs the commands",
+    "docs/operations/versions.md": "tests/cli/indexes/test_index.py runs the commands",
     "docs/http.md": "tests/serving/transport/http asks the same by curl and three clients",
     "docs/import-export.md": "tests/cli/test_export.py runs the commands",
-    "docs/live-updates.md": "tests/cli/test_live.py runs the commands",
+    "docs/live-updates.md": "tests/cli/indexes/test_live.py runs the commands",
     "docs/security.md": "tests/serving/security does the same with keys and certificates",
     "docs/serving.md": "tests/serving/process starts and stops servers",
 }
