@@ -111,10 +111,12 @@ class FilterCache:
 
     def _field(self, segment: Segment, name: str) -> Field:
         def postings() -> AttributePostings:
-            key = (segment.entry.sha256, name)
+            column = segment.column(name)
+            # With the type: after a rollback, an attribute that a segment lacks may be added again with another one.
+            key = (segment.entry.sha256, f"{name} {column.type}")
             known = self._postings.find(key)
             if known is None:
-                known = AttributePostings(segment.column(name))
+                known = AttributePostings(column)
                 self._postings.keep(key, known, known.size_bytes)
             return known
 

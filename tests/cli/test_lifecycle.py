@@ -125,19 +125,21 @@ def test_an_empty_index_is_a_version_like_any_other(
     where = ("--store", str(store))
     with scannery.connect(store, create=True) as client:
         client.create_index("notes", dimensions=4).alter(attributes={"year": "int"})
+        client.alias("live", "notes")
     for command in (
         ("list",),
-        ("show", "notes"),
-        ("versions", "notes"),
-        ("verify", "notes"),
-        ("gc", "notes", "--min-age-hours", "0"),
-        ("compact", "notes"),
-        ("seal", "notes"),
-        ("merge", "notes"),
-        ("log", "notes"),
-        ("export", "notes", "--output", str(tmp_path / "out.jsonl")),
-        ("rollback", "notes", "--to", "1"),
-        ("snapshot", "notes", "--to", str(copy)),
+        ("show", "live"),
+        ("versions", "live"),
+        ("verify", "live"),
+        ("gc", "live", "--min-age-hours", "0"),
+        ("compact", "live"),
+        ("seal", "live"),
+        ("merge", "live"),
+        ("log", "live"),
+        ("export", "live", "--output", str(tmp_path / "out.jsonl")),
+        ("rollback", "live", "--to", "1"),
+        ("snapshot", "live", "--to", str(copy)),
+        ("alias", "live", "--delete"),
         ("drop", "notes", "--yes"),
         ("restore", "notes", "--from", str(copy)),
     ):

@@ -174,7 +174,7 @@ class Checker:
         """Return what `get` must answer, which does not say what it is of."""
         if actor.many:
             # Any worker may answer: it must have everything.
-            actor.client._sequences[actor.index_name] = self.world.position
+            actor.client._sequences.wrote(actor.index_name, self.world.position)
             return self.world.now
         # A look that finds the log cut answers once more of what there was, and the next one moves.
         before, info = None, actor.index.stats()

@@ -113,7 +113,7 @@ def test_no_index_gets_the_name_of_an_alias(client: scannery.Client, tmp_path: P
     client.alias("live", "blue")
     for if_exists in ("error", "keep"):
         with pytest.raises(scannery.AlreadyExistsError, match="is an alias") as caught:
-            client.create_index("live", dimensions=4, if_exists=if_exists)  # type: ignore[arg-type]
+            client.create_index("live", dimensions=4, if_exists=if_exists)
         assert caught.value.field == "index"
     file = tmp_path / "data.jsonl"
     file.write_text('{"id": 1, "v": [1, 2, 3, 4]}\n')
