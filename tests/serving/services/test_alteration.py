@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import threading
 import time
@@ -116,9 +117,10 @@ def test_a_rollback_to_before_and_another_type_of_the_same_name(store: Store) ->
         seal(store, "notes")
     with scannery.connect(store.uri) as client:
         index = client.index("notes")
-        index.alter(attributes={"year": "int"})
-        index.upsert(points(3, 5, year=2020))
-        assert ids(index.search(VECTORS[0], 10, where={"year": {"$gt": 2000}})) == {"p3", "p4"}
+        index.alter(attributes={"year": "timestamp"})
+        day = dt.datetime(2020, 1, 1, tzinfo=dt.timezone.utc)
+        index.upsert(points(3, 5, year=day))
+        assert ids(index.search(VECTORS[0], 10, where={"year": {"$gte": day}})) == {"p3", "p4"}
         rollback(store, "notes", 2)
         moved(index, 4)
         assert index.stats().attributes == {}
