@@ -35,7 +35,8 @@ def build_spec(spec: str | Mapping[str, Any], *, dimensions: int = 0, **parts: A
         )
     if isinstance(made.get("encoder"), str):
         made["encoder"] = {"model": made["encoder"]}
-    without = made.get("vectors") == "optional" and not dimensions
+    # Only where the caller says so: dimensions may have been forgotten.
+    without = not dimensions and (given if isinstance(spec, str) else made).get("vectors") == "optional"
     made.setdefault("source", _TEXTS if made.get("encoder") or without else _VECTORS)
     try:
         return json.dumps(made, allow_nan=False)
