@@ -35,8 +35,7 @@ def build_spec(spec: str | Mapping[str, Any], *, dimensions: int = 0, **parts: A
         )
     if isinstance(made.get("encoder"), str):
         made["encoder"] = {"model": made["encoder"]}
-    # Only where the caller says so: dimensions may have been forgotten.
-    without = not dimensions and (given if isinstance(spec, str) else made).get("vectors") == "optional"
+    without = made.get("vectors") == "optional" and not dimensions
     made.setdefault("source", _TEXTS if made.get("encoder") or without else _VECTORS)
     try:
         return json.dumps(made, allow_nan=False)
