@@ -35,8 +35,9 @@ __all__ = [
 
 Distance: TypeAlias = Literal["cosine", "dot", "squared_l2"]
 
-AttributeValue: TypeAlias = str | list[str] | int | float | bool | dt.datetime
-"""Timestamps are datetimes with the time zone UTC."""
+AttributeValue: TypeAlias = str | list[Any] | int | float | bool | dt.datetime | dict[str, Any] | None
+"""Timestamps are datetimes with the time zone UTC. Only dynamic attributes have lists of other values than strings,
+mappings, and None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
