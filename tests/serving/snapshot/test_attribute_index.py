@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import defaultdict
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from scannery.indexer import MemorySegment, parse_spec
 from scannery.indexer.datapoints.dynamic import dynamic_json
 from scannery.indexer.datapoints.dynamic_values import dynamic_values
 from scannery.serving.request.filter import Truth
 from scannery.serving.snapshot.attribute_index import AttributePostings, Field
 from scannery.serving.snapshot.dynamic_index import DynamicField
+from scannery.serving.snapshot.filter_cache import FilterCache
 from tests.served import LIBRARY, library_table
 
 TABLE = library_table()
@@ -90,6 +93,29 @@ def test_few_rows_are_those_of_the_mask(wanted: list[Any]) -> None:
     assert few.dtype == np.int64
     assert few.tolist() == rows.tolist()
     assert field.few_among(wanted, len(rows) - 1) is None
+
+
+def test_segments_of_before_an_attribute_was_declared_have_it_as_a_dynamic_one_or_not() -> None:
+    moment = dt.datetime(2024, 5, 1, tzinfo=dt.timezone.utc)
+    objects = pa.array([dynamic_json({"a": 3}), None, dynamic_json({"a": moment})], pa.string())
+    tables = {
+        "with": pa.table({"id": ["x", "y", "z"], "_dynamic": objects}),
+        "without": pa.table({"id": ["x"]}),
+    }
+    spec = parse_spec({"index": "t", "source": {"vector": "vector"}})
+    found = {}
+    for name, table in tables.items():
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(table.num_rows, np.float32)), 1)
+        whole = table.append_column("document_id", table.column("id")).append_column("embedding", vectors)
+        field = FilterCache().field(MemorySegment.of(whole, spec), "a")
+        masks = (
+            field.compare("eq", 3),
+            field.compare("gte", moment),
+            field.compare("lt", 2.5),
+            field.exists(),
+        )
+        found[name] = [np.flatnonzero(mask).tolist() for mask in masks]
+    assert found == {"with": [[0], [2], [], [0, 2]], "without": [[], [], [], []]}
 
 
 def dynamic(*rows: dict[str, Any] | None) -> DynamicField:
