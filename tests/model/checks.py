@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,7 +16,7 @@ from scannery.client.request.queries import Mode
 from scannery.client.response.results import Datapoint, Hits
 from tests.model.actors import Actor
 from tests.model.errors import check
-from tests.model.oracle import UNFILTERED, Oracle, Ranked, Scale
+from tests.model.oracle import UNFILTERED, Oracle, Ranked, Scale, matches
 from tests.model.rows import DIMENSIONS, DOCUMENTS, EPOCH, WORDS, Row
 from tests.model.world import Rows, World
 
@@ -60,6 +61,10 @@ _VALUES: dict[str, Any] = {
     "live": lambda rng: rng.random() < 0.5,
     "published": lambda rng: EPOCH.replace(hour=rng.randrange(20)),
 }
+
+
+def _elements(value: Any) -> list[Any]:
+    return [] if value is None else sorted(set(value)) if isinstance(value, list) else [value]
 
 
 @dataclass
@@ -165,6 +170,20 @@ class Checker:
         # They do not wait: another worker may not have seen the last write yet.
         rows = self.expected(actor, info.version, info.sequence, 0, own_writes=not actor.many)
         check(info.rows == len(rows), f"{actor.name} counts {info.rows} rows of {len(rows)}")
+
+    def facets(self, actor: Actor, rng: random.Random) -> None:
+        """Compare the values of an attribute, and how many rows have each."""
+        name = rng.choice(sorted(_VALUES.keys() - {"id"}))
+        where = random_filter(rng) if rng.random() < 0.5 else {}
+        found = actor.index.facets(name, where, limit=rng.choice([1, 5, 100]))
+        state = self.expected(actor, found.version, found.sequence, 0)
+        rows = [row for row in state.values() if matches(row, where)]
+        values = [row.document_id if name == "document_id" else row.attributes.get(name) for row in rows]
+        counts = Counter(item for value in values for item in _elements(value))
+        wanted = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[: len(found) or 1]
+        check(list(found) == wanted, f"facets of {name} are {found}, not {wanted}; {where}")
+        told = found.distinct, found.missing
+        check(told == (len(counts), values.count(None)), f"{name} has {told} distinct and missing; {where}")
 
     def everything(self, actor: Actor) -> None:
         """Compare all datapoints, and that there are no others."""

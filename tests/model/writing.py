@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import scannery
 from scannery.client.response.results import Deleted, Written
 from tests.model.actors import Actor
+from tests.model.checks import random_filter
 from tests.model.errors import check
 from tests.model.operations import Op, operation
+from tests.model.oracle import matches
 from tests.model.rows import DOCUMENTS, random_row, random_values
 from tests.model.world import Entry, Rows
 
@@ -102,6 +104,49 @@ def delete(machine: Machine, rng: random.Random, op: Op) -> None:
     acknowledge(machine, actor, done, entry)
 
 
+@operation(3, inner=1)
+def delete_where(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Delete what a filter allows: one batch."""
+    actor = machine.some_actor(rng)
+    where = {"$and": [random_filter(rng), random_filter(rng)]}  # not too many
+
+    def write() -> tuple[Rows, Deleted]:
+        return state_of(machine, actor), actor.index.delete(where=where)
+
+    rows, done = machine.moved(actor, write)
+    gone = tuple(name for name, row in rows.items() if matches(row, where))
+    check(done.deleted == len(gone), f"{actor.name} deleted {done.deleted} instead of {len(gone)}: {where}")
+    _acknowledge_batch(machine, actor, done, Entry((), gone) if gone else None)
+
+
+@operation(4, inner=1)
+def update_where(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Change attributes of what a filter allows: one batch."""
+    actor = machine.some_actor(rng)
+    where, values = random_filter(rng), random_values(rng)
+    change = {name: values[name] for name in rng.sample(sorted(values), rng.randrange(1, 3))}
+
+    def write() -> tuple[Rows, Written]:
+        return state_of(machine, actor), actor.index.update(where=where, attributes=change)
+
+    rows, done = machine.moved(actor, write)
+    revision = machine.world.position + 1
+    changed = tuple(
+        row.changed({"attributes": change}, revision) for row in rows.values() if matches(row, where)
+    )
+    check(done.written == len(changed), f"{actor.name} changed {done.written}, not {len(changed)}: {where}")
+    _acknowledge_batch(machine, actor, done, Entry(changed) if changed else None)
+
+
+def _acknowledge_batch(machine: Machine, actor: Actor, done: Written | Deleted, entry: Entry | None) -> None:
+    """Take note of a batch; one without rows is not written."""
+    if entry is not None:
+        acknowledge(machine, actor, done, entry)
+        return
+    position = machine.world.position
+    check(done.sequence == position, f"{actor.name} wrote nothing as {done.sequence}, after {position}")
+
+
 @operation(6, inner=2)
 def conditional(machine: Machine, rng: random.Random, op: Op) -> None:
     """Write if a condition holds, with another datapoint beside it that must share its lot."""
@@ -182,6 +227,12 @@ def get(machine: Machine, rng: random.Random, op: Op) -> None:
 def stats(machine: Machine, rng: random.Random, op: Op) -> None:
     """Count."""
     machine.checker.stats(machine.some_actor(rng))
+
+
+@operation(4, inner=1)
+def facets(machine: Machine, rng: random.Random, op: Op) -> None:
+    """Count datapoints and values."""
+    machine.checker.facets(machine.some_actor(rng), rng)
 
 
 @operation(0.4)

@@ -211,13 +211,11 @@ def test_dynamic_attributes_are_counted_by_exact_type(tmp_path: Path) -> None:
     path = make_store(tmp_path, [], spec=parse_spec(spec))
     with scannery.connect(path) as client:
         index = client.index("live")
-        index.upsert(
-            [
-                {"id": f"id{i}", "vector": [1.0] * 8, "attributes": {"any": value, "show": "a"}}
-                for i, value in enumerate(VALUES)
-            ]
-            + [{"id": "without", "vector": [1.0] * 8}]
-        )
+        points: list[Any] = [
+            {"id": f"id{i}", "vector": [1.0] * 8, "attributes": {"any": value, "show": "a"}}
+            for i, value in enumerate(VALUES)
+        ]
+        index.upsert([*points, {"id": "without", "vector": [1.0] * 8}])
         for _ in range(2):
             facets = index.facets("any")
             expected = [(1, 2), ("x", 2), (True, 1), (1.0, 1), (2.5, 1), (3, 1), ("1", 1)]
